@@ -1,0 +1,45 @@
+# `make run` starts a gateway with a demo; `make test` checks everything. Both set up what they need first.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup run test bench lint clean
+
+# Tests run in this many processes.
+JOBS ?= 2
+PYTHON := .venv/bin/python
+
+help:
+	@echo "make setup   a virtual environment in .venv with everything that Ringfence needs"
+	@echo "make run     start a gateway with demo contracts"
+	@echo "make test    lint, types, layers, and all tests (installs test tools into .tools)"
+	@echo "make bench   measure what the gateway costs"
+	@echo "make lint    lint, types and layers only"
+	@echo "make clean   remove what these made"
+
+setup:
+	@scripts/setup
+
+run: setup
+	@exec .venv/bin/ringfence serve --demo
+
+# The coverage table stands before pytest's last line, so that a log ends with what counts.
+test:
+	@scripts/setup --tests
+	@$(MAKE) --no-print-directory lint
+	@mkdir -p .tools && rm -f .coverage .coverage.*
+	@$(PYTHON) -m coverage run -m pytest -n $(JOBS) | tee .tools/pytest.log
+	@$(PYTHON) -m coverage combine --quiet && $(PYTHON) -m coverage report
+	@tail -n 1 .tools/pytest.log
+
+bench: setup
+	@.venv/bin/ringfence bench
+
+lint: setup
+	$(PYTHON) -m ruff check
+	$(PYTHON) -m ruff format --check
+	$(PYTHON) -m mypy
+	.venv/bin/lint-imports
+
+clean:
+	rm -rf .venv .tools build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache \
+		.pytest_cache .ruff_cache

@@ -1,0 +1,310 @@
+"""The composition root: the only place that names implementations and puts them together."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+import anyio.abc
+from mcp.server.subscriptions import (
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+)
+
+from ringfence import __version__, canonical, config, identity
+from ringfence.approval import ALWAYS, Approvals, Requirement
+from ringfence.audit.keys import load_or_create
+from ringfence.budget import Budget
+from ringfence.config import Config
+from ringfence.contract import Catalog, Schemas
+from ringfence.dispatch import Dispatcher, Surroundings
+from ringfence.errors import ConfigError, Refused, RingfenceError, StoreError
+from ringfence.front.http import HttpFront
+from ringfence.front.mcp import McpFront
+from ringfence.front.stdio import StdioFront
+from ringfence.guard import Guard
+from ringfence.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec
+from ringfence.pipeline import Pipeline, Rulebook, implicit_contract
+from ringfence.policy import Policy
+from ringfence.ports import Channel, UpstreamRequest
+from ringfence.store import Store, Transaction
+from ringfence.upstream.pool import Pool
+
+log = logging.getLogger("ringfence")
+
+_WATCH_SECONDS = 1.0
+
+
+class App:
+    """One gateway: a configuration in force, its state, its servers, and the one way through them."""
+
+    def __init__(self, settings: Config, store: Store, group: anyio.abc.TaskGroup) -> None:
+        self.config = settings
+        self.store = store
+        self.agent: Principal = identity.local_agent(settings.people, identity.os_user())
+        self._schemas = Schemas()
+        self._live: dict[str, dict[tuple[str, str], Definition]] = {}
+        self.pool = Pool(settings.servers, config.process_environment(), self._consent, self._on_event)
+        self.pool.starting = self._starting
+        self.dispatcher = Dispatcher(self.pool, Surroundings(settings.servers, settings.networks))
+        guard = Guard(self._schemas.result_problem)
+        self.pipeline = Pipeline(store, self._rulebook(settings), self.dispatcher, guard, Budget())
+        self.front = McpFront(self.pipeline, self.pool, group, __version__)
+        self.http: HttpFront | None = None
+        self.stdio: StdioFront | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: Config) -> AsyncIterator[App]:
+        """A running gateway without a front; its servers are started and their definitions compared with the pins."""
+        keys = load_or_create(config.key_folder())
+        store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, keys)
+        try:
+            async with anyio.create_task_group() as group:
+                app = cls(settings, store, group)
+                async with app.pool.running():
+                    await app.connect()
+                    try:
+                        yield app
+                    finally:
+                        app.front.close()
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                try:
+                    await store.aclose()
+                except StoreError as exc:
+                    log.error("the state could not be closed: %s", exc)
+
+    async def handle(self, call: Call, channel: Channel) -> Outcome:
+        return await self.pipeline.handle(call, channel)
+
+    # ── servers and their definitions ─────────────────────────────────────────────────────────────
+
+    async def connect(self) -> None:
+        """Start every server once and see what it offers; one that fails is reported and tried again on demand."""
+        async with anyio.create_task_group() as group:
+            for name in self.config.servers:
+                group.start_soon(self._look_at, name)
+        self.pipeline.rules = self._rulebook(self.config)
+
+    async def _look_at(self, server: str) -> None:
+        try:
+            await self.learn(server, await self.pool.definitions(server, self.agent))
+        except RingfenceError as exc:
+            log.warning("server %s is not available: %s", server, exc)
+
+    async def learn(self, server: str, definitions: list[Definition]) -> None:
+        """Compare what a server shows with what was accepted; pin what may be pinned on first use."""
+        spec = self.config.servers[server]
+        pinned = {(d.kind, d.name): d for d in self.store.reader().pins(server)}
+        known = self._live.get(server, {})
+        self._live[server] = {(d.kind, d.name): d for d in definitions}
+        for definition in definitions:
+            old = pinned.get((definition.kind, definition.name))
+            if old is None and spec.pins == "first_use":
+                await self.accept(definition, "first_use")
+            elif old is not None and old.digest != definition.digest:
+                before = known.get((definition.kind, definition.name))
+                if before is None or before.digest != definition.digest:
+                    await self._changed(old, definition)
+
+    async def accept(self, definition: Definition, by: str) -> None:
+        body = {"server": definition.server, "of": definition.kind, "name": definition.name}
+        body |= {"digest": definition.digest, "by": by}
+
+        def work(tx: Transaction) -> None:
+            tx.put_pin(definition, by, time.time())
+            tx.append("pin_accepted", None, body)
+
+        await self.store.write(work, durable=True)
+
+    async def _changed(self, old: Definition, new: Definition) -> None:
+        log.warning(
+            "server %s changed its definition of %s; it is hidden until accepted: ringfence check --accept",
+            new.server,
+            new.name,
+        )
+        body: Json = {"server": new.server, "of": new.kind, "name": new.name}
+        body |= {"pinned": old.digest, "seen": new.digest}
+        body["fields"] = sorted(k for k in {*old.body, *new.body} if old.body.get(k) != new.body.get(k))
+        await self.store.write(lambda tx: tx.append("pin_changed", None, body), durable=True)
+
+    async def _starting(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
+        if spec.url is None:
+            log.warning(
+                "server %s runs on this host without a box (isolation: none): %s", spec.name, " ".join(spec.command)
+            )
+        await self.pipeline.server_start(spec, principal, start)
+
+    # ── the configuration in force ────────────────────────────────────────────────────────────────
+
+    def _rulebook(self, settings: Config) -> Rulebook:
+        pins = self.store.reader().pins()
+        live = {(s, d.name): d.digest for s, found in self._live.items() for (k, _), d in found.items() if k == "tool"}
+        tools = {(d.server, d.name): d for d in pins if d.kind == "tool" and d.server in settings.servers}
+        prompts = {
+            (d.server, d.name): d
+            for d in pins
+            if d.kind == "prompt"
+            and d.server in settings.servers
+            and self._live.get(d.server, {}).get(("prompt", d.name), d).digest == d.digest
+        }
+        return Rulebook(
+            environment=settings.environment,
+            catalog=Catalog(settings.contracts, tools, live=live, schemas=self._schemas),
+            policy=Policy(
+                settings.policy.rules,
+                preset=settings.policy.preset,
+                default=settings.policy.default,
+                environment=settings.environment,
+            ),
+            approvals=Approvals(
+                self.store,
+                settings.approvals,
+                wait_seconds=settings.gateway.approval_wait_seconds,
+                single_user=not settings.people,
+            ),
+            servers=settings.servers,
+            prompts=prompts,
+            implicit={name: implicit_contract(spec) for name, spec in settings.servers.items()},
+        )
+
+    async def refresh(self) -> None:
+        """Rebuild what is offered and tell clients if it is different."""
+        before = self.front.shelf.digest()
+        self.pipeline.rules = self._rulebook(self.config)
+        if self.front.shelf.digest() != before:
+            await self._tell(None, "notifications/tools/list_changed", {})
+            await self._tell(None, "notifications/prompts/list_changed", {})
+
+    async def apply(self, settings: Config, cause: str) -> None:
+        """Put a new configuration in force, on record."""
+        body = {"cause": cause, "digest": settings.digest, "before": self.config.digest}
+        await self.store.write(lambda tx: tx.append("reload", None, body), durable=True)
+        self.config = settings
+        self.pool.replace_servers(settings.servers)
+        self._live = {s: d for s, d in self._live.items() if s in settings.servers}
+        self.dispatcher.surroundings = Surroundings(settings.servers, settings.networks)
+        before = self.front.shelf.digest()
+        await self.connect()
+        if self.front.shelf.digest() != before:
+            await self._tell(None, "notifications/tools/list_changed", {})
+        log.info("configuration reloaded (%s)", cause)
+
+    async def reload(self, *, asked: bool) -> None:
+        """Read the file again. A broken one changes nothing; one that loosens anything waits to be asked for."""
+        try:
+            fresh = config.load(self.config.path)
+        except ConfigError as exc:
+            log.error("the new configuration is broken; the old one stays in force:\n%s", exc)
+            problems = [str(p) for p in exc.problems]
+            await self.store.write(lambda tx: tx.append("reload_refused", None, {"problems": problems}), durable=True)
+            return
+        if fresh.digest == self.config.digest:
+            return
+        loosened = [] if asked else config.loosens(self.config, fresh)
+        if loosened:
+            log.warning("the new configuration loosens something; send SIGHUP to apply it:\n%s", "\n".join(loosened))
+            body = {"loosens": loosened, "digest": fresh.digest}
+            await self.store.write(lambda tx: tx.append("reload_waiting", None, body), durable=True)
+            return
+        await self.apply(fresh, "SIGHUP" if asked else "file changed")
+
+    async def watch(self) -> None:
+        """Reload when a file of the configuration changes."""
+        seen = _stamps(self.config.files)
+        while True:
+            await anyio.sleep(_WATCH_SECONDS)
+            now = _stamps(self.config.files)
+            if now != seen:
+                seen = now
+                await self.reload(asked=False)
+                seen = _stamps(self.config.files)
+
+    async def draft(self, contract: Callable[[str, Json], Contract]) -> None:
+        """For a gateway without a file: a contract for every tool that a server shows; the first of a name wins."""
+        contracts: dict[str, Contract] = {}
+        for server, found in self._live.items():
+            for (kind, name), definition in found.items():
+                if kind == "tool":
+                    contracts.setdefault(name, contract(server, definition.body))
+        self.config = replace(self.config, contracts=contracts)
+        self.pipeline.rules = self._rulebook(self.config)
+
+    # ── what servers say unasked ──────────────────────────────────────────────────────────────────
+
+    async def _on_event(self, server: str, principal: Principal, method: str, params: Json) -> None:
+        if method in ("notifications/tools/list_changed", "notifications/prompts/list_changed"):
+            await self.learn(server, await self.pool.definitions(server, principal))
+            await self.refresh()
+        elif method in (
+            "notifications/resources/list_changed",
+            "notifications/resources/updated",
+            "notifications/message",
+        ):
+            await self._tell(principal, method, params)
+
+    async def _tell(self, principal: Principal | None, method: str, params: Json) -> None:
+        if self.http is not None:
+            await self.http.sessions.tell(principal, method, params)
+        if self.stdio is not None:
+            await self.stdio.tell(method, params)
+        events: dict[str, ServerEvent] = {
+            "notifications/tools/list_changed": ToolsListChanged(),
+            "notifications/prompts/list_changed": PromptsListChanged(),
+            "notifications/resources/list_changed": ResourcesListChanged(),
+        }
+        if method in events:
+            await self.front.publish(principal, events[method])
+        elif method == "notifications/resources/updated" and isinstance(params.get("uri"), str):
+            await self.front.publish(principal, ResourceUpdated(uri=params["uri"]))
+
+    async def _consent(self, request: UpstreamRequest, method: str, params: Json) -> bool:
+        """A person's leave for a server to use the client's model."""
+        approvals = self.pipeline.rules.approvals
+        requirement = Requirement(("always",), (), ALWAYS.expires_seconds, not self.config.people, 1)
+        call = Call(canonical.new_id("call"), request.principal, f"{request.server}:{method}", params)
+        digest = canonical.digest([request.principal.key, call.tool, params])
+        summary = {"tool": call.tool, "server": request.server, "arguments": params, "agent": request.principal.agent}
+        try:
+            await approvals.obtain(call, digest, requirement, summary, request.channel)
+        except Refused:
+            return False
+        used = await self.store.write(lambda tx: tx.consume_approval(digest, call.id, time.time()), durable=True)
+        return used is not None
+
+
+def _stamps(files: tuple[Path, ...]) -> list[tuple[int, int] | None]:
+    out: list[tuple[int, int] | None] = []
+    for file in files:
+        try:
+            status = file.stat()
+            out.append((status.st_mtime_ns, status.st_size))
+        except OSError:
+            out.append(None)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """The channel of a call whose caller cannot be asked."""
+
+    capabilities: Json
+
+    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        return {}
+
+    async def notify(self, method: str, params: Json) -> None:
+        return None
+
+
+NOBODY = Silent({})

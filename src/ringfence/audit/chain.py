@@ -1,0 +1,315 @@
+"""The hash chain and its signed checkpoints. Pure: no files, no clock, no database.
+
+A record's *text* is the canonical JSON of its body and its place; its *hash* is the SHA-256 of that text; the next
+record of the chain carries that hash as `prev`. So no record can be edited, taken out or moved without breaking the
+link after it, and the signed checkpoint of the head holds the last one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from ringfence import canonical
+from ringfence.model import Json
+
+GENESIS = "0" * 64
+"""`prev` of a chain's first record."""
+MAX_RECORD_BYTES = 8 * 1024 * 1024
+"""A longer text is refused when it is written, so that a reader may refuse it too."""
+MAX_FAULTS = 1000
+"""A report lists no more: after that many, the log is not to be read one fault at a time."""
+
+CLOSED = "chain_closed"
+"""The kind of a chain's last record; nothing may follow it."""
+_CHAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_RESERVED = frozenset({"v", "chain", "seq", "prev", "at", "kind", "call_id"})
+_SIGNED = b"ringfence/1\0"
+
+
+def is_chain_name(name: object) -> bool:
+    """Whether `name` can be a chain's; only such a name is ever used as a file's."""
+    return isinstance(name, str) and _CHAIN.fullmatch(name) is not None
+
+
+# ── Records ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a chain ends."""
+
+    chain: str
+    seq: int = 0
+    hash: str = GENESIS
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One link of a chain, with its place spelled out beside the text."""
+
+    chain: str
+    seq: int
+    at: float
+    kind: str
+    call_id: str | None
+    text: str
+    hash: str
+
+    @property
+    def body(self) -> Json:
+        """The whole record as an object: the place (`chain seq prev at kind call_id v`) and what was recorded."""
+        value = canonical.loads(self.text)
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def head(self) -> Head:
+        return Head(self.chain, self.seq, self.hash)
+
+
+def seal(head: Head, at: float, kind: str, call_id: str | None, body: Json) -> Record:
+    """The record that follows `head`. Raises ValueError for a body that could not be read back."""
+    if not _RESERVED.isdisjoint(body):
+        raise ValueError(f"a record body may not set {', '.join(sorted(_RESERVED & body.keys()))}")
+    seq = head.seq + 1
+    place = {"v": 1, "chain": head.chain, "seq": seq, "prev": head.hash, "at": at, "kind": kind, "call_id": call_id}
+    try:
+        text = canonical.dumps({**place, **body})
+    except (TypeError, RecursionError) as exc:
+        raise ValueError(f"a record body must be JSON: {exc}") from None
+    if len(text) > MAX_RECORD_BYTES:
+        raise ValueError(f"a record of {len(text)} bytes is over the limit of {MAX_RECORD_BYTES}")
+    if text.count(b"[") + text.count(b"{") > canonical.MAX_DEPTH:
+        canonical.loads(text)  # only so many brackets can be nested too deeply for whoever verifies
+    return Record(head.chain, seq, at, kind, call_id, text.decode(), hashlib.sha256(text).hexdigest())
+
+
+# ── Reports ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is not as it was written."""
+
+    text: str
+    chain: str | None = None
+    seq: int | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.chain is None else f"chain {self.chain}"
+        if self.seq is not None:
+            place += f"{', ' if place else ''}record {self.seq}"
+        return f"{place}: {self.text}" if place else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a verification found. `notes` are worth knowing and no sign of tampering."""
+
+    faults: tuple[Fault, ...] = ()
+    notes: tuple[str, ...] = ()
+    records: int = 0
+    heads: tuple[Head, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+    def __str__(self) -> str:
+        chains = f"{len(self.heads)} chain{'' if len(self.heads) == 1 else 's'}"
+        counted = f"{self.records} record{'' if self.records == 1 else 's'} in {chains}"
+        lines = [f"{counted}: {'verified' if self.ok else f'{len(self.faults)} faults'}."]
+        lines += [str(fault) for fault in self.faults]
+        return "\n".join([*lines, *self.notes])
+
+
+@dataclass(slots=True)
+class Findings:
+    """Faults as they are collected, no more than MAX_FAULTS of them."""
+
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, text: str, chain: str | None = None, seq: int | None = None) -> None:
+        if len(self.faults) < MAX_FAULTS:
+            self.faults.append(Fault(text, chain, seq))
+        elif len(self.faults) == MAX_FAULTS:
+            self.faults.append(Fault(f"more than {MAX_FAULTS} faults; the rest are not listed"))
+
+
+class ChainVerifier:
+    """Follows one chain record by record. With `partial`, the chain may begin past its first record."""
+
+    def __init__(self, chain: str | None, findings: Findings, *, partial: bool = False) -> None:
+        self.chain = chain
+        self.count = 0
+        self.first: int | None = None
+        self.seq = 0
+        self.hash = GENESIS
+        self.closed = False
+        self._partial = partial
+        self._findings = findings
+
+    @property
+    def head(self) -> Head:
+        return Head(self.chain or "", self.seq, self.hash)
+
+    def feed(self, text: str, digest: str) -> Json | None:
+        """Check the next record and return it as an object, or None where it cannot be read."""
+        self.count += 1
+        due = self.seq + 1
+        body = _read(text)
+        computed = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        if computed != digest:
+            self._findings.add("was edited: its text does not have its hash", self.chain, due)
+        if body is None:
+            self._findings.add("is not a record: its text cannot be read as one", self.chain, due)
+            self.seq, self.hash = due, digest
+            return None
+        self._place(body, digest, due)
+        return body
+
+    def _place(self, body: Json, digest: str, due: int) -> None:
+        found, seq = self._findings, int(body["seq"])
+        if self.chain is None:
+            self.chain = str(body["chain"])
+        if body["chain"] != self.chain:
+            found.add(f"belongs to chain {body['chain']}, not to this one", self.chain, seq)
+        if self.first is None:
+            self.first = seq
+            if self._partial:
+                due, self.hash = seq, str(body["prev"])
+        if self.closed:
+            found.add("was added after the chain was closed", self.chain, seq)
+        if seq > due:
+            missing = f"record {due} is" if seq == due + 1 else f"records {due} to {seq - 1} are"
+            found.add(f"{missing} missing before it", self.chain, seq)
+        elif seq < due:
+            found.add(f"stands out of order: record {due} was due here", self.chain, seq)
+        elif body["prev"] != self.hash:
+            what = f"record {seq - 1} was replaced" if seq > 1 else "the chain's beginning was cut off"
+            found.add(f"does not follow the record before it: {what}", self.chain, seq)
+        self.seq, self.hash = seq, digest
+        self.closed = self.closed or body["kind"] == CLOSED
+
+
+def _read(text: str) -> Json | None:
+    if len(text) > MAX_RECORD_BYTES:
+        return None
+    try:
+        body = canonical.loads(text)
+    except canonical.NotCanonical:
+        return None
+    if not isinstance(body, dict) or body.get("v") != 1:
+        return None
+    shape = (("chain", str), ("seq", int), ("prev", str), ("at", int | float), ("kind", str))
+    well = all(isinstance(body.get(name), kind) for name, kind in shape) and not isinstance(body["seq"], bool)
+    return body if well and body["seq"] > 0 and is_chain_name(body["chain"]) else None
+
+
+def verify_records(records: Iterable[tuple[str, str]], *, chain: str | None = None) -> Report:
+    """Verify one whole chain given as (text, hash) in order; `chain` is its name where that is known.
+
+    A chain that lost its end still verifies here: only a signed checkpoint knows where it ended.
+    """
+    findings = Findings()
+    verifier = ChainVerifier(chain, findings)
+    for text, digest in records:
+        verifier.feed(text, digest)
+    heads = (verifier.head,) if verifier.count else ()
+    return Report(tuple(findings.faults), tuple(findings.notes), verifier.count, heads)
+
+
+# ── Signatures ────────────────────────────────────────────────────────────────────────────────────
+
+
+def key_id(public: Ed25519PublicKey) -> str:
+    """A short name of a public key, to tell a wrong key from a forged signature."""
+    return hashlib.sha256(public.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()[:16]
+
+
+def sign_statement(private: Ed25519PrivateKey, statement: Json) -> bytes:
+    """One line, `{"signature":…,"statement":…}`, in canonical form and without the newline."""
+    message = canonical.dumps(statement)
+    signature = private.sign(_SIGNED + message).hex()
+    return b'{"signature":"' + signature.encode() + b'","statement":' + message + b"}"
+
+
+def signed_by(public: Ed25519PublicKey, signed: Any) -> Json | None:
+    """The statement of a parsed line if `public` signed it, else None."""
+    if not isinstance(signed, dict) or signed.keys() != {"signature", "statement"}:
+        return None
+    statement, signature = signed["statement"], signed["signature"]
+    if not isinstance(statement, dict) or not isinstance(signature, str):
+        return None
+    try:
+        raw = bytes.fromhex(signature)
+        public.verify(raw, _SIGNED + canonical.dumps(statement))
+    except (InvalidSignature, ValueError):
+        return None
+    return statement if raw.hex() == signature else None
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """From a time up to, not including, another; None is open."""
+
+    since: float | None = None
+    until: float | None = None
+
+    @property
+    def whole(self) -> bool:
+        return self.since is None and self.until is None
+
+
+ALWAYS = Period()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A signed word that this chain had this head. With a period it closes an export's part of the chain."""
+
+    chain: str
+    seq: int
+    head: str
+    count: int
+    at: float
+    period: Period | None = None
+
+    def statement(self) -> Json:
+        out: Json = {"chain": self.chain, "seq": self.seq, "head": self.head, "count": self.count, "at": self.at}
+        if self.period is None:
+            return {"type": "checkpoint", **out}
+        return {"type": "closing", **out, "from": self.period.since, "to": self.period.until}
+
+    def sign(self, private: Ed25519PrivateKey) -> bytes:
+        return sign_statement(private, self.statement())
+
+    @classmethod
+    def verify(cls, public: Ed25519PublicKey, line: bytes | str) -> Checkpoint | None:
+        """The checkpoint in `line` if it is one and `public` signed it, else None."""
+        try:
+            return cls.of(signed_by(public, canonical.loads(line)))
+        except canonical.NotCanonical:
+            return None
+
+    @classmethod
+    def of(cls, statement: Json | None) -> Checkpoint | None:
+        """A statement that was already found to be signed, as a checkpoint."""
+        if statement is None or statement.get("type") not in ("checkpoint", "closing"):
+            return None
+        period = None
+        if statement["type"] == "closing":
+            period = Period(statement.get("from"), statement.get("to"))
+        try:
+            chain, seq, head, count, at = (statement[name] for name in ("chain", "seq", "head", "count", "at"))
+        except KeyError:
+            return None
+        return cls(chain, seq, head, count, at, period)

@@ -1,0 +1,379 @@
+"""Evidence: an export that verifies offline, and the check of the live log against its checkpoints.
+
+An export is lines of JSON: a header, every record's exact text with its hash, one signed closing per chain, and one
+signed closing line that covers every byte before it. The public key always comes from outside, never from the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from ringfence import canonical
+from ringfence.audit import slots
+from ringfence.audit.chain import (
+    ALWAYS,
+    MAX_RECORD_BYTES,
+    ChainVerifier,
+    Checkpoint,
+    Findings,
+    Head,
+    Period,
+    Record,
+    Report,
+    is_chain_name,
+    key_id,
+    sign_statement,
+    signed_by,
+)
+from ringfence.audit.keys import Keys
+from ringfence.errors import StoreError, TamperError
+from ringfence.model import Json
+
+FORMAT = "ringfence-audit-export"
+MAX_LINE = 2 * MAX_RECORD_BYTES + 4096
+"""A record's text as a JSON string is at most twice as long as itself."""
+
+Checkpoints = Mapping[str, bytes]
+"""Each chain's checkpoint file, as its bytes. To be read before the records, which only grow."""
+
+
+# ── Writing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Lines:
+    """Writes lines and keeps the digest of all of them."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._sum = hashlib.sha256()
+
+    def write(self, line: bytes) -> None:
+        line += b"\n"
+        self._sum.update(line)
+        self._file.write(line)
+
+    @property
+    def digest(self) -> str:
+        return self._sum.hexdigest()
+
+
+def write_export(
+    path: Path,
+    records: Iterable[Record],
+    keys: Keys,
+    period: Period = ALWAYS,
+    checkpoints: Checkpoints | None = None,
+) -> Report:
+    """Write records, each chain in its order, to `path` and sign what was written.
+
+    Raises TamperError, and leaves no file, where the records do not chain or (with `checkpoints`, over an open end)
+    a chain ends before its checkpoint: our signature must never cover what was tampered with before.
+    """
+    made = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(descriptor, "wb") as file:
+                report = _write_lines(_Lines(file), records, keys, period)
+                if checkpoints is not None and period.until is None:
+                    _refuse_cut(report, checkpoints, keys.public, whole=period.since is None)
+                file.flush()
+                os.fsync(descriptor)
+            made.rename(path)
+        finally:
+            made.unlink(missing_ok=True)
+    except OSError as exc:
+        raise StoreError(f"the export {path} cannot be written: {exc.strerror or exc}") from exc
+    return report
+
+
+def _write_lines(out: _Lines, records: Iterable[Record], keys: Keys, period: Period) -> Report:
+    at, span = time.time(), {"from": period.since, "to": period.until}
+    out.write(canonical.dumps({"format": FORMAT, "v": 1, "at": at, "key": keys.id, **span}))
+    findings = Findings()
+    chains: dict[str, ChainVerifier] = {}
+    for record in records:
+        verifier = chains.get(record.chain)
+        if verifier is None:
+            verifier = chains[record.chain] = ChainVerifier(record.chain, findings, partial=period.since is not None)
+        verifier.feed(record.text, record.hash)
+        if findings.faults:
+            raise TamperError(f"the log does not verify, so nothing was exported: {findings.faults[0]}")
+        out.write(canonical.dumps({"hash": record.hash, "text": record.text}))
+    heads: list[Json] = []
+    for name, chain in sorted(chains.items()):
+        closing = Checkpoint(name, chain.seq, chain.hash, chain.count, at, period)
+        out.write(closing.sign(keys.private))
+        heads.append({"chain": name, "seq": chain.seq, "head": chain.hash, "count": chain.count})
+    count = sum(chain.count for chain in chains.values())
+    last = {"type": "export", "v": 1, "at": at, "key": keys.id, **span, "records": count, "chains": heads}
+    out.write(sign_statement(keys.private, {**last, "sha256": out.digest}))
+    return Report(records=count, heads=tuple(chain.head for _, chain in sorted(chains.items())))
+
+
+def _refuse_cut(report: Report, checkpoints: Checkpoints, public: Ed25519PublicKey, *, whole: bool) -> None:
+    heads = {head.chain: head for head in report.heads}
+    for name, data in checkpoints.items():
+        held = slots.read(data, name, public).newest
+        if held is None or (name not in heads and not whole):
+            continue
+        last = heads[name].seq if name in heads else 0
+        if held.seq > last:
+            raise TamperError(
+                f"chain {name} ends at record {last}, its checkpoint stands at {held.seq}: nothing was exported"
+            )
+
+
+# ── Reading an export ─────────────────────────────────────────────────────────────────────────────
+
+
+def verify_export(path: Path, public_key: Ed25519PublicKey) -> Report:
+    """Check an export offline. Raises StoreError only where the file cannot be read at all."""
+    reading = _Reading(public_key)
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(MAX_LINE + 1):
+                if not reading.take(line):
+                    break
+    except OSError as exc:
+        raise StoreError(f"the export {path} cannot be read: {exc.strerror or exc}") from exc
+    return reading.report()
+
+
+class _Reading:
+    """One pass over an export's lines."""
+
+    def __init__(self, public: Ed25519PublicKey) -> None:
+        self._public = public
+        self._found = Findings()
+        self._sum = hashlib.sha256()
+        self._number = 0
+        self._header: Json | None = None
+        self._chains: dict[str, ChainVerifier] = {}
+        self._closings: dict[str, Checkpoint] = {}
+        self._before: dict[str, str] = {}
+        self._closed = False
+
+    def take(self, line: bytes) -> bool:
+        """Read one line; False where nothing after it can be read."""
+        self._number += 1
+        if self._closed:
+            self._found.add(f"line {self._number} was added after the closing line")
+            return False
+        if len(line) > MAX_LINE:
+            self._found.add(f"line {self._number} is longer than {MAX_LINE} bytes, which no export has")
+            return False
+        if not line.endswith(b"\n"):
+            self._found.add(f"line {self._number}, the last, is cut off")
+            return False
+        self._dispatch(line)
+        self._sum.update(line)
+        return True
+
+    def _dispatch(self, line: bytes) -> None:
+        try:
+            value = canonical.loads(line)
+        except canonical.NotCanonical as exc:
+            self._found.add(f"line {self._number} cannot be read: {exc}")
+            return
+        if self._number == 1:
+            self._take_header(value)
+        elif isinstance(value, dict) and value.keys() == {"hash", "text"}:
+            self._take_record(value)
+        elif isinstance(value, dict) and value.keys() == {"signature", "statement"}:
+            self._take_signed(value, line)
+        else:
+            self._found.add(f"line {self._number} is neither a record nor a closing")
+
+    def _take_header(self, value: Any) -> None:
+        if not isinstance(value, dict) or value.get("format") != FORMAT or value.get("v") != 1:
+            self._found.add(f"the first line is not the header of a {FORMAT}")
+            return
+        self._header = value
+
+    def _take_record(self, value: Json) -> None:
+        text, digest = value["text"], value["hash"]
+        if not isinstance(text, str) or not isinstance(digest, str):
+            self._found.add(f"line {self._number} is not a record")
+            return
+        name = _chain_of(text)
+        if name is None:
+            self._found.add(f"line {self._number} holds a text that is no record")
+            return
+        if name in self._closings:
+            self._found.add(f"line {self._number} was added after the chain's closing", name)
+        verifier = self._chains.get(name)
+        if verifier is None:
+            partial = self._header is not None and self._header.get("from") is not None
+            verifier = self._chains[name] = ChainVerifier(name, self._found, partial=partial)
+        body = verifier.feed(text, digest)
+        previous = (body or {}).get("previous")
+        if isinstance(previous, dict) and is_chain_name(previous.get("chain")):
+            self._before[name] = previous["chain"]
+
+    def _take_signed(self, value: Json, line: bytes) -> None:
+        statement = signed_by(self._public, value)
+        if statement is None:
+            self._found.add(f"line {self._number}: {_bad_signature(value, self._public)}")
+            return
+        closing = Checkpoint.of(statement)
+        if closing is not None and closing.period is not None:
+            self._closings[closing.chain] = closing
+        elif statement.get("type") == "export":
+            self._closed = True
+            if canonical.dumps(value) + b"\n" != line:
+                self._found.add("the closing line was edited: it is not in the form in which it was written")
+            self._check_export(statement)
+        else:
+            self._found.add(f"line {self._number} is a signed statement of another kind than an export's")
+
+    def _check_export(self, statement: Json) -> None:
+        found = self._found
+        header = self._header or {}
+        if any(header.get(name) != statement.get(name) for name in ("at", "key", "from", "to")):
+            found.add("the header is not the one that the closing line was signed for")
+        seen = sum(chain.count for chain in self._chains.values())
+        if statement.get("records") != seen:
+            found.add(f"the closing line counts {statement.get('records')} records, the export holds {seen}")
+        stated = {str(entry.get("chain")) for entry in statement.get("chains", [])}
+        for name in sorted(stated | self._chains.keys()):
+            self._check_chain(name, stated)
+        if header.get("from") is None and header.get("to") is None:
+            for name, before in self._before.items():
+                if before not in self._chains:
+                    found.add(f"was opened after chain {before}, which is missing", name)
+        if statement.get("sha256") != self._sum.hexdigest():
+            found.add("the lines before the closing line are not the ones that it was signed for")
+
+    def _check_chain(self, name: str, stated: set[str]) -> None:
+        chain, closing = self._chains.get(name), self._closings.get(name)
+        if closing is None:
+            self._found.add("its closing is missing", name)
+        elif chain is None:
+            self._found.add(f"all of its {closing.count} records are missing", name)
+        else:
+            _compare(self._found, chain, closing)
+        if name not in stated:
+            self._found.add("is not among the chains of the closing line", name)
+
+    def report(self) -> Report:
+        if not self._closed:
+            self._found.add("the export ends without a closing line that verifies: its end was cut off or replaced")
+        heads = tuple(chain.head for _, chain in sorted(self._chains.items()))
+        count = sum(chain.count for chain in self._chains.values())
+        return Report(tuple(self._found.faults), tuple(self._found.notes), count, heads)
+
+
+def _chain_of(text: str) -> str | None:
+    try:
+        body = canonical.loads(text)
+    except canonical.NotCanonical:
+        return None
+    name = body.get("chain") if isinstance(body, dict) else None
+    return name if isinstance(name, str) and is_chain_name(name) else None
+
+
+def _bad_signature(value: Json, public: Ed25519PublicKey) -> str:
+    statement = value["statement"]
+    named = statement.get("key") if isinstance(statement, dict) else None
+    if isinstance(named, str) and named != key_id(public):
+        return f"signed with key {named[:64]}, not with the given key {key_id(public)}"
+    return "the signature does not verify with the given key"
+
+
+def _compare(found: Findings, chain: ChainVerifier, closing: Checkpoint) -> None:
+    if chain.seq != closing.seq:
+        found.add(f"ends at record {chain.seq}, its closing was signed at record {closing.seq}", closing.chain)
+    elif chain.hash != closing.head:
+        found.add("is not the last record that its closing was signed for", closing.chain, chain.seq)
+    if chain.count != closing.count:
+        found.add(f"has {chain.count} records here, its closing counts {closing.count}", closing.chain)
+
+
+# ── The live log ──────────────────────────────────────────────────────────────────────────────────
+
+
+def verify_live(
+    records: Mapping[str, Iterable[Record]], checkpoints: Checkpoints, public_key: Ed25519PublicKey
+) -> Report:
+    """Check every chain of the database against itself and against its checkpoint file."""
+    found = Findings()
+    heads: list[Head] = []
+    count = 0
+    wanted: dict[str, list[tuple[str, int, str]]] = {}
+    # Newest first: a chain's first record names the last record before it, of a chain that is then still to come.
+    for name in sorted(records.keys() | checkpoints.keys(), reverse=True):
+        held = slots.Slots(None, -1, 0)
+        if name in checkpoints:
+            held = slots.read(checkpoints[name], name, public_key)
+        live = _Live(name, found, held.newest, wanted)
+        for record in records.get(name, ()):
+            live.feed(record)
+        live.finish(held, has_file=name in checkpoints)
+        count += live.verifier.count
+        if live.verifier.count:
+            heads.append(live.verifier.head)
+    for name in wanted.keys() - {head.chain for head in heads}:
+        for by, seq, _ in wanted[name]:
+            found.add(f"was opened after record {seq} of chain {name}, which is missing", by)
+    return Report(tuple(found.faults), tuple(found.notes), count, tuple(reversed(heads)))
+
+
+class _Live:
+    """One chain of the database beside what was signed about it."""
+
+    def __init__(
+        self, name: str, found: Findings, held: Checkpoint | None, wanted: dict[str, list[tuple[str, int, str]]]
+    ) -> None:
+        self.verifier = ChainVerifier(name, found)
+        self._name = name
+        self._found = found
+        self._held = held
+        self._wanted = wanted
+        self._named = {(seq, digest): by for by, seq, digest in wanted.get(name, ())}
+
+    def feed(self, record: Record) -> None:
+        body = self.verifier.feed(record.text, record.hash)
+        if body is None:
+            return
+        beside = {"chain": record.chain, "seq": record.seq, "at": record.at, "kind": record.kind}
+        beside["call_id"] = record.call_id
+        for field, value in beside.items():
+            if body.get(field) != value:
+                self._found.add(f"is filed under another {field} than its text has", self._name, record.seq)
+        if self._held is not None and record.seq == self._held.seq and record.hash != self._held.head:
+            self._found.add("is not the record that the checkpoint was signed for", self._name, record.seq)
+        self._named.pop((record.seq, record.hash), None)
+        previous = body.get("previous")
+        if isinstance(previous, dict) and isinstance(previous.get("seq"), int):
+            entry = (self._name, previous["seq"], str(previous.get("hash")))
+            self._wanted.setdefault(str(previous.get("chain")), []).append(entry)
+
+    def finish(self, held: slots.Slots, *, has_file: bool) -> None:
+        last, name = self.verifier.seq, self._name
+        if not has_file:
+            self._found.add("its checkpoint file is missing", name)
+        elif held.newest is None:
+            self._found.add("no checkpoint in its file verifies with the given key", name)
+        elif not self.verifier.count and held.newest.seq:
+            self._found.add(f"is missing; its checkpoint stands at record {held.newest.seq}", name)
+        elif last < held.newest.seq:
+            cut = held.newest.seq - last
+            text = f"ends at record {last}, its checkpoint stands at record {held.newest.seq}: {cut} cut from the end"
+            self._found.add(text, name)
+        elif last > held.newest.seq:
+            past = f"records {held.newest.seq + 1} to {last}"
+            self._found.notes.append(f"chain {name}: {past} have no checkpoint yet (it is in use, or a crash).")
+        if held.newest is not None and held.unreadable:
+            self._found.notes.append(f"chain {name}: one of two checkpoint slots is unreadable, as after a crash.")
+        if self.verifier.count:
+            for (seq, _), by in self._named.items():
+                self._found.add(f"is not the record {seq} that chain {by} was opened after", name, seq)

@@ -1,0 +1,145 @@
+"""The key that signs checkpoints: made once, kept outside the state, readable by its owner alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from ringfence.audit.chain import key_id
+from ringfence.errors import StoreError
+
+PRIVATE = "audit-private.pem"
+PUBLIC = "audit-public.pem"
+_MAX_PEM = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The signing key of this installation and the folder it lies in."""
+
+    folder: Path
+    private: Ed25519PrivateKey = field(repr=False)
+
+    @property
+    def public(self) -> Ed25519PublicKey:
+        return self.private.public_key()
+
+    @property
+    def id(self) -> str:
+        return key_id(self.public)
+
+
+def load_or_create(folder: Path) -> Keys:
+    """The keys in `folder`; made there at the first start. Raises StoreError for a key that others can reach."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_folder(folder)
+        path = folder / PRIVATE
+        if not path.exists():
+            _create(path)
+        private = _load_private(path)
+        _publish(folder / PUBLIC, private.public_key())
+    except OSError as exc:
+        raise StoreError(f"the audit key in {folder} cannot be used: {exc.strerror or exc}") from exc
+    return Keys(folder.resolve(), private)
+
+
+def public_key_from_file(path: Path) -> Ed25519PublicKey:
+    """Read a public key as `load_or_create` wrote it. Raises StoreError."""
+    try:
+        with path.open("rb") as file:
+            key = load_pem_public_key(file.read(_MAX_PEM))
+    except OSError as exc:
+        raise StoreError(f"the public key {path} cannot be read: {exc.strerror or exc}") from exc
+    except (ValueError, UnsupportedAlgorithm):
+        raise StoreError(f"{path} is not a public key in PEM form") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise StoreError(f"{path} holds a public key of another kind than Ed25519")
+    return key
+
+
+def _check_folder(folder: Path) -> None:
+    info = folder.stat()
+    if not stat.S_ISDIR(info.st_mode):
+        raise StoreError(f"the key folder {folder} is not a folder")
+    if info.st_uid != os.geteuid():
+        raise StoreError(f"the key folder {folder} belongs to another user (uid {info.st_uid})")
+    if info.st_mode & 0o022:
+        # Whoever can write the folder can put another key in the place of this one.
+        raise StoreError(f"others can write the key folder {folder}; run: chmod 700 {folder}")
+
+
+def _create(path: Path) -> None:
+    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    made = _write_beside(path, pem, 0o600)
+    try:
+        os.link(made, path)  # unlike a rename, this never replaces the key that another process made meanwhile
+    except FileExistsError:
+        pass
+    finally:
+        made.unlink()
+    _sync_folder(path.parent)
+
+
+def _publish(path: Path, public: Ed25519PublicKey) -> None:
+    if path.exists():
+        if key_id(public_key_from_file(path)) != key_id(public):
+            raise StoreError(f"{path} is not the public half of {PRIVATE} beside it")
+        return
+    pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    _write_beside(path, pem, 0o644).rename(path)
+    _sync_folder(path.parent)
+
+
+def _write_beside(path: Path, data: bytes, mode: int) -> Path:
+    made = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with open(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+    return made
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _load_private(path: Path) -> Ed25519PrivateKey:
+    # What is checked must be what is read, so both go through one descriptor, and no link is followed.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise StoreError(f"the private key {path} is not a plain file")
+        if info.st_uid != os.geteuid():
+            raise StoreError(f"the private key {path} belongs to another user (uid {info.st_uid})")
+        if info.st_mode & 0o077:
+            raise StoreError(f"others can reach the private key {path}; run: chmod 600 {path}")
+        pem = file.read(_MAX_PEM)
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise StoreError(f"{path} is not a private key in PEM form") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise StoreError(f"{path} holds a private key of another kind than Ed25519")
+    return key

@@ -1,0 +1,136 @@
+"""JSON read strictly, written in one form, and named by its digest.
+
+Two readers of the same bytes must agree, or what was checked is not what is sent: duplicate keys, NaN and
+infinities, invalid UTF-8, lone surrogates and absurd nesting are refused, never repaired.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from typing import Any
+
+MAX_DEPTH = 64
+
+
+class NotCanonical(ValueError):
+    """Bytes that are no JSON, or JSON that two readers could read differently.
+
+    `value` holds a best-effort reading where the text is well-formed JSON, so that the caller can tell which
+    request it refuses; it must never be acted upon.
+    """
+
+    def __init__(self, problem: str, value: Any = None) -> None:
+        super().__init__(problem)
+        self.value = value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise NotCanonical(f"duplicate key {key!r}")
+            seen.add(key)
+    return out
+
+
+def _no_constant(name: str) -> Any:
+    raise NotCanonical(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise NotCanonical(f"number {text[:32]} is out of range")
+    return number
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+
+
+def loads(data: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
+    """Read one JSON value strictly. Raises NotCanonical."""
+    try:
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+    except UnicodeDecodeError as exc:
+        raise NotCanonical(f"invalid UTF-8 at byte {exc.start}") from None
+    try:
+        value = _decoder.decode(text)
+        # A cheap bound first: only text with enough brackets can be nested deeply.
+        if text.count("[") + text.count("{") > max_depth and depth(value) > max_depth:
+            raise NotCanonical(f"nested deeper than {max_depth} levels")
+        if "\\u" in text or "\\U" in text:
+            _encodable(value)
+    except NotCanonical as exc:
+        exc.value = _lenient(text)
+        raise
+    except RecursionError:
+        raise NotCanonical(f"nested deeper than {max_depth} levels") from None
+    except ValueError as exc:
+        raise NotCanonical(f"not JSON: {exc}") from None
+    return value
+
+
+def _lenient(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _encodable(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise NotCanonical("a lone surrogate is not text") from None
+
+
+def depth(value: Any) -> int:
+    """Nesting of `value`, without recursion."""
+    deepest, stack = 0, [(value, 1)]
+    while stack:
+        item, level = stack.pop()
+        if isinstance(item, dict):
+            deepest = max(deepest, level)
+            stack.extend((v, level + 1) for v in item.values())
+        elif isinstance(item, list):
+            deepest = max(deepest, level)
+            stack.extend((v, level + 1) for v in item)
+    return deepest
+
+
+_encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def dumps(value: Any) -> bytes:
+    """The one form of a JSON value: keys sorted, no spaces, UTF-8."""
+    return _encoder.encode(value).encode("utf-8")
+
+
+def digest(value: Any) -> str:
+    """`sha256:…` of the canonical form."""
+    return "sha256:" + hashlib.sha256(dumps(value)).hexdigest()
+
+
+def definition_digest(body: Any) -> str:
+    """The digest that pins a server's description of a tool or prompt.
+
+    Every field counts: name, title, description, schemas, annotations, `_meta`, icons, and those that we do not know,
+    since whatever a server adds can reach a model. Order of keys does not; an explicit null is the same as none.
+    """
+    if isinstance(body, dict):
+        return digest({key: value for key, value in body.items() if value is not None})
+    return digest(body)
+
+
+def salted_bytes(text: bytes, salt: bytes) -> str:
+    """A digest that says nothing about a guessable value to one who lacks the salt."""
+    return "sha256:" + hashlib.sha256(salt + text).hexdigest()
+
+
+def new_id(prefix: str) -> str:
+    """A fresh unguessable id, `prefix_…`."""
+    return f"{prefix}_{secrets.token_hex(10)}"

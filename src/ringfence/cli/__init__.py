@@ -1,0 +1,1 @@
+"""The `ringfence` command. Thin: it reads arguments, calls what lies below, prints, and exits."""

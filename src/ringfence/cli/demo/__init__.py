@@ -1,0 +1,1 @@
+"""What `make run` serves: an example server and contracts for its tools."""

@@ -1,0 +1,140 @@
+"""`ringfence serve`: the gateway, over HTTP or over stdin and stdout."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import sys
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import typer
+
+from ringfence import config
+from ringfence.app import App
+from ringfence.cli import common
+from ringfence.config import Config
+from ringfence.errors import RingfenceError
+from ringfence.front.http import HttpFront
+from ringfence.front.listen import LOOPBACK, Listener, application, open_socket, same_user
+from ringfence.front.stdio import StdioFront
+
+log = logging.getLogger("ringfence")
+
+
+def serve(
+    config_path: Path | None = common.ConfigOption,
+    stdio: bool = typer.Option(False, "--stdio", help="Speak MCP on stdin and stdout instead of HTTP."),
+    host: str | None = typer.Option(None, "--host", help="Address to listen on; loopback only in this version."),
+    port: int | None = typer.Option(None, "--port", help="Port to listen on; 0 takes a free one."),
+    demo: bool = typer.Option(False, "--demo", help="Serve the built-in example: no configuration needed."),
+) -> None:
+    """Serve the gateway that a ringfence.yaml describes.
+
+    Without --config it takes ./ringfence.yaml; with --demo it needs none. SIGHUP reads the file again.
+    """
+    settings = demo_config(port) if demo else common.load(config_path)
+    listen = (host or settings.gateway.host, port if port is not None else settings.gateway.port)
+    if not stdio and not config.is_loopback(listen[0]):
+        common.fail(
+            f"refusing to listen on {listen[0]}: callers from elsewhere cannot prove who they are yet. "
+            "Use 127.0.0.1, or --stdio.",
+            2,
+        )
+    for warning in settings.warnings:
+        log.warning("%s", warning)
+    try:
+        anyio.run(_main, settings, stdio, listen, demo, backend_options={"use_uvloop": True})
+    except* RingfenceError as group:
+        common.fail("\n".join(str(e) for e in _flat(group)), 1)
+    except* KeyboardInterrupt:
+        pass
+
+
+def _flat(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    out: list[BaseException] = []
+    for item in group.exceptions:
+        out.extend(_flat(item) if isinstance(item, BaseExceptionGroup) else [item])
+    return out
+
+
+def demo_config(port: int | None) -> Config:
+    folder = resources.files("ringfence.cli.demo")
+    text = folder.joinpath("ringfence.yaml").read_text(encoding="utf-8")
+    with resources.as_file(folder.joinpath("server.py")) as server:
+        text = text.replace("@PYTHON@", sys.executable).replace("@SERVER@", str(server))
+        settings = config.loads(text, file="ringfence.yaml", base=Path(str(server)).parent)
+    return replace(settings, gateway=replace(settings.gateway, state=common.demo_state()))
+
+
+async def _main(settings: Config, stdio: bool, listen: tuple[str, int], demo: bool) -> None:
+    async with App.open(settings) as app, anyio.create_task_group() as group:
+        group.start_soon(_signals, app, group.cancel_scope)
+        if not demo:
+            group.start_soon(app.watch)
+        if stdio:
+            app.stdio = StdioFront(app.front, app.agent)
+            await app.stdio.run()
+        else:
+            await _http(app, listen, demo)
+        group.cancel_scope.cancel()
+
+
+async def _http(app: App, listen: tuple[str, int], demo: bool) -> None:
+    socket = open_socket(*listen)
+    address, port = socket.getsockname()[:2]
+    front = app.http = HttpFront(app.front, same_user(app.agent), LOOPBACK, port)
+    ready = {"ready": True}
+    listener = Listener(application(front, ready))
+    url = f"http://{address}:{port}"
+    announce(app, url, demo)
+    async with anyio.create_task_group() as group:
+        group.start_soon(front.sessions.sweep)
+        try:
+            await listener.run_on([socket])
+        finally:
+            group.cancel_scope.cancel()
+
+
+async def _signals(app: App, scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGHUP, signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            if number == signal.SIGHUP:
+                await app.reload(asked=True)
+            else:
+                scope.cancel()
+                return
+
+
+def announce(app: App, url: str, demo: bool) -> None:
+    """What a person sees when the gateway is up."""
+    tools = [t["name"] for t in app.front.shelf.tools()]
+    print(f"Ringfence serves {len(tools)} tools at {url}/mcp: {', '.join(tools) or 'none yet'}", flush=True)
+    print(f"State and audit log: {app.store.folder}", flush=True)
+    print(f"Console (one-time link, for when it comes): {url}/console?link={secrets.token_urlsafe(16)}\n", flush=True)
+    print("Paste into .mcp.json:\n", flush=True)
+    print(f'  {{"mcpServers": {{"ringfence": {{"type": "http", "url": "{url}/mcp"}}}}}}\n', flush=True)
+    if demo:
+        print(_TRY.replace("URL", f"{url}/mcp"), flush=True)
+
+
+_TRY = """Three calls to try, in another terminal:
+
+  1. allowed — rule std-read of preset standard lets a read pass:
+     ringfence call search_docs --args '{"query": "refunds"}' --url URL
+
+  2. waits for a person, and gets it — the contract asks one when the priority is high:
+     ringfence call create_ticket --args '{"title": "Broken", "priority": "high"}' --url URL
+     ringfence approvals list --demo          (in a third terminal, while the call waits)
+     ringfence approvals approve ID --demo
+
+  3. refused — rule no-bulk-delete denies it, and the refusal is on record:
+     ringfence call delete_all_tickets --url URL
+
+After each:  ringfence audit explain last --demo   tells why it was allowed or refused.
+Stop with Ctrl-C.
+"""

@@ -1,0 +1,285 @@
+"""Whether a new configuration permits anything that the old one did not.
+
+A reload that only tightens may happen by itself; one that loosens waits for a person. So everything here that is
+not provably tighter, or of no consequence, counts as looser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from ringfence.config.settings import Config
+from ringfence.model import (
+    Action,
+    ApprovalRule,
+    Contract,
+    Mode,
+    Mount,
+    NetworkSpec,
+    Person,
+    Rate,
+    ResultPolicy,
+    Retry,
+    Rule,
+    SecretSpec,
+    ServerSpec,
+)
+from ringfence.policy import PRESETS
+
+Holds = Callable[[Any, Any], bool]
+"""Whether going from the old value to the new one permits nothing more."""
+
+
+def loosens(old: Config, new: Config) -> list[str]:
+    """Every way in which `new` permits more than `old`, as sentences."""
+    return [
+        *_settings(old, new),
+        *_people(old.people, new.people),
+        *_servers(old, new),
+        *_contracts(old, new),
+        *_networks(old.networks, new.networks),
+        *_secrets(old.secrets, new.secrets),
+        *_approvals(old.approvals, new.approvals),
+        *_rules(old, new),
+    ]
+
+
+# ── Orders ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _any(_old: Any, _new: Any) -> bool:
+    return True
+
+
+def _no_more(old: float | None, new: float | None) -> bool:
+    """None is no limit."""
+    return old is None or (new is not None and new <= old)
+
+
+def _within(old: tuple[Any, ...] | None, new: tuple[Any, ...] | None) -> bool:
+    """None is everything."""
+    return old is None or (new is not None and set(new) <= set(old))
+
+
+def _covers(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
+    return set(old) <= set(new)
+
+
+def _along(*order: str) -> Holds:
+    """From the loosest word to the tightest."""
+    return lambda old, new: order.index(new) >= order.index(old)
+
+
+def _equal(old: Any, new: Any) -> bool:
+    return bool(old == new)
+
+
+def _mounts(old: tuple[Mount, ...], new: tuple[Mount, ...]) -> bool:
+    return all(mount in old or replace(mount, mode="rw") in old for mount in new)
+
+
+def _retry(old: Retry, new: Retry) -> bool:
+    return new.attempts <= old.attempts and _within(old.on, new.on)
+
+
+def _rate(old: Rate, new: Rate) -> bool:
+    def burst(rate: Rate) -> int | None:
+        return rate.per_minute if rate.burst is None else rate.burst
+
+    return (
+        _no_more(old.per_minute, new.per_minute)
+        and _no_more(burst(old), burst(new))
+        and _no_more(old.concurrent, new.concurrent)
+        and _no_more(old.per_day, new.per_day)
+    )
+
+
+def _result(old: ResultPolicy, new: ResultPolicy) -> bool:
+    trust = _along("trusted", "partial", "untrusted")
+    return new.max_bytes <= old.max_bytes and _within(old.fields, new.fields) and trust(old.trust, new.trust)
+
+
+def _approval_rule(old: ApprovalRule, new: ApprovalRule) -> bool:
+    """Whether whoever had to ask must ask still, and nobody may answer who could not."""
+    return (
+        new.when in (None, old.when)
+        and (not old.roles or (bool(new.roles) and _within(old.roles, new.roles)))
+        and new.expires_seconds <= old.expires_seconds
+        and (old.self_approval or not new.self_approval)
+        and new.people >= old.people
+    )
+
+
+# ── Sections ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _changes(what: str, old: Any, new: Any, holds: Mapping[str, Holds]) -> Iterator[str]:
+    """A sentence for each field that is looser; fields without an order of their own may not change at all."""
+    for each in fields(old):
+        before, after = getattr(old, each.name), getattr(new, each.name)
+        if before != after and not holds.get(each.name, _equal)(before, after):
+            yield f"{what}: {each.name} changes from {_shown(before)} to {_shown(after)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"[{', '.join(sorted(value))}]"  # values may be secret
+    if isinstance(value, tuple | frozenset):
+        return f"[{', '.join(sorted(str(item) for item in value))}]"
+    return "nothing" if value is None else str(value)
+
+
+def _settings(old: Config, new: Config) -> Iterator[str]:
+    if old.environment != new.environment:
+        yield f"the environment changes from {old.environment} to {new.environment}"
+    yield from _changes("gateway", old.gateway, new.gateway, {"approval_wait_seconds": _no_more})
+    limits = ("default_timeout_seconds", "max_cpu_cores", "max_memory_mb", "max_disk_mb", "network_enabled")
+    yield from _changes("sandbox", old.sandbox, new.sandbox, dict.fromkeys(limits, _no_more))
+    if old.policy.default != new.policy.default and new.policy.default != "deny":
+        yield f"policy: what no rule matches changes from {old.policy.default} to {new.policy.default}"
+
+
+def _people(old: Mapping[str, Person], new: Mapping[str, Person]) -> Iterator[str]:
+    if bool(old) != bool(new):
+        yield "people: who may answer is no longer the same" if new else "people: the local user now has every role"
+        return
+    for name, person in new.items():
+        if name not in old:
+            yield f"person {name!r} is new and may answer"
+            continue
+        before = old[name]
+        if person.roles - before.roles:
+            yield f"person {name!r} gains the roles {', '.join(sorted(person.roles - before.roles))}"
+        if person.os_user not in (None, before.os_user):
+            yield f"person {name!r} is another account: {person.os_user}"
+
+
+_SERVER: Mapping[str, Holds] = {
+    "resources": _within,
+    "prompts": _within,
+    "sampling": _along("allow", "ask", "deny"),
+    "elicitation": _along("ask", "deny"),
+    "pins": _along("first_use", "accepted"),
+    "start_timeout_seconds": _no_more,
+}
+
+
+def _servers(old: Config, new: Config) -> Iterator[str]:
+    for name, server in new.servers.items():
+        if name not in old.servers:
+            yield f"server {name!r} is new"
+        else:
+            before: ServerSpec = old.servers[name]
+            yield from _changes(f"server {name!r}", before, server, _SERVER)
+    # A tool that two servers had belongs to nobody; with one of them gone it belongs to the other.
+    open_ended = [name for name, contract in new.contracts.items() if contract.server is None]
+    if open_ended and set(old.servers) - set(new.servers):
+        yield f"a server is gone, and {', '.join(open_ended)} may now find its tool on another"
+
+
+_CONTRACT: Mapping[str, Holds] = {
+    "description": _any,
+    "mode": _along(Mode.READ, Mode.WRITE, Mode.HIGH_RISK),
+    "network": lambda _old, new: new == "denied",
+    "mounts": _mounts,
+    "secrets": _within,
+    "environments": _within,
+    "isolation": _along("none", "process", "gvisor", "microvm"),
+    "timeout_seconds": _no_more,
+    "retry": _retry,
+    "rate": _rate,
+    "approval": _any,  # below: a name says nothing by itself
+    "redact": _covers,
+    "result": _result,
+    "digest": _any,
+}
+
+
+def _contracts(old: Config, new: Config) -> Iterator[str]:
+    looked_at = any("contract" in condition for condition in _conditions(new))
+    for name, contract in new.contracts.items():
+        what = f"capability {name!r}"
+        if name not in old.contracts:
+            yield f"{what} is new"
+            continue
+        before: Contract = old.contracts[name]
+        found = [*_changes(what, before, contract, _CONTRACT), *_approval_of(what, before, contract, old, new)]
+        yield from found
+        if (
+            not found
+            and looked_at
+            and replace(before, description=None, digest="") != replace(contract, description=None, digest="")
+        ):
+            yield f"{what} changes, and a condition looks at contracts"
+
+
+def _conditions(config: Config) -> Iterator[str]:
+    yield from (rule.when for rule in config.policy.rules if rule.when is not None)
+    yield from (rule.when for rule in config.approvals.values() if rule.when is not None)
+
+
+def _approval_of(what: str, before: Contract, after: Contract, old: Config, new: Config) -> Iterator[str]:
+    if before.approval in ("none", after.approval):
+        return
+    always = {"always": ApprovalRule("always")}
+    had, has = {**old.approvals, **always}[before.approval], {**new.approvals, **always}.get(after.approval)
+    if has is None or not _approval_rule(had, has):
+        yield f"{what}: approval changes from {before.approval} to {after.approval}"
+
+
+def _networks(old: Mapping[str, NetworkSpec], new: Mapping[str, NetworkSpec]) -> Iterator[str]:
+    for name in old.keys() & new.keys():
+        yield from _changes(f"network {name!r}", old[name], new[name], {"allow": _within})
+
+
+def _secrets(old: Mapping[str, SecretSpec], new: Mapping[str, SecretSpec]) -> Iterator[str]:
+    for name in old.keys() & new.keys():
+        yield from _changes(f"secret {name!r}", old[name], new[name], {"hosts": _within})
+
+
+def _approvals(old: Mapping[str, ApprovalRule], new: Mapping[str, ApprovalRule]) -> Iterator[str]:
+    for name in sorted(old.keys() & new.keys()):
+        if not _approval_rule(old[name], new[name]):
+            yield f"approval {name!r} is relaxed or asks others"
+
+
+# ── Rules ─────────────────────────────────────────────────────────────────────────────────────────
+
+_RESTRICTING = (Action.DENY, Action.ASK, Action.SANDBOX)
+
+
+def _rules(old: Config, new: Config) -> Iterator[str]:
+    before, after = _in_force(old), _in_force(new)
+    meant = [_meaning(rule) for rule in after]
+    for rule in before:
+        if _meaning(rule) in meant or _meaning(replace(rule, action=Action.DENY, approval=None)) in meant:
+            continue
+        if rule.action in _RESTRICTING:
+            yield f"rule {rule.id!r} ({rule.action}) is gone or changed"
+        elif rule.when is not None or rule.argument_patterns:
+            # A condition that fails on a call denies it; without the rule nothing fails.
+            yield f"rule {rule.id!r} ({rule.action}) is gone or changed, and its condition could have denied"
+    if all(any(_matches_all(rule, mode) for rule in before) for mode in Mode):
+        return  # nothing was left to the default: another rule can only restrict
+    had = [_meaning(rule) for rule in before]
+    for rule in after:
+        if rule.action is not Action.DENY and _meaning(rule) not in had:
+            yield f"rule {rule.id!r} ({rule.action}) is new or changed, and calls that no rule matched were denied"
+
+
+def _in_force(config: Config) -> list[Rule]:
+    every = [*config.policy.rules, *PRESETS.get(config.policy.preset, ())]
+    here = config.environment
+    return [rule for rule in every if rule.enabled and (not rule.environments or here in rule.environments)]
+
+
+def _meaning(rule: Rule) -> Rule:
+    """The rule without what only people read; `priority` orders reports, not decisions."""
+    return replace(rule, id="", name="", description="", owasp_asi_id=None, priority=0, environments=())
+
+
+def _matches_all(rule: Rule, mode: Mode) -> bool:
+    bare = Rule(id="", action=rule.action, approval=rule.approval, modes=rule.modes)
+    return _meaning(rule) == bare and (not rule.modes or mode in rule.modes)

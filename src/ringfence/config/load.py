@@ -1,0 +1,145 @@
+"""From a file to a Config, or to the list of everything that is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from ringfence import contract
+from ringfence.config import draft as drafts
+from ringfence.config import names, paths, rules, schema, source, unbuilt, words
+from ringfence.config.draft import Draft
+from ringfence.config.settings import Config, GatewaySettings, SandboxSettings, sealed
+from ringfence.config.shaping import Shaped
+from ringfence.errors import ConfigError
+from ringfence.model import ApprovalRule, Contract, NetworkSpec, Person, SecretSpec, ServerSpec
+
+
+def load(path: Path) -> Config:
+    """Read a configuration file. Raises ConfigError with every problem at once, sorted by place."""
+    absolute = paths.resolve(str(path), Path())
+    text, problems = source.read_file(absolute, str(path))
+    if text is None:
+        raise ConfigError(problems)
+    return _config(text, str(path), absolute, (absolute,))
+
+
+def loads(text: str, *, file: str, base: Path) -> Config:
+    """The same from text: `file` names it in problems, and its relative paths are relative to `base`."""
+    return _config(text, file, paths.resolve(file, base), (), base=base)
+
+
+def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Path | None = None) -> Config:
+    read = source.parse(text, file)
+    if read.value is None and not read.problems:
+        read.value = {}
+    if not isinstance(read.value, dict):
+        if not read.problems:
+            found = source.kind(read.value)
+            read.problems.append(read.problem((), f"a configuration is a mapping, this is {found}"))
+        raise ConfigError(sorted(read.problems))
+    draft = drafts.read(read, path.parent if base is None else paths.resolve("", base))
+    names.check(draft)
+    unbuilt.check(draft)
+    policy = rules.read(draft)
+    contracts = {name: _contract(draft, name, found) for name, found in draft.capabilities.items()}
+    problems = sorted({*read.problems, *draft.elsewhere})
+    if problems:
+        raise ConfigError(problems)
+    config = Config(
+        path=path,
+        environment=draft.file.shape.environment,
+        gateway=_gateway(draft),
+        people={name: _person(name, found.shape) for name, found in draft.people.items()},
+        servers={name: _server(draft, name, found.shape) for name, found in draft.servers.items()},
+        contracts=contracts,
+        networks={name: NetworkSpec(name, tuple(found.shape.allow)) for name, found in draft.networks.items()},
+        secrets={name: _secret(draft, name, found.shape) for name, found in draft.secrets.items()},
+        approvals={name: _approval(name, found.shape) for name, found in draft.approvals.items()},
+        policy=policy,
+        sandbox=_sandbox(draft.sandbox.shape),
+        warnings=tuple(sorted(draft.warnings)),
+        files=(*files, *policy.files),
+    )
+    return sealed(config)
+
+
+def _contract(draft: Draft, name: str, capability: Shaped[schema.Capability]) -> Contract:
+    given = dict(capability.given)
+    # Where several servers are declared, which of them has the tool is known only when they have been asked.
+    if capability.shape.transport == "mcp" and "server" not in given and len(draft.servers) == 1:
+        given["server"] = next(iter(draft.servers))
+    mounts = capability.shape.filesystem.mounts if capability.shape.filesystem is not None else []
+    if mounts:
+        resolved = [{"host": str(paths.resolve(m.host, draft.base)), "at": m.at, "mode": m.mode} for m in mounts]
+        given["filesystem"] = {"mounts": resolved}
+    built, problems = contract.build(name, given)
+    for where, text in problems:
+        # A condition was told by names, at its exact place. And where keys did not fit, those that contradict each
+        # other may only seem to; a pattern is bad by itself.
+        if where != ("idempotent", "key") and (not capability.broken or where[0] == "redact"):
+            draft.problem((*capability.where, *where), text)
+    return built
+
+
+def _gateway(draft: Draft) -> GatewaySettings:
+    shape = draft.gateway.shape
+    host, port = words.listen_address(shape.listen)
+    state = paths.state_folder() if shape.state is None else paths.resolve(shape.state, draft.base)
+    return GatewaySettings(host, port, state, shape.approval_wait_seconds, shape.code_mode)
+
+
+def _person(name: str, shape: schema.Person) -> Person:
+    return Person(name=name, roles=frozenset(shape.roles), os_user=shape.os_user)
+
+
+def _server(draft: Draft, name: str, shape: schema.Server) -> ServerSpec:
+    cwd = None
+    if shape.command is not None:
+        cwd = str(paths.resolve(shape.cwd or "", draft.base))
+    return ServerSpec(
+        name=name,
+        command=tuple(shape.command or ()),
+        url=shape.url,
+        env=dict(shape.env),
+        cwd=cwd,
+        resources=tuple(shape.resources),
+        prompts=tuple(shape.prompts),
+        sampling=shape.sampling,
+        elicitation=shape.elicitation,
+        pins=shape.pins,
+        start_timeout_seconds=shape.start_timeout_seconds,
+        placement="unsafe_host" if shape.placement == "unsafe_host" else "own",
+    )
+
+
+def _secret(draft: Draft, name: str, shape: schema.Secret) -> SecretSpec:
+    options: dict[str, str | tuple[str, ...]] = {}
+    for option in schema.SECRET_OPTIONS[shape.source]:
+        value = cast("str | list[str]", getattr(shape, option))
+        if shape.source == "file" and isinstance(value, str):
+            value = str(paths.resolve(value, draft.base))
+        options[option] = tuple(value) if isinstance(value, list) else value
+    return SecretSpec(name, shape.source, options, tuple(shape.hosts), shape.header)
+
+
+def _approval(name: str, shape: schema.Approval) -> ApprovalRule:
+    return ApprovalRule(
+        name=name,
+        when=shape.when,
+        roles=tuple(shape.roles),
+        expires_seconds=shape.expires_seconds,
+        self_approval=shape.own,
+        people=shape.people,
+    )
+
+
+def _sandbox(shape: schema.Sandbox) -> SandboxSettings:
+    return SandboxSettings(
+        backend=shape.backend,
+        default_timeout_seconds=shape.default_timeout_seconds,
+        max_cpu_cores=shape.max_cpu_cores,
+        max_memory_mb=shape.max_memory_mb,
+        max_disk_mb=shape.max_disk_mb,
+        network_enabled=shape.network_enabled,
+    )

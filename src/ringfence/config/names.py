@@ -1,0 +1,139 @@
+"""What the keys mean together: names that must be defined, and keys that contradict each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from ringfence.config import schema
+from ringfence.config.draft import Draft
+from ringfence.config.nearest import did_you_mean
+from ringfence.config.shaping import Shaped
+from ringfence.config.source import Where
+from ringfence.expression import Expression, ExpressionError
+
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
+    r"gh[pousr]_[A-Za-z0-9]{20}|github_pat_|glpat-|sk-[A-Za-z0-9_-]{16}|xox[abprs]-|(AKIA|ASIA)[A-Z0-9]{16}"
+    r"|AIza[A-Za-z0-9_-]{30}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
+
+
+def check(draft: Draft) -> None:
+    _people(draft)
+    for name, server in draft.servers.items():
+        _server(draft, name, server)
+    for capability in draft.capabilities.values():
+        _capability(draft, capability)
+    for secret in draft.secrets.values():
+        _secret(draft, secret)
+    for approval in draft.approvals.values():
+        _approval(draft, approval)
+
+
+def expect(draft: Draft, where: Where, what: str, known: Collection[str]) -> None:
+    """The name at `where`, the last step of which is the name itself, must be one of `known`."""
+    name = str(where[-1])
+    if name not in known:
+        draft.problem(where, f"no {what} named {name!r}{did_you_mean(name, known)}")
+
+
+def condition(draft: Draft, where: Where, text: str, *, result: str = "bool") -> None:
+    """A condition must compile."""
+    try:
+        Expression(text, result=result)
+    except ExpressionError as exc:
+        draft.source.problems.append(
+            draft.source.problem_inside(where, f"bad expression: {exc.text}", exc.line - 1, exc.column - 1)
+        )
+
+
+def _people(draft: Draft) -> None:
+    accounts: dict[str, str] = {}
+    for name, person in draft.people.items():
+        account = person.shape.os_user
+        if account is None:
+            continue
+        if account in accounts:
+            # One account answering as two people would make two approvals of one.
+            draft.problem((*person.where, "os_user"), f"{account!r} is {accounts[account]!r} already")
+        accounts.setdefault(account, name)
+
+
+def _server(draft: Draft, name: str, server: Shaped[schema.Server]) -> None:
+    shape, where = server.shape, server.where
+    ways = [way for way in ("command", "url", "openapi") if way in server.broken or getattr(shape, way) is not None]
+    if not ways:
+        draft.problem(where, f"server {name!r} has neither command nor url", key=True)
+    for way in ways[1:]:
+        draft.problem((*where, way), f"server {name!r} has {ways[0]} already: one of them", key=True)
+    if shape.base_url is not None and "openapi" not in ways:
+        draft.problem((*where, "base_url"), "belongs to openapi", key=True)
+    for own in ("env", "cwd"):
+        if getattr(shape, own) and "command" not in ways:
+            draft.problem((*where, own), f"{own} is for a server that is started by a command", key=True)
+    if shape.network != "denied":
+        expect(draft, (*where, "network", shape.network), "network", draft.networks)
+    _secret_names(draft, where, shape.secrets)
+    for variable, value in shape.env.items():
+        named = _SECRET_NAME.search(variable) and len(value) >= 8 and not value.startswith(("/", "./", "~"))
+        if named or _SECRET_VALUE.search(value):
+            draft.warn(
+                (*where, "env", variable),
+                f"{variable} looks like a secret: whoever reads this file has it, and so does server {name!r}",
+            )
+
+
+def _secret_names(draft: Draft, where: Where, names: list[str]) -> None:
+    for index, name in enumerate(names):
+        # One name stands by itself, several in a list: the place is found either way.
+        expect(draft, (*where, "secrets", index, name), "secret", draft.secrets)
+
+
+def _capability(draft: Draft, capability: Shaped[schema.Capability]) -> None:
+    shape, where = capability.shape, capability.where
+    if shape.server is not None and shape.transport != "mcp":
+        draft.problem((*where, "server"), f"transport {shape.transport} has no server", key=True)
+    elif shape.server is not None:
+        expect(draft, (*where, "server", shape.server), "server", draft.servers)
+    if shape.network != "denied":
+        expect(draft, (*where, "network", shape.network), "network", draft.networks)
+    if shape.approval is not None:
+        expect(draft, (*where, "approval", shape.approval), "approval", [*draft.approvals, "none", "always"])
+    _secret_names(draft, where, shape.secrets)
+    for effect in ("compensate", "preview"):
+        named = getattr(shape.effects, effect)
+        if named is not None:
+            expect(draft, (*where, "effects", effect, named), "capability", draft.capabilities)
+    if isinstance(shape.idempotent, schema.Idempotent):
+        condition(draft, (*where, "idempotent", "key"), shape.idempotent.key, result="text")
+
+
+def _secret(draft: Draft, secret: Shaped[schema.Secret]) -> None:
+    if "from" in secret.broken:
+        return
+    needed = schema.SECRET_OPTIONS[secret.shape.source]
+    for option in sorted({option for options in schema.SECRET_OPTIONS.values() for option in options}):
+        given = option in secret.broken or getattr(secret.shape, option) is not None
+        if option in needed and not given:
+            draft.problem(secret.where, f"missing key {option!r}: a secret from {secret.shape.source} needs it")
+        elif given and option not in needed:
+            draft.problem(
+                (*secret.where, option), f"{option!r} means nothing for a secret from {secret.shape.source}", key=True
+            )
+
+
+def _approval(draft: Draft, approval: Shaped[schema.Approval]) -> None:
+    shape, where = approval.shape, approval.where
+    if shape.when is not None:
+        condition(draft, (*where, "when"), shape.when)
+    if not draft.people:
+        if shape.people > 1:
+            draft.problem((*where, "people"), f"needs {shape.people} people, and without people: there is one")
+        return
+    roles = set(shape.roles)
+    able = [p for p in draft.people.values() if not roles or roles & set(p.shape.roles) or "roles" in p.broken]
+    if len(able) < shape.people:
+        having = f" with role {' or '.join(shape.roles)}" if roles else ""
+        text = f"needs {shape.people} people{having}, and people: has {len(able)}"
+        draft.problem((*where, "people" if "people" in approval.given else "roles"), text)

@@ -1,0 +1,62 @@
+"""Where things lie when nobody says otherwise. The only file that reads the environment.
+
+The environment gives paths and nothing else: what the configuration file says, no variable changes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ringfence.errors import ConfigError, Problem
+
+CONFIG_NAME = "ringfence.yaml"
+
+
+def default_paths() -> tuple[Path, ...]:
+    """Where the configuration is looked for when none is named; the first that exists is taken."""
+    named = os.environ.get("RINGFENCE_CONFIG")
+    if named:
+        return (_absolute(named),)
+    return (_absolute(CONFIG_NAME), _base("XDG_CONFIG_HOME", ".config") / CONFIG_NAME)
+
+
+def state_folder() -> Path:
+    """Where the state lies unless `gateway.state` says otherwise."""
+    return _base("XDG_STATE_HOME", ".local/state")
+
+
+def key_folder() -> Path:
+    """Where the signing key lies: never in the state folder, whose writer could then sign what it forged."""
+    named = os.environ.get("RINGFENCE_KEYS")
+    return _absolute(named) if named else _base("XDG_CONFIG_HOME", ".config") / "keys"
+
+
+def resolve(text: str, base: Path) -> Path:
+    """A path as a configuration writes it: relative ones are relative to the file's folder."""
+    if text == "~" or text.startswith("~/"):
+        return Path(os.path.normpath(_home() / text[2:]))
+    return Path(os.path.normpath(_absolute(str(base)) / text))
+
+
+def _base(variable: str, otherwise: str) -> Path:
+    given = os.environ.get(variable, "")
+    # The base directory specification: a relative path is invalid and ignored.
+    return (Path(given) if os.path.isabs(given) else _home() / otherwise) / "ringfence"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise ConfigError([Problem("HOME", 1, 1, "is not set, and this account has no home folder")]) from None
+
+
+def _absolute(text: str) -> Path:
+    return Path(os.path.abspath(text))
+
+
+def process_environment() -> dict[str, str]:
+    """What a server process inherits of our environment: enough to run, nothing that could be a credential."""
+    names = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TERM", "TMPDIR")
+    return {name: os.environ[name] for name in names if name in os.environ}

@@ -1,0 +1,269 @@
+"""The shapes of `ringfence.yaml`: every key, its type and its default. `docs/configuration.md` says what each means.
+
+A shape knows nothing of names defined elsewhere in the file; `names` does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+)
+
+from ringfence.config import words
+
+
+def _idempotent_form(value: Any) -> str:
+    return "a mapping" if isinstance(value, dict | Idempotent) else "true or false"
+
+
+Text = Annotated[str, Field(min_length=1)]
+Condition = Annotated[str, Field(min_length=1, max_length=10_000)]
+Word = Annotated[str, AfterValidator(words.word)]
+Glob = Annotated[str, AfterValidator(words.glob)]
+HostPattern = Annotated[str, AfterValidator(words.host_pattern)]
+Variable = Annotated[str, AfterValidator(words.variable)]
+Url = Annotated[str, AfterValidator(words.url)]
+Command = Annotated[list[Text], Field(min_length=1), BeforeValidator(words.argv)]
+SecretNames = Annotated[list[Word], BeforeValidator(words.secret_names)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+class Shape(BaseModel):
+    """Every key is known, and no value is bent to fit."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    placeholders: ClassVar[dict[str, Any]] = {}
+    """Stand in for required keys that are missing, so that the rest can be checked all the same."""
+    meant: ClassVar[dict[str, str]] = {}
+    """What people write from habit, and what it is called here."""
+
+
+# ── Sections ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Gateway(Shape):
+    listen: Annotated[str, AfterValidator(words.listen)] = "127.0.0.1:8700"
+    state: Text | None = None
+    approval_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    code_mode: Annotated[Literal["off", "optional", "on"], BeforeValidator(words.switch)] = "off"
+
+
+class Person(Shape):
+    roles: list[Word] = []
+    os_user: Text | None = None
+
+
+class Agent(Shape):
+    roles: list[Word] = []
+    capabilities: list[Glob] = []
+
+
+class Mount(Shape):
+    host: Text
+    at: Annotated[str, AfterValidator(words.path_inside)]
+    mode: Literal["ro", "rw"] = "ro"
+
+
+class Server(Shape):
+    command: Command | None = None
+    url: Url | None = None
+    openapi: Text | None = None
+    base_url: Url | None = None
+    mounts: list[Mount] = []
+    network: Word = "denied"
+    secrets: SecretNames = []
+    placement: Word = "own"
+    resources: list[Glob] = []
+    prompts: list[Glob] = []
+    sampling: Literal["deny", "ask", "allow"] = "deny"
+    elicitation: Literal["deny", "ask"] = "ask"
+    pins: Literal["accepted", "first_use"] = "accepted"
+    env: dict[Variable, str] = {}
+    cwd: Text | None = None
+    start_timeout_seconds: Annotated[float, Field(gt=0, le=600)] = 30.0
+    meant: ClassVar[dict[str, str]] = {"args": "command", "timeout_seconds": "start_timeout_seconds"}
+
+
+class Filesystem(Shape):
+    mounts: list[Mount] = []
+
+
+class Retry(Shape):
+    attempts: Annotated[int, Field(ge=0, le=10)] = 0
+    on: list[Literal["unavailable"]] = ["unavailable"]
+
+
+class Idempotent(Shape):
+    key: Condition
+
+
+class Rate(Shape):
+    per_minute: Count | None = None
+    burst: Count | None = None
+    concurrent: Count | None = None
+    per_day: Count | None = None
+
+
+class Log(Shape):
+    arguments: Literal["digest", "names", "redacted"] = "digest"
+    result: Literal["digest", "names", "redacted"] = "digest"
+
+
+class Result(Shape):
+    max_bytes: Annotated[int, Field(ge=1, le=100_000_000)] = 1_000_000
+    fields: list[Text] | None = None
+    trust: Literal["trusted", "partial", "untrusted"] = "partial"
+
+
+class Effects(Shape):
+    reversible: bool = False
+    compensate: Word | None = None
+    preview: Word | None = None
+
+
+class Capability(Shape):
+    transport: Literal["mcp", "sandboxed_exec", "direct"] = "mcp"
+    server: Word | None = None
+    tool: Text | None = None
+    mode: Literal["read", "write", "high_risk"] = "write"
+    description: str | None = None
+    network: Word = "denied"
+    filesystem: Annotated[Filesystem | None, BeforeValidator(words.filesystem)] = None
+    secrets: SecretNames = []
+    environments: Annotated[list[Word], Field(min_length=1)] | None = None
+    isolation: Literal["none", "process", "gvisor", "microvm"] | None = None
+    timeout_seconds: Seconds = 30.0
+    retry: Retry = Retry()
+    idempotent: Annotated[
+        Annotated[bool, Tag("true or false")] | Annotated[Idempotent, Tag("a mapping")], Discriminator(_idempotent_form)
+    ] = False
+    rate: Rate = Rate()
+    approval: Word | None = None
+    log: Log = Log()
+    redact: list[Text] = []
+    result: Result = Result()
+    effects: Effects = Effects()
+    labels: list[Word] = []
+    record: Literal["facts", "full"] = "facts"
+
+
+class Network(Shape):
+    allow: list[HostPattern] = []
+    methods: list[Word] | None = None
+    paths: list[Glob] | None = None
+    max_bytes_out: Count | None = None
+
+
+class Secret(Shape):
+    source: Literal["env", "file", "command", "keyring", "vault"] = Field(alias="from")
+    name: Text | None = None
+    path: Text | None = None
+    command: Command | None = None
+    service: Text | None = None
+    field: Text | None = None
+    hosts: list[HostPattern] = []
+    header: Annotated[str, AfterValidator(words.header)] | None = None
+    placeholders: ClassVar[dict[str, Any]] = {"from": "env"}
+
+
+SECRET_OPTIONS: dict[str, tuple[str, ...]] = {
+    "env": ("name",),
+    "file": ("path",),
+    "command": ("command",),
+    "keyring": ("service", "name"),
+    "vault": ("path", "field"),
+}
+"""What each source of a secret must be told."""
+
+
+class Approval(Shape):
+    when: Condition | None = None
+    roles: list[Word] = []
+    expires_seconds: Annotated[float, Field(gt=0, le=2_592_000)] = 3600.0
+    own: bool = Field(default=False, alias="self")
+    people: Annotated[int, Field(ge=1, le=100)] = 1
+
+
+class Rule(Shape):
+    id: Word
+    name: str = ""
+    description: str = ""
+    action: Literal["allow", "audit", "warn", "sandbox", "ask", "deny"]
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 100
+    tool_patterns: list[str] = []
+    argument_patterns: dict[str, str] = {}
+    taint_labels: list[Any] = []
+    conditions: dict[str, Any] = {}
+    when: Condition | None = None
+    agents: list[Glob] = []
+    servers: list[Glob] = []
+    environments: list[Word] = []
+    approval: Word | None = None
+    owasp_asi_id: str | None = None
+    enabled: bool = True
+    placeholders: ClassVar[dict[str, Any]] = {"id": "_", "action": "deny"}
+
+
+class Policy(Shape):
+    preset: Annotated[str, AfterValidator(words.preset)] = "standard"
+    default: Literal["deny", "allow_read"] = "deny"
+    rules: list[Any] | None = []
+    files: list[Text] = []
+
+
+class PolicyFile(Shape):
+    rules: list[Any] | None = []
+
+
+class Sandbox(Shape):
+    backend: Literal["process", "wasm", "oci", "gvisor", "docker", "microvm", "firecracker", "microsandbox", "auto"] = (
+        "process"
+    )
+    default_timeout_seconds: Annotated[float, Field(ge=1, le=86_400)] = 30.0
+    max_cpu_cores: Annotated[float, Field(gt=0, le=1024)] = 1.0
+    max_memory_mb: Annotated[int, Field(ge=64)] = 256
+    max_disk_mb: Annotated[int, Field(ge=64)] = 512
+    network_enabled: bool = False
+    allowed_egress_domains: list[HostPattern] = []
+    docker_image: Text | None = None
+    firecracker_kernel_path: Text | None = None
+    firecracker_rootfs_path: Text | None = None
+
+
+class File(Shape):
+    """The whole file; each entry of the mappings is read by itself, see ENTRIES."""
+
+    version: Annotated[int, AfterValidator(words.version)] = 1
+    environment: Word = "development"
+    gateway: Any = None
+    people: Any = None
+    agents: Any = None
+    servers: Any = None
+    capabilities: Any = None
+    networks: Any = None
+    secrets: Any = None
+    approvals: Any = None
+    policy: Any = None
+    sandbox: Any = None
+    meant: ClassVar[dict[str, str]] = {"rules": "policy.rules", "mcpServers": "servers", "tools": "capabilities"}
+
+
+SECTIONS: dict[str, type[Shape]] = {"gateway": Gateway, "policy": Policy, "sandbox": Sandbox}
+ENTRIES: dict[str, type[Shape]] = {
+    "people": Person,
+    "agents": Agent,
+    "servers": Server,
+    "capabilities": Capability,
+    "networks": Network,
+    "secrets": Secret,
+    "approvals": Approval,
+}

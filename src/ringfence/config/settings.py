@@ -1,0 +1,81 @@
+"""The configuration as the rest of the program sees it: checked, complete, and frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ringfence import canonical
+from ringfence.errors import Problem
+from ringfence.model import ApprovalRule, Contract, NetworkSpec, Person, Rule, SecretSpec, ServerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    host: str
+    port: int
+    state: Path
+    """Absolute."""
+    approval_wait_seconds: float = 30.0
+    code_mode: Literal["off", "optional", "on"] = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    preset: str = "standard"
+    default: Literal["deny", "allow_read"] = "deny"
+    rules: tuple[Rule, ...] = ()
+    """Those of the file itself, then those of the policy files, in order."""
+    files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSettings:
+    backend: str = "process"
+    default_timeout_seconds: float = 30.0
+    max_cpu_cores: float = 1.0
+    max_memory_mb: int = 256
+    max_disk_mb: int = 512
+    network_enabled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    path: Path
+    """Absolute; relative paths in the file are relative to its folder."""
+    environment: str
+    gateway: GatewaySettings
+    people: Mapping[str, Person]
+    servers: Mapping[str, ServerSpec]
+    contracts: Mapping[str, Contract]
+    networks: Mapping[str, NetworkSpec]
+    secrets: Mapping[str, SecretSpec]
+    approvals: Mapping[str, ApprovalRule]
+    policy: PolicySettings
+    sandbox: SandboxSettings
+    warnings: tuple[Problem, ...] = ()
+    """What loads, but every call to which will be refused."""
+    files: tuple[Path, ...] = ()
+    """Every file that was read: the configuration and its policy files."""
+    digest: str = ""
+    """Of everything that matters to a call; comments and the order of keys do not."""
+
+
+def sealed(config: Config) -> Config:
+    """The configuration with the digest of what it says."""
+    said = {
+        name: value for name, value in asdict(config).items() if name not in ("path", "warnings", "files", "digest")
+    }
+    return replace(config, digest=canonical.digest(_plain(said)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,150 @@
+"""What single words of the file may look like: names, hosts, addresses, URLs, patterns. Each raises ValueError."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from ringfence.config.nearest import did_you_mean
+from ringfence.policy import PRESETS
+
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_HOST_PORT = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]+)(?::(0|[1-9][0-9]{0,4}))?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+def word(text: str) -> str:
+    """A name of the operator's own making."""
+    if not _WORD.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} is not a name: letters, digits, '_', '-', '.' and '@', at most 128")
+    return text
+
+
+def glob(text: str) -> str:
+    """A pattern of `*`, `?` and `[…]`."""
+    if not text:
+        raise ValueError("an empty pattern matches nothing")
+    if text.count("[") != text.count("]"):
+        raise ValueError(f"bad pattern {text[:80]!r}: a '[' without its ']'")
+    return text
+
+
+def _host(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text.strip("[]")))
+    except ValueError:
+        pass
+    labels = text.removesuffix(".").split(".")
+    if len(text) > 253 or not all(_LABEL.fullmatch(label) for label in labels) or labels[-1].isdecimal():
+        raise ValueError(f"{text[:80]!r} is not a host")
+    return text
+
+
+def _split(text: str) -> tuple[str, int | None]:
+    match = _HOST_PORT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:80]!r} is not host:port")
+    port = None if match[2] is None else int(match[2])
+    if port is not None and port > 65535:
+        raise ValueError(f"{port} is not a port")
+    return match[1], port
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """`host:port` of an address to listen on; port 0 takes a free one. Raises ValueError."""
+    host, port = _split(text)
+    if port is None:
+        raise ValueError(f"{text[:80]!r} names no port: write host:port")
+    return _host(host), port
+
+
+def listen(text: str) -> str:
+    listen_address(text)
+    return text
+
+
+def host_pattern(text: str) -> str:
+    """An entry of `networks.allow` or `secrets.hosts`."""
+    host, port = _split(text)
+    if port == 0:
+        raise ValueError("0 is not a port")
+    if not host.startswith("*."):
+        _host(host)
+    elif not re.search("[A-Za-z]", _host(host[2:]).rpartition(".")[2]):
+        raise ValueError(f"{text[:80]!r}: '*.' stands before a domain, not before an address")
+    return text
+
+
+def url(text: str) -> str:
+    """An http(s) URL without a password in it."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"{text[:80]!r} is not an http:// or https:// URL")
+    _ = parts.port  # raises ValueError where it is none
+    _host(parts.hostname or "")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a URL must not carry a user or password")
+    if parts.fragment or re.search(r"\s", text):
+        raise ValueError(f"{text[:80]!r} is not the URL of a server")
+    return text
+
+
+def variable(text: str) -> str:
+    if not _VARIABLE.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} is not a variable's name")
+    return text
+
+
+def header(text: str) -> str:
+    if not _HEADER.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} is not a header's name")
+    return text
+
+
+def path_inside(text: str) -> str:
+    if not text.startswith("/") or ".." in text.split("/"):
+        raise ValueError(f"{text[:80]!r} must be an absolute path without '..'")
+    return text
+
+
+def preset(text: str) -> str:
+    if text not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise ValueError(f"must be one of {known}; this is {text[:80]!r}{did_you_mean(text, PRESETS)}")
+    return text
+
+
+def version(number: int) -> int:
+    if number != 1:
+        raise ValueError(f"this Ringfence reads version 1, not {number}")
+    return number
+
+
+def argv(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError("write a list: [program, argument, …]")
+    return value
+
+
+def switch(value: Any) -> Any:
+    """`true` and `false` for `on` and `off`."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def secret_names(value: Any) -> Any:
+    """`none`, one name, or a list of names."""
+    if isinstance(value, str):
+        return [] if value == "none" else [value]
+    return value
+
+
+def filesystem(value: Any) -> Any:
+    if isinstance(value, str):
+        if value != "workspace_only":
+            raise ValueError(f"must be workspace_only or {{mounts: […]}}; this is {value[:80]!r}")
+        return None
+    return value

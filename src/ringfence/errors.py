@@ -1,0 +1,91 @@
+"""Every error that crosses one of our module borders, classified by who must act.
+
+    RingfenceError
+    ├── ConfigError      the operator: the file is wrong; carries every problem with its place
+    ├── Refused          the caller: this call may not run as it stands; becomes an Outcome
+    │   └── UpstreamFailed   the server answered with an error of its own
+    ├── Unavailable      the operator or time: something needed is not there; it never ran
+    ├── OutcomeUnknown   a person: it may have run; the answer was lost
+    ├── StoreError       the operator: the record could not be written, so nothing ran on it
+    └── TamperError      the auditor: the log does not verify
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ringfence.model import Status
+
+
+class RingfenceError(Exception):
+    """Base of all."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One thing wrong in a file."""
+
+    file: str
+    line: int
+    column: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}: {self.text}"
+
+
+class ConfigError(RingfenceError):
+    """The configuration cannot be used. Lists all problems at once."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(str(p) for p in problems))
+        self.problems = problems
+
+
+class Refused(RingfenceError):
+    """A step of the way refuses the call; the pipeline turns it into the Outcome it names."""
+
+    def __init__(
+        self, status: Status, reason_code: str, message: str, *, approval_id: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason_code = reason_code
+        self.message = message
+        self.approval_id = approval_id
+
+
+class UpstreamFailed(Refused):
+    """The server answered the request with a JSON-RPC error."""
+
+    def __init__(self, reason_code: str, code: int, message: str, data: Any = None) -> None:
+        super().__init__(Status.FAILED, reason_code, message)
+        self.code = code
+        self.data = data
+
+
+class Unavailable(RingfenceError):
+    """Something needed is missing or down, and the work provably never started."""
+
+    def __init__(self, reason_code: str, message: str) -> None:
+        super().__init__(message)
+        self.reason_code = reason_code
+        self.message = message
+
+
+class OutcomeUnknown(RingfenceError):
+    """The request left us and no answer came back."""
+
+    def __init__(self, reason_code: str, message: str) -> None:
+        super().__init__(message)
+        self.reason_code = reason_code
+        self.message = message
+
+
+class StoreError(RingfenceError):
+    """The state could not be read or written."""
+
+
+class TamperError(RingfenceError):
+    """An audit log or export is not what was written."""

@@ -1,0 +1,117 @@
+"""Conditions in CEL, checked for names and types when the configuration is read.
+
+One language for `rules[].when`, `approvals.when` and `idempotent.key`. The engine returns a run-time error as a
+value instead of raising it; here it is always raised, so that no caller can take an error for a yes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cel_expr_python import cel
+
+from ringfence.model import Call, Contract, Json
+
+_DYN_MAP = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
+_VARIABLES = {
+    "call": _DYN_MAP,
+    "args": _DYN_MAP,
+    "agent": _DYN_MAP,
+    "contract": _DYN_MAP,
+    "environment": cel.Type.STRING,
+}
+_env = cel.NewEnv(variables=_VARIABLES)
+_PLACE = re.compile(r"^.*?<input>:(\d+):(\d+): (.*)$", re.MULTILINE)
+
+
+class ExpressionError(ValueError):
+    """A condition that does not compile (with its place) or failed when it was evaluated."""
+
+    def __init__(self, text: str, line: int = 1, column: int = 1) -> None:
+        super().__init__(text)
+        self.text = text
+        self.line = line
+        self.column = column
+
+
+class Expression:
+    """A compiled condition or key."""
+
+    def __init__(self, source: str, *, result: str = "bool") -> None:
+        self.source = source
+        try:
+            self._program = _env.compile(source)
+        except Exception as exc:  # the binding raises plain RuntimeError and friends for every compile error
+            raise _compile_error(exc) from None
+        kind = self._program.return_type()
+        if result == "bool" and kind not in (cel.Type.BOOL, cel.Type.DYN):
+            raise ExpressionError(f"a condition must be true or false, this is {kind.name().lower()}")
+
+    def test(self, variables: Mapping[str, Any]) -> bool:
+        """True or False; anything else, an error included, raises ExpressionError."""
+        value = self._evaluate(variables)
+        if value is True or value is False:
+            return value
+        raise ExpressionError(f"{self.source!r} gave {type(value).__name__}, not true or false")
+
+    def text(self, variables: Mapping[str, Any]) -> str:
+        """The value as text, for a key."""
+        value = self._evaluate(variables)
+        if isinstance(value, str | int | float) and not isinstance(value, bool) and value != "":
+            return str(value)
+        raise ExpressionError(f"{self.source!r} gave no usable key")
+
+    def _evaluate(self, variables: Mapping[str, Any]) -> Any:
+        try:
+            value = self._program.eval(data=dict(variables))
+            if value.type() == cel.Type.ERROR:
+                raise ExpressionError(f"{self.source!r} failed: {value.value()}")
+            return value.value()
+        except ExpressionError:
+            raise
+        except Exception as exc:  # a value that the binding cannot convert is an error of the condition too
+            raise ExpressionError(f"{self.source!r} failed: {exc}") from None
+
+
+def _compile_error(exc: Exception) -> ExpressionError:
+    match = _PLACE.search(str(exc))
+    if match is None:
+        return ExpressionError(str(exc).strip() or type(exc).__name__)
+    text = re.sub(r" \(in container ''\)", "", match.group(3))
+    return ExpressionError(text, int(match.group(1)), int(match.group(2)))
+
+
+def variables(call: Call, contract: Contract, environment: str) -> Json:
+    """What a condition can see of a call."""
+    principal = call.principal
+    return {
+        "call": {
+            "tool": call.tool,
+            "kind": call.kind,
+            "origin": call.origin,
+            "server": contract.server or "",
+            "session": call.session or "",
+            "idempotent": call.idempotency_key is not None,
+        },
+        "args": call.arguments,
+        "agent": {
+            "name": principal.agent,
+            "tenant": principal.tenant,
+            "person": principal.person or "",
+            "roles": sorted(principal.roles),
+        },
+        "contract": {
+            "name": contract.name,
+            "server": contract.server or "",
+            "tool": contract.tool,
+            "mode": str(contract.mode),
+            "transport": str(contract.transport),
+            "network": contract.network,
+            "labels": list(contract.labels),
+            "secrets": list(contract.secrets),
+            "reversible": contract.effects.reversible,
+        },
+        "environment": environment,
+    }

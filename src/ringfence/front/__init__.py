@@ -1,0 +1,1 @@
+"""Protocol in, Call out; Outcome in, protocol out."""

@@ -1,0 +1,336 @@
+"""Streamable HTTP, both revisions on one endpoint, on the SDK's kernel.
+
+Ours instead of the SDK's transport because the bytes must be read strictly before anything trusts them, because Host
+and Origin are checked on every bind address, and because a call that just ends should cost one plain JSON answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+from mcp.server.connection import Connection
+from mcp.server.runner import modern_error_data, serve_one
+from mcp.shared.inbound import (
+    ERROR_CODE_HTTP_STATUS,
+    InboundLadderRejection,
+    classify_inbound_request,
+    find_duplicated_routing_header,
+    unsupported_protocol_version_rejection,
+    validate_mcp_param_headers,
+)
+from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
+from starlette.types import Message, Receive, Scope, Send
+
+from ringfence import canonical
+from ringfence.front.exchange import Exchange, encode
+from ringfence.front.inbound import Inbound
+from ringfence.front.mcp import McpFront
+from ringfence.front.session import Session, Sessions
+from ringfence.model import Json, Principal
+from ringfence.upstream.link import HANDSHAKES
+
+log = logging.getLogger("ringfence.front")
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+_CANCELLED = -32800
+Identify = Callable[[Scope], Principal | None]
+
+
+class HttpFront:
+    """The ASGI application behind `/mcp`."""
+
+    def __init__(self, front: McpFront, identify: Identify, hosts: frozenset[str], port: int) -> None:
+        self._front = front
+        self._identify = identify
+        self._hosts = hosts
+        self._port = port
+        self.sessions = Sessions(front)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {k.decode("latin-1"): v.decode("latin-1").strip(" \t") for k, v in scope["headers"]}
+        refusal = self.foreign(headers)
+        if refusal is not None:
+            await refusal(send)
+            return
+        principal = self._identify(scope)
+        if principal is None:
+            await _plain(send, 403, "this gateway serves the programs of its own user only")
+            return
+        version = headers.get("mcp-protocol-version")
+        if version is not None and version not in HANDSHAKES:
+            await self._modern(scope, headers, principal, receive, send)
+        elif scope["method"] == "POST":
+            await self._post(headers, principal, receive, send)
+        elif scope["method"] in ("GET", "DELETE"):
+            await self._session_request(scope["method"], headers, principal, receive, send)
+        else:
+            await _plain(send, 405, "method not allowed", [(b"allow", b"GET, POST, DELETE")])
+
+    def foreign(self, headers: dict[str, str]) -> Callable[[Send], Awaitable[None]] | None:
+        """A page in a browser must not reach us through a name or an origin that is not ours."""
+        host = headers.get("host", "").lower()
+        if host not in self._own():
+            return lambda send: _plain(send, 421, "Host is not this gateway")
+        origin = headers.get("origin")
+        if origin is not None and origin.lower() not in {f"http://{h}" for h in self._own()}:
+            return lambda send: _plain(send, 403, "Origin is not this gateway")
+        return None
+
+    def _own(self) -> set[str]:
+        return {f"{h}:{self._port}" for h in self._hosts}
+
+    # ── handshake era ─────────────────────────────────────────────────────────────────────────────
+
+    async def _post(self, headers: dict[str, str], principal: Principal, receive: Receive, send: Send) -> None:
+        message = await _read(headers, receive, send)
+        if message is None:
+            return
+        value, fault = message
+        if value.get("method") == "initialize" and "id" in value:
+            session = self.sessions.create(principal)
+            if session is None:
+                await _error(send, 503, INVALID_REQUEST, "too many sessions are open")
+                return
+            if await self._request(session, value, fault, receive, send):
+                self.sessions.keep(session)
+            return
+        session = await self._find(headers, principal, send)
+        if session is None:
+            return
+        if "method" not in value:
+            session.answered(value)
+            await _accepted(send)
+        elif "id" not in value:
+            await _accepted(send)
+            await self._notification(session, value)
+        else:
+            await self._request(session, value, fault, receive, send)
+
+    async def _find(self, headers: dict[str, str], principal: Principal, send: Send) -> Session | None:
+        ident = headers.get("mcp-session-id")
+        if ident is None:
+            await _error(send, 400, INVALID_REQUEST, "Mcp-Session-Id is missing")
+            return None
+        session = self.sessions.get(ident, principal)
+        if session is None:
+            await _error(send, 404, INVALID_REQUEST, "Session not found")
+        return session
+
+    async def _notification(self, session: Session, value: Json) -> None:
+        params = value.get("params")
+        params = params if isinstance(params, dict) else {}
+        if value["method"] == "notifications/cancelled":
+            session.cancel(params.get("requestId"))
+            return
+        exchange = Exchange(None, params, None, _nowhere)
+        await session.runner.on_notify(exchange, value["method"], params)
+
+    async def _request(self, session: Session, value: Json, fault: str | None, receive: Receive, send: Send) -> bool:
+        """Serve one request; True if it was answered with a result."""
+        ident = value["id"]
+        if ident in session.in_flight:
+            await _error(send, 400, INVALID_REQUEST, f"request id {ident!r} is in use", ident)
+            return False
+        exchange = Exchange(ident, value.get("params"), session, send)
+        exchange.headers.append((b"mcp-session-id", session.id.encode()))
+        inbound = session.inbound(fault)
+        inbound.outbound = exchange
+        exchange.message_metadata.request_context = inbound
+        session.busy += 1
+        reply: Json = {"error": {"code": _CANCELLED, "message": "Request cancelled"}}
+        try:
+            async with anyio.create_task_group() as group:
+                # A lost connection is no cancellation in this era; the call goes on and is recorded.
+                group.start_soon(exchange.keep_alive, receive, None)
+                with anyio.CancelScope() as scope:
+                    session.in_flight[ident] = (scope, exchange)
+                    reply = await _outcome(session.runner.on_request(exchange, value["method"], _params(value)))
+                await exchange.finish({"jsonrpc": "2.0", "id": ident, **reply}, 200)
+                group.cancel_scope.cancel()
+        finally:
+            session.busy -= 1
+            session.in_flight.pop(ident, None)
+        return "result" in reply
+
+    async def _session_request(
+        self, method: str, headers: dict[str, str], principal: Principal, receive: Receive, send: Send
+    ) -> None:
+        session = await self._find(headers, principal, send)
+        if session is None:
+            return
+        if method == "DELETE":
+            await self.sessions.end(session)
+            await _plain(send, 200, "")
+        elif "text/event-stream" not in headers.get("accept", ""):
+            await _error(send, 406, INVALID_REQUEST, "the client must accept text/event-stream")
+        elif not await session.stream(receive, send):
+            await _error(send, 409, INVALID_REQUEST, "this session has a stream already")
+
+    # ── 2026-07-28 ────────────────────────────────────────────────────────────────────────────────
+
+    async def _modern(
+        self, scope: Scope, headers: dict[str, str], principal: Principal, receive: Receive, send: Send
+    ) -> None:
+        if scope["method"] != "POST":
+            await _plain(send, 405, "method not allowed", [(b"allow", b"POST")])
+            return
+        message = await _read(headers, receive, send)
+        if message is None:
+            return
+        value, fault = message
+        if "method" not in value:
+            await _error(send, 400, INVALID_REQUEST, "the body must be one request or notification")
+        elif "id" not in value:
+            rejection = unsupported_protocol_version_rejection(headers.get("mcp-protocol-version", ""))
+            await (_accepted(send) if rejection is None else _reject(send, rejection, None))
+        else:
+            await self._single(scope, headers, principal, (value, fault), receive, send)
+
+    async def _single(
+        self,
+        scope: Scope,
+        headers: dict[str, str],
+        principal: Principal,
+        message: tuple[Json, str | None],
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        value, fault = message
+        route = self._route(scope, headers, value)
+        if isinstance(route, InboundLadderRejection):
+            await _reject(send, route, value["id"])
+            return
+        exchange = Exchange(value["id"], value.get("params"), None, send)
+        inbound = Inbound(principal, "mcp-http", fault=fault, outbound=exchange)
+        exchange.message_metadata.request_context = inbound
+        connection = Connection.from_envelope(route.protocol_version, route.client_info, route.client_capabilities)
+        work = serve_one(
+            self._front.server, exchange, value["method"], _params(value), connection=connection, lifespan_state=None
+        )
+        async with anyio.create_task_group() as group:
+            # Closing the connection is how a client of this era cancels.
+            group.start_soon(exchange.keep_alive, receive, group.cancel_scope)
+            reply = await _outcome(work)
+            status = ERROR_CODE_HTTP_STATUS.get(reply["error"]["code"], 200) if "error" in reply else 200
+            await exchange.finish({"jsonrpc": "2.0", "id": value["id"], **reply}, status)
+            group.cancel_scope.cancel()
+
+    def _route(self, scope: Scope, headers: dict[str, str], value: Json) -> Any:
+        raw = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"]]
+        duplicated = find_duplicated_routing_header(raw)
+        if duplicated is not None:
+            return InboundLadderRejection(HEADER_MISMATCH, f"{duplicated} header appears more than once")
+        route = classify_inbound_request(value, headers=headers)
+        if isinstance(route, InboundLadderRejection) or value["method"] != "tools/call":
+            return route
+        params = value["params"]
+        arguments = params.get("arguments") or {}
+        if isinstance(params.get("name"), str) and isinstance(arguments, dict):
+            schema = self._front.shelf.input_schema(params["name"])
+            if schema is not None and "x-mcp-header" in str(schema):
+                return validate_mcp_param_headers(schema, arguments, headers) or route
+        return route
+
+
+def _params(value: Json) -> Json | None:
+    params = value.get("params")
+    return params if isinstance(params, dict) else None
+
+
+async def _outcome(work: Awaitable[Json]) -> Json:
+    """A handler's result or error as the members of a JSON-RPC response."""
+    try:
+        return {"result": await work}
+    except Exception as exc:  # the edge: whatever a handler raises becomes an error answer, details stay in our log
+        error = modern_error_data(exc)
+        return {"error": error.model_dump(mode="json", exclude_none=True)}
+
+
+async def _read(headers: dict[str, str], receive: Receive, send: Send) -> tuple[Json, str | None] | None:
+    """The JSON-RPC message of a POST, and what is wrong with its bytes if it is a call all the same."""
+    accept = headers.get("accept", "")
+    if "*/*" not in accept and not ("application/json" in accept and "text/event-stream" in accept):
+        await _error(send, 406, INVALID_REQUEST, "the client must accept application/json and text/event-stream")
+        return None
+    if not headers.get("content-type", "").lower().startswith("application/json"):
+        await _error(send, 415, INVALID_REQUEST, "Content-Type must be application/json")
+        return None
+    body = await _body(headers, receive)
+    if body is None:
+        await _error(send, 413, INVALID_REQUEST, f"the body is larger than {MAX_BODY_BYTES} bytes")
+        return None
+    fault: str | None = None
+    try:
+        value = canonical.loads(body)
+    except canonical.NotCanonical as exc:
+        value, fault = exc.value, str(exc)
+        if not isinstance(value, dict) or value.get("method") != "tools/call":
+            await _error(send, 400, PARSE_ERROR, f"Parse error: {exc}")
+            return None
+    ident = value.get("id") if isinstance(value, dict) else None
+    if (
+        not isinstance(value, dict)
+        or value.get("jsonrpc") != "2.0"
+        or not isinstance(value.get("method", ""), str)
+        or ("id" in value and (isinstance(ident, bool) or not isinstance(ident, str | int)))
+        or not isinstance(value.get("params", {}), dict)
+    ):
+        code = INVALID_PARAMS if isinstance(value, dict) and "params" in value else INVALID_REQUEST
+        await _error(send, 400, code, "the body must be a single JSON-RPC message")
+        return None
+    return value, fault
+
+
+async def _body(headers: dict[str, str], receive: Receive) -> bytes | None:
+    declared = headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
+        return None
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message: Message = await receive()
+        if message["type"] != "http.request":
+            return b""
+        part = message.get("body", b"")
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            return None
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _reject(send: Send, rejection: InboundLadderRejection, ident: Any) -> None:
+    status = ERROR_CODE_HTTP_STATUS.get(rejection.code, 400)
+    await _error(send, status, rejection.code, rejection.message, ident, rejection.data)
+
+
+async def _error(send: Send, status: int, code: int, message: str, ident: Any = None, data: Any = None) -> None:
+    error: Json = {"code": code, "message": message}
+    if data is not None:
+        error["data"] = data
+    body = encode({"jsonrpc": "2.0", "id": ident, "error": error})
+    await _respond(send, status, body, b"application/json")
+
+
+async def _plain(send: Send, status: int, text: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    await _respond(send, status, text.encode(), b"text/plain; charset=utf-8", headers)
+
+
+async def _accepted(send: Send) -> None:
+    await _respond(send, 202, b"", b"application/json")
+
+
+async def _respond(
+    send: Send, status: int, body: bytes, kind: bytes, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    fields = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *(headers or [])]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _nowhere(message: Message) -> None:
+    return None

@@ -1,0 +1,131 @@
+"""The listening socket: uvicorn, with the kernel's word on who connected."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ringfence.errors import Unavailable
+from ringfence.front.http import HttpFront, Identify
+from ringfence.identity import peer_uid
+from ringfence.model import Principal
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+class PeerProtocol(HttpToolsProtocol):
+    """Remembers, for as long as a connection lives, which user made it."""
+
+    uids: ClassVar[dict[tuple[str, int], int | None]] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.client is not None and self.server is not None and self.server[1] is not None:
+            self.uids[self.client] = peer_uid(self.client, (self.server[0], self.server[1]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.client is not None:
+            self.uids.pop(self.client, None)
+        super().connection_lost(exc)
+
+
+def same_user(agent: Principal) -> Identify:
+    """An identifier of callers: whoever is of our own user is the local agent; nobody else is anybody."""
+    mine = os.getuid()
+
+    def identify(scope: Scope) -> Principal | None:
+        client = scope.get("client")
+        return agent if client is not None and PeerProtocol.uids.get(tuple(client)) == mine else None
+
+    return identify
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Bind before anything is announced, so that a taken port is a clear error and port 0 gets its number."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named TCP, or the event loop does not switch Nagle off and every answer waits for an acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), port))
+    except OSError as exc:
+        listener.close()
+        raise Unavailable("listen", f"cannot listen on {host}:{port}: {exc.strerror}") from None
+    listener.set_inheritable(False)
+    return listener
+
+
+def application(mcp: HttpFront, ready: dict[str, bool]) -> Starlette:
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok" if ready["ready"] else "starting"}, 200 if ready["ready"] else 503)
+
+    async def console(request: Request) -> Response:
+        text = (
+            "The console is not part of this version. Answer approvals in a terminal:\n\n"
+            "    ringfence approvals list\n    ringfence approvals approve ID\n"
+        )
+        return PlainTextResponse(text, 501)
+
+    return Starlette(
+        routes=[
+            Route("/mcp", endpoint=_asgi(mcp)),
+            Route("/healthz", endpoint=health),
+            Route("/console", endpoint=console),
+            Route("/console/{rest:path}", endpoint=console),
+        ]
+    )
+
+
+class _asgi:
+    """Starlette takes an object with `__call__` as a plain ASGI endpoint for every method."""
+
+    def __init__(self, app: HttpFront) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: object, send: object) -> None:
+        await self._app(scope, receive, send)  # type: ignore[arg-type]
+
+
+class Listener(uvicorn.Server):
+    """uvicorn without its own signal handling: the caller decides when to stop."""
+
+    def __init__(self, app: Starlette) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=PeerProtocol,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=3,
+                server_header=False,
+                date_header=False,
+                limit_concurrency=2000,
+                h11_max_incomplete_event_size=64 * 1024,
+            )
+        )
+
+    def capture_signals(self) -> AbstractAsyncContextManager[None]:  # type: ignore[override]
+        return _no_capture()  # type: ignore[return-value]
+
+    async def run_on(self, sockets: Iterable[socket.socket]) -> None:
+        await self.serve(sockets=list(sockets))
+
+
+class _no_capture:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None: ...

@@ -1,0 +1,260 @@
+"""MCP on the SDK's low-level server: one middleware sees every request before the SDK's types do.
+
+It answers whatever concerns what lies behind the gateway, with raw dicts, so that unknown fields, content types and
+schemas pass unchanged; the handshake, discovery, ping and subscriptions stay the SDK's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio.abc
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ServerEvent
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS, SubscriptionsListenRequestParams, SubscriptionsListenResult
+
+from ringfence import canonical
+from ringfence.errors import RingfenceError
+from ringfence.front import wire
+from ringfence.front.inbound import LOG_LEVEL_KEY, LOG_LEVELS, ClientChannel, Inbound, PausableChannel
+from ringfence.front.paused import Paused
+from ringfence.front.shelf import Shelf
+from ringfence.model import Call, CallKind, Json, Outcome, Principal
+from ringfence.pipeline import Pipeline
+from ringfence.upstream.link import MODERN
+from ringfence.upstream.pool import Pool
+
+log = logging.getLogger("ringfence.front")
+
+Context = ServerRequestContext[Any, Any]
+_HANDSHAKE_ONLY = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
+_QUESTIONS = ("elicitation", "sampling", "roots")
+
+
+class McpFront:
+    """Turns MCP requests into calls. One object serves every transport and both revisions."""
+
+    def __init__(self, pipeline: Pipeline, pool: Pool, group: anyio.abc.TaskGroup, version: str) -> None:
+        self._pipeline = pipeline
+        self._pool = pool
+        self.shelf = Shelf(pipeline, pool)
+        self._paused = Paused(pipeline, group)
+        self._buses: dict[str, InMemorySubscriptionBus] = {}
+        self._listeners: dict[str, ListenHandler] = {}
+        self._methods: dict[str, Callable[[Context, Inbound], Awaitable[Json]]] = {
+            "tools/list": self._list_tools,
+            "tools/call": self._call_tool,
+            "resources/list": self._list_resources,
+            "resources/templates/list": self._list_templates,
+            "resources/read": self._resource,
+            "resources/subscribe": self._subscribe,
+            "resources/unsubscribe": self._unsubscribe,
+            "prompts/list": self._list_prompts,
+            "prompts/get": self._prompt,
+            "completion/complete": self._complete,
+            "logging/setLevel": self._set_level,
+        }
+        self.server: Server[Any] = Server(
+            "ringfence",
+            version=version,
+            get_tool_input_schema=self.shelf.input_schema,
+            on_subscriptions_listen=self._listen,
+        )
+        for method in self._methods:
+            # Registered so that the SDK derives the capabilities; the middleware answers before they are reached.
+            self.server.add_request_handler(method, SubscriptionsListenRequestParams, _unreachable)
+        self.server.middleware[:] = [self._middleware]
+        self._stamp = self.server.server_info_stamp
+
+    @property
+    def init_options(self) -> InitializationOptions:
+        changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+        return self.server.create_initialization_options(changes)
+
+    async def _middleware(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        handler = self._methods.get(ctx.method)
+        modern = ctx.protocol_version == MODERN
+        if handler is None or ctx.request_id is None or (modern and ctx.method in _HANDSHAKE_ONLY):
+            return await call_next(ctx)
+        if not modern and ctx.session.client_params is None:
+            raise MCPError(INVALID_PARAMS, "the session is not initialized")
+        inbound = ctx.request
+        assert isinstance(inbound, Inbound)
+        result = await handler(ctx, inbound)
+        return wire.stamp(result, ctx.method, self._stamp) if modern else wire.unstamp(result)
+
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def _call_tool(self, ctx: Context, inbound: Inbound) -> Json:
+        params = dict(ctx.params or {})
+        name, arguments = params.get("name"), params.get("arguments")
+        fault = inbound.fault
+        if not isinstance(name, str):
+            fault, name = fault or "the tool's name must be a string", ""
+        if arguments is None:
+            arguments = {}
+        if not isinstance(arguments, dict):
+            fault, arguments = fault or "arguments must be an object", {}
+        call = self._make(ctx, inbound, "tool", name, arguments, None)
+        outcome = await self._run(ctx, inbound, call if fault is None else wire.with_fault(call, fault))
+        return outcome if isinstance(outcome, dict) else wire.tool_result(outcome, call)
+
+    async def _resource(self, ctx: Context, inbound: Inbound) -> Json:
+        uri = (ctx.params or {}).get("uri")
+        if not isinstance(uri, str):
+            raise MCPError(INVALID_PARAMS, "uri must be a string")
+        server = await self.shelf.resource_server(inbound.principal, uri)
+        return await self._item(ctx, inbound, self._make(ctx, inbound, "resource", uri, {"uri": uri}, server))
+
+    async def _prompt(self, ctx: Context, inbound: Inbound) -> Json:
+        params = dict(ctx.params or {})
+        name = params.get("name")
+        if not isinstance(name, str):
+            raise MCPError(INVALID_PARAMS, "name must be a string")
+        server, own = self.shelf.prompt(name) or (None, name)
+        wanted: Json = {"name": own}
+        if isinstance(params.get("arguments"), dict):
+            wanted["arguments"] = params["arguments"]
+        return await self._item(ctx, inbound, self._make(ctx, inbound, "prompt", name, wanted, server))
+
+    async def _complete(self, ctx: Context, inbound: Inbound) -> Json:
+        params = {k: v for k, v in (ctx.params or {}).items() if k in ("ref", "argument", "context")}
+        ref = params.get("ref")
+        ref = ref if isinstance(ref, dict) else {}
+        server: str | None = None
+        if ref.get("type") == "ref/prompt":
+            found = self.shelf.prompt(str(ref.get("name")))
+            if found is not None:
+                server, params["ref"] = found[0], {**ref, "name": found[1]}
+        elif isinstance(ref.get("uri"), str):
+            server = await self.shelf.resource_server(inbound.principal, ref["uri"])
+        target = str(ref.get("name") or ref.get("uri") or "")
+        return await self._item(ctx, inbound, self._make(ctx, inbound, "completion", target, params, server))
+
+    async def _item(self, ctx: Context, inbound: Inbound, call: Call) -> Json:
+        outcome = await self._run(ctx, inbound, call)
+        if isinstance(outcome, dict):
+            return outcome
+        if outcome.ok and outcome.result is not None:
+            return wire.with_meta(outcome.result, outcome, call)
+        raise wire.item_error(outcome, call, ctx.protocol_version)
+
+    def _make(
+        self, ctx: Context, inbound: Inbound, kind: CallKind, tool: str, arguments: Json, server: str | None
+    ) -> Call:
+        meta = ctx.params.get("_meta") if ctx.params else None
+        meta = meta if isinstance(meta, dict) else {}
+        key = meta.get("ringfence/idempotency_key")
+        inputs = ctx.params.get("inputResponses") if ctx.params else None
+        forwarded = wire.forwardable(meta)
+        if ctx.protocol_version != MODERN:
+            forwarded[LOG_LEVEL_KEY] = inbound.log_level[0]  # a server of 2026-07-28 logs only what is asked for
+        return Call(
+            id=canonical.new_id("call"),
+            principal=inbound.principal,
+            tool=tool,
+            arguments=arguments,
+            kind=kind,
+            origin=inbound.origin,
+            server=server,
+            session=inbound.session,
+            idempotency_key=key if isinstance(key, str) else None,
+            trace=meta.get("traceparent") if isinstance(meta.get("traceparent"), str) else None,
+            fault=inbound.fault,
+            method=ctx.method,
+            meta=forwarded,
+            inputs=inputs if isinstance(inputs, dict) else None,
+        )
+
+    async def _run(self, ctx: Context, inbound: Inbound, call: Call) -> Outcome | Json:
+        """The outcome, or the `input_required` answer of a call that waits for its client."""
+        assert inbound.outbound is not None
+        declared = ctx.session.client_capabilities
+        capabilities = declared.model_dump(by_alias=True, mode="json", exclude_none=True) if declared else {}
+        if ctx.protocol_version != MODERN:
+            own = ClientChannel(inbound.outbound, capabilities, inbound.log_level[0])
+            return await self._pipeline.handle(call, own)
+        level = wire.meta_of(ctx.params).get(LOG_LEVEL_KEY)
+        state = (ctx.params or {}).get("requestState")
+        if state is None and not any(q in capabilities for q in _QUESTIONS):
+            return await self._pipeline.handle(call, ClientChannel(inbound.outbound, capabilities, level))
+        channel = PausableChannel(capabilities)
+        channel.outbound, channel.log_level = inbound.outbound, level
+        if state is None:
+            return await self._paused.begin(call, channel)
+        return await self._paused.resume(str(state), call, channel)
+
+    # ── lists ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def _list_tools(self, ctx: Context, inbound: Inbound) -> Json:
+        return {"tools": self.shelf.tools()}
+
+    async def _list_prompts(self, ctx: Context, inbound: Inbound) -> Json:
+        return {"prompts": self.shelf.prompts()}
+
+    async def _list_resources(self, ctx: Context, inbound: Inbound) -> Json:
+        return {"resources": await self.shelf.resources(inbound.principal, templates=False)}
+
+    async def _list_templates(self, ctx: Context, inbound: Inbound) -> Json:
+        return {"resourceTemplates": await self.shelf.resources(inbound.principal, templates=True)}
+
+    # ── what clients want to be told ──────────────────────────────────────────────────────────────
+
+    async def _subscribe(self, ctx: Context, inbound: Inbound) -> Json:
+        await self._watch(inbound.principal, str((ctx.params or {}).get("uri")), on=True)
+        return {}
+
+    async def _unsubscribe(self, ctx: Context, inbound: Inbound) -> Json:
+        await self._watch(inbound.principal, str((ctx.params or {}).get("uri")), on=False)
+        return {}
+
+    async def _watch(self, principal: Principal, uri: str, *, on: bool) -> None:
+        server = await self.shelf.resource_server(principal, uri)
+        if server is None:
+            raise MCPError(INVALID_PARAMS, f"no resource {uri!r} is offered")
+        try:
+            await (self._pool.subscribe if on else self._pool.unsubscribe)(server, principal, uri)
+        except RingfenceError as exc:
+            raise MCPError(-32603, f"server {server}: {exc}") from None
+
+    async def _set_level(self, ctx: Context, inbound: Inbound) -> Json:
+        level = (ctx.params or {}).get("level")
+        if level not in LOG_LEVELS:
+            raise MCPError(INVALID_PARAMS, f"level must be one of {', '.join(LOG_LEVELS)}")
+        inbound.log_level[0] = str(level)
+        await self._pool.set_log_level(inbound.principal, str(level))
+        return {}
+
+    async def _listen(self, ctx: Context, params: SubscriptionsListenRequestParams) -> SubscriptionsListenResult:
+        inbound = ctx.request
+        assert isinstance(inbound, Inbound)
+        principal = inbound.principal
+        for uri in params.notifications.resource_subscriptions or ():
+            try:
+                await self._watch(principal, uri, on=True)
+            except MCPError as exc:
+                log.info("a subscription to %s is never going to fire: %s", uri, exc)
+        handler = self._listeners.setdefault(principal.key, ListenHandler(self._bus(principal)))
+        return await handler(ctx, params)
+
+    def _bus(self, principal: Principal) -> InMemorySubscriptionBus:
+        return self._buses.setdefault(principal.key, InMemorySubscriptionBus())
+
+    async def publish(self, principal: Principal | None, event: ServerEvent) -> None:
+        """To the 2026-07-28 subscription streams of one principal, or of everybody."""
+        buses = list(self._buses.values()) if principal is None else [self._bus(principal)]
+        for bus in buses:
+            await bus.publish(event)
+
+    def close(self) -> None:
+        for listener in self._listeners.values():
+            listener.close()
+
+
+async def _unreachable(ctx: Context, params: Any) -> Any:
+    raise MCPError(-32603, "not answered by the gateway")

@@ -1,0 +1,100 @@
+"""What is offered to a client: tools by their contracts, resources and prompts by their servers' lists."""
+
+from __future__ import annotations
+
+import logging
+
+from ringfence import canonical
+from ringfence.errors import RingfenceError
+from ringfence.model import Json, Principal, ServerSpec
+from ringfence.pipeline import Pipeline, allowed_item
+from ringfence.upstream.pool import Pool
+
+log = logging.getLogger("ringfence.front")
+
+
+class Shelf:
+    """Reads the rulebook in force each time, so a reload shows at once."""
+
+    def __init__(self, pipeline: Pipeline, pool: Pool) -> None:
+        self._pipeline = pipeline
+        self._pool = pool
+        self._owners: dict[tuple[str, str], str] = {}
+        """(principal, uri) → server, learnt from listings; bounded by clearing."""
+
+    def tools(self) -> list[Json]:
+        rules = self._pipeline.rules
+        out: list[Json] = []
+        for capability in rules.catalog.offered(rules.environment):
+            if capability.definition is None:
+                continue
+            body = {**capability.definition.body, "name": capability.contract.name}
+            if capability.contract.description is not None:
+                body["description"] = capability.contract.description
+            if capability.contract.result.fields is not None:
+                body.pop("outputSchema", None)  # what is left of the result is no longer what the server promises
+            out.append(body)
+        return out
+
+    def input_schema(self, tool: str) -> Json | None:
+        rules = self._pipeline.rules
+        for capability in rules.catalog.offered(rules.environment):
+            if capability.contract.name == tool and capability.definition is not None:
+                schema = capability.definition.body.get("inputSchema")
+                return schema if isinstance(schema, dict) else None
+        return None
+
+    def prompts(self) -> list[Json]:
+        names = self._prompt_names()
+        return [{**self._pipeline.rules.prompts[key].body, "name": name} for name, key in names.items()]
+
+    def prompt(self, name: str) -> tuple[str, str] | None:
+        """(server, the server's own name) of an offered prompt."""
+        return self._prompt_names().get(name)
+
+    def _prompt_names(self) -> dict[str, tuple[str, str]]:
+        """Offered names; one that two servers use is preceded by its server's."""
+        rules = self._pipeline.rules
+        keys = [k for k in rules.prompts if k[0] in rules.servers and allowed_item(rules.servers[k[0]], "prompt", k[1])]
+        names = [name for _, name in keys]
+        return {(n if names.count(n) == 1 else f"{s}.{n}"): (s, n) for s, n in keys}
+
+    async def resources(self, principal: Principal, *, templates: bool) -> list[Json]:
+        """From every server that lists any; one that is down leaves its own out, and is logged."""
+        key = "uriTemplate" if templates else "uri"
+        out: list[Json] = []
+        for spec in self._with_resources():
+            try:
+                items = await self._pool.resources(spec.name, principal, templates=templates)
+            except RingfenceError as exc:
+                log.warning("server %s: its resources cannot be listed: %s", spec.name, exc)
+                continue
+            for item in items:
+                uri = item.get(key)
+                if isinstance(uri, str) and allowed_item(spec, "resource", uri):
+                    self._learn(principal, uri, spec.name)
+                    out.append(item)
+        return out
+
+    async def resource_server(self, principal: Principal, uri: str) -> str | None:
+        """The server whose list has this URI: the only one that may, else the one that listed it."""
+        candidates = [s.name for s in self._with_resources() if allowed_item(s, "resource", uri)]
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        known = self._owners.get((principal.key, uri))
+        if known is None:
+            await self.resources(principal, templates=False)
+            known = self._owners.get((principal.key, uri))
+        return known if known in candidates else candidates[0]
+
+    def _with_resources(self) -> list[ServerSpec]:
+        return [s for s in self._pipeline.rules.servers.values() if s.resources]
+
+    def _learn(self, principal: Principal, uri: str, server: str) -> None:
+        if len(self._owners) > 10_000:
+            self._owners.clear()
+        self._owners[principal.key, uri] = server
+
+    def digest(self) -> str:
+        """Changes when what a client would be shown changes."""
+        return canonical.digest([self.tools(), self.prompts()])

@@ -1,0 +1,101 @@
+"""Outcomes as MCP results and errors, and what the two revisions want around them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS
+
+from ringfence.model import Call, Json, Outcome, Status
+from ringfence.upstream.link import MODERN
+
+_PREFIX = "io.modelcontextprotocol/"
+_LOG_LEVEL = f"{_PREFIX}logLevel"
+_SERVER_INFO = f"{_PREFIX}serverInfo"
+_CACHEABLE = frozenset(
+    {"tools/list", "resources/list", "resources/templates/list", "resources/read", "prompts/list"}
+)
+_PASS_ON = (-32021, -32042)
+"""Errors of a server that a client acts upon by itself: a missing capability, a URL to visit first."""
+_NOT_FOUND_2025 = -32002
+
+
+def meta_of(params: Mapping[str, Any] | None) -> Json:
+    meta = (params or {}).get("_meta")
+    return meta if isinstance(meta, dict) else {}
+
+
+def forwardable(meta: Json) -> Json:
+    """Of a client's `_meta`, what is neither MCP's own nor ours."""
+    return {
+        k: v
+        for k, v in meta.items()
+        if k == _LOG_LEVEL or not (k.startswith((_PREFIX, "ringfence/")) or k == "progressToken")
+    }
+
+
+def with_fault(call: Call, fault: str) -> Call:
+    return replace(call, fault=fault)
+
+
+def outcome_meta(outcome: Outcome, call: Call) -> Json:
+    about: Json = {"status": str(outcome.status), "reason_code": outcome.reason_code, "call_id": call.id}
+    about["trust"] = outcome.trust
+    if outcome.approval_id is not None:
+        about["approval_id"] = outcome.approval_id
+    meta: Json = {"ringfence/outcome": about, "ringfence/facts": outcome.facts}
+    if outcome.receipt is not None:
+        receipt = outcome.receipt
+        meta["ringfence/receipt"] = {"chain": receipt.chain, "seq": receipt.seq, "head": receipt.head}
+    return meta
+
+
+def with_meta(result: Json, outcome: Outcome, call: Call) -> Json:
+    meta = result.get("_meta")
+    return {**result, "_meta": {**(meta if isinstance(meta, dict) else {}), **outcome_meta(outcome, call)}}
+
+
+def tool_result(outcome: Outcome, call: Call) -> Json:
+    """A `tools/call` result. A refusal is one too: readable, marked as an error, with reason and call id."""
+    if outcome.error is not None and outcome.error.get("code") in _PASS_ON:
+        raise MCPError(outcome.error["code"], outcome.error["message"], outcome.error.get("data"))
+    if outcome.result is not None:
+        return with_meta(outcome.result, outcome, call)
+    text = f"{outcome.message} [{outcome.status}/{outcome.reason_code}, call {call.id}]"
+    return with_meta({"content": [{"type": "text", "text": text}], "isError": True}, outcome, call)
+
+
+def item_error(outcome: Outcome, call: Call, version: str) -> MCPError:
+    """Resources, prompts and completions have no result that says no; theirs is a JSON-RPC error."""
+    data: Json = {"status": str(outcome.status), "reason_code": outcome.reason_code, "call_id": call.id}
+    if outcome.error is not None:
+        code = int(outcome.error["code"])
+        if code == _NOT_FOUND_2025 and version == MODERN:
+            code = INVALID_PARAMS  # 2026-07-28 gave up the special code
+        own = outcome.error.get("data")
+        return MCPError(code, outcome.error["message"], {**own, **data} if isinstance(own, dict) else own or data)
+    if outcome.status is Status.VALIDATION_FAILURE:
+        missing = outcome.reason_code.startswith("unknown_resource") and version != MODERN
+        return MCPError(_NOT_FOUND_2025 if missing else INVALID_PARAMS, outcome.message, data)
+    return MCPError(-32603, f"{outcome.message} [{outcome.status}/{outcome.reason_code}]", data)
+
+
+def stamp(result: Json, method: str, server_info: Json) -> Json:
+    """What 2026-07-28 requires of every result."""
+    result.setdefault("resultType", "complete")
+    if method in _CACHEABLE and result["resultType"] == "complete":
+        result.setdefault("ttlMs", 0)
+        result["cacheScope"] = "private"  # what is offered depends on who asks
+    meta = result.get("_meta")
+    result["_meta"] = {**(meta if isinstance(meta, dict) else {}), _SERVER_INFO: server_info}
+    return result
+
+
+def unstamp(result: Json) -> Json:
+    """A server of 2026-07-28 behind us, a client of before in front: its envelope is not theirs."""
+    for key in ("resultType", "ttlMs", "cacheScope"):
+        result.pop(key, None)
+    return result

@@ -1,0 +1,275 @@
+"""What may leave again: a result passes size, schema, fields, control characters and redaction, in that order.
+
+Unknown fields and content types stay as they are. Where nothing strikes, the very object that came in goes out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import re2
+
+from ringfence import canonical
+from ringfence.model import Contract, Definition, Json
+from ringfence.ports import Redactor
+
+CONTROL = "control_characters"
+REPLACEMENT = "[redacted]"
+
+_MOST_HITS = 1000
+"""A text that a pattern strikes more often is withheld whole: each hit costs another search of the rest."""
+_MESSAGE_CHARACTERS = 4000
+
+_CHARACTERS = (
+    "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"  # C0 but tab, newline and return; DEL; C1
+    "\u202a-\u202e\u2066-\u2069"  # bidirectional embeddings, overrides and isolates
+    "\U000e0000-\U000e007f"  # tags: text that a model reads and a person does not see
+)
+_SEQUENCE = re.compile(
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # a terminal's control sequence
+    "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)"  # a string for the terminal
+    f"|\x1b[@-Z\\\\-_]|[{_CHARACTERS}]"
+)
+# On the encoded result, where C0 is written as an escape. May strike where nothing is, never the other way round.
+_SUSPECT = re2.compile(r"\\u00[01]|\\[bf]|[\x{7f}-\x{9f}\x{202a}-\x{202e}\x{2066}-\x{2069}\x{e0000}-\x{e007f}]")
+
+_WORDS = frozenset({"type", "mimeType", "role", "resultType"})
+_BASE64 = frozenset({"data", "blob"})
+_IS_BASE64 = re2.compile("[A-Za-z0-9+/]*=*")
+_OWN_META = "io.modelcontextprotocol/"
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A result as it may go on, or the problem for which it may not."""
+
+    result: Json | None
+    problem: tuple[str, str] | None
+    """Reason code and text."""
+    redactions: Mapping[str, int]
+    bytes: int
+    """Size of what came in."""
+    trust: str
+    truncated: bool = False
+
+
+@dataclass(slots=True)
+class _Item:
+    """A result on its way through the steps."""
+
+    contract: Contract
+    definition: Definition | None
+    result: Json
+    encoded: bytes
+    struck: Counter[str]
+    problem: tuple[str, str] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """A tool's own success; an error or a question back is held to no output schema."""
+        return not self.result.get("isError") and self.result.get("resultType", "complete") == "complete"
+
+
+class Guard:
+    """Inspects results and texts on their way out."""
+
+    def __init__(
+        self, output_problem: Callable[[Definition, Any], str | None], redactor: Redactor | None = None
+    ) -> None:
+        self._output_problem = output_problem
+        self._redactor = redactor
+        self._steps: tuple[Callable[[_Item], None], ...] = (
+            self._size,
+            self._schema,
+            self._fields,
+            self._clean,
+        )
+
+    def inspect(self, contract: Contract, definition: Definition | None, result: Json) -> Guarded:
+        """The result as the contract lets it go on."""
+        trust = contract.result.trust
+        try:
+            encoded = canonical.dumps(result)
+        except (ValueError, TypeError, RecursionError):
+            return Guarded(None, ("bad_output", "the tool's result is not plain JSON"), {}, 0, trust)
+        brackets = encoded.count(b"{") + encoded.count(b"[")  # cheap, and nearly always settles it
+        if brackets > canonical.MAX_DEPTH and canonical.depth(result) > canonical.MAX_DEPTH:
+            return Guarded(None, ("bad_output", "the tool's result is nested too deeply"), {}, len(encoded), trust)
+        item = _Item(contract, definition, result, encoded, Counter())
+        for step in self._steps:
+            step(item)
+            if item.problem is not None:
+                return Guarded(None, item.problem, dict(item.struck), len(encoded), trust)
+        return Guarded(item.result, None, dict(item.struck), len(encoded), trust)
+
+    def message(self, text: str, contract: Contract | None = None) -> str:
+        """A text of ours or of a server's, fit to be shown."""
+        patterns = _compiled(contract.redact) if contract is not None else ()
+        proper = text.encode("utf-8", "replace").decode("utf-8")
+        # Cut last: half a secret is no longer recognised.
+        return self._cleaned(proper, patterns, Counter())[:_MESSAGE_CHARACTERS]
+
+    def redacted(self, contract: Contract, value: Any) -> Any:
+        """Any JSON value as it may be kept or shown."""
+        return self._walk(value, _compiled(contract.redact), Counter(), keys=True)
+
+    # ── The steps ─────────────────────────────────────────────────────────────────────────────────
+
+    def _size(self, item: _Item) -> None:
+        most = item.contract.result.max_bytes
+        if len(item.encoded) > most:
+            text = f"the tool's result has {len(item.encoded)} bytes, the contract allows {most}"
+            item.problem = ("result_too_large", text)
+
+    def _schema(self, item: _Item) -> None:
+        definition = item.definition
+        if definition is None or definition.kind != "tool" or not item.complete:
+            return
+        problem = self._output_problem(definition, item.result.get("structuredContent"))
+        if problem is not None:
+            item.problem = ("bad_output", f"the tool's result does not fit its own schema: {problem}")
+
+    def _fields(self, item: _Item) -> None:
+        fields = item.contract.result.fields
+        if fields is None or item.result.get("resultType", "complete") != "complete":
+            return
+        kept = _only(item.result, frozenset(fields))
+        if kept is None:
+            item.problem = ("bad_output", "the contract names fields of the result, but the tool returned no object")
+        else:
+            item.result = kept
+            item.encoded = canonical.dumps(kept)
+
+    def _clean(self, item: _Item) -> None:
+        # Control characters go before redaction looks: they could cut a secret in two that the reader joins again.
+        patterns = _compiled(item.contract.redact)
+        if patterns or self._redactor is not None or _SUSPECT.search(item.encoded):
+            item.result = self._walk(item.result, patterns, item.struck)
+
+    # ── Texts ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _walk(self, value: Any, patterns: tuple[Any, ...], struck: Counter[str], *, keys: bool = False) -> Any:
+        """`value` with every text in it cleaned; itself where nothing was found. Depth was bounded when it was read."""
+        if isinstance(value, str):
+            return self._cleaned(value, patterns, struck)
+        if isinstance(value, dict):
+            out: Json = {}
+            changed = False
+            for key, old in value.items():
+                name = _free(self._cleaned(key, patterns, struck), out) if keys else key
+                own = () if patterns and not keys and _opaque(key, old) else patterns
+                new = self._walk(old, own, struck, keys=keys or key == "structuredContent")
+                changed = changed or new is not old or name is not key
+                out[name] = new
+            return out if changed else value
+        if isinstance(value, list):
+            items = [self._walk(old, patterns, struck, keys=keys) for old in value]
+            return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+        return value
+
+    def _cleaned(self, text: str, patterns: tuple[Any, ...], struck: Counter[str]) -> str:
+        if not text.isprintable():  # cheap, and true of nearly every one-line text
+            clean, count = _SEQUENCE.subn("", text)
+            if count:
+                struck[CONTROL] += count
+                text = clean
+        if self._redactor is not None:
+            clean, found = self._redactor.redact(text)
+            if found:
+                struck.update(found)
+                text = clean
+        for index, pattern in enumerate(patterns):
+            clean, count = _substitute(pattern, text)
+            if count:
+                struck[f"redact[{index}]"] += count
+                text = clean
+        return text
+
+
+def _opaque(key: str, value: Any) -> bool:
+    """Words of the protocol, and base64: an operator's pattern would break them. Known secrets still go."""
+    if not isinstance(value, str):
+        return False
+    return (key in _WORDS and len(value) <= 64) or (key in _BASE64 and _IS_BASE64.fullmatch(value) is not None)
+
+
+def _substitute(pattern: Any, text: str) -> tuple[str, int]:
+    parts: list[str] = []
+    end = count = 0
+    for match in pattern.finditer(text):
+        start, stop = match.span()
+        if start == stop:
+            continue
+        count += 1
+        if count > _MOST_HITS:
+            return REPLACEMENT, count
+        parts += (text[end:start], REPLACEMENT)
+        end = stop
+    return ("".join((*parts, text[end:])), count) if count else (text, 0)
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    """Two keys may look alike once cleaned; neither may swallow the other."""
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name}~{number}" in taken:
+        number += 1
+    return f"{name}~{number}"
+
+
+@lru_cache(maxsize=256)
+def _compiled(patterns: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(re2.compile(pattern) for pattern in patterns)  # checked when the contract was built
+
+
+# ── Declared fields ───────────────────────────────────────────────────────────────────────────────
+
+
+def _only(result: Json, fields: frozenset[str]) -> Json | None:
+    """The result with the declared fields alone; None where there is no object to take them from.
+
+    Whatever else could carry the rest goes too: other blocks, unknown fields, a server's own `_meta`. A text that
+    repeats the object is written anew. Of an error the texts stay, or nobody could tell what went wrong.
+    """
+    failed = bool(result.get("isError"))
+    blocks = [block for block in result.get("content") or () if isinstance(block, dict) and block.get("type") == "text"]
+    structured = result.get("structuredContent")
+    kept: Json = {key: result[key] for key in ("isError", "resultType") if key in result}
+    objects = (found for found in map(_object, blocks) if found is not None)
+    whole = structured if isinstance(structured, dict) else next(objects, None)
+    if whole is None and not failed:
+        return None
+    some = {key: value for key, value in (whole or {}).items() if key in fields}
+    if isinstance(structured, dict):
+        kept["structuredContent"] = some
+    if failed:
+        kept["content"] = [_text(block["text"]) for block in blocks if isinstance(block.get("text"), str)]
+    else:
+        repeated = any(_object(block) == whole for block in blocks)
+        kept["content"] = [_text(json.dumps(some, ensure_ascii=False))] if repeated else []
+    meta = result.get("_meta")
+    if isinstance(meta, dict):
+        kept["_meta"] = {key: value for key, value in meta.items() if key.startswith(_OWN_META)}
+    return kept
+
+
+def _text(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+def _object(block: Json) -> Json | None:
+    text = block.get("text")
+    if not isinstance(text, str) or not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = canonical.loads(text)
+    except canonical.NotCanonical:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,144 @@
+"""What of a call goes on record: who, what, under which contract and rules, by whose leave, how it ended.
+
+Values never enter a record. Arguments and results appear as salted digests, and as names where the contract allows;
+what may be kept of their text lies apart from the chain, where it can be erased.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ringfence import canonical
+from ringfence.model import Call, Contract, Decision, Definition, Json, Outcome, Receipt
+from ringfence.store import Approval
+
+
+@dataclass(slots=True)
+class Trip:
+    """One call on its way: filled in step by step, so that at any end all that is known goes on record."""
+
+    call: Call
+    environment: str
+    began: float = field(default_factory=time.monotonic)
+    began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    salt: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    contract: Contract | None = None
+    definition: Definition | None = None
+    decision: Decision | None = None
+    approval: Approval | None = None
+    arguments_digest: str = ""
+    started: Receipt | None = None
+    dispatched: bool = False
+    replayed_from: str | None = None
+    attempts: int = 0
+    redactions: dict[str, int] = field(default_factory=dict)
+    isolation: Json = field(default_factory=dict)
+
+    @property
+    def wall_ms(self) -> float:
+        return (time.monotonic() - self.began) * 1000.0
+
+    @property
+    def effect_possible(self) -> bool:
+        return self.contract is not None and self.contract.mode != "read"
+
+
+def common(trip: Trip) -> Json:
+    """The keys that *started* and *finished* share."""
+    call, contract, decision = trip.call, trip.contract, trip.decision
+    principal = call.principal
+    return {
+        "call": {
+            "id": call.id,
+            "kind": call.kind,
+            "method": call.method,
+            "tool": call.tool,
+            "server": contract.server if contract is not None else call.server,
+            "origin": call.origin,
+            "principal": {
+                "tenant": principal.tenant,
+                "agent": principal.agent,
+                "person": principal.person,
+                "kind": principal.kind,
+            },
+            "session": call.session,
+            "parent": call.parent,
+            "trace": call.trace,
+            "environment": trip.environment,
+        },
+        "contract": None
+        if contract is None
+        else {"name": contract.name, "digest": contract.digest, "mode": str(contract.mode)},
+        "pin": trip.definition.digest if trip.definition is not None else None,
+        "decision": None if decision is None else _decision(decision),
+        "approval": None if trip.approval is None else _approval(trip.approval),
+        "arguments": _payload(call.arguments, trip, contract.log.arguments if contract is not None else "digest"),
+    }
+
+
+def started(trip: Trip) -> Json:
+    return {**common(trip), "durable": trip.effect_possible, "effect_possible": trip.effect_possible}
+
+
+def finished(trip: Trip, outcome: Outcome) -> Json:
+    contract = trip.contract
+    result: Json | None = None
+    if outcome.result is not None:
+        result = _payload(outcome.result, trip, contract.log.result if contract is not None else "digest")
+    return {
+        **common(trip),
+        "status": str(outcome.status),
+        "reason_code": outcome.reason_code,
+        "message": outcome.message,
+        "effect": outcome.facts.get("effect"),
+        "result": result,
+        "facts": outcome.facts,
+        "started_seq": trip.started.seq if trip.started is not None else None,
+        "replayed_from": trip.replayed_from,
+        "attempts": trip.attempts,
+    }
+
+
+def _decision(decision: Decision) -> Json:
+    return {
+        "id": decision.id,
+        "allowed": decision.allowed,
+        "reason": decision.reason,
+        "rules": list(decision.rules),
+        "marks": list(decision.marks),
+        "asks": list(decision.asks),
+        "sandbox": decision.sandbox,
+        "policy_digest": decision.policy_digest,
+        "error": decision.error,
+    }
+
+
+def _approval(approval: Approval) -> Json:
+    by = [{"person": a.person, "at": a.at} for a in approval.answers if a.approve]
+    return {"id": approval.id, "rule": approval.rule, "by": by}
+
+
+def _payload(value: Json, trip: Trip, level: str) -> Json:
+    try:
+        text = canonical.dumps(value)
+    except (ValueError, RecursionError, UnicodeEncodeError):
+        return {"digest": None, "bytes": None}  # refused at the contract: it has no canonical form
+    entry: Json = {"digest": canonical.salted_bytes(text, trip.salt), "bytes": len(text)}
+    if level != "digest":
+        entry["names"] = _names(value)
+    return entry
+
+
+def _names(value: Any, prefix: str = "", depth: int = 3) -> list[str]:
+    """Field names, dotted, a few levels deep."""
+    if not isinstance(value, dict) or depth == 0:
+        return []
+    out: list[str] = []
+    for key in sorted(value):
+        out.append(prefix + key)
+        out.extend(_names(value[key], f"{prefix}{key}.", depth - 1))
+    return out[:200]

@@ -1,0 +1,399 @@
+"""The nouns. Plain data that every layer may hold; no behaviour beyond naming itself.
+
+A *call* is what an agent asks for. A *contract* says what one capability may do. A *decision* is what
+policy says of a call. A *grant* is leave to run it once. An *outcome* is how it ended; a refusal is an
+outcome too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+Json = dict[str, Any]
+"""A JSON object as read from the wire."""
+
+
+class Status(StrEnum):
+    """How a call ended. `docs/life-of-a-call.md` has the table."""
+
+    SUCCESS = "success"
+    FAILED = "failed"
+    VALIDATION_FAILURE = "validation_failure"
+    DENIED = "denied"
+    APPROVAL_REQUIRED = "approval_required"
+    TIMEOUT = "timeout"
+    KILLED = "killed"
+    UNAVAILABLE = "unavailable"
+    UNKNOWN = "unknown"
+
+
+class Effect(StrEnum):
+    """Whether something outside may have changed."""
+
+    NONE = "none"
+    CONFIRMED = "confirmed"
+    UNKNOWN = "unknown"
+
+
+class Mode(StrEnum):
+    """How much harm a capability can do; gives the contract its defaults."""
+
+    READ = "read"
+    WRITE = "write"
+    HIGH_RISK = "high_risk"
+
+
+class Action(StrEnum):
+    """What a policy rule does with a call that it matches."""
+
+    ALLOW = "allow"
+    AUDIT = "audit"
+    WARN = "warn"
+    SANDBOX = "sandbox"
+    ASK = "ask"
+    DENY = "deny"
+
+
+class Transport(StrEnum):
+    """The way a capability is carried out; chosen by the contract, never by the model."""
+
+    MCP = "mcp"
+    SANDBOXED_EXEC = "sandboxed_exec"
+    DIRECT = "direct"
+
+
+CallKind = Literal["tool", "resource", "prompt", "completion", "server"]
+Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system"]
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls: an agent, and the person it acts for where that is known."""
+
+    agent: str
+    tenant: str = "local"
+    person: str | None = None
+    roles: frozenset[str] = frozenset()
+    kind: Literal["agent", "system"] = "agent"
+
+    @property
+    def key(self) -> str:
+        return f"{self.tenant}/{self.agent}"
+
+
+SYSTEM = Principal(agent="system", kind="system")
+"""The gateway itself: starts servers, reads their definitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to do something, as the front understood it."""
+
+    id: str
+    principal: Principal
+    tool: str
+    """The capability's name; for a resource its URI, for a prompt its name."""
+    arguments: Json
+    kind: CallKind = "tool"
+    origin: Origin = "sdk"
+    server: str | None = None
+    """Set by the front for kinds other than `tool`; a tool's server comes from its contract."""
+    parent: str | None = None
+    session: str | None = None
+    idempotency_key: str | None = None
+    trace: str | None = None
+    deadline: float | None = None
+    """On the monotonic clock; the caller's own limit, beside the contract's."""
+    fault: str | None = None
+    """What was wrong with the bytes of the request; such a call is refused and recorded."""
+    method: str = "tools/call"
+    meta: Json = field(default_factory=dict)
+    """The client's `_meta` that goes on to the server; nothing that MCP or we reserve."""
+    inputs: Json | None = None
+    """Answers that a 2026-07-28 client gave before it was asked."""
+
+
+# ── Contracts ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    attempts: int = 0
+    on: tuple[str, ...] = ("unavailable",)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    per_minute: int | None = None
+    burst: int | None = None
+    concurrent: int | None = None
+    per_day: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogPolicy:
+    """How much of a payload the audit log may hold: its digest, its field names, or the text redacted."""
+
+    arguments: Literal["digest", "names", "redacted"] = "digest"
+    result: Literal["digest", "names", "redacted"] = "digest"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPolicy:
+    max_bytes: int = 1_000_000
+    fields: tuple[str, ...] | None = None
+    trust: Literal["trusted", "partial", "untrusted"] = "partial"
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    reversible: bool = False
+    compensate: str | None = None
+    preview: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    host: str
+    at: str
+    mode: Literal["ro", "rw"] = "ro"
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What one capability may do. `digest` covers every field but itself."""
+
+    name: str
+    transport: Transport = Transport.MCP
+    server: str | None = None
+    tool: str = ""
+    mode: Mode = Mode.WRITE
+    description: str | None = None
+    network: str = "denied"
+    mounts: tuple[Mount, ...] = ()
+    secrets: tuple[str, ...] = ()
+    environments: tuple[str, ...] | None = None
+    isolation: Literal["none", "process", "gvisor", "microvm"] = "none"
+    timeout_seconds: float = 30.0
+    retry: Retry = Retry()
+    idempotent: bool = False
+    idempotent_key: str | None = None
+    """A CEL expression over `args` that gives the idempotency key."""
+    rate: Rate = Rate()
+    approval: str = "none"
+    """`none`, `always`, or the name of an approval rule."""
+    log: LogPolicy = LogPolicy()
+    redact: tuple[str, ...] = ()
+    result: ResultPolicy = ResultPolicy()
+    effects: Effects = Effects()
+    labels: tuple[str, ...] = ()
+    record: Literal["facts", "full"] = "facts"
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A server's own description of one of its tools or prompts, as it was read, with the digest that pins it."""
+
+    server: str
+    name: str
+    digest: str
+    body: Json
+    kind: Literal["tool", "prompt"] = "tool"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """An upstream MCP server as the operator declared it."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    url: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    resources: tuple[str, ...] = ()
+    """Glob patterns of the URIs that may be read."""
+    prompts: tuple[str, ...] = ()
+    sampling: Literal["deny", "ask", "allow"] = "deny"
+    elicitation: Literal["deny", "ask"] = "ask"
+    pins: Literal["accepted", "first_use"] = "accepted"
+    start_timeout_seconds: float = 30.0
+    placement: Literal["own", "unsafe_host"] = "own"
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSpec:
+    name: str
+    allow: tuple[str, ...] = ()
+
+
+_ALLOWED = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?")
+
+
+def network_allows(network: NetworkSpec, host: str, port: int) -> bool:
+    """Whether an entry (`host`, `*.ending` or `[address]`, each with `:port` or for every port) covers this one."""
+    wanted = host.strip("[]").removesuffix(".").lower()
+    for entry in filter(None, map(_ALLOWED.fullmatch, network.allow)):
+        name = entry[1].strip("[]").removesuffix(".").lower()
+        under = len(name) > 2 and name.startswith("*.") and wanted.endswith(name[1:]) and wanted != name[1:]
+        if wanted and (under or wanted == name) and entry[2] in (None, str(port)):
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class SecretSpec:
+    """Where a secret comes from and whom it is for; never its value."""
+
+    name: str
+    source: Literal["env", "file", "command", "keyring", "vault"]
+    options: Mapping[str, str | tuple[str, ...]]
+    hosts: tuple[str, ...] = ()
+    header: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRule:
+    """When a person must agree, and who may."""
+
+    name: str
+    when: str | None = None
+    roles: tuple[str, ...] = ()
+    expires_seconds: float = 3600.0
+    self_approval: bool = False
+    people: int = 1
+
+
+EVERY_ROLE = frozenset({"*"})
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Somebody who may answer."""
+
+    name: str
+    roles: frozenset[str] = frozenset()
+    os_user: str | None = None
+
+    def holds(self, roles: tuple[str, ...]) -> bool:
+        """Whether every entry of `roles` is satisfied; alternatives within an entry are joined by `|`."""
+        return self.roles == EVERY_ROLE or all(self.roles & set(entry.split("|")) for entry in roles)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of policy. Empty patterns match every call; every given condition must hold."""
+
+    id: str
+    action: Action
+    name: str = ""
+    description: str = ""
+    priority: int = 100
+    tool_patterns: tuple[str, ...] = ()
+    argument_patterns: Mapping[str, str] = field(default_factory=dict)
+    when: str | None = None
+    agents: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    environments: tuple[str, ...] = ()
+    approval: str | None = None
+    owasp_asi_id: str | None = None
+    modes: tuple[Mode, ...] = ()
+    """Only presets set this: a rule of theirs speaks of a contract's mode, not of a name."""
+    enabled: bool = True
+
+
+# ── What happens to a call ────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What policy says of one call. `deny` beats all; `ask` and `sandbox` may both apply."""
+
+    id: str
+    allowed: bool
+    reason: str
+    rules: tuple[str, ...] = ()
+    """Ids of every rule that matched, highest priority first."""
+    asks: tuple[str, ...] = ()
+    """Names of the approval rules that a matching `ask` named (`always` where it named none)."""
+    sandbox: bool = False
+    marks: tuple[str, ...] = ()
+    """`warn` and `audit` rules that matched."""
+    error: str | None = None
+    policy_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Where a record stands in the audit log."""
+
+    chain: str
+    seq: int
+    head: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Leave to run one call once, until a time, for exactly these digests. Only the pipeline makes one."""
+
+    call: Call
+    contract: Contract
+    decision: Decision
+    definition: Definition | None
+    arguments_digest: str
+    approval_id: str | None
+    expires_at: float
+    """On the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back from where a grant was dispatched to, before the guard saw it."""
+
+    result: Json
+    """The upstream's raw result object, unknown fields and all."""
+    is_error: bool = False
+    isolation: Json = field(default_factory=dict)
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a call ended, for whoever asked."""
+
+    status: Status
+    reason_code: str
+    message: str = ""
+    """For refusals and failures of ours: one readable sentence."""
+    result: Json | None = None
+    """The guarded result as it goes to the client, unknown fields kept; None for a refusal."""
+    trust: str = "trusted"
+    facts: Json = field(default_factory=dict)
+    approval_id: str | None = None
+    receipt: Receipt | None = None
+    error: Json | None = None
+    """The JSON-RPC error (code, message, data) that a server answered with, where that was it."""
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.SUCCESS
+
+    @property
+    def content(self) -> list[Json]:
+        """MCP content blocks: the result's own, or the refusal as text."""
+        if self.result is not None and isinstance(self.result.get("content"), list):
+            return list(self.result["content"])
+        return [{"type": "text", "text": self.message}] if self.message else []
+
+    @property
+    def structured(self) -> Any:
+        return None if self.result is None else self.result.get("structuredContent")
+
+    @property
+    def text(self) -> str:
+        """All text blocks, joined."""
+        return "\n".join(str(b.get("text", "")) for b in self.content if b.get("type") == "text")

@@ -1,0 +1,97 @@
+"""The same key, one effect: a call repeated under its idempotency key joins, replays, conflicts, or is `unknown`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+
+from ringfence.errors import Refused
+from ringfence.expression import Expression, ExpressionError
+from ringfence.model import Call, Contract, Json, Outcome, Status
+from ringfence.store import KeyRow, Store
+
+_POLL_SECONDS = 0.05
+_GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key within the scope of one principal and one capability, and the request it stands for."""
+
+    scope: str
+    name: str
+    request_digest: str
+
+
+class Once:
+    """Looks a key up before anything else happens; taking it is part of the grant."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._expressions: dict[str, Expression] = {}
+
+    def key(self, call: Call, contract: Contract, digest: str, variables: Callable[[], Json]) -> Key | None:
+        """The client's own key, or the one that the contract derives from the arguments."""
+        name = call.idempotency_key
+        if name is None and contract.idempotent_key is not None:
+            source = contract.idempotent_key
+            expression = self._expressions.setdefault(source, Expression(source, result="key"))
+            try:
+                name = expression.text(variables())
+            except ExpressionError as exc:
+                raise Refused(Status.VALIDATION_FAILURE, "no_key", f"no idempotency key: {exc}") from None
+        if name is None:
+            return None
+        return Key(f"{call.principal.key}/{contract.name}", name, digest)
+
+    async def earlier(self, key: Key, timeout: float) -> tuple[str, Json] | None:
+        """What an earlier call under this key came to: its id and outcome; None if there was none."""
+        deadline = anyio.current_time() + timeout + _GRACE_SECONDS
+        while True:
+            row = self._store.reader().key(key.scope, key.name)
+            if row is None:
+                return None
+            if row.state != "started" or row.request_digest != key.request_digest:
+                return judge(row, key)
+            if anyio.current_time() > deadline:
+                raise Refused(
+                    Status.UNAVAILABLE, "key_busy", f"call {row.call_id} under the same key has not ended yet"
+                )
+            await anyio.sleep(_POLL_SECONDS)
+
+
+def judge(row: KeyRow, key: Key) -> tuple[str, Json]:
+    if row.request_digest != key.request_digest:
+        raise Refused(
+            Status.VALIDATION_FAILURE, "key_conflict", f"key {key.name!r} was used by {row.call_id} for another request"
+        )
+    if row.state == "done" and row.outcome is not None:
+        return row.call_id, row.outcome
+    raise Refused(
+        Status.UNKNOWN, "key_unknown", f"the outcome of {row.call_id} under the same key is unknown; it may have run"
+    )
+
+
+def pack(outcome: Outcome) -> Json:
+    """An outcome as it is kept for replay."""
+    return {
+        "status": str(outcome.status),
+        "reason_code": outcome.reason_code,
+        "message": outcome.message,
+        "result": outcome.result,
+        "trust": outcome.trust,
+        "error": outcome.error,
+    }
+
+
+def unpack(kept: Json) -> Outcome:
+    return Outcome(
+        status=Status(kept["status"]),
+        reason_code=kept["reason_code"],
+        message=kept["message"],
+        result=kept["result"],
+        trust=kept["trust"],
+        error=kept["error"],
+    )

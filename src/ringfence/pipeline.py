@@ -1,0 +1,412 @@
+"""The way of a call, written once.
+
+    contract → policy → once → budget → approval → grant → dispatch → guard → fact → audit
+
+Whatever happens on it, the call closes with exactly one *finished* record, and an answer goes out only after that
+record is safe: no record, no result.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import anyio
+
+from ringfence import budget, canonical, facts, journal, once
+from ringfence.approval import Approvals, Requirement
+from ringfence.budget import Budget
+from ringfence.contract import Catalog
+from ringfence.dispatch import Dispatcher
+from ringfence.errors import OutcomeUnknown, Refused, StoreError, Unavailable, UpstreamFailed
+from ringfence.expression import variables
+from ringfence.guard import Guard
+from ringfence.journal import Trip
+from ringfence.model import (
+    SYSTEM,
+    Call,
+    Contract,
+    Definition,
+    Grant,
+    Json,
+    Mode,
+    Outcome,
+    Principal,
+    Receipt,
+    ServerSpec,
+    Status,
+    Transport,
+)
+from ringfence.once import Key, Once
+from ringfence.policy import Policy
+from ringfence.ports import Channel
+from ringfence.store import Approval, KeyRow, Store, Transaction
+
+log = logging.getLogger("ringfence.pipeline")
+
+_GRANT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rulebook:
+    """Everything that a configuration decides, swapped as a whole when it is reloaded."""
+
+    environment: str
+    catalog: Catalog
+    policy: Policy
+    approvals: Approvals
+    servers: Mapping[str, ServerSpec]
+    prompts: Mapping[tuple[str, str], Definition]
+    """Accepted prompt definitions by (server, name)."""
+    implicit: Mapping[str, Contract]
+    """The contract of each server's resources, prompts and completions."""
+
+
+def implicit_contract(spec: ServerSpec) -> Contract:
+    """Reading what a server lists needs no contract of its own: being on the server's list is the contract."""
+    contract = Contract(
+        name=f"{spec.name}:lists", transport=Transport.MCP, server=spec.name, mode=Mode.READ, isolation="none"
+    )
+    listed = {"server": spec.name, "resources": list(spec.resources), "prompts": list(spec.prompts)}
+    return replace(contract, digest=canonical.digest(listed))
+
+
+class Pipeline:
+    """`handle(call) -> Outcome`: nothing reaches a server by another way."""
+
+    def __init__(self, store: Store, rules: Rulebook, dispatcher: Dispatcher, guard: Guard, limits: Budget) -> None:
+        self.rules = rules
+        self._store = store
+        self._dispatcher = dispatcher
+        self._guard = guard
+        self._budget = limits
+        self._once = Once(store)
+
+    async def handle(self, call: Call, channel: Channel) -> Outcome:
+        rules = self.rules
+        trip = Trip(call, rules.environment)
+        ticket: budget.Ticket | None = None
+        key: Key | None = None
+        try:
+            contract = self._contract(rules, trip)
+            self._policy(rules, trip, contract)
+            self._dispatcher.check(contract, trip.decision)  # type: ignore[arg-type]
+            key, replayed = await self._earlier(rules, trip, contract)
+            if replayed is not None:
+                outcome = replayed
+                key = None
+            else:
+                ticket = self._budget.admit(call, contract, trip.arguments_digest)
+                grant = await self._grant(rules, trip, contract, key, channel)
+                outcome = await self._carry_out(trip, grant, channel)
+        except Refused as exc:
+            outcome = self._refusal(exc)
+        except Unavailable as exc:
+            outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
+        except OutcomeUnknown as exc:
+            outcome = Outcome(Status.UNKNOWN, exc.reason_code, self._guard.message(exc.message))
+        except StoreError as exc:
+            log.error("the store failed before the call ran: %s", exc)
+            outcome = Outcome(Status.UNAVAILABLE, "store", "the call could not be recorded, so it was not made")
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                stopped = Outcome(Status.KILLED, "cancelled", "the caller cancelled the call")
+                await self._close(trip, key, ticket, stopped)
+            raise
+        except Exception:  # the edge of the way: a fault of ours must still close the call on record
+            log.exception("call %s failed inside the gateway", call.id)
+            outcome = Outcome(
+                Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE, "internal", "the gateway itself failed"
+            )
+        return await self._close(trip, key, ticket, outcome)
+
+    async def server_start(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
+        """The start of a server is a call by `system`: on record before it happens, and closed with how it went."""
+        how: Json = {"url": spec.url} if spec.url is not None else {"command": list(spec.command)}
+        call = Call(canonical.new_id("call"), SYSTEM, spec.name, {**how, "for": principal.key}, "server", "system")
+        trip = Trip(replace(call, server=spec.name, method="server/start"), self.rules.environment)
+        trip.contract = implicit_contract(spec)
+        trip.isolation = self._dispatcher.isolation(trip.contract)
+        try:
+            trip.started = await self._store.write(lambda tx: tx.append("started", call.id, journal.started(trip)))
+        except StoreError:
+            raise Unavailable("store", f"the start of server {spec.name} could not be recorded") from None
+        trip.dispatched = True
+        outcome = Outcome(Status.SUCCESS, "ok")
+        try:
+            await start()
+        except Unavailable as exc:
+            outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
+            raise
+        except BaseException:
+            outcome = Outcome(Status.KILLED, "cancelled", "the start was given up")
+            raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._close(trip, None, None, outcome)
+
+    # ── 1 contract, 2 policy ──────────────────────────────────────────────────────────────────────
+
+    def _contract(self, rules: Rulebook, trip: Trip) -> Contract:
+        call = trip.call
+        if call.kind == "tool":
+            capability = rules.catalog.resolve(call, rules.environment)
+            trip.contract, trip.definition = capability.contract, capability.definition
+        else:
+            trip.contract = self._listed(rules, trip)
+        trip.arguments_digest = canonical.digest([call.method, call.tool, call.arguments, call.inputs])
+        return trip.contract
+
+    def _listed(self, rules: Rulebook, trip: Trip) -> Contract:
+        """A resource, prompt or completion: allowed by the server's own list or not at all."""
+        call = trip.call
+        if call.fault is not None:
+            raise Refused(Status.VALIDATION_FAILURE, "bad_request", call.fault)
+        spec = rules.servers.get(call.server or "")
+        if spec is None:
+            raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", f"no {call.kind} {call.tool!r} is offered")
+        if not _is_listed(spec, call):
+            raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", f"no {call.kind} {call.tool!r} is offered")
+        if call.kind == "prompt":
+            trip.definition = rules.prompts.get((spec.name, str(call.arguments.get("name"))))
+            if trip.definition is None:
+                raise Refused(Status.UNAVAILABLE, "not_pinned", f"the prompt {call.tool!r} was not accepted yet")
+        return rules.implicit[spec.name]
+
+    def _policy(self, rules: Rulebook, trip: Trip, contract: Contract) -> None:
+        decision = trip.decision = rules.policy.decide(trip.call, contract)
+        if not decision.allowed:
+            code = "policy_error" if decision.error is not None else "policy"
+            raise Refused(Status.DENIED, code, f"Refused by policy: {decision.reason}")
+
+    # ── 3 once ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _earlier(self, rules: Rulebook, trip: Trip, contract: Contract) -> tuple[Key | None, Outcome | None]:
+        if trip.call.idempotency_key is None and contract.idempotent_key is None:
+            return None, None
+        digest = canonical.digest([trip.arguments_digest, contract.name])
+        see = lambda: variables(trip.call, contract, rules.environment)  # noqa: E731
+        key = self._once.key(trip.call, contract, digest, see)
+        if key is None:
+            return None, None
+        earlier = await self._once.earlier(key, contract.timeout_seconds)
+        return key, None if earlier is None else self._replay(trip, *earlier)
+
+    def _replay(self, trip: Trip, call_id: str, kept: Json) -> Outcome:
+        trip.replayed_from = call_id
+        return once.unpack(kept)
+
+    # ── 5 approval, 6 grant ───────────────────────────────────────────────────────────────────────
+
+    async def _grant(
+        self, rules: Rulebook, trip: Trip, contract: Contract, key: Key | None, channel: Channel
+    ) -> Grant:
+        """Consume the approval, take the key and write *started*, in one transaction."""
+        assert trip.decision is not None
+        see = lambda: variables(trip.call, contract, rules.environment)  # noqa: E731
+        requirement = rules.approvals.requirement(contract, trip.decision, see)
+        digest = ""
+        if requirement is not None:
+            digest = self._binding(rules, trip, contract)
+            await rules.approvals.obtain(trip.call, digest, requirement, self._summary(trip), channel)
+        trip.isolation = self._dispatcher.isolation(contract)
+
+        def work(tx: Transaction) -> tuple[Receipt, Approval | None]:
+            approval: Approval | None = None
+            if requirement is not None:
+                approval = tx.consume_approval(digest, trip.call.id, time.time())
+                if approval is None:
+                    raise _AlreadyUsed
+                trip.approval = approval
+            if key is not None:
+                taken = tx.take_key(key.scope, key.name, key.request_digest, trip.call.id)
+                if taken is not None:
+                    raise _KeyTaken(taken)
+            if contract.rate.per_day is not None:
+                scope = budget.day_scope(trip.call, contract)
+                if not tx.spend(scope, trip.began_at.date().isoformat(), contract.rate.per_day):
+                    raise Refused(Status.DENIED, "quota", f"the day's quota of {contract.name} is used up")
+            kept = self._kept(contract, trip.call.arguments, contract.log.arguments)
+            tx.put_payload(trip.call.id, "arguments", trip.salt, kept)
+            return tx.append("started", trip.call.id, journal.started(trip)), approval
+
+        try:
+            trip.started, trip.approval = await self._store.write(work, durable=trip.effect_possible)
+        except _AlreadyUsed:
+            trip.approval = None
+            assert requirement is not None
+            raise await self._asked_anew(rules, trip, digest, requirement) from None
+        except _KeyTaken as exc:
+            trip.approval = None
+            assert key is not None
+            once.judge(exc.row, key)  # raises for a conflict or an unknown outcome
+            raise Refused(
+                Status.UNAVAILABLE, "key_busy", f"call {exc.row.call_id} under the same key has not ended yet"
+            ) from None
+        return Grant(
+            call=trip.call,
+            contract=contract,
+            decision=trip.decision,
+            definition=trip.definition,
+            arguments_digest=trip.arguments_digest,
+            approval_id=trip.approval.id if trip.approval is not None else None,
+            expires_at=time.monotonic() + _GRANT_SECONDS,
+        )
+
+    async def _asked_anew(self, rules: Rulebook, trip: Trip, digest: str, requirement: Requirement) -> Refused:
+        return await rules.approvals.ask_again(trip.call, digest, requirement, self._summary(trip))
+
+    def _binding(self, rules: Rulebook, trip: Trip, contract: Contract) -> str:
+        """What an approval is bound to: change any of it and it is another question."""
+        return canonical.digest(
+            {
+                "principal": [trip.call.principal.key, trip.call.principal.person],
+                "tool": trip.call.tool,
+                "pin": trip.definition.digest if trip.definition is not None else None,
+                "arguments": trip.arguments_digest,
+                "contract": contract.digest,
+                "policy": rules.policy.digest,
+                "environment": rules.environment,
+            }
+        )
+
+    def _summary(self, trip: Trip) -> Json:
+        """What the person who answers is shown."""
+        contract, call = trip.contract, trip.call
+        assert contract is not None and trip.decision is not None
+        return {
+            "tool": call.tool,
+            "server": contract.server,
+            "mode": str(contract.mode),
+            "arguments": self._guard.redacted(contract, call.arguments),
+            "agent": call.principal.agent,
+            "person": call.principal.person,
+            "origin": call.origin,
+            "rules": list(trip.decision.rules),
+            "reversible": contract.effects.reversible,
+        }
+
+    # ── 7 dispatch, 8 guard ───────────────────────────────────────────────────────────────────────
+
+    async def _carry_out(self, trip: Trip, grant: Grant, channel: Channel) -> Outcome:
+        trip.dispatched = True
+        try:
+            answer = await self._dispatcher.run(grant, channel)
+        except Unavailable:
+            trip.dispatched = False  # provably never started
+            raise
+        trip.attempts, trip.isolation = answer.attempts, answer.isolation
+        guarded = self._guard.inspect(grant.contract, grant.definition, answer.result)
+        trip.redactions = dict(guarded.redactions)
+        if guarded.problem is not None:
+            code, text = guarded.problem
+            return Outcome(Status.FAILED, code, text, trust=guarded.trust)
+        status, code = (Status.FAILED, "tool_error") if answer.is_error else (Status.SUCCESS, "ok")
+        return Outcome(status, code, result=guarded.result, trust=guarded.trust)
+
+    def _refusal(self, exc: Refused) -> Outcome:
+        error: Json | None = None
+        message = self._guard.message(exc.message)
+        if isinstance(exc, UpstreamFailed):
+            error = {"code": exc.code, "message": message}
+            if exc.data is not None:
+                error["data"] = exc.data
+        return Outcome(exc.status, exc.reason_code, message, approval_id=exc.approval_id, error=error)
+
+    # ── 9 fact, 10 audit ──────────────────────────────────────────────────────────────────────────
+
+    async def _close(
+        self, trip: Trip, key: Key | None, ticket: budget.Ticket | None, outcome: Outcome
+    ) -> Outcome:
+        """Write *finished*; without it there is no result to give."""
+        if ticket is not None:
+            ticket.release(outcome.status)
+        outcome = replace(outcome, facts=self._facts(trip, outcome))
+        holds_key = key is not None and trip.started is not None
+
+        def work(tx: Transaction) -> Receipt:
+            contract = trip.contract
+            if contract is not None and outcome.result is not None:
+                kept = self._kept(contract, outcome.result, contract.log.result)
+                if kept is not None:
+                    tx.put_payload(trip.call.id, "result", trip.salt, kept)
+            if holds_key and key is not None:
+                _settle(tx, key, trip, outcome)
+            return tx.append("finished", trip.call.id, journal.finished(trip, outcome))
+
+        try:
+            receipt = await self._store.write(work, durable=trip.effect_possible and trip.started is not None)
+        except StoreError as exc:
+            log.error("call %s could not be closed on record: %s", trip.call.id, exc)
+            status = Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE
+            lost = Outcome(status, "store", "the outcome could not be recorded, so it is withheld")
+            return replace(lost, facts=self._facts(trip, lost))
+        return replace(outcome, receipt=receipt)
+
+    def _facts(self, trip: Trip, outcome: Outcome) -> Json:
+        return facts.build(
+            facts.Ending(
+                call=trip.call,
+                contract=trip.contract,
+                decision=trip.decision,
+                status=outcome.status,
+                reason_code=outcome.reason_code,
+                started_at=trip.began_at,
+                wall_ms=trip.wall_ms,
+                dispatched=trip.dispatched,
+                isolation=trip.isolation,
+                result=outcome.result,
+                redactions=trip.redactions,
+            )
+        )
+
+    def _kept(self, contract: Contract, value: Json, level: str) -> bytes | None:
+        """The text of a payload that the contract lets us keep, redacted; it lies apart from the chain."""
+        if level != "redacted" and contract.record != "full":
+            return None
+        return canonical.dumps(self._guard.redacted(contract, value))
+
+
+class _AlreadyUsed(Exception):
+    """Another call consumed the approval first."""
+
+
+class _KeyTaken(Exception):
+    """Another call took the key first."""
+
+    def __init__(self, row: KeyRow) -> None:
+        super().__init__(row.call_id)
+        self.row = row
+
+
+def _settle(tx: Transaction, key: Key, trip: Trip, outcome: Outcome) -> None:
+    """What the key says from now on: the outcome, that it is unknown, or nothing if the call never ran."""
+    if not trip.dispatched:
+        tx.release_key(key.scope, key.name)
+    elif outcome.status in (Status.SUCCESS, Status.FAILED):
+        tx.settle_key(key.scope, key.name, "done", once.pack(outcome))
+    else:
+        tx.settle_key(key.scope, key.name, "unknown", None)
+
+
+def _is_listed(spec: ServerSpec, call: Call) -> bool:
+    if call.kind == "resource":
+        return allowed_item(spec, "resource", call.tool)
+    if call.kind == "prompt":
+        return allowed_item(spec, "prompt", str(call.arguments.get("name")))
+    ref = call.arguments.get("ref")
+    ref = ref if isinstance(ref, dict) else {}
+    kind = "prompt" if ref.get("type") == "ref/prompt" else "resource"
+    return allowed_item(spec, kind, str(ref.get("name" if kind == "prompt" else "uri")))
+
+
+def allowed_item(spec: ServerSpec, kind: str, name: str) -> bool:
+    """Whether a server's list offers this resource or prompt."""
+    patterns = spec.resources if kind == "resource" else spec.prompts
+    return any(fnmatchcase(name, p) for p in patterns)
+
+
+__all__ = ["Pipeline", "Rulebook", "allowed_item", "implicit_contract"]

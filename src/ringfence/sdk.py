@@ -1,0 +1,159 @@
+"""Ringfence from Python: a gateway inside your own process.
+
+    async with Gateway(upstream=[["python", "server.py"]], policy="standard") as gateway:
+        outcome = await gateway.call_tool("echo", {"text": "hi"})
+        print(outcome.status, outcome.text, outcome.facts["explanation"])
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ringfence import canonical, config
+from ringfence.app import NOBODY, App
+from ringfence.config import Config, GatewaySettings, PolicySettings, SandboxSettings
+from ringfence.contract import build
+from ringfence.errors import ConfigError, Problem, Unavailable
+from ringfence.model import Call, Contract, Json, Outcome, ServerSpec
+
+Upstream = str | Sequence[str] | Mapping[str, Any]
+"""A URL, a command as a list of words, or a mapping with the keys of a server in `ringfence.yaml` and `name`."""
+
+
+class Gateway:
+    """Governs calls to the servers given: contracts are drafted, definitions pinned on first use, calls recorded."""
+
+    def __init__(
+        self,
+        upstream: Sequence[Upstream] = (),
+        policy: str = "strict",
+        sandbox: bool = True,
+        *,
+        state: str | Path | None = None,
+        approval_wait_seconds: float = 30.0,
+    ) -> None:
+        self._upstream = tuple(upstream)
+        self._policy = policy
+        self._sandbox = sandbox
+        self._state = Path(state) if state is not None else None
+        self._wait = approval_wait_seconds
+        self._settings: Config | None = None
+        self._app: App | None = None
+        self._stack: AsyncExitStack | None = None
+
+    @classmethod
+    def from_config(cls, path: str | Path) -> Self:
+        """The gateway that a `ringfence.yaml` describes. Raises ConfigError with every problem."""
+        gateway = cls()
+        gateway._settings = config.load(Path(path))
+        return gateway
+
+    async def start(self) -> None:
+        """Open the state, start the servers, and, unless a file said it, draft a contract for each of their tools."""
+        if self._stack is not None:
+            raise Unavailable("started", "the gateway is running already")
+        drafting = self._settings is None
+        settings = self._settings or self._draft()
+        if self._sandbox and any(s.command for s in settings.servers.values()):
+            warnings.warn(
+                "servers run on this host without a box in this version; facts say isolation: none", stacklevel=2
+            )
+        stack = AsyncExitStack()
+        try:
+            self._app = await stack.enter_async_context(App.open(settings))
+            if drafting:
+                await self._app.draft(_contract)
+        except BaseException:
+            await stack.aclose()
+            self._app = None
+            raise
+        self._stack = stack
+
+    async def stop(self) -> None:
+        """End the servers and close the state."""
+        if self._stack is not None:
+            stack, self._stack, self._app = self._stack, None, None
+            await stack.aclose()
+
+    async def list_tools(self) -> list[Json]:
+        """What may be called: MCP tool definitions under their contracts' names."""
+        return self._running().front.shelf.tools()
+
+    async def call_tool(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> Outcome:
+        """One governed call. A refusal is an outcome, not an exception. `idempotency_key=` may be given."""
+        app = self._running()
+        call = Call(
+            id=canonical.new_id("call"),
+            principal=app.agent,
+            tool=name,
+            arguments=dict(args or {}),
+            origin="sdk",
+            idempotency_key=options.pop("idempotency_key", None),
+        )
+        if options:
+            raise TypeError(f"call_tool takes no option {', '.join(options)}")
+        return await app.handle(call, NOBODY)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _running(self) -> App:
+        if self._app is None:
+            raise Unavailable("not_started", "the gateway is not running: use `async with` or call start()")
+        return self._app
+
+    def _draft(self) -> Config:
+        servers: dict[str, ServerSpec] = {}
+        for index, given in enumerate(self._upstream):
+            spec = _server(given, f"server{index + 1}")
+            if spec.name in servers:
+                raise ConfigError([Problem("upstream", 1, index + 1, f"two servers are named {spec.name!r}")])
+            servers[spec.name] = spec
+        state = self._state.absolute() if self._state is not None else config.state_folder()
+        return config.sealed(
+            Config(
+                path=Path("upstream"),
+                environment="development",
+                gateway=GatewaySettings("127.0.0.1", 0, state, self._wait),
+                people={},
+                servers=servers,
+                contracts={},
+                networks={},
+                secrets={},
+                approvals={},
+                policy=PolicySettings(preset=self._policy),
+                sandbox=SandboxSettings(),
+            )
+        )
+
+
+def _server(given: Upstream, name: str) -> ServerSpec:
+    if isinstance(given, str):
+        return ServerSpec(name=name, url=given, resources=(), prompts=(), pins="first_use")
+    if isinstance(given, Mapping):
+        known = dict(given)
+        command = tuple(known.pop("command", ()))
+        return ServerSpec(name=known.pop("name", name), command=command, pins=known.pop("pins", "first_use"), **known)
+    return ServerSpec(name=name, command=tuple(given), pins="first_use")
+
+
+def _contract(server: str, definition: Json) -> Contract:
+    """A cautious draft: a tool writes unless it says that it only reads; what it says is a hint, policy never sees it."""
+    hints = definition.get("annotations")
+    reads = isinstance(hints, dict) and hints.get("readOnlyHint") is True
+    contract, _ = build(
+        str(definition["name"]),
+        {"transport": "mcp", "server": server, "mode": "read" if reads else "write"},
+    )
+    return contract

@@ -1,0 +1,112 @@
+"""The two files of a chain beside the database: the lock that says it is in use, and its signed checkpoint."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from ringfence.audit import slots
+from ringfence.audit.chain import Checkpoint, Head, is_chain_name
+from ringfence.audit.keys import Keys
+from ringfence.errors import StoreError
+
+# The file never changes its size, so its data is all that must reach the disk; macOS has only the other call.
+_sync = getattr(os, "fdatasync", os.fsync)
+
+
+def lock_path(folder: Path, chain: str) -> Path:
+    return folder / "chains" / f"{_checked(chain)}.lock"
+
+
+def checkpoint_path(folder: Path, chain: str) -> Path:
+    return folder / "checkpoints" / _checked(chain)
+
+
+def _checked(chain: str) -> str:
+    if not is_chain_name(chain):
+        raise StoreError(f"{chain!r} is not the name of a chain")
+    return chain
+
+
+class ChainLock:
+    """Held as long as somebody writes the chain. The file stays; only the lock on it counts."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    def take(cls, folder: Path, chain: str) -> ChainLock | None:
+        """The lock, or None while another holds it. Raises OSError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(lock_path(folder, chain), flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError:
+            os.close(descriptor)
+            raise
+        return cls(descriptor)
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class CheckpointFile:
+    """Signs a chain's head into the slot that does not hold the last good checkpoint."""
+
+    def __init__(self, folder: Path, chain: str, keys: Keys) -> None:
+        self._keys = keys
+        self._chain = chain
+        self._path = checkpoint_path(folder, chain)
+        self._next = 0
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, 0o600)
+
+    @classmethod
+    def create(cls, folder: Path, head: Head, keys: Keys) -> CheckpointFile:
+        """A new file that holds `head`, on disk with its name. Raises OSError."""
+        made = cls(folder, head.chain, keys)
+        try:
+            _write_all(made._descriptor, slots.EMPTY * slots.SLOTS, 0)
+            made.write(head, durable=True)
+            parent = os.open(made._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(parent)
+            finally:
+                os.close(parent)
+        except OSError:
+            made.close()
+            raise
+        return made
+
+    def read(self) -> slots.Slots:
+        """What the file holds; the next write spares the newest."""
+        data = os.pread(self._descriptor, slots.FILE_BYTES, 0)
+        found = slots.read(data, self._chain, self._keys.public)
+        self._next = 0 if found.index < 0 else 1 - found.index
+        return found
+
+    def write(self, head: Head, *, durable: bool) -> None:
+        """Sign `head`; synced to disk when it must outlive the machine. Raises OSError."""
+        checkpoint = Checkpoint(head.chain, head.seq, head.hash, head.seq, time.time())
+        slot = slots.pack(checkpoint.sign(self._keys.private))
+        _write_all(self._descriptor, slot, self._next * slots.SLOT_BYTES)
+        if durable:
+            _sync(self._descriptor)
+        # Only now is the other slot free to be overwritten: a failed write is tried again in the same place.
+        self._next = 1 - self._next
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written

@@ -1,0 +1,226 @@
+"""Reading the state. Plain calls on a connection that cannot write; one per thread."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import weakref
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from ringfence.audit.chain import ALWAYS, Period, Record, is_chain_name
+from ringfence.audit.slots import FILE_BYTES
+from ringfence.errors import StoreError
+from ringfence.model import Definition
+from ringfence.store.rows import (
+    APPROVAL,
+    RECORD,
+    Approval,
+    ApprovalState,
+    KeyRow,
+    Part,
+    Payload,
+    approval_by_id,
+    approval_from,
+    key_row,
+    pin_rows,
+    record_from,
+)
+from ringfence.store.schema import DATABASE, check_version, connect
+
+_PAGE = 500
+"""Rows per query: a slow consumer must not hold an old view of the database open."""
+
+_WAITING: tuple[ApprovalState, ...] = ("pending",)
+
+
+class Wanted(TypedDict, total=False):
+    """Which records, and in which order. Everything that is left out matches."""
+
+    chain: str | None
+    call_id: str | None
+    kind: str | None
+    since: float | None
+    until: float | None
+    limit: int | None
+    newest_first: bool
+
+
+class Reader:
+    """What is in the store, as of each call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._connection = connect(folder, read_only=True)
+        # A tampered text must come out as something that does not verify, not as an exception.
+        self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
+        self._close = weakref.finalize(self, self._connection.close)
+
+    @classmethod
+    def open(cls, folder: Path) -> Reader:
+        """Read a state folder without taking part in it: no chain, no lock, no key. Raises StoreError."""
+        if not (folder / DATABASE).is_file():
+            raise StoreError(f"there is no database in {folder}")
+        reader = cls(folder)
+        check_version(reader._connection, folder / DATABASE)
+        return reader
+
+    def close(self) -> None:
+        self._close()
+
+    # ── The log ──
+
+    def records(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
+        """Records in the order of commit, or of their chain where one is named."""
+        conditions = {"chain": "chain = ?", "call_id": "call_id = ?", "kind": "kind = ?"}
+        conditions |= {"since": "at >= ?", "until": "at < ?"}
+        given: dict[str, Any] = {**wanted}
+        used = [name for name in conditions if given.get(name) is not None]
+        where = [conditions[name] for name in used]
+        yield from self._pages(where, [given[name] for name in used], given)
+
+    def _pages(self, where: list[str], values: list[Any], given: dict[str, Any]) -> Iterator[Record]:
+        order = "seq" if given.get("chain") is not None else "id"
+        sign, way = ("<", "DESC") if given.get("newest_first") else (">", "ASC")
+        left = given.get("limit")
+        after: tuple[Any, Any] | None = None
+        while left is None or left > 0:
+            page = _PAGE if left is None else min(_PAGE, left)
+            clauses = [*where, f"({order}, id) {sign} (?, ?)"] if after else where
+            text = f"{RECORD}{' WHERE ' if clauses else ''}{' AND '.join(clauses)}"
+            rows = self._all(f"{text} ORDER BY {order} {way}, id {way} LIMIT ?", [*values, *(after or ()), page])
+            for row in rows:
+                yield record_from(row)
+            if len(rows) < page:
+                return
+            after = (rows[-1][2] if order == "seq" else rows[-1][0], rows[-1][0])
+            left = None if left is None else left - len(rows)
+
+    def chains(self) -> list[str]:
+        """The names of all chains that have a record."""
+        # Steps from name to name through the index; DISTINCT would read every record.
+        rows = self._all(
+            "WITH RECURSIVE names (name) AS (SELECT min(chain) FROM records UNION ALL"
+            " SELECT (SELECT min(chain) FROM records WHERE chain > name) FROM names WHERE name IS NOT NULL)"
+            " SELECT name FROM names WHERE name IS NOT NULL"
+        )
+        return [str(row[0]) for row in rows]
+
+    def call_ids(self, limit: int = 50) -> list[str]:
+        """The calls of late, the newest first."""
+        found: dict[str, None] = {}
+        for record in self.records(newest_first=True):
+            if len(found) >= limit:
+                break
+            if record.call_id is not None:
+                found.setdefault(record.call_id)
+        return list(found)
+
+    def approval_records(self, identity: str) -> list[Record]:
+        """The records of one approval: asked, and each answer."""
+        asked = self.approval(identity)
+        if asked is None:
+            return []
+        found = self.records(call_id=asked.call_id)
+        return [r for r in found if r.kind.startswith("approval_") and r.body.get("approval") == identity]
+
+    def story(self, call_id: str) -> list[Record]:
+        """Everything that `explain` needs of one call: its own records and those of the approvals it used."""
+        own = list(self.records(call_id=call_id))
+        rows = self._all("SELECT id FROM approvals WHERE call_id = ? OR consumed_by = ?", [call_id, call_id])
+        used = {str(row[0]) for row in rows}
+        for record in own:
+            approval = record.body.get("approval")
+            if isinstance(approval, dict) and isinstance(approval.get("id"), str):
+                used.add(approval["id"])
+        places = {(record.chain, record.seq) for record in own}
+        more = [r for identity in sorted(used) for r in self.approval_records(identity)]
+        return [*own, *(r for r in more if (r.chain, r.seq) not in places)]
+
+    # ── Evidence ──
+
+    def checkpoints(self) -> dict[str, bytes]:
+        """Every chain's checkpoint file, as it is now. Read these before the records."""
+        out: dict[str, bytes] = {}
+        try:
+            for path in sorted((self.folder / "checkpoints").iterdir()):
+                if is_chain_name(path.name) and path.is_file():
+                    with path.open("rb") as file:
+                        out[path.name] = file.read(FILE_BYTES)
+        except OSError as exc:
+            raise StoreError(f"the checkpoints cannot be read: {exc.strerror or exc}") from exc
+        return out
+
+    def evidence(self) -> tuple[dict[str, Iterator[Record]], dict[str, bytes]]:
+        """What `verify_live` takes, read in the right order: the log is never behind its checkpoints."""
+        checkpoints = self.checkpoints()
+        return {name: self.records(chain=name) for name in self.chains()}, checkpoints
+
+    def period(self, period: Period = ALWAYS) -> Iterator[Record]:
+        """What `write_export` takes: of each chain, everything from its first to its last record in the period.
+
+        A clock that was set back must not tear a gap, so what lies between the two always belongs to it.
+        """
+        since = float("-inf") if period.since is None else period.since
+        until = float("inf") if period.until is None else period.until
+        for name in self.chains():
+            first, last = self._all(
+                "SELECT min(seq), max(seq) FROM records WHERE chain = ? AND at >= ? AND at < ?", [name, since, until]
+            )[0]
+            if first is not None:
+                yield from self._pages(["chain = ?", "seq >= ?", "seq <= ?"], [name, first, last], {"chain": name})
+
+    # ── The rest ──
+
+    def approval(self, identity: str) -> Approval | None:
+        with _readable():
+            return approval_by_id(self._connection, identity, time.time())
+
+    def approvals(self, states: Collection[ApprovalState] = _WAITING) -> list[Approval]:
+        """The approvals in these states, the oldest question first."""
+        stored = {*states, *(("pending", "approved") if "expired" in states else ())}
+        marks = ", ".join("?" * len(stored))
+        return self._approvals(f"state IN ({marks}) ORDER BY asked_at", [*stored], states)
+
+    def find_approvals(self, digest: str) -> list[Approval]:
+        """Every approval of exactly this call, the newest first."""
+        return self._approvals("digest = ? ORDER BY asked_at DESC", [digest], None)
+
+    def _approvals(self, where: str, values: list[str], states: Collection[ApprovalState] | None) -> list[Approval]:
+        now = time.time()
+        rows = self._all(f"{APPROVAL} WHERE {where}", values)
+        with _readable():
+            found = [approval_from(self._connection, row, now) for row in rows]
+        return [approval for approval in found if states is None or approval.state in states]
+
+    def key(self, scope: str, key: str) -> KeyRow | None:
+        with _readable():
+            return key_row(self._connection, scope, key)
+
+    def pins(self, server: str | None = None) -> list[Definition]:
+        with _readable():
+            return pin_rows(self._connection, server)
+
+    def payload(self, call_id: str, part: Part) -> Payload | None:
+        rows = self._all("SELECT salt, body FROM payloads WHERE call_id = ? AND part = ?", [call_id, part])
+        return Payload(*rows[0]) if rows else None
+
+    def running(self) -> list[str]:
+        """Calls that are started and not finished."""
+        return [str(row[0]) for row in self._all("SELECT call_id FROM running ORDER BY chain, seq")]
+
+    def _all(self, text: str, values: list[Any] | None = None) -> list[tuple[Any, ...]]:
+        with _readable():
+            return self._connection.execute(text, values or []).fetchall()
+
+
+class _readable:
+    """Turns what SQLite raises into our own error. A class, as a generator costs more than the query."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
+        if isinstance(exc, sqlite3.Error):
+            raise StoreError(f"the database could not be read: {exc}") from exc

@@ -1,0 +1,159 @@
+"""Closing what a crash left open: every call that was started gets its one finished record, every chain its end.
+
+Only chains whose lock is free are touched. A chain that does not fit its signed checkpoint is evidence and is left as
+it stands; its calls are then closed in the chain of the process that found it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ringfence.audit.chain import CLOSED, ChainVerifier, Findings, Head, Record, is_chain_name
+from ringfence.audit.keys import Keys
+from ringfence.errors import StoreError
+from ringfence.store.chainfile import ChainLock, CheckpointFile, checkpoint_path
+from ringfence.store.rows import RECORD, record_from
+from ringfence.store.transaction import Transaction
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What one start found and closed."""
+
+    chains: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """One sentence per chain that was left as it stood."""
+
+
+@contextlib.contextmanager
+def durable_transaction(connection: sqlite3.Connection, head: Head) -> Iterator[Transaction]:
+    """One synced transaction outside the writer's thread, before that runs. Raises StoreError."""
+    try:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield Transaction(connection, head)
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            connection.execute("PRAGMA synchronous = NORMAL")
+    except sqlite3.Error as exc:
+        raise StoreError(f"the record could not be written: {exc}") from exc
+
+
+class Recovery:
+    """One start's sweep over the chains of processes that are gone."""
+
+    def __init__(self, connection: sqlite3.Connection, folder: Path, keys: Keys) -> None:
+        self._connection = connection
+        self._folder = folder
+        self._keys = keys
+        self._chains: list[str] = []
+        self._calls: list[str] = []
+        self._damaged: dict[str, str] = {}
+
+    def sweep(self) -> Recovered:
+        """Close every chain that can be closed. Raises StoreError."""
+        for name in self._unsettled():
+            if not is_chain_name(name):
+                continue  # nothing of ours; `audit verify` reports it
+            lock = self._lock(name)
+            if lock is None:
+                continue
+            try:
+                self._close(name)
+            finally:
+                lock.release()
+        return Recovered(tuple(self._chains), tuple(self._calls), tuple(self._damaged.values()))
+
+    def adopt(self, transaction: Transaction) -> None:
+        """Record in our own chain what could not be recorded in theirs."""
+        waiting = self._unsettled() if self._damaged else []
+        for name, reason in self._damaged.items():
+            if name not in waiting:
+                continue  # another start has recorded it meanwhile
+            transaction.append("chain_damaged", None, {"damaged": name, "message": reason})
+            self._calls += transaction.finish_lost(name)
+            self._settle(name)
+
+    def _unsettled(self) -> list[str]:
+        try:
+            rows = self._connection.execute("SELECT chain FROM chains WHERE settled = 0 ORDER BY chain").fetchall()
+        except sqlite3.Error as exc:
+            raise StoreError(f"the chains could not be read: {exc}") from exc
+        return [row[0] for row in rows]
+
+    def _lock(self, name: str) -> ChainLock | None:
+        return self._attempt(name, lambda: ChainLock.take(self._folder, name))
+
+    @staticmethod
+    def _attempt(name: str, step: Callable[[], T]) -> T:
+        try:
+            return step()
+        except OSError as exc:
+            raise StoreError(f"chain {name} could not be recovered: {exc.strerror or exc}") from exc
+
+    def _close(self, name: str) -> None:
+        if name not in self._unsettled():
+            return  # another start closed it between our look and our lock
+        if not checkpoint_path(self._folder, name).exists():
+            self._damaged[name] = f"chain {name} has no checkpoint file"
+            return
+        file = self._attempt(name, lambda: CheckpointFile(self._folder, name, self._keys))
+        try:
+            self._close_with(name, file)
+        finally:
+            file.close()
+
+    def _close_with(self, name: str, file: CheckpointFile) -> None:
+        held = self._attempt(name, file.read).newest
+        if held is None:
+            self._damaged[name] = f"no checkpoint of chain {name} verifies with this key"
+            return
+        closed: list[str] = []
+        with durable_transaction(self._connection, Head(name)) as transaction:
+            last, fault = self._tail(name, held.seq, held.head)
+            if fault is not None:
+                self._damaged[name] = fault
+                return
+            transaction.head = last.head if last is not None else Head(name)
+            if last is not None and last.kind != CLOSED:
+                closed = transaction.finish_lost(name)
+                transaction.append(CLOSED, None, {"recovered": True, "calls": len(closed)})
+            head = transaction.head
+        self._calls += closed
+        self._attempt(name, lambda: file.write(head, durable=True))
+        with durable_transaction(self._connection, head):
+            self._settle(name)
+        self._chains.append(name)
+
+    def _tail(self, name: str, seq: int, digest: str) -> tuple[Record | None, str | None]:
+        """The chain's last record, once all from the checkpoint on follow from it; else what is wrong."""
+        found = Findings()
+        verifier = ChainVerifier(name, found)
+        verifier.seq, verifier.hash, verifier.first = seq, digest, 1
+        last: Record | None = None
+        for row in self._connection.execute(f"{RECORD} WHERE chain = ? AND seq >= ? ORDER BY seq", (name, seq)):
+            record = record_from(row)
+            if record.seq != seq:
+                verifier.feed(record.text, record.hash)
+            elif record.hash != digest:
+                return None, f"record {seq} of chain {name} is not the one that its checkpoint was signed for"
+            last = record
+        if seq and (last is None or last.seq < seq):
+            return None, f"chain {name} ends before record {seq}, where its checkpoint stands"
+        if found.faults:
+            return None, str(found.faults[0])
+        return last, None
+
+    def _settle(self, name: str) -> None:
+        self._connection.execute("UPDATE chains SET settled = 1 WHERE chain = ?", (name,))

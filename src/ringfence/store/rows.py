@@ -1,0 +1,181 @@
+"""What the tables hold, as plain data, and how each row is read."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ringfence import canonical
+from ringfence.audit.chain import Record
+from ringfence.errors import StoreError
+from ringfence.model import Definition, Json
+
+ApprovalState = Literal["pending", "approved", "denied", "expired", "consumed"]
+KeyState = Literal["started", "done", "unknown"]
+Part = Literal["arguments", "result"]
+_DEPTH = 4 * canonical.MAX_DEPTH
+"""Rows wrap what came from outside, so they may be nested deeper than that may."""
+
+
+class NotFound(StoreError):
+    """There is nothing of that id."""
+
+
+class Conflict(StoreError):
+    """It is not in a state in which this can be done."""
+
+
+class Expired(Conflict):
+    """Its time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalQuestion:
+    """What is asked of people, before it is stored."""
+
+    digest: str
+    call_id: str
+    principal: str
+    tool: str
+    rule: str
+    asked_at: float
+    expires_at: float
+    summary: Json = field(default_factory=dict)
+    """What a person is shown. It may hold values, so it never enters the log."""
+    person: str | None = None
+    """Whom the agent acts for."""
+    roles: tuple[str, ...] = ()
+    self_approval: bool = False
+    people: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One person's answer."""
+
+    person: str
+    approve: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A question to people and how it stands."""
+
+    id: str
+    digest: str
+    call_id: str
+    principal: str
+    person: str | None
+    tool: str
+    summary: Json
+    rule: str
+    roles: tuple[str, ...]
+    self_approval: bool
+    people: int
+    state: ApprovalState
+    asked_at: float
+    expires_at: float
+    answers: tuple[Answered, ...] = ()
+    consumed_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """An idempotency key and what became of the call that took it."""
+
+    scope: str
+    key: str
+    request_digest: str
+    call_id: str
+    state: KeyState
+    outcome: Json | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What is kept of one payload; `body` is None where only the salt is."""
+
+    salt: bytes
+    body: bytes | None
+
+
+def pack(value: Any) -> str:
+    """JSON for a column. Raises StoreError for what could not be read back."""
+    try:
+        text = canonical.dumps(value).decode()
+        if text.count("[") + text.count("{") > _DEPTH:
+            canonical.loads(text, max_depth=_DEPTH)
+    except (ValueError, TypeError, RecursionError) as exc:
+        raise StoreError(f"what should be stored is not JSON: {exc}") from None
+    return text
+
+
+def unpack(text: str) -> Any:
+    try:
+        return canonical.loads(text, max_depth=_DEPTH)
+    except canonical.NotCanonical as exc:
+        raise StoreError(f"the database holds a row that cannot be read: {exc}") from None
+
+
+APPROVAL = (
+    "SELECT id, digest, call_id, principal, person, tool, summary, rule, roles, self_approval, people, state,"
+    " asked_at, expires_at, consumed_by FROM approvals"
+)
+KEY = "SELECT scope, key, request_digest, call_id, state, outcome, at FROM keys WHERE scope = ? AND key = ?"
+PIN = "SELECT server, name, digest, body, kind FROM pins"
+RECORD = "SELECT id, chain, seq, at, kind, call_id, text, hash FROM records"
+
+
+def approval_from(connection: sqlite3.Connection, row: tuple[Any, ...], now: float) -> Approval:
+    """An APPROVAL row with its answers; what can no longer be used at `now` reads as expired."""
+    asked = connection.execute(
+        "SELECT person, approve, at FROM answers WHERE approval_id = ? ORDER BY at, person", (row[0],)
+    )
+    state: ApprovalState = row[11]
+    if state in ("pending", "approved") and now >= row[13]:
+        state = "expired"
+    return Approval(
+        id=row[0],
+        digest=row[1],
+        call_id=row[2],
+        principal=row[3],
+        person=row[4],
+        tool=row[5],
+        summary=unpack(row[6]),
+        rule=row[7],
+        roles=tuple(unpack(row[8])),
+        self_approval=bool(row[9]),
+        people=row[10],
+        state=state,
+        asked_at=row[12],
+        expires_at=row[13],
+        answers=tuple(Answered(person, bool(approve), at) for person, approve, at in asked),
+        consumed_by=row[14],
+    )
+
+
+def approval_by_id(connection: sqlite3.Connection, identity: str, now: float) -> Approval | None:
+    row = connection.execute(f"{APPROVAL} WHERE id = ?", (identity,)).fetchone()
+    return None if row is None else approval_from(connection, row, now)
+
+
+def key_row(connection: sqlite3.Connection, scope: str, key: str) -> KeyRow | None:
+    row = connection.execute(KEY, (scope, key)).fetchone()
+    if row is None:
+        return None
+    outcome = None if row[5] is None else unpack(row[5])
+    return KeyRow(row[0], row[1], row[2], row[3], row[4], outcome, row[6])
+
+
+def pin_rows(connection: sqlite3.Connection, server: str | None) -> list[Definition]:
+    where, values = (" WHERE server = ?", (server,)) if server is not None else ("", ())
+    rows = connection.execute(f"{PIN}{where} ORDER BY server, kind, name", values)
+    return [Definition(row[0], row[1], row[2], unpack(row[3]), row[4]) for row in rows]
+
+
+def record_from(row: tuple[Any, ...]) -> Record:
+    """A RECORD row. A tampered file may hold any type in any column; the verifier must get to see it."""
+    return Record(row[1], row[2], row[3], row[4], row[5], str(row[6]), str(row[7]))

@@ -1,0 +1,165 @@
+"""Opening the database file: who may read it, how it is set up, and its numbered migrations."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import stat
+from importlib import resources
+from pathlib import Path
+from urllib.parse import quote
+
+from ringfence.errors import StoreError
+
+DATABASE = "ringfence.db"
+BUSY_SECONDS = 5.0
+"""How long a writer waits for another process before it gives up."""
+APPLICATION_ID = 0x52464E43
+"""Marks a file as ours (`RFNC`), so that no other program's database is ever migrated."""
+_MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the state folder, ours alone. Raises StoreError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = folder.stat()
+        if info.st_uid != os.geteuid():
+            raise StoreError(f"the state folder {folder} belongs to another user (uid {info.st_uid})")
+        if stat.S_IMODE(info.st_mode) & 0o077:
+            if any(folder.iterdir()):
+                # Never tighten a folder that others may be using: it might be /tmp.
+                raise StoreError(f"others can reach the state folder {folder}; run: chmod 700 {folder}")
+            folder.chmod(0o700)
+        for name in ("chains", "checkpoints"):
+            (folder / name).mkdir(mode=0o700, exist_ok=True)
+        _prepare_file(folder / DATABASE)
+        _sync_folder(folder)
+    except OSError as exc:
+        raise StoreError(f"the state folder {folder} cannot be used: {exc.strerror or exc}") from exc
+
+
+def _prepare_file(path: Path) -> None:
+    # SQLite gives its -wal and -shm files the mode of the database, so it must be right before they exist.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise StoreError(f"{path} is not a plain file")
+        os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """A connection to a database that exists. Raises StoreError."""
+    path = folder / DATABASE
+    mode = "ro" if read_only else "rw"
+    try:
+        connection = sqlite3.connect(
+            f"file:{quote(str(path.absolute()))}?mode={mode}",
+            uri=True,
+            timeout=BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+    except sqlite3.Error as exc:
+        raise StoreError(f"the database {path} cannot be opened: {exc}") from exc
+    try:
+        if read_only:
+            connection.execute("PRAGMA query_only = ON")
+        else:
+            _set_up(connection)
+    except sqlite3.Error as exc:
+        connection.close()
+        raise StoreError(f"the database {path} cannot be used: {exc}") from exc
+    return connection
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise sqlite3.OperationalError(f"its file system cannot hold a write-ahead log (journal mode {mode})")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    # What is erased must be gone from the file, not only from the tables.
+    connection.execute("PRAGMA secure_delete = ON")
+    connection.execute("PRAGMA journal_size_limit = 67108864")
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the schema up to date, once, whoever else starts now. Raises StoreError."""
+    steps = _migrations()
+    newest = max(steps)
+    try:
+        if _version(connection, path, newest) == newest:
+            return
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            version = _version(connection, path, newest)
+            for number in range(version + 1, newest + 1):
+                for statement in _statements(steps[number]):
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {newest}")
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except sqlite3.Error as exc:
+        raise StoreError(f"the database {path} cannot be brought up to date: {exc}") from exc
+
+
+def check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """For readers, which never migrate. Raises StoreError."""
+    newest = max(_migrations())
+    try:
+        version = _version(connection, path, newest)
+    except sqlite3.Error as exc:
+        raise StoreError(f"the database {path} cannot be read: {exc}") from exc
+    if version != newest:
+        raise StoreError(f"the database {path} has schema {version}, {newest} is needed: start the gateway once")
+
+
+def _version(connection: sqlite3.Connection, path: Path, newest: int) -> int:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
+    tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    if owner != APPLICATION_ID and (owner or version or tables):
+        raise StoreError(f"{path} is the database of another program")
+    if version > newest:
+        raise StoreError(f"{path} was written by a newer version (schema {version}, this one knows {newest})")
+    return version
+
+
+def _migrations() -> dict[int, str]:
+    found: dict[int, str] = {}
+    for entry in resources.files("ringfence.store").iterdir():
+        if match := _MIGRATION.fullmatch(entry.name):
+            found[int(match[1])] = entry.read_text(encoding="utf-8")
+    return found
+
+
+def _statements(script: str) -> list[str]:
+    """The statements of a script one by one, as `executescript` would commit the transaction around them."""
+    out: list[str] = []
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            out.append(pending)
+            pending = ""
+    if any(not line.lstrip().startswith("--") for line in pending.splitlines() if line.strip()):
+        raise sqlite3.ProgrammingError("a migration ends within a statement")
+    return out

@@ -1,0 +1,181 @@
+"""The store: one SQLite file, one writing thread per process, one chain per process.
+
+`write`:  queue ─► group ─► one transaction ─► signed checkpoint ─► answers
+`reader`: a connection of the thread's own that cannot write
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from ringfence.audit.chain import CLOSED, Head
+from ringfence.audit.keys import Keys
+from ringfence.errors import StoreError
+from ringfence.model import Json
+from ringfence.store.chainfile import ChainLock, CheckpointFile
+from ringfence.store.reader import Reader
+from ringfence.store.recovery import Recovered, Recovery, durable_transaction
+from ringfence.store.schema import DATABASE, connect, migrate, prepare_folder
+from ringfence.store.transaction import Transaction
+from ringfence.store.writer import Job, Writer
+
+T = TypeVar("T")
+
+
+class Store:
+    """The state of this installation, open for this process."""
+
+    def __init__(self, folder: Path, writer: Writer, lock: ChainLock, checkpoints: CheckpointFile) -> None:
+        """Use `open`."""
+        self.folder = folder
+        self.chain = ""
+        self.recovered = Recovered()
+        self._writer = writer
+        self._lock = lock
+        self._checkpoints = checkpoints
+        self._local = threading.local()
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._closing = threading.Lock()
+
+    @classmethod
+    def open(cls, folder: Path, keys: Keys) -> Store:
+        """Open the state, close what a crash left open, and begin a chain. Raises StoreError."""
+        folder = folder.absolute()
+        if keys.folder.resolve().is_relative_to(folder.resolve()):
+            raise StoreError(f"the audit key in {keys.folder} must lie outside the state folder {folder}")
+        prepare_folder(folder)
+        connection = connect(folder)
+        try:
+            migrate(connection, folder / DATABASE)
+            return cls._begin(folder, keys, connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    @classmethod
+    def _begin(cls, folder: Path, keys: Keys, connection: sqlite3.Connection) -> Store:
+        recovery = Recovery(connection, folder, keys)
+        recovered = recovery.sweep()
+        chain = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(5)}"
+        checkpoints: CheckpointFile | None = None
+        lock: ChainLock | None = None
+        try:
+            # The lock first, then a signed word that the chain exists, and only then the chain itself: whoever
+            # sees the chain finds it in use, and no chain is ever without its checkpoint.
+            lock = ChainLock.take(folder, chain)
+            if lock is None:
+                raise StoreError(f"chain {chain} is in use")
+            checkpoints = CheckpointFile.create(folder, Head(chain), keys)
+            with durable_transaction(connection, Head(chain)) as transaction:
+                connection.execute("INSERT INTO chains (chain) VALUES (?)", (chain,))
+                transaction.append("chain_opened", None, _opening(connection, keys))
+                recovery.adopt(transaction)
+                head = transaction.head
+            checkpoints.write(head, durable=True)
+            writer = Writer(folder, connection, head, checkpoints)
+        except BaseException as exc:
+            if checkpoints is not None:
+                checkpoints.close()
+            if lock is not None:
+                lock.release()
+            if isinstance(exc, OSError):
+                raise StoreError(f"a chain could not be opened in {folder}: {exc.strerror or exc}") from exc
+            raise
+        store = cls(folder, writer, lock, checkpoints)
+        store.chain, store.recovered = chain, recovered
+        writer.start()
+        return store
+
+    # ── Writing ──
+
+    async def write(self, work: Callable[[Transaction], T], *, durable: bool = False) -> T:
+        """Do `work` in the writer's thread and return what it returned, once it is kept.
+
+        `durable` also waits for the disk. Cancelling abandons the answer, not the work. Raises StoreError where
+        nothing was kept, or whatever `work` raised.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        self._writer.submit(Job(work, durable, loop, task=answer))
+        return await answer
+
+    def write_sync(self, work: Callable[[Transaction], T], *, durable: bool = True) -> T:
+        """The same from a thread without an event loop."""
+        waiting: Future[T] = Future()
+        self._writer.submit(Job(work, durable, thread=waiting))
+        return waiting.result()
+
+    # ── Reading ──
+
+    def reader(self) -> Reader:
+        """This thread's reader."""
+        reader: Reader | None = getattr(self._local, "reader", None)
+        if reader is None:
+            reader = self._local.reader = Reader(self.folder)
+            self._readers.add(reader)
+        return reader
+
+    # ── Closing ──
+
+    def close(self) -> None:
+        """Finish what is queued, end the chain, let go of everything. Raises StoreError where the end failed."""
+        with self._closing:
+            ending: Future[None] = Future()
+            if not self._writer.finish(Job(self._end, True, thread=ending)):
+                return
+            self._writer.join()
+            error = ending.exception()
+            try:
+                if error is None:
+                    self._settle()
+            finally:
+                self._checkpoints.close()
+                self._lock.release()
+                for reader in list(self._readers):
+                    reader.close()
+        if error is not None:
+            raise error
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _end(self, transaction: Transaction) -> None:
+        lost = transaction.finish_lost(self.chain)
+        transaction.append(CLOSED, None, {"recovered": False, "calls": len(lost)})
+
+    def _settle(self) -> None:
+        """Only now that the end is signed need no later start look at this chain."""
+        connection = connect(self.folder)
+        try:
+            connection.execute("UPDATE chains SET settled = 1 WHERE chain = ?", (self.chain,))
+        except sqlite3.Error as exc:
+            raise StoreError(f"the chain could not be settled: {exc}") from exc
+        finally:
+            connection.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _opening(connection: sqlite3.Connection, keys: Keys) -> Json:
+    """Names the last record of all before it, so that no older chain can vanish without a trace."""
+    row = connection.execute("SELECT chain, seq, hash FROM records ORDER BY id DESC LIMIT 1").fetchone()
+    previous = None if row is None else dict(zip(("chain", "seq", "hash"), row, strict=True))
+    return {"previous": previous, "host": socket.gethostname(), "pid": os.getpid(), "key": keys.id}

@@ -1,0 +1,270 @@
+"""The verbs of one unit of work. All of one unit are kept, or none is."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from typing import Any, Literal
+
+from ringfence import canonical
+from ringfence.audit import chain
+from ringfence.audit.chain import Head
+from ringfence.errors import StoreError
+from ringfence.model import Definition, Json, Receipt
+from ringfence.store.rows import (
+    APPROVAL,
+    Approval,
+    ApprovalQuestion,
+    Conflict,
+    Expired,
+    KeyRow,
+    NotFound,
+    Part,
+    approval_by_id,
+    approval_from,
+    key_row,
+    pack,
+    pin_rows,
+    unpack,
+)
+
+_COPIED = ("call", "contract", "pin", "decision", "approval", "arguments", "durable", "effect_possible")
+_INSERT = "INSERT INTO records (chain, seq, at, kind, call_id, text, hash) VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+class Transaction:
+    """Handed to each piece of work; not to be kept after it returns."""
+
+    def __init__(self, connection: sqlite3.Connection, head: Head) -> None:
+        self._connection = connection
+        self.head = head
+        """The end of the chain as this transaction would leave it."""
+        self.erased = False
+
+    # ── The log ──
+
+    def append(self, kind: str, call_id: str | None, body: Json) -> Receipt:
+        """Add a record to this process's chain."""
+        try:
+            record = chain.seal(self.head, time.time(), kind, call_id, body)
+        except ValueError as exc:
+            raise StoreError(f"a record cannot be written: {exc}") from None
+        row = (record.chain, record.seq, record.at, kind, call_id, record.text, record.hash)
+        try:
+            self._connection.execute(_INSERT, row)
+        except sqlite3.IntegrityError as exc:
+            raise Conflict(f"record {record.seq} of chain {record.chain} cannot be added: {exc}") from exc
+        if kind == "started":
+            self._connection.execute(
+                "INSERT OR REPLACE INTO running (call_id, chain, seq) VALUES (?, ?, ?)",
+                (call_id, record.chain, record.seq),
+            )
+        elif kind == "finished":
+            self._connection.execute("DELETE FROM running WHERE call_id = ?", (call_id,))
+        self.head = record.head
+        return Receipt(record.chain, record.seq, record.hash)
+
+    def finish_lost(self, chain_name: str) -> list[str]:
+        """Close every call that was started in that chain and has no outcome, and lose the keys that it held."""
+        rows = self._connection.execute(
+            "SELECT running.call_id, records.seq, records.text FROM running LEFT JOIN records"
+            " ON records.chain = running.chain AND records.seq = running.seq"
+            " WHERE running.chain = ? ORDER BY running.seq",
+            (chain_name,),
+        ).fetchall()
+        for call_id, seq, text in rows:
+            self.append("finished", call_id, {**_lost(text), "started_seq": seq, "started_chain": chain_name})
+            self.lose_keys(call_id)
+        return [call_id for call_id, _, _ in rows]
+
+    # ── Approvals ──
+
+    def ask_approval(self, question: ApprovalQuestion) -> Approval:
+        """Put a question to people, or join the identical one that still waits. A new one is recorded."""
+        row = self._connection.execute(
+            f"{APPROVAL} WHERE digest = ? AND state = 'pending' AND expires_at > ? ORDER BY asked_at LIMIT 1",
+            (question.digest, question.asked_at),
+        ).fetchone()
+        if row is not None:
+            return approval_from(self._connection, row, question.asked_at)
+        identity = canonical.new_id("apr")
+        self._connection.execute(
+            "INSERT INTO approvals (id, digest, call_id, principal, person, tool, summary, rule, roles, self_approval,"
+            " people, state, asked_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?)",
+            (
+                identity,
+                question.digest,
+                question.call_id,
+                question.principal,
+                question.person,
+                question.tool,
+                pack(question.summary),
+                question.rule,
+                pack(list(question.roles)),
+                question.self_approval,
+                question.people,
+                question.asked_at,
+                question.expires_at,
+            ),
+        )
+        # Neither summary nor digest: the one holds values, the other could be tried against guesses of them.
+        body = {
+            "approval": identity,
+            "tool": question.tool,
+            "principal": question.principal,
+            "asked_for": question.person,
+            "rule": question.rule,
+            "roles": list(question.roles),
+            "people": question.people,
+            "self_approval": question.self_approval,
+            "expires_at": question.expires_at,
+        }
+        self.append("approval_asked", question.call_id, body)
+        return self._approval(identity, question.asked_at)
+
+    def answer_approval(self, identity: str, person: str, approve: bool, now: float) -> Approval:
+        """Record one person's answer. Who may answer is for the caller to know; here each answers once.
+
+        Raises NotFound, Expired, or Conflict where the question is settled or the person has answered it.
+        """
+        asked = self._approval(identity, now)
+        if asked.state == "expired":
+            raise Expired(f"approval {identity} has expired")
+        if asked.state != "pending":
+            raise Conflict(f"approval {identity} is already {asked.state}")
+        if any(answer.person == person for answer in asked.answers):
+            raise Conflict(f"{person} has already answered approval {identity}")
+        self._connection.execute(
+            "INSERT INTO answers (approval_id, person, approve, at) VALUES (?, ?, ?, ?)",
+            (identity, person, approve, now),
+        )
+        given = sum(answer.approve for answer in asked.answers) + approve
+        state = "denied" if not approve else "approved" if given >= asked.people else "pending"
+        self._connection.execute("UPDATE approvals SET state = ? WHERE id = ?", (state, identity))
+        body = {"approval": identity, "tool": asked.tool, "person": person, "approve": approve, "state": state}
+        self.append("approval_answered", asked.call_id, body)
+        return self._approval(identity, now)
+
+    def consume_approval(self, digest: str, call_id: str, now: float) -> Approval | None:
+        """Use up an approval of exactly this digest for this call, or None where there is none to use."""
+        row = self._connection.execute(
+            f"{APPROVAL} WHERE digest = ? AND state = 'approved' AND expires_at > ? ORDER BY asked_at LIMIT 1",
+            (digest, now),
+        ).fetchone()
+        if row is None:
+            return None
+        self._connection.execute(
+            "UPDATE approvals SET state = 'consumed', consumed_by = ? WHERE id = ?", (call_id, row[0])
+        )
+        return self._approval(row[0], now)
+
+    def _approval(self, identity: str, now: float) -> Approval:
+        found = approval_by_id(self._connection, identity, now)
+        if found is None:
+            raise NotFound(f"there is no approval {identity}")
+        return found
+
+    # ── Idempotency keys ──
+
+    def take_key(self, scope: str, key: str, request_digest: str, call_id: str) -> KeyRow | None:
+        """None: the key is taken now, by this call. Else the row of the call that has it."""
+        taken = self._connection.execute(
+            "INSERT INTO keys (scope, key, request_digest, call_id, state, at) VALUES (?, ?, ?, ?, 'started', ?)"
+            " ON CONFLICT DO NOTHING",
+            (scope, key, request_digest, call_id, time.time()),
+        )
+        return None if taken.rowcount == 1 else key_row(self._connection, scope, key)
+
+    def settle_key(self, scope: str, key: str, state: Literal["done", "unknown"], outcome: Json | None) -> None:
+        """Keep what became of the call that took the key."""
+        kept = None if outcome is None else pack(outcome)
+        done = self._connection.execute(
+            "UPDATE keys SET state = ?, outcome = ? WHERE scope = ? AND key = ?", (state, kept, scope, key)
+        )
+        if done.rowcount != 1:
+            raise NotFound(f"idempotency key {key!r} was not taken")
+
+    def release_key(self, scope: str, key: str) -> None:
+        """Give back a key whose call provably never ran. One that is settled stays."""
+        self._connection.execute("DELETE FROM keys WHERE scope = ? AND key = ? AND state = 'started'", (scope, key))
+
+    def lose_keys(self, call_id: str) -> None:
+        """Mark what this call held as unknown: it may have run, and nobody will say."""
+        self._connection.execute(
+            "UPDATE keys SET state = 'unknown' WHERE call_id = ? AND state = 'started'", (call_id,)
+        )
+
+    # ── Pins, payloads, quotas ──
+
+    def put_pin(self, definition: Definition, by: str, at: float) -> None:
+        """Accept a definition, in place of the one that was accepted before. It is recorded."""
+        place = (definition.server, definition.kind, definition.name)
+        before = self._connection.execute(
+            "SELECT digest FROM pins WHERE server = ? AND kind = ? AND name = ?", place
+        ).fetchone()
+        self._connection.execute(
+            "INSERT OR REPLACE INTO pins (server, kind, name, digest, body, by, at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*place, definition.digest, pack(definition.body), by, at),
+        )
+        body = {"server": place[0], "definition": place[1], "name": place[2], "digest": definition.digest, "by": by}
+        self.append("pin_accepted", None, {**body, "before": before[0] if before else None})
+
+    def pins(self, server: str | None = None) -> list[Definition]:
+        return pin_rows(self._connection, server)
+
+    def put_payload(self, call_id: str, part: Part, salt: bytes, body: bytes | None) -> None:
+        """Keep a payload's salt, and the payload where the contract allows, apart from the log."""
+        self._connection.execute(
+            "INSERT OR REPLACE INTO payloads (call_id, part, salt, body) VALUES (?, ?, ?, ?)",
+            (call_id, part, salt, body),
+        )
+
+    def erase_payload(self, call_id: str) -> bool:
+        """Forget every value of a call. Its digests in the log stay, and say nothing without the salt.
+
+        A kept outcome and what people were shown go too. True where there was something to erase.
+        """
+        gone = self._connection.execute("DELETE FROM payloads WHERE call_id = ?", (call_id,)).rowcount
+        gone += self._connection.execute(
+            "UPDATE keys SET outcome = NULL WHERE call_id = ? AND outcome IS NOT NULL", (call_id,)
+        ).rowcount
+        gone += self._connection.execute(
+            "UPDATE approvals SET summary = '{}' WHERE (call_id = ? OR consumed_by = ?) AND summary <> '{}'",
+            (call_id, call_id),
+        ).rowcount
+        self.erased = self.erased or gone > 0
+        return gone > 0
+
+    def spend(self, scope: str, day: str, limit: int) -> bool:
+        """Take one of `limit` for this day; False where none is left."""
+        self._connection.execute("DELETE FROM quotas WHERE scope = ? AND day < ?", (scope, day))
+        if limit < 1:
+            return False
+        spent = self._connection.execute(
+            "INSERT INTO quotas (scope, day, used) VALUES (?, ?, 1)"
+            " ON CONFLICT (scope, day) DO UPDATE SET used = used + 1 WHERE used < ?",
+            (scope, day, limit),
+        )
+        return spent.rowcount == 1
+
+
+def _lost(text: str | None) -> Json:
+    """The finished record of a call whose outcome nobody knows, from its started one."""
+    started: Any = {}
+    if text is not None:
+        with contextlib.suppress(StoreError):  # a damaged record still has to be closed
+            started = unpack(text)
+    if not isinstance(started, dict):
+        started = {}
+    possible = started.get("effect_possible") is not False
+    return {
+        **{name: started[name] for name in _COPIED if name in started},
+        "status": "unknown",
+        "reason_code": "crash",
+        "message": "the gateway stopped while this call was running",
+        "effect": "unknown" if possible else "none",
+        "result": None,
+        "facts": {},
+        "recovered": True,
+    }

@@ -1,0 +1,243 @@
+"""The one thread that writes: it takes whatever waits, commits it together, signs the head, and only then answers.
+
+Nobody is answered before the record is in the database and the checkpoint that covers it in its file. A failure of
+the disk fails the whole group and leaves the writer able to go on when the disk does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringfence.audit.chain import Head
+from ringfence.errors import StoreError
+from ringfence.store.chainfile import CheckpointFile
+from ringfence.store.schema import DATABASE, connect
+from ringfence.store.transaction import Transaction
+
+MAX_GROUP = 256
+"""Jobs in one commit; more would only make the first of them wait."""
+MAX_WAITING = 20_000
+"""A queue longer than this is a disk that will not catch up; callers are told so at once."""
+
+Work = Callable[[Transaction], Any]
+
+
+@dataclass(slots=True)
+class Job:
+    """One piece of work and who waits for it: a task of an event loop, or a thread."""
+
+    work: Work
+    durable: bool
+    loop: asyncio.AbstractEventLoop | None = None
+    task: asyncio.Future[Any] | None = None
+    thread: Future[Any] | None = None
+    result: Any = None
+    error: BaseException | None = None
+
+    def resolve(self) -> None:
+        """Tell whoever waits; on the waiting loop's own thread. One that was cancelled waits no more."""
+        future = self.task if self.task is not None else self.thread
+        if future is None or future.done():
+            return
+        if self.error is not None:
+            future.set_exception(self.error)
+        else:
+            future.set_result(self.result)
+
+
+class Writer(threading.Thread):
+    """Owns the writing connection, the head of the chain and its checkpoint file."""
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection, head: Head, checkpoints: CheckpointFile) -> None:
+        super().__init__(name="ringfence-store", daemon=True)
+        self._folder = folder
+        self._connection: sqlite3.Connection | None = connection
+        self._checkpoints = checkpoints
+        self._head = head
+        self._doubtful: Head | None = None
+        """The head that a failed commit would have made; the disk may yet show that it did."""
+        self._covered = head.seq
+        self._full = False
+        self._path = str(folder / DATABASE)  # a Path would be taken apart again for every group
+        self._file = os.stat(self._path)
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._closed = False
+
+    def submit(self, job: Job) -> None:
+        """Queue a job. Raises StoreError when closed or hopelessly behind."""
+        with self._gate:  # so that no job can come after the end of the queue
+            if self._closed:
+                raise StoreError("the store is closed")
+            if self._jobs.qsize() >= MAX_WAITING:
+                raise StoreError(f"the store is overloaded: {MAX_WAITING} writes are waiting")
+            self._jobs.put(job)
+
+    def finish(self, last: Job) -> bool:
+        """Let the queue run out with `last` as its end. False where that was already under way."""
+        with self._gate:
+            if self._closed:
+                return False
+            self._closed = True
+            self._jobs.put(last)
+            self._jobs.put(None)
+            return True
+
+    # ── The thread ──
+
+    def run(self) -> None:
+        going = True
+        while going:
+            group, going = self._take()
+            if not group:
+                continue
+            try:
+                self._commit(group)
+            except StoreError as exc:
+                _fail(group, exc)
+            except Exception as exc:  # the edge of the thread: whatever it was, nobody may wait for ever
+                self._drop_connection()
+                _fail(group, StoreError(f"the store failed: {exc!r}"))
+            _answer(group)
+        self._drop_connection()
+
+    def _take(self) -> tuple[list[Job], bool]:
+        group: list[Job] = []
+        job = self._jobs.get()
+        while job is not None:
+            group.append(job)
+            if len(group) == MAX_GROUP:
+                return group, True
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return group, True
+        return group, False
+
+    def _commit(self, group: list[Job]) -> None:
+        connection = self._connect()
+        durable = any(job.durable for job in group)
+        try:
+            if durable is not self._full:
+                connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self._full = durable
+            connection.execute("BEGIN IMMEDIATE")
+            transaction = Transaction(connection, self._head)
+            if self._perform(connection, transaction, group):
+                self._doubtful = transaction.head
+                connection.execute("COMMIT")
+                self._head, self._doubtful = transaction.head, None
+            else:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error as exc:
+            self._drop_connection()
+            raise StoreError(f"the record could not be written: {exc}") from exc
+        if self._head.seq > self._covered or durable:
+            self._cover(durable=durable)
+        if transaction.erased:
+            self._empty_log(connection)
+
+    def _perform(self, connection: sqlite3.Connection, transaction: Transaction, group: list[Job]) -> bool:
+        """Run each job in a savepoint of its own; True where any of them is to be kept."""
+        alone = len(group) == 1
+        kept = False
+        for job in group:
+            head = transaction.head
+            if not alone:
+                connection.execute("SAVEPOINT job")
+            try:
+                job.result = job.work(transaction)
+                kept = True
+            except sqlite3.Error:
+                raise  # the database itself failed, and with it the whole group
+            except BaseException as exc:  # the work is the caller's; whatever it raises is the caller's answer
+                job.error = exc
+                transaction.head = head
+                if not alone:
+                    connection.execute("ROLLBACK TO job")
+            if not alone:
+                connection.execute("RELEASE job")
+        return kept
+
+    def _cover(self, *, durable: bool) -> None:
+        try:
+            self._checkpoints.write(self._head, durable=durable)
+        except OSError as exc:
+            raise StoreError(f"the checkpoint could not be written: {exc.strerror or exc}") from exc
+        self._covered = self._head.seq
+
+    def _connect(self) -> sqlite3.Connection:
+        """The connection; after a failure a new one, if the chain is still as we left it."""
+        self._same_file()
+        if self._connection is not None:
+            return self._connection
+        connection = connect(self._folder)
+        try:
+            row = connection.execute(
+                "SELECT seq, hash FROM records WHERE chain = ? ORDER BY seq DESC LIMIT 1", (self._head.chain,)
+            ).fetchone()
+        except sqlite3.Error as exc:
+            connection.close()
+            raise StoreError(f"the chain could not be read again: {exc}") from exc
+        found = Head(self._head.chain, *row) if row else Head(self._head.chain)
+        if found not in (self._head, self._doubtful):
+            connection.close()
+            raise StoreError(f"chain {found.chain} was changed by somebody else; nothing more is written to it")
+        self._head, self._doubtful, self._full = found, None, False
+        self._connection = connection
+        return connection
+
+    def _same_file(self) -> None:
+        """A removed database would go on taking records that nobody could ever read."""
+        try:
+            now = os.stat(self._path)
+        except OSError as exc:
+            raise StoreError(f"the database is gone: {exc.strerror or exc}") from exc
+        if (now.st_ino, now.st_dev) != (self._file.st_ino, self._file.st_dev):
+            raise StoreError("the database file was replaced while it was in use")
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):  # it may be given up just because it failed
+                connection.close()
+
+    @staticmethod
+    def _empty_log(connection: sqlite3.Connection) -> None:
+        """Erased bytes also stand in the write-ahead log; a reader in the way leaves them to the next checkpoint."""
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _fail(group: list[Job], error: StoreError) -> None:
+    for job in group:
+        if job.error is None:
+            job.error = error
+
+
+def _answer(group: list[Job]) -> None:
+    """Wake every waiting thread, and each event loop once."""
+    loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in group:
+        if job.loop is None:
+            job.resolve()
+        else:
+            loops.setdefault(job.loop, []).append(job)
+    for loop, jobs in loops.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(_resolve_all, jobs)
+
+
+def _resolve_all(jobs: list[Job]) -> None:
+    for job in jobs:
+        job.resolve()

@@ -1,0 +1,299 @@
+"""One principal's connection to one server: the revision it speaks, what it offers, and the questions it may ask.
+
+Two revisions meet here. A server of the handshake era asks its questions as requests in the middle of a call; a
+server of 2026-07-28 answers `input_required` and waits to be asked again. To everyone above both look the same:
+questions put to the call's channel.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import anyio
+from mcp.shared.inbound import encode_header_value, find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
+
+from ringfence import canonical
+from ringfence.errors import Refused, Unavailable, UpstreamFailed
+from ringfence.model import Definition, Json, ServerSpec, Status
+from ringfence.ports import UpstreamRequest
+from ringfence.upstream.link import (
+    ANSWER_UNUSABLE,
+    HANDSHAKE,
+    HANDSHAKES,
+    MODERN,
+    Exchange,
+    Link,
+    RpcError,
+)
+
+log = logging.getLogger("ringfence.upstream")
+
+CLIENT_INFO = {"name": "ringfence", "version": "0.1.0"}
+_PREFIX = "io.modelcontextprotocol/"
+_LOG_LEVEL = f"{_PREFIX}logLevel"
+_PROBE_SECONDS = 5.0
+_MAX_PAGES = 100
+_MAX_ROUNDS = 20
+_METHOD_NOT_FOUND = -32601
+_UNSUPPORTED_VERSION = -32022
+_CAPABILITY = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
+_NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+
+Events = Callable[[str, Json], Awaitable[None]]
+Consent = Callable[[UpstreamRequest, str, Json], Awaitable[bool]]
+"""Whether a person agrees that this server asks this of the client (`sampling: ask`)."""
+
+
+class Connection:
+    """Negotiated once by `open`, then used for many requests."""
+
+    def __init__(self, spec: ServerSpec, link: Link, consent: Consent) -> None:
+        self.spec = spec
+        self.version = ""
+        self.server_capabilities: Json = {}
+        self.definitions: dict[tuple[str, str], Definition] = {}
+        self.link = link
+        self._consent = consent
+        self._client_capabilities: Json = {}
+
+    @property
+    def modern(self) -> bool:
+        return self.version == MODERN
+
+    # ── beginning ─────────────────────────────────────────────────────────────────────────────────
+
+    async def open(self, capabilities: Json, known_version: str | None, tell: Events) -> None:
+        """Agree on a revision and read what the server offers."""
+        self._client_capabilities = relayable(self.spec, capabilities)
+        quiet = Exchange(ask=_no_questions, tell=tell)
+        if known_version in HANDSHAKES or not await self._discover(quiet):
+            await self._initialize(quiet)
+        await self.refresh(quiet)
+
+    async def _discover(self, exchange: Exchange) -> bool:
+        with anyio.move_on_after(_PROBE_SECONDS):
+            params, headers = self._envelope("server/discover", {}, {}, None)
+            try:
+                result = await self.link.request("server/discover", params, replace(exchange, headers=headers))
+            except RpcError:
+                return False
+            except Unavailable as exc:
+                if exc.reason_code == "server_refused":
+                    return False
+                raise
+            supported = result.get("supportedVersions")
+            if isinstance(supported, list) and MODERN in supported:
+                self._adopt(MODERN, result)
+                return True
+        return False
+
+    async def _initialize(self, exchange: Exchange) -> None:
+        params = {
+            "protocolVersion": HANDSHAKE,
+            "capabilities": self._client_capabilities,
+            "clientInfo": CLIENT_INFO,
+        }
+        try:
+            result = await self.link.request("initialize", params, exchange)
+        except RpcError as exc:
+            # A slow server that took the probe after we gave up on it is locked to the newer revision.
+            if exc.code == _UNSUPPORTED_VERSION and await self._discover(exchange):
+                return
+            raise Unavailable("server_start", f"server {self.spec.name} refused to start: {exc.message}") from None
+        version = result.get("protocolVersion")
+        if version not in HANDSHAKES:
+            raise Unavailable("server_version", f"server {self.spec.name} speaks revision {version!r}, which we do not")
+        self._adopt(str(version), result)
+        await self.link.notify("notifications/initialized", None, {"mcp-protocol-version": self.version})
+
+    def _adopt(self, version: str, result: Json) -> None:
+        self.version = version
+        capabilities = result.get("capabilities")
+        self.server_capabilities = capabilities if isinstance(capabilities, dict) else {}
+
+    async def refresh(self, exchange: Exchange | None = None) -> None:
+        """Read the server's tools and prompts anew."""
+        quiet = exchange or Exchange(ask=_no_questions, tell=_nowhere)
+        found: dict[tuple[str, str], Definition] = {}
+        for kind, method, key in (("tool", "tools/list", "tools"), ("prompt", "prompts/list", "prompts")):
+            if key not in self.server_capabilities:
+                continue
+            for body in await self.list_all(method, key, quiet):
+                name = body.get("name")
+                if isinstance(name, str) and kind in ("tool", "prompt"):
+                    digest = canonical.definition_digest(body)
+                    found[kind, name] = Definition(self.spec.name, name, digest, body, kind)  # type: ignore[arg-type]
+        self.definitions = found
+
+    async def list_all(self, method: str, key: str, exchange: Exchange | None = None) -> list[Json]:
+        """Every page of a listing."""
+        quiet = exchange or Exchange(ask=_no_questions, tell=_nowhere)
+        out: list[Json] = []
+        cursor: str | None = None
+        for _ in range(_MAX_PAGES):
+            params: Json = {} if cursor is None else {"cursor": cursor}
+            try:
+                result = await self._send(method, params, quiet, {}, None)
+            except RpcError as exc:
+                if exc.code == _METHOD_NOT_FOUND:
+                    return out
+                raise Unavailable("server_listing", f"server {self.spec.name}: {method} failed: {exc.message}") from None
+            items = result.get(key)
+            out.extend(i for i in items if isinstance(i, dict)) if isinstance(items, list) else None
+            cursor = result.get("nextCursor")
+            if not isinstance(cursor, str):
+                return out
+        raise Unavailable("server_listing", f"server {self.spec.name}: {method} never ends")
+
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────
+
+    async def request(self, request: UpstreamRequest) -> Json:
+        """One governed request; raises what `ports.Upstreams.request` says."""
+        with anyio.CancelScope(deadline=anyio.current_time() + request.timeout) as clock:
+
+            async def asking(questions: Mapping[str, Json]) -> Mapping[str, Json]:
+                left = clock.deadline - anyio.current_time()
+                clock.deadline = float("inf")  # a person thinks; the server's time stands still
+                try:
+                    return await request.channel.ask(questions)
+                finally:
+                    clock.deadline = anyio.current_time() + left
+
+            async def ask(method: str, params: Json) -> Json:
+                question = await self._permitted(request, method, params)
+                answer = (await asking({"question": question})).get("question")
+                if not isinstance(answer, dict):
+                    raise RpcError(-32603, "the client gave no answer")
+                return answer
+
+            exchange = Exchange(ask=ask, tell=request.channel.notify, client=request.session)
+            try:
+                return await self._rounds(request, exchange, asking)
+            except RpcError as exc:
+                raise self._failure(exc) from None
+        raise Refused(
+            Status.TIMEOUT,
+            "timeout",
+            f"server {self.spec.name} gave no answer within {request.timeout:g} s",
+        )
+
+    async def _rounds(
+        self,
+        request: UpstreamRequest,
+        exchange: Exchange,
+        asking: Callable[[Mapping[str, Json]], Awaitable[Mapping[str, Json]]],
+    ) -> Json:
+        params, capabilities = request.params, relayable(self.spec, request.channel.capabilities)
+        for _ in range(_MAX_ROUNDS):
+            result = await self._send(request.method, params, exchange, capabilities, request.definition)
+            if result.get("resultType") != "input_required":
+                return result
+            wanted = result.get("inputRequests")
+            questions: dict[str, Json] = {}
+            answers: dict[str, Json] = {}
+            for key, item in (wanted if isinstance(wanted, dict) else {}).items():
+                method = item.get("method") if isinstance(item, dict) else None
+                try:
+                    question = await self._permitted(request, str(method), item.get("params") or {})
+                    questions[key] = question
+                except RpcError as exc:
+                    if method != "elicitation/create":
+                        raise Refused(Status.DENIED, "server_question", exc.message) from None
+                    answers[key] = {"action": "decline"}
+            if questions or not answers:
+                answers.update(await asking(questions))
+            params = {**request.params, "inputResponses": answers}
+            if "requestState" in result:
+                params["requestState"] = result["requestState"]
+        raise Refused(Status.FAILED, "too_many_rounds", f"server {self.spec.name} asked more than {_MAX_ROUNDS} times")
+
+    async def _permitted(self, request: UpstreamRequest, method: str, params: Json) -> Json:
+        """The question as it goes to the client, labelled with the server's name, or an RpcError."""
+        capability = _CAPABILITY.get(method)
+        if capability is None:
+            raise RpcError(_METHOD_NOT_FOUND, f"{method} is not relayed")
+        setting = {"elicitation": self.spec.elicitation, "sampling": self.spec.sampling, "roots": "allow"}[capability]
+        if setting == "deny":
+            raise RpcError(-32600, f"{capability} is denied for server {self.spec.name}")
+        if capability not in request.channel.capabilities:
+            raise RpcError(_METHOD_NOT_FOUND, f"the client does not support {capability}")
+        if capability == "sampling" and setting == "ask" and not await self._consent(request, method, params):
+            raise RpcError(-32600, f"a person did not agree that server {self.spec.name} samples")
+        labelled = dict(params)
+        labelled["_meta"] = {**_mapping(params.get("_meta")), "ringfence/server": self.spec.name}
+        if capability == "elicitation":
+            labelled["message"] = f"[{self.spec.name}] {params.get('message', '')}"
+        return {"method": method, "params": labelled}
+
+    async def _send(
+        self, method: str, params: Json, exchange: Exchange, capabilities: Json, definition: Definition | None
+    ) -> Json:
+        if self.modern:
+            params, headers = self._envelope(method, params, capabilities, definition)
+        else:
+            headers = {"mcp-protocol-version": self.version} if self.version else {}
+            if _LOG_LEVEL in _mapping(params.get("_meta")):
+                params = {**params, "_meta": {k: v for k, v in params["_meta"].items() if k != _LOG_LEVEL}}
+        return await self.link.request(method, params, replace(exchange, headers=headers))
+
+    def _envelope(
+        self, method: str, params: Json, capabilities: Json, definition: Definition | None
+    ) -> tuple[Json, dict[str, str]]:
+        meta = {
+            **_mapping(params.get("_meta")),
+            f"{_PREFIX}protocolVersion": MODERN,
+            f"{_PREFIX}clientInfo": CLIENT_INFO,
+            f"{_PREFIX}clientCapabilities": capabilities,
+        }
+        headers = {"mcp-protocol-version": MODERN, "mcp-method": method}
+        named = params.get(_NAMED_BY.get(method, ""))
+        if isinstance(named, str):
+            headers["mcp-name"] = encode_header_value(named)
+        if definition is not None:
+            schema = definition.body.get("inputSchema")
+            if find_invalid_x_mcp_header(schema) is None:
+                headers.update(mcp_param_headers(x_mcp_header_map(schema), _mapping(params.get("arguments"))))
+        return {**params, "_meta": meta}, headers
+
+    def _failure(self, exc: RpcError) -> Exception:
+        reason = "answer_unusable" if exc.code == ANSWER_UNUSABLE else "upstream_error"
+        return UpstreamFailed(reason, exc.code, exc.message, exc.data)
+
+    # ── what the server is told to watch ──────────────────────────────────────────────────────────
+
+    async def listen(self, uris: frozenset[str], tell: Events) -> None:
+        """2026-07-28: hold one subscription stream open until cancelled."""
+        wanted: Json = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
+        if uris:
+            wanted["resourceSubscriptions"] = sorted(uris)
+        exchange = Exchange(ask=_no_questions, tell=tell)
+        try:
+            await self._send("subscriptions/listen", {"notifications": wanted}, exchange, {}, None)
+        except RpcError as exc:
+            log.debug("server %s offers no subscriptions: %s", self.spec.name, exc.message)
+
+
+def relayable(spec: ServerSpec, capabilities: Json) -> Json:
+    """Of the client's capabilities, those that this server may use."""
+    out = {k: v for k, v in capabilities.items() if k in ("elicitation", "sampling", "roots")}
+    if spec.elicitation == "deny":
+        out.pop("elicitation", None)
+    if spec.sampling == "deny":
+        out.pop("sampling", None)
+    return out
+
+
+def _mapping(value: Any) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+async def _no_questions(method: str, params: Json) -> Json:
+    raise RpcError(_METHOD_NOT_FOUND, f"{method} belongs to no call in progress")
+
+
+async def _nowhere(method: str, params: Json) -> None:
+    return None
+

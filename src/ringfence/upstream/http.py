@@ -1,0 +1,239 @@
+"""A server behind a URL: Streamable HTTP, both revisions.
+
+Each request is one POST; what the server asks or tells while it works comes on that POST's own stream, so it is
+known whose it is. Bodies and events are bounded while they are read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import anyio
+import anyio.abc
+import httpx2
+
+from ringfence import canonical
+from ringfence.errors import OutcomeUnknown, Unavailable
+from ringfence.model import Json
+from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, MODERN, Exchange, RpcError
+
+log = logging.getLogger("ringfence.upstream")
+
+_ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+_NEVER_RAN = (400, 401, 403, 404, 405, 406, 413, 415, 421, 429, 503)
+_REOPEN_SECONDS = 1.0
+
+Tell = Callable[[str, Json], Awaitable[None]]
+
+
+class HttpLink:
+    """One logical connection: a session id where the server gives one, and a pool of sockets."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self._name = name
+        self._url = url
+        self._client: httpx2.AsyncClient | None = None
+        self._group: anyio.abc.TaskGroup | None = None
+        self._session: str | None = None
+        self._version: str | None = None
+        self._tell: Tell | None = None
+        self._next_id = 0
+        self._over = anyio.Event()
+
+    async def run(self, ready: Callable[[], None], tell: Tell) -> None:
+        timeout = httpx2.Timeout(10.0, read=None)
+        limits = httpx2.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=4.0)
+        async with (
+            httpx2.AsyncClient(timeout=timeout, limits=limits, follow_redirects=False) as client,
+            anyio.create_task_group() as group,
+        ):
+            self._client, self._group, self._tell = client, group, tell
+            try:
+                ready()
+                await self._over.wait()
+            finally:
+                if self._session is not None:
+                    with anyio.move_on_after(2.0, shield=True):
+                        await self._end_session(client)
+                self._client = self._group = None
+                group.cancel_scope.cancel()
+
+    async def _end_session(self, client: httpx2.AsyncClient) -> None:
+        try:
+            await client.delete(self._url, headers=self._headers({}))
+        except httpx2.HTTPError as exc:
+            log.debug("server %s: ending the session failed: %s", self._name, exc)
+
+    def _headers(self, extra: Mapping[str, str]) -> dict[str, str]:
+        headers = dict(_ACCEPT)
+        if self._session is not None:
+            headers["mcp-session-id"] = self._session
+        headers.update(extra)
+        return headers
+
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────
+
+    async def request(self, method: str, params: Json, exchange: Exchange) -> Json:
+        if self._client is None:
+            raise Unavailable("server_down", f"server {self._name} is not connected")
+        self._next_id += 1
+        ident = self._next_id
+        meta = {**params.get("_meta", {}), "progressToken": ident}
+        message = {"jsonrpc": "2.0", "id": ident, "method": method, "params": {**params, "_meta": meta}}
+        self._version = exchange.headers.get("mcp-protocol-version", self._version)
+        try:
+            return await self._post(self._client, message, exchange)
+        except anyio.get_cancelled_exc_class():
+            # At 2026-07-28 closing the stream is the cancellation; before it a notification is.
+            if self._version != MODERN and method not in ("initialize", "server/discover") and self._group is not None:
+                note = {"requestId": ident, "reason": "cancelled"}
+                self._group.start_soon(self.notify, "notifications/cancelled", note, exchange.headers)
+            raise
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol) as exc:
+            raise Unavailable("server_unreachable", f"server {self._name} cannot be reached: {exc}") from None
+        except httpx2.HTTPError as exc:
+            raise OutcomeUnknown("answer_lost", f"server {self._name}: the answer was lost ({exc})") from None
+
+    async def _post(self, client: httpx2.AsyncClient, message: Json, exchange: Exchange) -> Json:
+        body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+        request = client.build_request("POST", self._url, content=body, headers=self._headers(exchange.headers))
+        response = await client.send(request, stream=True)
+        try:
+            if response.status_code >= 300:
+                raise await self._refusal(response)
+            if message["method"] == "initialize":
+                self._session = response.headers.get("mcp-session-id", self._session)
+            kind = response.headers.get("content-type", "")
+            if kind.startswith("application/json"):
+                return _result(_parse(await _read_bounded(response)), message["id"])
+            if kind.startswith("text/event-stream"):
+                return await self._follow(response, message["id"], exchange)
+            raise RpcError(ANSWER_UNUSABLE, f"server {self._name} answered with content type {kind[:60]!r}")
+        finally:
+            await response.aclose()
+
+    async def _follow(self, response: httpx2.Response, ident: int, exchange: Exchange) -> Json:
+        async for event in httpx2.EventSource(response, max_event_size=MAX_MESSAGE_BYTES):
+            if not event.data:
+                continue
+            value = _parse(event.data.encode())
+            if "method" not in value:
+                return _result(value, ident)
+            await self._inbound(value, exchange.ask, exchange.tell)
+        raise OutcomeUnknown("answer_lost", f"server {self._name} closed the stream without an answer")
+
+    async def _inbound(self, value: Json, ask: Callable[[str, Json], Awaitable[Json]] | None, tell: Tell) -> None:
+        method, params = value["method"], value.get("params")
+        params = params if isinstance(params, dict) else {}
+        if "id" not in value:
+            if method == "notifications/progress":
+                params.pop("progressToken", None)
+            await tell(method, params)
+        elif self._group is not None:
+            # Answered aside, so that the stream is read on while a person thinks.
+            self._group.start_soon(self._answer, value["id"], method, params, ask)
+
+    async def _answer(
+        self, ident: Any, method: str, params: Json, ask: Callable[[str, Json], Awaitable[Json]] | None
+    ) -> None:
+        try:
+            if method == "ping":
+                reply: Json = {"result": {}}
+            elif ask is None:
+                reply = {"error": {"code": -32601, "message": f"{method} belongs to no call in progress"}}
+            else:
+                reply = {"result": await ask(method, params)}
+        except RpcError as exc:
+            reply = {"error": {"code": exc.code, "message": exc.message, "data": exc.data}}
+        await self._send_aside({"jsonrpc": "2.0", "id": ident, **reply}, self._version_header())
+
+    def _version_header(self) -> dict[str, str]:
+        return {} if self._version is None else {"mcp-protocol-version": self._version}
+
+    async def _refusal(self, response: httpx2.Response) -> Exception:
+        """The error that an HTTP status stands for: the server's own words where it has any."""
+        body = await _read_bounded(response, limit=100_000)
+        if response.status_code == 404 and self._session is not None:
+            self._over.set()
+            return Unavailable("session_lost", f"server {self._name} has forgotten our session")
+        if response.headers.get("content-type", "").startswith("application/json"):
+            try:
+                error = _parse(body).get("error")
+            except RpcError:
+                error = None
+            if isinstance(error, dict) and isinstance(error.get("code"), int):
+                return RpcError(error["code"], str(error.get("message", "")), error.get("data"))
+        text = f"server {self._name} answered HTTP {response.status_code}"
+        if response.status_code in _NEVER_RAN or 300 <= response.status_code < 400:
+            return Unavailable("server_refused", text)
+        return OutcomeUnknown("server_error", text)
+
+    # ── what belongs to no request ────────────────────────────────────────────────────────────────
+
+    async def notify(self, method: str, params: Json | None, headers: Mapping[str, str] | None = None) -> None:
+        message: Json = {"jsonrpc": "2.0", "method": method}
+        if params is not None:
+            message["params"] = params
+        await self._send_aside(message, headers or self._version_header())
+        if method == "notifications/initialized" and self._session is not None and self._group is not None:
+            self._group.start_soon(self._listen)
+
+    async def _send_aside(self, message: Json, headers: Mapping[str, str]) -> None:
+        if self._client is None:
+            return
+        body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+        try:
+            await self._client.post(self._url, content=body, headers=self._headers(headers))
+        except httpx2.HTTPError as exc:
+            log.debug("server %s: a message was not taken: %s", self._name, exc)
+
+    async def _listen(self) -> None:
+        """The standing stream of the handshake era: list changes, updates, stray log lines."""
+        tell = self._tell
+        while self._client is not None and tell is not None:
+            headers = self._headers({"accept": "text/event-stream", **self._version_header()})
+            try:
+                async with self._client.stream("GET", self._url, headers=headers) as response:
+                    if response.status_code != 200:
+                        return  # the server offers no such stream
+                    async for event in httpx2.EventSource(response, max_event_size=MAX_MESSAGE_BYTES):
+                        if event.data:
+                            value = _parse(event.data.encode())
+                            if "method" in value:
+                                await self._inbound(value, None, tell)
+            except (httpx2.HTTPError, RpcError) as exc:
+                log.debug("server %s: the standing stream ended: %s", self._name, exc)
+            await anyio.sleep(_REOPEN_SECONDS)
+
+
+async def _read_bounded(response: httpx2.Response, limit: int = MAX_MESSAGE_BYTES) -> bytes:
+    out = bytearray()
+    chunks: AsyncIterator[bytes] = response.aiter_bytes()
+    async for chunk in chunks:
+        out += chunk
+        if len(out) > limit:
+            raise RpcError(ANSWER_UNUSABLE, f"the server sent an answer of more than {limit} bytes")
+    return bytes(out)
+
+
+def _parse(body: bytes) -> Json:
+    try:
+        value = canonical.loads(body)
+    except canonical.NotCanonical as exc:
+        raise RpcError(ANSWER_UNUSABLE, f"the server's answer is not usable: {exc}") from None
+    if not isinstance(value, dict):
+        raise RpcError(ANSWER_UNUSABLE, "the server's answer is no JSON-RPC message")
+    return value
+
+
+def _result(value: Json, ident: int) -> Json:
+    error = value.get("error")
+    if isinstance(error, dict):
+        raise RpcError(int(error.get("code", -32603)), str(error.get("message", "")), error.get("data"))
+    result = value.get("result")
+    if value.get("id") not in (ident, str(ident)) or not isinstance(result, dict):
+        raise RpcError(ANSWER_UNUSABLE, "the server's answer belongs to no request of ours")
+    return result

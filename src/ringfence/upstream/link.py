@@ -1,0 +1,64 @@
+"""What every way of reaching a server offers, and the errors it may end with."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ringfence.errors import RingfenceError
+from ringfence.model import Json
+
+MODERN = "2026-07-28"
+"""The stateless revision: no handshake, an envelope in every request."""
+
+HANDSHAKE = "2025-11-25"
+"""The newest revision that begins with `initialize`."""
+
+HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", HANDSHAKE)
+
+MAX_MESSAGE_BYTES = 8_000_000
+"""Longest single message taken from a server; a longer one fails the call it answers and nothing else."""
+
+
+ANSWER_UNUSABLE = -32001
+"""Our own code for an answer that came but cannot be used: too long, or not strict JSON."""
+
+
+class RpcError(RingfenceError):
+    """The server answered with a JSON-RPC error."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request of ours in flight, and whom the server reaches meanwhile."""
+
+    ask: Callable[[str, Json], Awaitable[Json]]
+    """The server asks something (elicitation, sampling, roots) in the course of this request."""
+    tell: Callable[[str, Json], Awaitable[None]]
+    """The server tells something (progress, a log line) in the course of this request."""
+    client: object = None
+    """Whose request it is; two exchanges of one client may be confused without harm."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Link(Protocol):
+    """A channel to one server process or endpoint, before any MCP meaning."""
+
+    async def request(self, method: str, params: Json, exchange: Exchange) -> Json:
+        """Send and wait. Raises RpcError, Unavailable (nothing was sent) or OutcomeUnknown (no answer came)."""
+        ...
+
+    async def notify(self, method: str, params: Json | None, headers: Mapping[str, str] | None = None) -> None:
+        """Send without an answer; never raises."""
+        ...
+
+    async def run(self, ready: Callable[[], None], tell: Callable[[str, Json], Awaitable[None]]) -> None:
+        """Keep the channel until it ends or is cancelled. `tell` gets what belongs to no exchange."""
+        ...

@@ -1,0 +1,346 @@
+"""A server as a child process that speaks JSON lines.
+
+The SDK's dispatcher does the correlation; the reading is ours, because a server may hang, flood, send a
+20 MB line, garbage or nothing, and must harm only the call that it was answering.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from os import killpg
+from typing import Any
+
+import anyio
+import anyio.abc
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.dispatcher import CallOptions, DispatchContext
+from mcp.shared.exceptions import MCPError
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.message import SessionMessage
+from mcp.shared.transport_context import TransportContext
+from mcp_types import (
+    CONNECTION_CLOSED,
+    METHOD_NOT_FOUND,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+)
+
+from ringfence import canonical
+from ringfence.errors import OutcomeUnknown, Unavailable
+from ringfence.model import Json, ServerSpec
+from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, Exchange, RpcError
+
+log = logging.getLogger("ringfence.upstream")
+
+_MESSAGES_PER_WINDOW = 500
+_WINDOW_SECONDS = 0.1
+_STDERR_BYTES_PER_SECOND = 64_000
+_GRACE_SECONDS = 2.0
+_EDGE = 4096
+_ID = re.compile(rb'"id"\s*:\s*(\d+)')
+
+Tell = Callable[[str, Json], Awaitable[None]]
+
+
+class StdioLink:
+    """One child process. Single use: when it ends, make another."""
+
+    def __init__(self, spec: ServerSpec, environment: Mapping[str, str]) -> None:
+        self._spec = spec
+        self._environment = {**environment, **spec.env}
+        self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None
+        self._exchanges: list[Exchange] = []
+        self._tell: Tell | None = None
+
+    # ── sending ───────────────────────────────────────────────────────────────────────────────────
+
+    async def request(self, method: str, params: Json, exchange: Exchange) -> Json:
+        if self._dispatcher is None:
+            raise Unavailable("server_down", f"server {self._spec.name} is not running")
+        options: CallOptions = {}
+        if method in ("initialize", "server/discover"):
+            options["cancel_on_abandon"] = False
+        else:
+
+            async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+                note: Json = {"progress": progress}
+                if total is not None:
+                    note["total"] = total
+                if message is not None:
+                    note["message"] = message
+                await exchange.tell("notifications/progress", note)
+
+            options["on_progress"] = on_progress
+        self._exchanges.append(exchange)
+        try:
+            return await self._dispatcher.send_raw_request(method, params, options)
+        except MCPError as exc:
+            if exc.code == CONNECTION_CLOSED:
+                raise OutcomeUnknown("server_died", f"server {self._spec.name} ended without an answer") from None
+            raise RpcError(exc.code, exc.message, exc.error.data) from None
+        finally:
+            self._exchanges.remove(exchange)
+
+    async def notify(self, method: str, params: Json | None, headers: Mapping[str, str] | None = None) -> None:
+        if self._dispatcher is not None:
+            await self._dispatcher.notify(method, params)
+
+    # ── receiving ─────────────────────────────────────────────────────────────────────────────────
+
+    def _owner(self) -> Exchange | None:
+        """The exchange that a message without an address belongs to: only when there is no doubt whose it is."""
+        waiting = self._exchanges
+        if waiting and all(e.client == waiting[-1].client for e in waiting):
+            return waiting[-1]
+        return None
+
+    async def _on_request(
+        self, dctx: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        if method == "ping":
+            return {}
+        owner = self._owner()
+        if owner is None:
+            raise MCPError(METHOD_NOT_FOUND, f"{method}: no single call in progress that this could belong to")
+        try:
+            return await owner.ask(method, dict(params or {}))
+        except RpcError as exc:
+            raise MCPError(exc.code, exc.message, exc.data) from None
+
+    async def _on_notify(
+        self, dctx: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
+    ) -> None:
+        if method in ("notifications/progress", "notifications/cancelled"):
+            return  # the dispatcher has applied both
+        owner = self._owner() if method == "notifications/message" else None
+        tell = owner.tell if owner is not None else self._tell
+        if tell is not None:
+            await tell(method, dict(params or {}))
+
+    async def run(self, ready: Callable[[], None], tell: Tell) -> None:
+        self._tell = tell
+        async with _process(self._spec, self._environment) as process:
+            inbound_send, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+            outbound, outbound_receive = anyio.create_memory_object_stream[SessionMessage](0)
+            dispatcher: JSONRPCDispatcher[TransportContext] = JSONRPCDispatcher(inbound, outbound)
+            async with anyio.create_task_group() as group:
+                group.start_soon(_read, process, inbound_send)
+                group.start_soon(_write, process, outbound_receive)
+                group.start_soon(_drain_stderr, process, self._spec.name)
+
+                async def serve(*, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+                    await dispatcher.run(self._on_request, self._on_notify, task_status=task_status)
+                    group.cancel_scope.cancel()
+
+                await group.start(serve)
+                self._dispatcher = dispatcher
+                ready()
+
+
+@asynccontextmanager
+async def _process(spec: ServerSpec, environment: Mapping[str, str]) -> AsyncIterator[anyio.abc.Process]:
+    try:
+        process = await anyio.open_process(
+            list(spec.command), env=dict(environment), cwd=spec.cwd, start_new_session=True
+        )
+    except (OSError, ValueError) as exc:
+        raise Unavailable("server_start", f"server {spec.name} cannot be started: {exc}") from None
+    try:
+        yield process
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _stop(process)
+
+
+async def _stop(process: anyio.abc.Process) -> None:
+    """Close its stdin, then end its whole process group, each step bounded."""
+    assert process.stdin is not None
+    with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        await process.stdin.aclose()
+    for sig in (None, signal.SIGTERM, signal.SIGKILL):
+        if sig is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                killpg(process.pid, sig)
+        deadline = anyio.current_time() + _GRACE_SECONDS
+        while process.returncode is None and anyio.current_time() < deadline:
+            await anyio.sleep(0.01)
+        if process.returncode is not None:
+            break
+    # Children that outlived their parent are in its group still.
+    with suppress(ProcessLookupError, PermissionError):
+        killpg(process.pid, signal.SIGKILL)
+    with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        await process.aclose()
+
+
+async def _read(process: anyio.abc.Process, out: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+    """Lines to messages: bounded in length and in rate, each bad line alone."""
+    assert process.stdout is not None
+    pace = _Pace()
+    async with out:
+        lines = _Lines(MAX_MESSAGE_BYTES)
+        while True:
+            try:
+                chunk = await process.stdout.receive()
+            except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+                return
+            for line in lines.feed(chunk):
+                message = _parse(line) if isinstance(line, bytes) else _unusable(line.request_id, line.problem)
+                if message is None:
+                    continue
+                await pace.wait()
+                try:
+                    await out.send(SessionMessage(message))
+                except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+                    return
+
+
+class _TooLong:
+    def __init__(self, request_id: int | None, size: int) -> None:
+        self.request_id = request_id
+        self.problem = f"an answer of more than {size} bytes"
+
+
+class _Lines:
+    """Splits a byte stream at newlines, holding at most `limit` bytes of one line."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+        self._searched = 0
+        self._skipping: bytes | None = None
+        """Head of the line that is being thrown away."""
+
+    def feed(self, chunk: bytes) -> list[bytes | _TooLong]:
+        out: list[bytes | _TooLong] = []
+        self._buffer += chunk
+        while True:
+            end = self._buffer.find(b"\n", self._searched)
+            if end < 0:
+                self._searched = len(self._buffer)
+                if len(self._buffer) > self._limit:
+                    if self._skipping is None:
+                        self._skipping = bytes(self._buffer[:_EDGE])
+                    del self._buffer[:-_EDGE]
+                    self._searched = len(self._buffer)
+                return out
+            line = bytes(self._buffer[:end])
+            del self._buffer[: end + 1]
+            self._searched = 0
+            if self._skipping is not None or len(line) > self._limit:
+                head = self._skipping if self._skipping is not None else line[:_EDGE]
+                out.append(_TooLong(_find_id(head, line[-_EDGE:]), self._limit))
+                self._skipping = None
+            elif line.strip():
+                out.append(line)
+
+
+def _find_id(head: bytes, tail: bytes) -> int | None:
+    """Our ids are plain integers; look for one at either end of a message that is too long to parse."""
+    first = _ID.search(head)
+    if first is not None and head.find(b'"result"') in (-1, *range(first.end(), len(head))):
+        return int(first.group(1))
+    last = None
+    for last in _ID.finditer(tail):
+        pass
+    return int(last.group(1)) if last is not None else None
+
+
+def _parse(line: bytes) -> JSONRPCMessage | None:
+    try:
+        value = canonical.loads(line)
+    except canonical.NotCanonical as exc:
+        request_id = exc.value.get("id") if isinstance(exc.value, dict) else None
+        log.warning("a line from a server is not usable: %s", exc)
+        return _unusable(request_id, str(exc)) if "method" not in (exc.value or {}) else None
+    return to_message(value)
+
+
+def to_message(value: Any) -> JSONRPCMessage | None:
+    """A JSON-RPC message from parsed JSON, without copying its payload; None if it is none."""
+    if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
+        return None
+    method, ident, params = value.get("method"), value.get("id"), value.get("params")
+    if isinstance(ident, bool) or not isinstance(ident, int | str | None):
+        return None
+    if isinstance(method, str):
+        if params is not None and not isinstance(params, dict):
+            return None
+        if ident is None:
+            return JSONRPCNotification(jsonrpc="2.0", method=method, params=params)
+        return JSONRPCRequest(jsonrpc="2.0", id=ident, method=method, params=params)
+    if ident is None:
+        return None
+    if isinstance(value.get("result"), dict):
+        return JSONRPCResponse.model_construct(jsonrpc="2.0", id=ident, result=value["result"])
+    error = value.get("error")
+    if isinstance(error, dict) and isinstance(error.get("code"), int) and isinstance(error.get("message"), str):
+        data = ErrorData(code=error["code"], message=error["message"], data=error.get("data"))
+        return JSONRPCError(jsonrpc="2.0", id=ident, error=data)
+    return _unusable(ident, "neither a result object nor an error")
+
+
+def _unusable(request_id: Any, problem: str) -> JSONRPCError | None:
+    if isinstance(request_id, bool) or not isinstance(request_id, int | str):
+        return None
+    return JSONRPCError(
+        jsonrpc="2.0", id=request_id, error=ErrorData(code=ANSWER_UNUSABLE, message=f"the server sent {problem}")
+    )
+
+
+class _Pace:
+    """Lets a fixed number of messages through per window, so that a flood cannot keep the loop busy."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._until = 0.0
+
+    async def wait(self) -> None:
+        self._count += 1
+        if self._count < _MESSAGES_PER_WINDOW:
+            return
+        now = anyio.current_time()
+        if now < self._until:
+            await anyio.sleep(self._until - now)
+        self._count, self._until = 0, anyio.current_time() + _WINDOW_SECONDS
+
+
+async def _write(process: anyio.abc.Process, source: MemoryObjectReceiveStream[SessionMessage]) -> None:
+    assert process.stdin is not None
+    async with source:
+        async for item in source:
+            data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+            try:
+                await process.stdin.send(data)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                return  # the reader sees the end of the process and tells everybody
+
+
+async def _drain_stderr(process: anyio.abc.Process, name: str) -> None:
+    """A server's stderr goes to our log, up to a rate; the rest is counted, never kept."""
+    assert process.stderr is not None
+    budget, window, dropped = _STDERR_BYTES_PER_SECOND, anyio.current_time(), 0
+    while True:
+        try:
+            chunk = await process.stderr.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            return
+        now = anyio.current_time()
+        if now - window > 1.0:
+            if dropped:
+                log.warning("server %s: %d bytes of stderr dropped", name, dropped)
+            budget, window, dropped = _STDERR_BYTES_PER_SECOND, now, 0
+        if len(chunk) > budget:
+            dropped += len(chunk)
+            continue
+        budget -= len(chunk)
+        for line in chunk.decode("utf-8", "replace").splitlines():
+            log.info("server %s: %s", name, line.rstrip())

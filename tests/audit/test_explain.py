@@ -1,0 +1,214 @@
+"""`explain` reads well for every way a call can end, and survives whatever a log may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.audit.explain import explain
+from ringfence.model import Status
+
+DIGEST = "sha256:1234abcd" + "0" * 56
+BASE: dict[str, Any] = {
+    "call": {
+        "id": "call_1",
+        "kind": "tool",
+        "tool": "create_ticket",
+        "server": "helpdesk",
+        "origin": "mcp-http",
+        "principal": {"tenant": "local", "agent": "local", "person": None, "kind": "agent"},
+        "session": None,
+        "parent": None,
+        "environment": "development",
+    },
+    "contract": {"name": "create_ticket", "digest": DIGEST, "mode": "write"},
+    "pin": DIGEST,
+    "decision": {
+        "id": "dec_1",
+        "allowed": True,
+        "reason": "writes are allowed",
+        "rules": ["std-write"],
+        "marks": [],
+        "asks": [],
+        "sandbox": False,
+        "policy_digest": DIGEST,
+        "error": None,
+    },
+    "approval": {"id": "apr_1", "rule": "always", "by": [{"person": "Alice", "at": 1767225600.0}]},
+    "arguments": {"digest": DIGEST},
+    "durable": True,
+    "effect_possible": True,
+}
+STARTED = {"kind": "started", "chain": "c1", "seq": 4, "at": 1767225601.0, **BASE}
+
+
+def finished(status: str, **more: Any) -> dict[str, Any]:
+    facts = {"wall_ms": 12.34, "isolation": {"backend": "none", "level": "none"}}
+    ended = {"status": status, "reason_code": "", "message": "", "effect": "none", "facts": facts, "started_seq": 4}
+    return {"kind": "finished", "chain": "c1", "seq": 5, "at": 1767225602.0, **BASE, **ended, **more}
+
+
+def refused(status: str, **more: Any) -> list[dict[str, Any]]:
+    return [finished(status, **{"approval": None, "facts": {}, "started_seq": None, **more})]
+
+
+def test_success_tells_the_whole_way() -> None:
+    assert explain([STARTED, finished("success", effect="confirmed")]) == (
+        "create_ticket was asked by agent local over mcp-http in development at 2026-01-01 00:00:01 UTC."
+        " Contract create_ticket (write, sha256:1234abcd…) applied."
+        " The definition accepted for it is sha256:1234abcd…."
+        " Policy allowed it: rule std-write matched (writes are allowed; decision dec_1; policy sha256:1234abcd…)."
+        " Alice approved it at 2026-01-01 00:00:00 UTC (approval apr_1)."
+        " Leave to run it once was recorded and synced to disk before anything was sent, as an effect outside was"
+        " possible (chain c1, record 4)."
+        " It ran once at isolation none on server helpdesk."
+        " It succeeded; its effect is confirmed."
+        " It took 12.3 ms."
+    )
+
+
+ENDINGS = {
+    "failed": (
+        [STARTED, finished("failed", reason_code="tool_error", message="no such queue.", effect="unknown")],
+        "It ran and failed (tool_error): no such queue; whether it changed anything outside is unknown.",
+    ),
+    "validation_failure": (
+        refused("validation_failure", contract=None, decision=None, reason_code="unknown_tool", message="no tool x"),
+        "No contract applied. Policy was not asked, as the call did not get that far. No leave to run was given."
+        " It was refused as invalid (unknown_tool): no tool x. It never ran.",
+    ),
+    "denied": (
+        refused("denied", reason_code="policy", message="Rule no-net forbids it."),
+        "It was denied (policy): Rule no-net forbids it. It never ran.",
+    ),
+    "approval_required": (
+        [
+            *refused("approval_required", reason_code="approval", approval_id="apr_2"),
+            {"kind": "approval_asked", "approval": "apr_2", "rule": "always", "people": 2, "at": 1767225601.5},
+        ],
+        "An approval by 2 people was asked for by rule always at 2026-01-01 00:00:01 UTC (approval apr_2)."
+        " No leave to run was given. It needs the approval of a person, approval apr_2 (approval). It has not run.",
+    ),
+    "timeout": (
+        [STARTED, finished("timeout", reason_code="deadline", effect="none")],
+        "It was stopped because its time was up (deadline); nothing outside was changed.",
+    ),
+    "killed": (
+        [STARTED, finished("killed", reason_code="limit", effect="none", facts={"limit": "memory"})],
+        "It was stopped by us at its memory limit (limit); nothing outside was changed.",
+    ),
+    "unavailable": (
+        [STARTED, finished("unavailable", reason_code="server_down", message="helpdesk does not answer")],
+        "Something that it needs was not there (server_down): helpdesk does not answer. It never ran.",
+    ),
+    "unknown": (
+        [STARTED, finished("unknown", reason_code="crash", effect="unknown", recovered=True)],
+        "Its outcome is unknown (crash); whether it changed anything outside is unknown. It took 12.3 ms."
+        " The gateway stopped before it recorded an outcome; a later start closed the record.",
+    ),
+}
+
+
+@pytest.mark.parametrize("status", ENDINGS)
+def test_every_ending_reads_well(status: str) -> None:
+    records, said = ENDINGS[status]
+    assert said in explain(records)
+
+
+def test_no_status_is_left_out() -> None:
+    assert {*ENDINGS, "success"} == {status.value for status in Status}
+
+
+def test_what_never_ran_did_not_run_at_any_isolation() -> None:
+    assert "It ran" not in explain(ENDINGS["unavailable"][0])
+    assert "It ran" not in explain(ENDINGS["denied"][0])
+
+
+def test_a_refusing_policy_names_its_rules_and_errors() -> None:
+    decision = {
+        **BASE["decision"],
+        "allowed": False,
+        "rules": ["a", "b", "c"],
+        "error": "no such field",
+        "marks": ["w"],
+    }
+    text = explain(refused("denied", decision={**decision, "sandbox": True, "asks": ["always"]}))
+    assert "Policy refused it: rules a, b and c matched" in text
+    assert "A rule could not be evaluated, which refuses: no such field." in text
+    assert "It was marked by w. Policy demanded a sandbox for it. Policy demanded an approval (always)." in text
+    assert "Policy refused it: no rule matched" in explain(refused("denied", decision={"allowed": False}))
+
+
+def test_an_answer_is_told_once_and_a_refusal_by_name() -> None:
+    answered = {"kind": "approval_answered", "approval": "apr_1", "person": "Alice", "approve": True, "at": 1.0}
+    assert explain([answered, STARTED, finished("success")]).count("Alice approved") == 1
+    denied = {**answered, "person": "Bob", "approve": False}
+    assert "Bob refused it at 1970-01-01 00:00:01 UTC (approval apr_1)." in explain([denied, *refused("denied")])
+    unnamed = finished("success", approval={"id": "apr_1"})
+    assert "It was approved (approval apr_1)." in explain([STARTED, unnamed])
+
+
+def test_who_and_whence() -> None:
+    principal = {"tenant": "acme", "agent": "bot", "person": "carol", "kind": "agent"}
+    call = {**BASE["call"], "kind": "resource", "tool": "file:///a", "principal": principal, "parent": "call_0"}
+    text = explain([{**STARTED, "call": {**call, "session": "s1"}}])
+    assert "Resource file:///a was asked by agent bot for carol of tenant acme over mcp-http" in text
+    assert "from within call call_0 in session s1 in development" in text
+    assert "still running, or a crash" in text
+    system = {"kind": "server", "tool": "helpdesk", "origin": "system", "principal": {"kind": "system"}}
+    assert explain([{**STARTED, "call": system}]).startswith(
+        "The start of server helpdesk was asked by the gateway itself at"
+    )
+
+
+def test_isolation_and_network_are_told() -> None:
+    facts = {
+        "attempts": 2,
+        "isolation": {
+            "backend": "oci",
+            "level": "process",
+            "protections": {"seccomp": {"on": True}, "x": {"on": False}},
+        },
+        "network": {"denied": [{"host": "198.51.100.7", "port": 443}]},
+    }
+    text = explain([STARTED, finished("failed", facts={**facts, "exit_status": 3})])
+    assert "It ran 2 times at isolation process (backend oci) on server helpdesk, with seccomp." in text
+    assert "The network was denied to 198.51.100.7:443." in text
+    assert "It ran and failed with exit status 3" in text
+
+
+def test_nothing_recorded() -> None:
+    assert explain([]) == "There is no record of this call."
+    assert explain([{"kind": "reload"}]) == "There is no record of this call."
+
+
+def test_a_terminal_is_not_driven_by_a_record() -> None:
+    text = explain([STARTED, finished("failed", message="\x1b[2Jgone\u202e")])
+    assert "\x1b" not in text and "\u202e" not in text and "gone" in text
+
+
+KEYS = (
+    ("kind", "call", "contract", "decision", "approval", "facts", "status", "at", "seq", "by", "rules", "isolation"),
+    ("principal", "people", "person", "network", "denied", "wall_ms", "protections", "effect", "attempts", "digest"),
+)
+keys = st.sampled_from([name for row in KEYS for name in row])
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from([*Status, "started"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.dictionaries(keys, values, max_size=8), max_size=3), st.sampled_from(["started", "finished"]))
+def test_nothing_that_a_log_may_hold_crashes_it(records: list[dict[str, Any]], kind: str) -> None:
+    for record in records[:2]:
+        record["kind"] = kind
+    assert explain(records)

@@ -1,0 +1,278 @@
+"""An export verifies offline with a key from outside, and any change of it is found; so is a cut live log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ringfence.audit import export, slots
+from ringfence.audit.chain import CLOSED, Checkpoint, Head, Period, Record, Report, seal
+from ringfence.audit.export import verify_export, verify_live, write_export
+from ringfence.audit.keys import Keys, load_or_create
+from ringfence.errors import StoreError, TamperError
+
+OLD, NEW = "20260101T000000Z-aaaaaaaaaa", "20260102T000000Z-bbbbbbbbbb"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return load_or_create(tmp_path_factory.mktemp("keys") / "k")
+
+
+def build(chain: str, count: int, *, previous: Record | None = None, closed: bool = True) -> list[Record]:
+    named = None if previous is None else {"chain": previous.chain, "seq": previous.seq, "hash": previous.hash}
+    out = [seal(Head(chain), 100.0, "chain_opened", None, {"previous": named})]
+    for number in range(count):
+        out.append(seal(out[-1].head, 101.0 + number, "started", f"call_{number}", {"tool": "é"}))
+    if closed:
+        out.append(seal(out[-1].head, 200.0, CLOSED, None, {}))
+    return out
+
+
+def two_chains() -> list[Record]:
+    old = build(OLD, 3)
+    return old + build(NEW, 2, previous=old[-1])
+
+
+@pytest.fixture
+def lines(tmp_path: Path, keys: Keys) -> list[bytes]:
+    path = tmp_path / "export.jsonl"
+    write_export(path, two_chains(), keys)
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def check(path: Path, lines: list[bytes], keys: Keys) -> Report:
+    path.write_bytes(b"".join(lines))
+    return verify_export(path, keys.public)
+
+
+def test_an_export_verifies(tmp_path: Path, keys: Keys, lines: list[bytes]) -> None:
+    report = check(tmp_path / "e", lines, keys)
+    assert report.ok, str(report)
+    assert (report.records, len(report.heads)) == (9, 2)
+    assert str(report) == "9 records in 2 chains: verified."
+    assert len(lines) == 1 + 9 + 2 + 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e", "export.jsonl"]
+    assert (tmp_path / "export.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_export_of_nothing_verifies(tmp_path: Path, keys: Keys) -> None:
+    write_export(tmp_path / "e", [], keys)
+    assert str(verify_export(tmp_path / "e", keys.public)) == "0 records in 0 chains: verified."
+
+
+def test_a_period_may_begin_within_a_chain(tmp_path: Path, keys: Keys) -> None:
+    report = write_export(tmp_path / "e", two_chains()[1:4], keys, Period(101.0, 104.0))
+    assert report.records == 3
+    assert verify_export(tmp_path / "e", keys.public).ok
+
+
+Change = Callable[[list[bytes]], list[bytes]]
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "edit": (lambda ls: [line.replace(b"call_1", b"call_9", 1) for line in ls], "was edited"),
+    "deletion": (lambda ls: ls[:3] + ls[4:], "missing before it"),
+    "reordering": (lambda ls: [*ls[:3], ls[4], ls[3], *ls[5:]], "out of order"),
+    "reordering over chains": (lambda ls: ls[:1] + ls[6:10] + ls[1:6] + ls[10:], "not the ones that it was signed for"),
+    "a chain gone": (lambda ls: ls[:1] + ls[6:], "all of its 5 records are missing"),
+    "a chain gone with its closing": (lambda ls: ls[:1] + ls[6:10] + ls[11:], f"opened after chain {OLD}"),
+    "tail of a chain cut": (lambda ls: ls[:9] + ls[10:], "its closing was signed at record 4"),
+    "closing gone": (lambda ls: ls[:10] + ls[11:], "its closing is missing"),
+    "closing line gone": (lambda ls: ls[:-1], "without a closing line"),
+    "tail cut": (lambda ls: ls[:4], "without a closing line"),
+    "last line cut": (lambda ls: [*ls[:-1], ls[-1][:-30]], "is cut off"),
+    "newline cut": (lambda ls: [*ls[:-1], ls[-1][:-1]], "is cut off"),
+    "appended": (lambda ls: [*ls, ls[1]], "added after the closing line"),
+    "header gone": (lambda ls: ls[1:], "not the header"),
+    "header swapped": (lambda ls: [ls[0].replace(b'"to":null', b'"to":5'), *ls[1:]], "header is not the one"),
+    "spaces": (lambda ls: [*ls[:-1], ls[-1].replace(b'"v":1', b'"v": 1')], "not in the form"),
+    "a foreign line": (lambda ls: [ls[0], b"[1]\n", *ls[1:]], "neither a record nor a closing"),
+    "broken text": (lambda ls: [ls[0], b"\xff\xfe\n", *ls[1:]], "cannot be read"),
+    "no record": (lambda ls: [ls[0], b'{"hash":"","text":"{}"}\n', *ls[1:]], "no record"),
+    "record of wrong type": (lambda ls: [ls[0], b'{"hash":"","text":5}\n', *ls[1:]], "is not a record"),
+    "empty": (lambda ls: [], "without a closing line"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_change_is_found_and_named(name: str, tmp_path: Path, keys: Keys, lines: list[bytes]) -> None:
+    change, said = CHANGES[name]
+    report = check(tmp_path / "e", change(lines), keys)
+    assert not report.ok
+    assert said in str(report)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_changed_byte_is_found(data: st.DataObject, tmp_path: Path, keys: Keys, lines: list[bytes]) -> None:
+    whole = b"".join(lines)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda value: value != whole[at]))
+    assert not check(tmp_path / "e", [whole[:at], bytes([byte]), whole[at + 1 :]], keys).ok
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_cut_deletion_or_swap_is_found(data: st.DataObject, tmp_path: Path, keys: Keys, lines: list[bytes]) -> None:
+    kind = data.draw(st.sampled_from(["cut", "delete", "swap", "repeat"]))
+    one, other = sorted(data.draw(st.lists(st.integers(0, len(lines) - 1), min_size=2, max_size=2, unique=True)))
+    changed = list(lines)
+    if kind == "cut":
+        whole = b"".join(lines)
+        changed = [whole[: data.draw(st.integers(0, len(whole) - 1))]]
+    elif kind == "delete":
+        del changed[one:other]
+    elif kind == "swap":
+        changed[one], changed[other] = changed[other], changed[one]
+    else:
+        changed.insert(one, lines[other])
+    assert not check(tmp_path / "e", changed, keys).ok
+
+
+def test_the_key_comes_from_outside(tmp_path: Path, keys: Keys, lines: list[bytes]) -> None:
+    other = load_or_create(tmp_path / "other")
+    report = check(tmp_path / "e", lines, other)
+    assert f"signed with key {keys.id}, not with the given key {other.id}" in str(report)
+    write_export(tmp_path / "forged", two_chains()[:3], other)
+    assert not verify_export(tmp_path / "forged", keys.public).ok
+
+
+def test_an_endless_line_is_not_read_to_its_end(
+    tmp_path: Path, keys: Keys, lines: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "MAX_LINE", 2000)
+    report = check(tmp_path / "e", [lines[0], b'"' + b"x" * 5000], keys)
+    assert "longer than 2000 bytes" in str(report)
+
+
+def test_deep_nesting_is_a_fault(tmp_path: Path, keys: Keys, lines: list[bytes]) -> None:
+    assert "cannot be read" in str(check(tmp_path / "e", [lines[0], b"[" * 100_000 + b"\n"], keys))
+
+
+def test_a_missing_or_unwritable_file_is_a_store_error(tmp_path: Path, keys: Keys) -> None:
+    with pytest.raises(StoreError, match="cannot be read"):
+        verify_export(tmp_path / "absent", keys.public)
+    with pytest.raises(StoreError, match="cannot be written"):
+        write_export(tmp_path / "absent" / "e", [], keys)
+
+
+def test_what_does_not_verify_is_never_signed(tmp_path: Path, keys: Keys) -> None:
+    records = two_chains()
+    with pytest.raises(TamperError, match="nothing was exported"):
+        write_export(tmp_path / "e", [records[0], *records[2:]], keys)
+    cut = {NEW: checkpoint_file(keys, two_chains()[-1])}
+    with pytest.raises(TamperError, match="its checkpoint stands at 4"):
+        write_export(tmp_path / "e", records[:-1], keys, checkpoints=cut)
+    with pytest.raises(TamperError, match="its checkpoint stands at 4"):
+        write_export(tmp_path / "e", records[:5], keys, checkpoints=cut)
+    assert list(tmp_path.iterdir()) == []
+    assert write_export(tmp_path / "e", records[:-1], keys, Period(None, 200.0), cut).records == 8
+
+
+def test_lines_are_json_for_any_reader(lines: list[bytes]) -> None:
+    parsed = [json.loads(line) for line in lines]
+    assert parsed[0]["format"] == export.FORMAT
+    last = parsed[-1]["statement"]
+    assert (last["records"], [entry["count"] for entry in last["chains"]]) == (9, [5, 4])
+
+
+# ── The live log ──────────────────────────────────────────────────────────────────────────────────
+
+
+def checkpoint_file(keys: Keys, record: Record) -> bytes:
+    checkpoint = Checkpoint(record.chain, record.seq, record.hash, record.seq, 1.0)
+    return slots.pack(checkpoint.sign(keys.private)) + slots.EMPTY
+
+
+def live(keys: Keys) -> tuple[dict[str, list[Record]], dict[str, bytes]]:
+    records = two_chains()
+    chains = {OLD: records[:5], NEW: records[5:]}
+    return chains, {name: checkpoint_file(keys, chain[-1]) for name, chain in chains.items()}
+
+
+def test_a_live_log_verifies(keys: Keys) -> None:
+    records, held = live(keys)
+    report = verify_live(records, held, keys.public)
+    assert report.ok, str(report)
+    assert (report.records, [head.chain for head in report.heads], report.notes) == (9, [OLD, NEW], ())
+
+
+def test_a_tail_cut_from_the_database_alone_is_found(keys: Keys) -> None:
+    records, held = live(keys)
+    records[NEW] = records[NEW][:-2]
+    report = verify_live(records, held, keys.public)
+    assert f"chain {NEW}: ends at record 2, its checkpoint stands at record 4: 2 cut from the end" in str(report)
+
+
+def test_a_missing_chain_is_found(keys: Keys) -> None:
+    records, held = live(keys)
+    del records[NEW]
+    assert f"chain {NEW}: is missing" in str(verify_live(records, held, keys.public))
+
+
+def test_a_chain_gone_with_its_checkpoint_is_missed_by_the_next(keys: Keys) -> None:
+    records, held = live(keys)
+    del records[OLD], held[OLD]
+    assert f"opened after record 5 of chain {OLD}" in str(verify_live(records, held, keys.public))
+
+
+def test_a_chain_written_anew_is_not_the_one_that_the_next_names(keys: Keys) -> None:
+    records, held = live(keys)
+    records[OLD] = build(OLD, 1)
+    held[OLD] = checkpoint_file(keys, records[OLD][-1])
+    assert f"is not the record 5 that chain {NEW} was opened after" in str(verify_live(records, held, keys.public))
+
+
+def test_a_missing_or_foreign_checkpoint_is_found(keys: Keys, tmp_path: Path) -> None:
+    records, held = live(keys)
+    assert "its checkpoint file is missing" in str(verify_live(records, {OLD: held[OLD]}, keys.public))
+    held[NEW] = b"nonsense"
+    assert "no checkpoint in its file verifies" in str(verify_live(records, held, keys.public))
+    other = load_or_create(tmp_path / "k")
+    held[NEW] = checkpoint_file(other, records[NEW][-1])
+    assert "no checkpoint in its file verifies" in str(verify_live(records, held, keys.public))
+
+
+def test_a_rewritten_tail_is_not_what_was_signed(keys: Keys) -> None:
+    records, held = live(keys)
+    forged = seal(records[NEW][-2].head, 200.0, CLOSED, None, {"forged": True})
+    records[NEW][-1] = forged
+    assert "is not the record that the checkpoint was signed for" in str(verify_live(records, held, keys.public))
+
+
+def test_records_past_the_checkpoint_are_noted(keys: Keys) -> None:
+    records, held = live(keys)
+    held[NEW] = checkpoint_file(keys, records[NEW][1])
+    report = verify_live(records, held, keys.public)
+    assert report.ok
+    assert "records 3 to 4 have no checkpoint yet" in str(report)
+
+
+def test_a_torn_slot_is_noted(keys: Keys) -> None:
+    records, held = live(keys)
+    held[NEW] = held[NEW][: slots.SLOT_BYTES] + b"torn".ljust(slots.SLOT_BYTES)
+    report = verify_live(records, held, keys.public)
+    assert report.ok
+    assert "one of two checkpoint slots is unreadable" in str(report)
+
+
+@pytest.mark.parametrize("column", ["chain", "seq", "at", "kind", "call_id"])
+def test_a_record_filed_elsewhere_is_found(keys: Keys, column: str) -> None:
+    records, held = live(keys)
+    right = records[NEW][1]
+    values = {name: getattr(right, name) for name in Record.__slots__}
+    records[NEW][1] = Record(**{**values, column: 77 if column in ("seq", "at") else "other"})
+    assert f"filed under another {column}" in str(verify_live(records, held, keys.public))
+
+
+def test_a_chain_that_never_began_is_no_fault(keys: Keys) -> None:
+    records, held = live(keys)
+    held["20260103T000000Z-cccccccccc"] = slots.pack(
+        Checkpoint("20260103T000000Z-cccccccccc", 0, "0" * 64, 0, 1.0).sign(keys.private)
+    )
+    assert verify_live(records, held, keys.public).ok

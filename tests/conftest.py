@@ -1,0 +1,61 @@
+"""What every test gets: asyncio, a home of its own, and the fixture servers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests import tooling
+
+# A loaded machine is no defect: examples have no deadline.
+settings.register_profile("ringfence", deadline=None, print_blob=True)
+settings.load_profile("ringfence")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one worker, where they share their servers, and all serial ones in one."""
+    for item in items:
+        group = "serial" if item.get_closest_marker("serial") else item.nodeid.split("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty home, so that no test reads or writes what belongs to the person who runs it."""
+    path = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(path))
+        for name in list(os.environ):
+            if name.startswith(("XDG_", "RINGFENCE_")):
+                patch.delenv(name)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def everything_url() -> Iterator[str]:
+    """The endpoint of the everything server, which speaks both protocol eras."""
+    with tooling.serve_fixture("everything_server.py") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def echo_url() -> Iterator[str]:
+    """The endpoint of the echo server."""
+    with tooling.serve_fixture("echo_server.py") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def hostile_command() -> list[str]:
+    """The command of the stdio server that misbehaves on demand."""
+    return tooling.fixture_command("hostile_server.py")

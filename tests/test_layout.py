@@ -1,0 +1,154 @@
+"""The shape of the source: sizes, layers, what an import costs, and what a fresh clone needs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import ringfence
+from tests.tooling import ROOT
+
+SOURCE = ROOT / "src" / "ringfence"
+MODULES = sorted(SOURCE.rglob("*.py"))
+EVERY_FILE = MODULES + sorted((ROOT / "tests").rglob("*.py"))
+FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 5
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def functions(tree: ast.AST) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def parameters(function: Function) -> int:
+    every = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
+    return sum(argument.arg not in ("self", "cls") for argument in every)
+
+
+@pytest.mark.parametrize("path", EVERY_FILE, ids=name)
+def test_file_is_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < FILE_LINES
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_functions_are_short_and_take_few_parameters(path: Path) -> None:
+    # The parameters of a command are the options of the command line.
+    most = 99 if path.is_relative_to(SOURCE / "cli") else PARAMETERS
+    long, wide = [], []
+    for function in functions(ast.parse(path.read_text())):
+        if (function.end_lineno or 0) - function.lineno + 1 >= FUNCTION_LINES:
+            long.append(function.name)
+        if parameters(function) > most:
+            wide.append(function.name)
+    assert (long, wide) == ([], [])
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_catching_everything_says_why(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    bare = []
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        # Tidying up and raising again swallows nothing.
+        if not isinstance(node, ast.ExceptHandler) or isinstance(node.body[-1], ast.Raise):
+            continue
+        caught = ast.unparse(node.type) if node.type else "BaseException"
+        near = lines[node.lineno - 1 : node.body[0].lineno]
+        if re.search(r"\b(Base)?Exception\b", caught) and not any("#" in line for line in near):
+            bare.append(node.lineno)
+    assert bare == []
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    heavy = ("ringfence.", "mcp", "pydantic", "starlette")
+    code = f"import sys, ringfence; print([name for name in sys.modules if name.startswith({heavy})])"
+    env = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_public_names() -> None:
+    assert ringfence.__all__ == ["Gateway", "__version__"]
+    assert ringfence.Gateway.__module__ == "ringfence.sdk"
+    assert "Gateway" in dir(ringfence)
+    with pytest.raises(AttributeError, match="Gatway"):
+        _ = ringfence.Gatway  # type: ignore[attr-defined]
+    assert (SOURCE / "py.typed").exists()
+
+
+def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    env = {**os.environ, "PYTHONPATH": str(tree / "src")}
+    command = [sys.executable, "-c", code, "--no-cache", "--config", str(tree / "pyproject.toml")]
+    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaint"),
+    [
+        ("errors", "from ringfence import pipeline\n", "ringfence.errors -> ringfence.pipeline"),
+        ("budget", "from ringfence import guard\n", "ringfence.budget -> ringfence.guard"),
+        ("misc", "", "ringfence.misc"),
+        ("model", "", "KEPT"),
+    ],
+    ids=["upwards", "sideways", "without a room", "as it should be"],
+)
+def test_layers_are_enforced(tmp_path: Path, module: str, source: str, complaint: str) -> None:
+    package = tmp_path / "src" / "ringfence"
+    package.mkdir(parents=True)
+    for room in ("__init__", "canonical", "model", "errors", "guard", "budget", "pipeline"):
+        (package / f"{room}.py").touch()
+    (package / f"{module}.py").write_text(source)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    run = lint_imports(tmp_path)
+    assert (run.returncode == 0) == (complaint == "KEPT"), run.stdout + run.stderr
+    assert complaint in run.stdout
+
+
+def pins() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
+    return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines}
+
+
+def test_constraints_pin_everything_that_is_installed() -> None:
+    pinned, seen, waiting = pins(), set(), [("ringfence", "dev")]
+    while waiting:
+        dist, extra = waiting.pop()
+        if (dist, extra) in seen:
+            continue
+        seen.add((dist, extra))
+        for text in metadata.requires(dist) or []:
+            wanted = Requirement(text)
+            if wanted.marker is None or wanted.marker.evaluate({"extra": extra}):
+                waiting += [(canonicalize_name(wanted.name), more) for more in ("", *wanted.extras)]
+    installed = {dist: metadata.version(dist) for dist, _ in seen if dist != "ringfence"}
+    assert installed == {dist: pinned.get(dist) for dist in installed}
+    assert metadata.version("ringfence") == ringfence.__version__
+
+
+def test_node_tools_have_exact_versions_and_no_addresses() -> None:
+    package = json.loads((ROOT / "tests/fixtures/npm/package.json").read_text())
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+(-[a-z0-9.]+)?", version) for version in package["dependencies"].values())
+    assert not list((ROOT / "tests/fixtures/npm").glob("*lock*"))
+
+
+def test_checks_start_from_one_command() -> None:
+    for script in (".ci/run", "scripts/setup"):
+        assert os.access(ROOT / script, os.X_OK)
+    assert (ROOT / ".ci/run").read_text().splitlines()[-1] == "make test"
