@@ -69,6 +69,12 @@ def test_a_burst_of_its_own_size(budget: Budget, clock: Clock) -> None:
     assert [refused(budget, contract) is None for _ in range(3)] == [True, True, False]
 
 
+def test_a_rate_of_zero_lets_nothing_through(budget: Budget) -> None:
+    exc = refused(budget, rated(per_minute=0))
+    assert exc is not None
+    assert exc.message.endswith("limited to 0 calls a minute")
+
+
 def test_principals_and_capabilities_do_not_share(budget: Budget) -> None:
     contract = rated(per_minute=1)
     assert refused(budget, contract) is None

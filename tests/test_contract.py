@@ -101,7 +101,7 @@ def test_a_box_is_a_process_unless_said_otherwise() -> None:
         ({"mode": "high_risk", "retry": {"attempts": 1}}, ("retry", "attempts"), "never retried"),
         ({"mode": "high_risk", "idempotent": True, "retry": {"attempts": 1}}, ("retry", "attempts"), "never retried"),
         ({"mode": "write", "retry": {"attempts": 1}}, ("retry", "attempts"), "idempotent"),
-        ({"idempotent": {"key": "arg.id"}}, ("idempotent", "key"), "undeclared reference to 'arg'"),
+        ({"idempotent": {"key": "arg.id"}}, ("idempotent", "key"), "undeclared reference to 'arg.id'"),
         ({"redact": ["ok", "("]}, ("redact", 1), "missing )"),
         ({"rate": {"burst": 3}}, ("rate", "burst"), "per_minute"),
     ],
@@ -116,7 +116,7 @@ def test_the_digest_covers_every_other_field() -> None:
     base = sealed(Contract(name="a"))
     assert base.digest.startswith("sha256:")
     assert sealed(replace(base, digest="other")) == base
-    others = {
+    others: dict[str, Any] = {
         "name": "b", "transport": Transport.DIRECT, "server": "s", "tool": "t", "mode": Mode.READ, "description": "d",
         "network": "n", "mounts": (Mount("/a", "/b"),), "secrets": ("s",), "environments": (), "isolation": "process",
         "timeout_seconds": 1.0, "retry": Retry(1), "idempotent": True, "idempotent_key": "k", "rate": Rate(1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from typing import Any
 
@@ -157,10 +158,13 @@ def nested(levels: int) -> dict[str, Any]:
         ([], "no JSON Schema"),
         ({"type": "strng"}, "no valid"),
         ({"pattern": "("}, "no valid"),
-        ({"$ref": "#/nowhere"}, "leads nowhere"),
-        ({"$ref": "#nowhere"}, "leads nowhere"),
-        ({"$ref": "#/allOf/7", "allOf": [{}]}, "leads nowhere"),
-        ({"$ref": "#/type", "type": "object"}, "leads nowhere"),
+        ({"$ref": "#/nowhere"}, "leads to no schema"),
+        ({"$ref": "#nowhere"}, "leads to no schema"),
+        ({"$ref": "#/allOf/7", "allOf": [{}]}, "leads to no schema"),
+        ({"$ref": "#/type", "type": "object"}, "leads to no schema"),
+        ({"$ref": "#/allOf/x", "allOf": [{}]}, "leads to no schema"),
+        ({"$ref": "#/$defs", "$defs": {"a": {}}}, "leads to no schema"),
+        ({"$ref": "#/default/d", "default": {"d": {"type": "string"}}}, "leads to no schema"),
         ({"description": "x" * MAX_SCHEMA_BYTES}, "larger than 256 kB"),
         (nested(70), "nested deeper"),
         (nested(5_000), "nested deeper|not plain JSON"),
@@ -209,6 +213,50 @@ def chain(levels: int, keyword: str) -> dict[str, Any]:
 @pytest.mark.parametrize("value", ["x", 5])
 def test_references_that_multiply_are_stopped(keyword: str, value: Any) -> None:
     assert problem(chain(60, keyword), value) == "arguments: too much work to check against this schema"
+
+
+@pytest.mark.parametrize("place", ["default", "const", "examples", "x-own"])
+def test_a_bomb_cannot_hide_where_no_schema_is_expected(place: str) -> None:
+    bomb = json.loads(json.dumps(chain(60, "allOf")).replace("#/$defs/", f"#/{place}/0/"))
+    hidden = {place: [bomb["$defs"]], "$ref": bomb["$ref"]}
+    try:
+        found = problem(hidden, "x")
+    except Unusable as exc:
+        found = str(exc)
+    assert found in (
+        "arguments: too much work to check against this schema",
+        "one of its references leads to no schema",
+    )
+
+
+def test_few_references_times_many_items_are_stopped() -> None:
+    bomb = chain(13, "allOf")
+    found = problem({"$defs": bomb["$defs"], "items": {"$ref": bomb["$ref"]}}, ["x"] * 200_000)
+    assert found == "arguments: too much work to check against this schema"
+
+
+def test_an_ordinary_schema_with_references_takes_large_values() -> None:
+    defs = {"name": {"type": "string"}, "row": {"properties": {"a": {"$ref": "#/$defs/name"}}}}
+    rows = {"$defs": defs, "items": {"$ref": "#/$defs/row"}}
+    assert problem(rows, [{"a": "x"}] * 90_000) is None
+
+
+def test_every_way_into_a_value_is_counted() -> None:
+    ways: list[Any] = [
+        {"additionalProperties": {"$ref": "#/$defs/d"}},
+        {"patternProperties": {"a": {"$ref": "#/$defs/d"}}},
+        {"propertyNames": {"$ref": "#/$defs/d"}},
+        {"dependentSchemas": {"a": {"$ref": "#/$defs/d"}}},
+        {"if": {"$ref": "#/$defs/d"}},
+        {"properties": {"a": {"prefixItems": [{"$ref": "#/$defs/d"}]}}},
+        {"properties": {"a": {"items": {"$ref": "#/$defs/d"}}}},
+        {"properties": {"a": {"contains": {"$ref": "#/$defs/d"}}}},
+    ]
+    for way in ways:
+        bomb = chain(60, "allOf")
+        bomb["$defs"]["d"] = {"$ref": bomb.pop("$ref")}
+        found = problem({**bomb, **way}, {"a": ["x"]})
+        assert found == "arguments: too much work to check against this schema", way
 
 
 @pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])

@@ -32,10 +32,11 @@ from ringfence.front.mcp import McpFront
 from ringfence.front.stdio import StdioFront
 from ringfence.guard import Guard
 from ringfence.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec
-from ringfence.pipeline import Pipeline, Rulebook, implicit_contract
+from ringfence.pipeline import Pipeline
 from ringfence.policy import Policy
 from ringfence.ports import Channel, UpstreamRequest
-from ringfence.store import Store, Transaction
+from ringfence.rulebook import Rulebook, implicit_contract
+from ringfence.store import Store
 from ringfence.upstream.pool import Pool
 
 log = logging.getLogger("ringfence")
@@ -118,14 +119,7 @@ class App:
                     await self._changed(old, definition)
 
     async def accept(self, definition: Definition, by: str) -> None:
-        body = {"server": definition.server, "of": definition.kind, "name": definition.name}
-        body |= {"digest": definition.digest, "by": by}
-
-        def work(tx: Transaction) -> None:
-            tx.put_pin(definition, by, time.time())
-            tx.append("pin_accepted", None, body)
-
-        await self.store.write(work, durable=True)
+        await self.store.write(lambda tx: tx.put_pin(definition, by, time.time()), durable=True)
 
     async def _changed(self, old: Definition, new: Definition) -> None:
         log.warning(

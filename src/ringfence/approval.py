@@ -38,7 +38,9 @@ class Requirement:
 class Approvals:
     """Asks, waits, and tells whether a call may go on. Consuming is part of the grant."""
 
-    def __init__(self, store: Store, rules: Mapping[str, ApprovalRule], *, wait_seconds: float, single_user: bool) -> None:
+    def __init__(
+        self, store: Store, rules: Mapping[str, ApprovalRule], *, wait_seconds: float, single_user: bool
+    ) -> None:
         self._store = store
         self._rules = {**rules, "always": ALWAYS}
         self._conditions = {n: Expression(r.when) for n, r in rules.items() if r.when is not None}
@@ -144,7 +146,10 @@ def waiting(approval: Approval) -> Refused:
 def refused(approval: Approval) -> Refused:
     by = ", ".join(a.person for a in approval.answers if not a.approve)
     return Refused(
-        Status.DENIED, "approval_refused", f"{by or 'A person'} refused this call ({approval.id}).", approval_id=approval.id
+        Status.DENIED,
+        "approval_refused",
+        f"{by or 'A person'} refused this call ({approval.id}).",
+        approval_id=approval.id,
     )
 
 

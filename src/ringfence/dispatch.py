@@ -72,7 +72,9 @@ class Dispatcher:
         network = self.surroundings.networks.get(contract.network)
         if network is None or not network_allows(network, parts.hostname or "", port):
             raise Refused(
-                Status.DENIED, "network", f"{contract.name}: {parts.hostname}:{port} is not in network {contract.network}"
+                Status.DENIED,
+                "network",
+                f"{contract.name}: {parts.hostname}:{port} is not in network {contract.network}",
             )
 
     def isolation(self, contract: Contract) -> Json:

@@ -1,13 +1,13 @@
 """Every error that crosses one of our module borders, classified by who must act.
 
-    RingfenceError
-    ├── ConfigError      the operator: the file is wrong; carries every problem with its place
-    ├── Refused          the caller: this call may not run as it stands; becomes an Outcome
-    │   └── UpstreamFailed   the server answered with an error of its own
-    ├── Unavailable      the operator or time: something needed is not there; it never ran
-    ├── OutcomeUnknown   a person: it may have run; the answer was lost
-    ├── StoreError       the operator: the record could not be written, so nothing ran on it
-    └── TamperError      the auditor: the log does not verify
+RingfenceError
+├── ConfigError      the operator: the file is wrong; carries every problem with its place
+├── Refused          the caller: this call may not run as it stands; becomes an Outcome
+│   └── UpstreamFailed   the server answered with an error of its own
+├── Unavailable      the operator or time: something needed is not there; it never ran
+├── OutcomeUnknown   a person: it may have run; the answer was lost
+├── StoreError       the operator: the record could not be written, so nothing ran on it
+└── TamperError      the auditor: the log does not verify
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ class ConfigError(RingfenceError):
 class Refused(RingfenceError):
     """A step of the way refuses the call; the pipeline turns it into the Outcome it names."""
 
-    def __init__(
-        self, status: Status, reason_code: str, message: str, *, approval_id: str | None = None
-    ) -> None:
+    def __init__(self, status: Status, reason_code: str, message: str, *, approval_id: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.reason_code = reason_code

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from types import MappingProxyType
 
 from ringfence import canonical
 from ringfence.model import Call, Contract, Decision, Effect, Json, Mode, Status, Transport
 
-_NOTHING: Mapping[str, int] = MappingProxyType({})
 _NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE})
 _WITHHELD = frozenset({"result_too_large", "bad_output"})
 _ENDED = {
@@ -45,7 +43,7 @@ class Ending:
     """Whether a byte of it may have left us."""
     isolation: Json = field(default_factory=dict)
     result: Json | None = None
-    redactions: Mapping[str, int] = _NOTHING
+    redactions: Mapping[str, int] = field(default_factory=dict)
 
 
 def build(ending: Ending) -> Json:

@@ -39,6 +39,11 @@ _SEQUENCE = re.compile(
 # On the encoded result, where C0 is written as an escape. May strike where nothing is, never the other way round.
 _SUSPECT = re2.compile(r"\\u00[01]|\\[bf]|[\x{7f}-\x{9f}\x{202a}-\x{202e}\x{2066}-\x{2069}\x{e0000}-\x{e007f}]")
 
+_PROTOCOL = frozenset(
+    {"content", "contents", "structuredContent", "isError", "_meta", "type", "text", "data", "blob", "mimeType", "uri"}
+    | {"name", "title", "description", "annotations", "resource", "resultType", "messages", "role", "size"}
+)
+"""Names that need no look; any other key is text that a server chose."""
 _WORDS = frozenset({"type", "mimeType", "role", "resultType"})
 _BASE64 = frozenset({"data", "blob"})
 _IS_BASE64 = re2.compile("[A-Za-z0-9+/]*=*")
@@ -155,14 +160,19 @@ class Guard:
     # ── Texts ─────────────────────────────────────────────────────────────────────────────────────
 
     def _walk(self, value: Any, patterns: tuple[Any, ...], struck: Counter[str], *, keys: bool = False) -> Any:
-        """`value` with every text in it cleaned; itself where nothing was found. Depth was bounded when it was read."""
+        """`value` with every text in it cleaned; itself where nothing was found. Its depth is bounded already.
+
+        With `keys` it is data, no protocol: a contract's patterns then speak of the names in it too.
+        """
         if isinstance(value, str):
             return self._cleaned(value, patterns, struck)
         if isinstance(value, dict):
             out: Json = {}
             changed = False
             for key, old in value.items():
-                name = _free(self._cleaned(key, patterns, struck), out) if keys else key
+                name = key
+                if keys or key not in _PROTOCOL:
+                    name = _free(self._cleaned(key, patterns if keys else (), struck), out)
                 own = () if patterns and not keys and _opaque(key, old) else patterns
                 new = self._walk(old, own, struck, keys=keys or key == "structuredContent")
                 changed = changed or new is not old or name is not key

@@ -37,6 +37,8 @@ class Trip:
     attempts: int = 0
     redactions: dict[str, int] = field(default_factory=dict)
     isolation: Json = field(default_factory=dict)
+    about: Json | None = None
+    """What *started* said; *finished* says it again."""
 
     @property
     def wall_ms(self) -> float:
@@ -81,7 +83,8 @@ def common(trip: Trip) -> Json:
 
 
 def started(trip: Trip) -> Json:
-    return {**common(trip), "durable": trip.effect_possible, "effect_possible": trip.effect_possible}
+    trip.about = common(trip)
+    return {**trip.about, "durable": trip.effect_possible, "effect_possible": trip.effect_possible}
 
 
 def finished(trip: Trip, outcome: Outcome) -> Json:
@@ -90,17 +93,25 @@ def finished(trip: Trip, outcome: Outcome) -> Json:
     if outcome.result is not None:
         result = _payload(outcome.result, trip, contract.log.result if contract is not None else "digest")
     return {
-        **common(trip),
+        **(trip.about or common(trip)),
         "status": str(outcome.status),
         "reason_code": outcome.reason_code,
         "message": outcome.message,
         "effect": outcome.facts.get("effect"),
         "result": result,
-        "facts": outcome.facts,
+        "facts": _unlinked(outcome.facts),
         "started_seq": trip.started.seq if trip.started is not None else None,
         "replayed_from": trip.replayed_from,
         "attempts": trip.attempts,
     }
+
+
+def _unlinked(told: Json) -> Json:
+    """Facts as they go on record: without the plain digest of the output, which could be tried against guesses."""
+    output = told.get("output")
+    if not isinstance(output, dict) or output.get("sha256") is None:
+        return told
+    return {**told, "output": {**output, "sha256": None}}
 
 
 def _decision(decision: Decision) -> Json:

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import anyio
 
 from ringfence import budget, canonical, facts, journal, once
-from ringfence.approval import Approvals, Requirement
+from ringfence.approval import Requirement
 from ringfence.budget import Budget
-from ringfence.contract import Catalog
 from ringfence.dispatch import Dispatcher
 from ringfence.errors import OutcomeUnknown, Refused, StoreError, Unavailable, UpstreamFailed
 from ringfence.expression import variables
@@ -29,49 +27,22 @@ from ringfence.model import (
     SYSTEM,
     Call,
     Contract,
-    Definition,
     Grant,
     Json,
-    Mode,
     Outcome,
     Principal,
     Receipt,
     ServerSpec,
     Status,
-    Transport,
 )
 from ringfence.once import Key, Once
-from ringfence.policy import Policy
 from ringfence.ports import Channel
+from ringfence.rulebook import Rulebook, implicit_contract, is_listed
 from ringfence.store import Approval, KeyRow, Store, Transaction
 
 log = logging.getLogger("ringfence.pipeline")
 
 _GRANT_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Rulebook:
-    """Everything that a configuration decides, swapped as a whole when it is reloaded."""
-
-    environment: str
-    catalog: Catalog
-    policy: Policy
-    approvals: Approvals
-    servers: Mapping[str, ServerSpec]
-    prompts: Mapping[tuple[str, str], Definition]
-    """Accepted prompt definitions by (server, name)."""
-    implicit: Mapping[str, Contract]
-    """The contract of each server's resources, prompts and completions."""
-
-
-def implicit_contract(spec: ServerSpec) -> Contract:
-    """Reading what a server lists needs no contract of its own: being on the server's list is the contract."""
-    contract = Contract(
-        name=f"{spec.name}:lists", transport=Transport.MCP, server=spec.name, mode=Mode.READ, isolation="none"
-    )
-    listed = {"server": spec.name, "resources": list(spec.resources), "prompts": list(spec.prompts)}
-    return replace(contract, digest=canonical.digest(listed))
 
 
 class Pipeline:
@@ -103,7 +74,7 @@ class Pipeline:
                 grant = await self._grant(rules, trip, contract, key, channel)
                 outcome = await self._carry_out(trip, grant, channel)
         except Refused as exc:
-            outcome = self._refusal(exc)
+            outcome = self._refusal(trip, exc)
         except Unavailable as exc:
             outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
         except OutcomeUnknown as exc:
@@ -152,12 +123,14 @@ class Pipeline:
 
     def _contract(self, rules: Rulebook, trip: Trip) -> Contract:
         call = trip.call
+        if call.fault is None:
+            trip.arguments_digest = _digest(call)
+            self._budget.check_loop(call, trip.arguments_digest)
         if call.kind == "tool":
             capability = rules.catalog.resolve(call, rules.environment)
             trip.contract, trip.definition = capability.contract, capability.definition
         else:
             trip.contract = self._listed(rules, trip)
-        trip.arguments_digest = canonical.digest([call.method, call.tool, call.arguments, call.inputs])
         return trip.contract
 
     def _listed(self, rules: Rulebook, trip: Trip) -> Contract:
@@ -168,7 +141,7 @@ class Pipeline:
         spec = rules.servers.get(call.server or "")
         if spec is None:
             raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", f"no {call.kind} {call.tool!r} is offered")
-        if not _is_listed(spec, call):
+        if not is_listed(spec, call):
             raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", f"no {call.kind} {call.tool!r} is offered")
         if call.kind == "prompt":
             trip.definition = rules.prompts.get((spec.name, str(call.arguments.get("name"))))
@@ -201,9 +174,7 @@ class Pipeline:
 
     # ── 5 approval, 6 grant ───────────────────────────────────────────────────────────────────────
 
-    async def _grant(
-        self, rules: Rulebook, trip: Trip, contract: Contract, key: Key | None, channel: Channel
-    ) -> Grant:
+    async def _grant(self, rules: Rulebook, trip: Trip, contract: Contract, key: Key | None, channel: Channel) -> Grant:
         """Consume the approval, take the key and write *started*, in one transaction."""
         assert trip.decision is not None
         see = lambda: variables(trip.call, contract, rules.environment)  # noqa: E731
@@ -307,23 +278,23 @@ class Pipeline:
         status, code = (Status.FAILED, "tool_error") if answer.is_error else (Status.SUCCESS, "ok")
         return Outcome(status, code, result=guarded.result, trust=guarded.trust)
 
-    def _refusal(self, exc: Refused) -> Outcome:
+    def _refusal(self, trip: Trip, exc: Refused) -> Outcome:
         error: Json | None = None
-        message = self._guard.message(exc.message)
+        message = self._guard.message(exc.message, trip.contract)
         if isinstance(exc, UpstreamFailed):
             error = {"code": exc.code, "message": message}
-            if exc.data is not None:
-                error["data"] = exc.data
+            if exc.data is not None and trip.contract is not None:
+                error["data"] = self._guard.redacted(trip.contract, exc.data)
         return Outcome(exc.status, exc.reason_code, message, approval_id=exc.approval_id, error=error)
 
     # ── 9 fact, 10 audit ──────────────────────────────────────────────────────────────────────────
 
-    async def _close(
-        self, trip: Trip, key: Key | None, ticket: budget.Ticket | None, outcome: Outcome
-    ) -> Outcome:
+    async def _close(self, trip: Trip, key: Key | None, ticket: budget.Ticket | None, outcome: Outcome) -> Outcome:
         """Write *finished*; without it there is no result to give."""
         if ticket is not None:
             ticket.release(outcome.status)
+        elif trip.arguments_digest:
+            self._budget.note(trip.call, trip.arguments_digest, outcome.status)
         outcome = replace(outcome, facts=self._facts(trip, outcome))
         holds_key = key is not None and trip.started is not None
 
@@ -370,6 +341,13 @@ class Pipeline:
         return canonical.dumps(self._guard.redacted(contract, value))
 
 
+def _digest(call: Call) -> str:
+    try:
+        return canonical.digest([call.method, call.tool, call.arguments, call.inputs])
+    except (ValueError, TypeError, RecursionError):
+        raise Refused(Status.VALIDATION_FAILURE, "bad_request", "The arguments are not JSON.") from None
+
+
 class _AlreadyUsed(Exception):
     """Another call consumed the approval first."""
 
@@ -390,23 +368,3 @@ def _settle(tx: Transaction, key: Key, trip: Trip, outcome: Outcome) -> None:
         tx.settle_key(key.scope, key.name, "done", once.pack(outcome))
     else:
         tx.settle_key(key.scope, key.name, "unknown", None)
-
-
-def _is_listed(spec: ServerSpec, call: Call) -> bool:
-    if call.kind == "resource":
-        return allowed_item(spec, "resource", call.tool)
-    if call.kind == "prompt":
-        return allowed_item(spec, "prompt", str(call.arguments.get("name")))
-    ref = call.arguments.get("ref")
-    ref = ref if isinstance(ref, dict) else {}
-    kind = "prompt" if ref.get("type") == "ref/prompt" else "resource"
-    return allowed_item(spec, kind, str(ref.get("name" if kind == "prompt" else "uri")))
-
-
-def allowed_item(spec: ServerSpec, kind: str, name: str) -> bool:
-    """Whether a server's list offers this resource or prompt."""
-    patterns = spec.resources if kind == "resource" else spec.prompts
-    return any(fnmatchcase(name, p) for p in patterns)
-
-
-__all__ = ["Pipeline", "Rulebook", "allowed_item", "implicit_contract"]

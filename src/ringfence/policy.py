@@ -141,14 +141,15 @@ def _re2_text(exc: Exception) -> str:
 class _Compiled:
     """A rule made ready: what a tool, agent or server settles for good apart from what each call must be asked."""
 
-    __slots__ = ("arguments", "rule", "tool_patterns", "when")
+    __slots__ = ("arguments", "prefixes", "rule", "tool_patterns", "when")
 
     def __init__(self, rule: Rule) -> None:
         problems = rule_problems(rule)
         if problems:
             raise ValueError(f"rule {rule.id!r}: " + "; ".join(text for _, text, _, _ in problems))
         self.rule = rule
-        self.tool_patterns = [(_literal_prefix(p).encode(), re2.compile(p, _options)) for p in rule.tool_patterns]
+        self.prefixes = tuple(_literal_prefix(p).encode() for p in rule.tool_patterns) or (b"",)
+        self.tool_patterns = [re2.compile(p, _options) for p in rule.tool_patterns]
         self.arguments = [(name, re2.compile(p, _options)) for name, p in rule.argument_patterns.items()]
         self.when = Expression(rule.when) if rule.when is not None else None
 
@@ -159,16 +160,13 @@ class _Compiled:
     def applies(self, tool: bytes, agent: str, server: str | None, mode: Mode) -> bool:
         """Everything but arguments and condition."""
         rule = self.rule
-        if self.tool_patterns and not self._names(tool):
+        if self.tool_patterns and not any(pattern.fullmatch(tool) for pattern in self.tool_patterns):
             return False
         if rule.modes and mode not in rule.modes:
             return False
         if rule.agents and not any(fnmatchcase(agent, glob) for glob in rule.agents):
             return False
         return not rule.servers or (server is not None and any(fnmatchcase(server, glob) for glob in rule.servers))
-
-    def _names(self, tool: bytes) -> bool:
-        return any(tool.startswith(prefix) and regex.fullmatch(tool) for prefix, regex in self.tool_patterns)
 
     def matches(self, arguments: Json, see: Callable[[], Json]) -> bool:
         """The rest. Whatever goes wrong in here raises, and denies."""
@@ -182,7 +180,7 @@ class _Compiled:
 
 
 def _literal_prefix(pattern: str) -> str:
-    """Characters that every match must begin with; spares the engine most tools that a pattern is not about."""
+    """Characters that every match must begin with: the index that spares a call most rules about other tools."""
     if "|" in pattern or "(?" in pattern:
         return ""
     run = re.match(r"[A-Za-z0-9_\-]*", pattern)
@@ -275,7 +273,7 @@ class Policy:
             name = call.tool.encode()  # once for all patterns
         except UnicodeEncodeError:
             return _Candidates((), self._join([], ["the tool's name is not text"], contract.mode))
-        rules = tuple(rule for rule in self._rules if rule.applies(name, *key[1:]))
+        rules = tuple([r for r in self._rules if name.startswith(r.prefixes) and r.applies(name, *key[1:])])
         settled = None
         if all(rule.settled for rule in rules):
             settled = self._join([rule.rule for rule in rules], [], contract.mode)

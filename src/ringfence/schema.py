@@ -23,11 +23,11 @@ _MOST_STEPS = 200_000
 _MOST_STEPS_BY_REFERENCE = 50_000
 _MOST_STEPS_TO_EXPLAIN = 2_000
 _FEW_REFERENCES = 24
-"""So few cannot multiply into a bomb: there are at most 3^(24/3) ways through them."""
+"""There are at most 3^(24/3) ways through so few: they can be followed to the end when the schema is read."""
 _FEW_OPTIONS = 100
 """Objects and lists in an `enum` are compared one by one; texts and numbers are looked up."""
 _CHEAP = 2_000_000_000
-"""Bytes of schema times bytes of value up to which the steps need not be counted first."""
+"""Bytes of schema, its references followed, times bytes of value up to which the steps need not be counted first."""
 _SHOWN = 5
 
 _DRAFTS: Mapping[str, Any] = {
@@ -55,12 +55,13 @@ class Schema:
     """A compiled schema. Raises Unusable."""
 
     def __init__(self, root: Any) -> None:
-        self._size = _bounded(root)
+        size = _bounded(root)
         survey = _survey(root)
         self._root = root
-        self._references = {text: _target(text, root, survey.anchors) for text in set(survey.references)}
+        self._references = {text: _target(text, root, survey) for text in set(survey.references)}
         self._reference_count = len(survey.references)
         self._options = survey.options
+        self._weight = size * _repetition(root, self._references, survey)
         self._validator = _validator(root, survey.draft)
 
     def problem(self, value: Any, name: str, most_bytes: int = MAX_VALUE_BYTES) -> str | None:
@@ -83,7 +84,7 @@ class Schema:
     def _affordable(self, value: Any, size: int) -> bool:
         if self._reference_count > _FEW_REFERENCES or self._options > _FEW_OPTIONS:
             return self._within(value, _MOST_STEPS_BY_REFERENCE)
-        return self._size * size <= _CHEAP or self._within(value, _MOST_STEPS)
+        return self._weight * size <= _CHEAP or self._within(value, _MOST_STEPS)
 
     def _explain(self, value: Any, name: str) -> str:
         if self._within(value, _MOST_STEPS_TO_EXPLAIN):
@@ -111,8 +112,6 @@ class Schema:
             for key in _REFERENCES:
                 text = node.get(key)
                 if isinstance(text, str):
-                    if text not in self._references:
-                        return False
                     stack.append((self._references[text], item))
             stack.extend((sub, item) for key in _IN_PLACE_LISTS for sub in node.get(key) or ())
             stack.extend((node[key], item) for key in _IN_PLACE if key in node)
@@ -186,13 +185,16 @@ class _Survey:
     draft: Any
     anchors: dict[str, Any]
     references: list[str]
+    nodes: set[int]
+    """Which objects were looked at, by their identity."""
     options: int = 0
 
 
 def _survey(root: Any) -> _Survey:
-    found = _Survey(jsonschema_rs.Draft202012Validator, {"": root}, [])
+    found = _Survey(jsonschema_rs.Draft202012Validator, {"": root}, [], set())
     embedded = False
     for node in _nodes(root):
+        found.nodes.add(id(node))
         found.options += _options(node)
         draft = node.get("$schema")
         if isinstance(draft, str):
@@ -229,19 +231,34 @@ def _nodes(root: Any) -> Iterator[dict[str, Any]]:
             stack.extend((value, key in _NAMED) for key, value in item.items() if key not in _LITERAL)
 
 
-def _target(reference: str, root: Any, anchors: Mapping[str, Any]) -> Any:
+def _target(reference: str, root: Any, survey: _Survey) -> Any:
     if not reference.startswith("#"):
         raise Unusable("it refers to something outside of itself (a reference must start with #)")
     pointer = unquote(reference[1:])
     if not pointer.startswith("/"):
-        found = anchors.get(pointer)
+        found = survey.anchors.get(pointer)
     else:
         found = root
         for part in pointer[1:].split("/"):
             found = _step(found, part.replace("~1", "/").replace("~0", "~"))
-    if not isinstance(found, dict | bool):
-        raise Unusable("one of its references leads nowhere")
+    # Into a default or an example too: references there were not counted, so a bomb could hide in it.
+    if not isinstance(found, bool) and id(found) not in survey.nodes:
+        raise Unusable("one of its references leads to no schema")
     return found
+
+
+def _repetition(root: Any, references: Mapping[str, Any], survey: _Survey) -> float:
+    """How many times larger the schema is with its references written out, recursion cut."""
+    if not 0 < len(survey.references) <= _FEW_REFERENCES:
+        return 1.0
+    count, stack = 0, [(root, frozenset({id(root)}))]
+    while stack:
+        start, path = stack.pop()
+        for node in _nodes(start):
+            count += 1
+            targets = (references[node[key]] for key in _REFERENCES if isinstance(node.get(key), str))
+            stack.extend((target, path | {id(target)}) for target in targets if id(target) not in path)
+    return max(1.0, count / len(survey.nodes))
 
 
 def _step(item: Any, part: str) -> Any:

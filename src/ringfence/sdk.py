@@ -1,8 +1,8 @@
 """Ringfence from Python: a gateway inside your own process.
 
-    async with Gateway(upstream=[["python", "server.py"]], policy="standard") as gateway:
-        outcome = await gateway.call_tool("echo", {"text": "hi"})
-        print(outcome.status, outcome.text, outcome.facts["explanation"])
+async with Gateway(upstream=[["python", "server.py"]], policy="standard") as gateway:
+    outcome = await gateway.call_tool("echo", {"text": "hi"})
+    print(outcome.status, outcome.text, outcome.facts["explanation"])
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _server(given: Upstream, name: str) -> ServerSpec:
 
 
 def _contract(server: str, definition: Json) -> Contract:
-    """A cautious draft: a tool writes unless it says that it only reads; what it says is a hint, policy never sees it."""
+    """A cautious draft: a tool writes unless it says that it only reads. That is a hint; policy never sees it."""
     hints = definition.get("annotations")
     reads = isinstance(hints, dict) and hints.get("readOnlyHint") is True
     contract, _ = build(

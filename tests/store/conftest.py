@@ -45,7 +45,8 @@ def drive(folder: Path, keys: Keys) -> Iterator[Drive]:
 
         def start(verb: str, *more: str, wrapper: tuple[str, ...] = ()) -> subprocess.Popen[str]:
             command = [*wrapper, sys.executable, str(DRIVER), verb, str(folder), str(keys.folder), *more]
-            env = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"}
+            path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
+            env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
             )

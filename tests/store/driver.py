@@ -12,12 +12,14 @@ import asyncio
 import ctypes
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ringfence.audit.keys import load_or_create
 from ringfence.errors import StoreError
-from ringfence.store import Store
+from ringfence.model import Receipt
+from ringfence.store import Store, Transaction
 
 PR_SET_PTRACER = 0x59616D61
 """Lets any process of ours trace this one, where the system otherwise allows that to parents alone."""
@@ -73,15 +75,14 @@ async def load(folder: Path, keys: Path) -> None:
             number += 1
             call_id = f"{store.chain}-{task}-{number}"
             for kind in ("started", "finished"):
-                receipt = await store.write(
-                    lambda tx, kind=kind, call_id=call_id: begin(tx, kind, call_id), durable=number % 3 == 0
-                )
+                work = partial(begin, kind=kind, call_id=call_id)
+                receipt = await store.write(work, durable=number % 3 == 0)
                 say("acked", receipt.chain, receipt.seq, receipt.head)
 
     await asyncio.gather(*(one(task) for task in range(8)))
 
 
-def begin(tx: Any, kind: str, call_id: str) -> Any:
+def begin(tx: Transaction, kind: str, call_id: str) -> Receipt:
     if kind == "started":
         tx.take_key("load", call_id, "digest", call_id)
     else:
@@ -114,5 +115,6 @@ async def consume(folder: Path, keys: Path, digest: str, tries: str) -> None:
 
 
 if __name__ == "__main__":
-    verb = {"write": write, "load": load, "hold": hold, "consume": consume}[sys.argv[1]]
+    verbs: dict[str, Any] = {"write": write, "load": load, "hold": hold, "consume": consume}
+    verb = verbs[sys.argv[1]]
     asyncio.run(verb(Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:]))

@@ -100,6 +100,22 @@ WRITING = [
 traced = pytest.mark.skipif(not can_inject(), reason="strace is missing or may not trace here")
 
 
+def trace(process: subprocess.Popen[str], arguments: list[str]) -> str:
+    """Attach to a driver that waits, let it go on, and return what it says."""
+    with subprocess.Popen([*arguments, "-p", str(process.pid)], stderr=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stderr is not None
+        attached = tracer.stderr.readline()
+        while attached and "attached" not in attached:
+            attached = tracer.stderr.readline()
+        if not attached:
+            process.kill()
+            pytest.skip("strace may not attach to a process here")
+        out, err = process.communicate("go\n", timeout=120)
+        tracer.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return out
+
+
 def injection(fault: str) -> list[str]:
     return [str(STRACE), "-f", "-o", "/dev/null", "-e", f"trace={fault.partition(':')[0]}", "-e", f"inject={fault}"]
 
@@ -134,16 +150,24 @@ def test_a_disk_that_fails_under_the_writer_acknowledges_nothing_that_is_not_kep
     process = drive("write", "12", "wait")
     assert process.stdout is not None
     assert process.stdout.readline().startswith("opened")
-    command = [*injection(fault), "-p", str(process.pid)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
-        assert tracer.stderr is not None
-        attached = tracer.stderr.readline()
-        if "attached" not in attached:
-            process.kill()
-            pytest.skip(f"strace may not attach here: {attached.strip()}")
-        out, err = process.communicate("go\n", timeout=120)
-        tracer.communicate(timeout=60)
-    assert process.returncode == 0, err
+    out = trace(process, injection(fault))
     assert "failed" in out
     check_after(fault, out, folder, keys)
+    verified()
+
+
+@traced
+@pytest.mark.parametrize("call", ["pwrite64", "fdatasync"])
+def test_without_its_checkpoint_nothing_is_acknowledged(
+    call: str, drive: Drive, folder: Path, keys: Keys, verified: Callable[[], None]
+) -> None:
+    """Each durable write signs and syncs once, so failing from the third call on leaves two."""
+    process = drive("write", "4", "wait")
+    assert process.stdout is not None
+    chain = process.stdout.readline().split()[1]
+    arguments = [*injection(f"{call}:error=EIO:when=3+"), "-P", str(folder / "checkpoints" / chain)]
+    out = trace(process, arguments)
+    assert len(acknowledged(out)) == 2
+    assert out.count("checkpoint could not be written") == 7
+    check_after("+", out, folder, keys)
     verified()

@@ -124,7 +124,7 @@ def test_starts_at_once_make_one_database(folder: Path, keys: Keys, verified: Ca
         except BaseException as exc:  # a thread's failure must reach the test
             failures.append(exc)
 
-    threads = [threading.Thread(target=start) for _ in range(6)]
+    threads = [threading.Thread(target=start) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -132,7 +132,7 @@ def test_starts_at_once_make_one_database(folder: Path, keys: Keys, verified: Ca
     for each in opened:
         each.write_sync(add(each.chain))
         each.close()
-    assert (failures, len({each.chain for each in opened})) == ([], 6)
+    assert (failures, len({each.chain for each in opened})) == ([], 8)
     verified()
 
 
@@ -249,7 +249,7 @@ async def test_closing_drains_the_queue_first(folder: Path, keys: Keys, verified
 async def test_an_absurd_queue_is_refused_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "MAX_WAITING", 5)
     release = threading.Event()
-    tasks = [asyncio.ensure_future(store.write(lambda tx: release.wait(10)))]
+    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(store.write(lambda tx: release.wait(10)))]
     await asyncio.sleep(0.05)
     tasks += [asyncio.ensure_future(store.write(add(str(n)))) for n in range(8)]
     await asyncio.sleep(0)

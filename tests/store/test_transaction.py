@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from ringfence import canonical
 from ringfence.errors import StoreError
 from ringfence.model import Definition
-from ringfence.store import Approval, ApprovalQuestion, Conflict, Expired, NotFound, Store
+from ringfence.store import Approval, ApprovalQuestion, Conflict, Expired, NotFound, Store, Transaction
 from tests.store.conftest import Drive
 
 NOW = 1_000_000.0
@@ -198,7 +199,7 @@ def test_pins_are_replaced_and_recorded(store: Store) -> None:
     prompt = replace(tool, kind="prompt", digest="sha256:p")
     other = replace(tool, server="other")
     for definition in (tool, prompt, other, replace(tool, digest="sha256:2")):
-        store.write_sync(lambda tx, d=definition: tx.put_pin(d, "alice", NOW))
+        store.write_sync(partial(Transaction.put_pin, definition=definition, by="alice", at=NOW))
     assert store.reader().pins("files") == [prompt, replace(tool, digest="sha256:2")]
     assert len(store.reader().pins()) == 3
     assert store.write_sync(lambda tx: tx.pins("other")) == [other]

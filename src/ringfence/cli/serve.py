@@ -20,7 +20,7 @@ from ringfence.cli import common
 from ringfence.config import Config
 from ringfence.errors import RingfenceError
 from ringfence.front.http import HttpFront
-from ringfence.front.listen import LOOPBACK, Listener, application, open_socket, same_user
+from ringfence.front.listen import LOOPBACK, Listener, Site, open_socket, same_user
 from ringfence.front.stdio import StdioFront
 
 log = logging.getLogger("ringfence")
@@ -88,8 +88,7 @@ async def _http(app: App, listen: tuple[str, int], demo: bool) -> None:
     socket = open_socket(*listen)
     address, port = socket.getsockname()[:2]
     front = app.http = HttpFront(app.front, same_user(app.agent), LOOPBACK, port)
-    ready = {"ready": True}
-    listener = Listener(application(front, ready))
+    listener = Listener(Site(front))
     url = f"http://{address}:{port}"
     announce(app, url, demo)
     async with anyio.create_task_group() as group:

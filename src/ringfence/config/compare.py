@@ -282,4 +282,4 @@ def _meaning(rule: Rule) -> Rule:
 
 def _matches_all(rule: Rule, mode: Mode) -> bool:
     bare = Rule(id="", action=rule.action, approval=rule.approval, modes=rule.modes)
-    return _meaning(rule) == bare and (not rule.modes or mode in rule.modes)
+    return _meaning(rule) == _meaning(bare) and (not rule.modes or mode in rule.modes)

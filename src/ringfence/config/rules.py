@@ -42,7 +42,7 @@ def _shown(draft: Draft, name: str, path: Path) -> str:
     """The policy file's name as somebody would type it from where they named the configuration."""
     if os.path.isabs(name) or name.startswith("~"):
         return str(path)
-    return os.path.normpath(os.path.join(os.path.dirname(draft.source.file), name))
+    return source.one_line(os.path.normpath(os.path.join(os.path.dirname(draft.source.file), name)))
 
 
 def _take_file(found: _Rules, path: Path, file: str, named_at: Where) -> None:
@@ -73,8 +73,11 @@ def _take(found: _Rules, at: Source, where: Where, count: int) -> None:
         rule = _rule(written.shape)
         _check_id(found, at, written)
         for path, text, line, column in policy.rule_problems(rule):
-            if "action" not in written.broken or path != ("approval",):
-                at.problems.append(at.problem_inside((*written.where, *path), text, line, column))
+            where_in = (*written.where, *path)
+            if path == ("when",):
+                at.problems.append(at.problem_inside(where_in, f"bad expression: {text}", line, column))
+            elif path != ("approval",) or "action" not in written.broken:
+                at.problems.append(at.problem(where_in, text))
         for key, text in unbuilt.rule_problems(written.shape):
             at.problems.append(at.problem((*written.where, key), text, key=True))
         _check_names(found.draft, at, written)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -76,17 +77,17 @@ def _shape_around(shape: type[Shape], path: tuple[str | int, ...]) -> type[Shape
     known = shape
     for step in path[:-1]:
         field = next((f for name, f in known.model_fields.items() if (f.alias or name) == step), None)
-        inner = None if field is None else next(_shapes_in(field.annotation), None)
+        inner = None if field is None else next(shapes_in(field.annotation), None)
         known = inner or known
     return known
 
 
-def _shapes_in(annotation: Any) -> Any:
+def shapes_in(annotation: Any) -> Iterator[type[Shape]]:
     """The shapes that a field's type is made of."""
     if isinstance(annotation, type) and issubclass(annotation, Shape):
         yield annotation
     for part in getattr(annotation, "__args__", ()):
-        yield from _shapes_in(part)
+        yield from shapes_in(part)
 
 
 _KINDS = {

@@ -35,8 +35,9 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 MAX_NODES = 50_000
 MAX_DIGITS = 100
+MAX_TEXT = 300
 MAX_PROBLEMS = 200
-"""A file with more is not a configuration with mistakes; the rest is not listed."""
+"""A file that has more that cannot even be read is no configuration with mistakes; the rest is not listed."""
 
 Where = tuple[str | int, ...]
 """The way to a value: keys and list positions from the top of the file."""
@@ -80,14 +81,14 @@ class Source:
 
     def problem(self, where: Where, text: str, *, key: bool = False) -> Problem:
         place = self.place(where, key=key)
-        return Problem(self.file, place.line, place.column, text)
+        return Problem(self.file, place.line, place.column, one_line(text))
 
     def problem_inside(self, where: Where, text: str, line: int, column: int) -> Problem:
         """A problem within the text of a value, line and column counted from 0; at its start where that is unsure."""
         found = self.inside.get(self.known(where))
         if found is None or line != 0:
             return self.problem(where, text)
-        return Problem(self.file, found.line, found.column + column, text)
+        return Problem(self.file, found.line, found.column + column, one_line(text))
 
 
 def read_file(path: Path, file: str) -> tuple[str | None, list[Problem]]:
@@ -95,9 +96,10 @@ def read_file(path: Path, file: str) -> tuple[str | None, list[Problem]]:
     try:
         # Not blocking: a pipe in a configuration's place must not hang the gateway.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            return None, [Problem(file, 1, 1, "is not a regular file")]
         with open(descriptor, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return None, [Problem(file, 1, 1, "is not a regular file")]
             data = stream.read(MAX_BYTES + 1)
     except OSError as exc:
         return None, [Problem(file, 1, 1, f"cannot be read: {exc.strerror or exc}")]
@@ -345,6 +347,12 @@ _NUMBERS: tuple[tuple[re.Pattern[str], Callable[[str], int | float]], ...] = (
     (re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+"), lambda text: int(text, 0)),
     (re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"), float),
 )
+
+
+def one_line(text: str) -> str:
+    """Fit for a list of problems and for a terminal: what engines say may be long, and quotes what the file holds."""
+    line = "".join(c if c.isprintable() else " " for c in text).strip()
+    return line if len(line) <= MAX_TEXT else line[:MAX_TEXT] + "…"
 
 
 def kind(value: Any) -> str:

@@ -16,6 +16,7 @@ from mcp.server.runner import modern_error_data, serve_one
 from mcp.shared.inbound import (
     ERROR_CODE_HTTP_STATUS,
     InboundLadderRejection,
+    InboundModernRoute,
     classify_inbound_request,
     find_duplicated_routing_header,
     unsupported_protocol_version_rejection,
@@ -187,24 +188,17 @@ class HttpFront:
             rejection = unsupported_protocol_version_rejection(headers.get("mcp-protocol-version", ""))
             await (_accepted(send) if rejection is None else _reject(send, rejection, None))
         else:
-            await self._single(scope, headers, principal, (value, fault), receive, send)
+            route = self._route(scope, headers, value)
+            if isinstance(route, InboundLadderRejection):
+                await _reject(send, route, value["id"])
+            else:
+                await self._single(value, route, Inbound(principal, "mcp-http", fault=fault), receive, send)
 
     async def _single(
-        self,
-        scope: Scope,
-        headers: dict[str, str],
-        principal: Principal,
-        message: tuple[Json, str | None],
-        receive: Receive,
-        send: Send,
+        self, value: Json, route: InboundModernRoute, inbound: Inbound, receive: Receive, send: Send
     ) -> None:
-        value, fault = message
-        route = self._route(scope, headers, value)
-        if isinstance(route, InboundLadderRejection):
-            await _reject(send, route, value["id"])
-            return
         exchange = Exchange(value["id"], value.get("params"), None, send)
-        inbound = Inbound(principal, "mcp-http", fault=fault, outbound=exchange)
+        inbound.outbound = exchange
         exchange.message_metadata.request_context = inbound
         connection = Connection.from_envelope(route.protocol_version, route.client_info, route.client_capabilities)
         work = serve_one(
@@ -218,7 +212,7 @@ class HttpFront:
             await exchange.finish({"jsonrpc": "2.0", "id": value["id"], **reply}, status)
             group.cancel_scope.cancel()
 
-    def _route(self, scope: Scope, headers: dict[str, str], value: Json) -> Any:
+    def _route(self, scope: Scope, headers: dict[str, str], value: Json) -> InboundModernRoute | InboundLadderRejection:
         raw = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"]]
         duplicated = find_duplicated_routing_header(raw)
         if duplicated is not None:
@@ -229,8 +223,8 @@ class HttpFront:
         params = value["params"]
         arguments = params.get("arguments") or {}
         if isinstance(params.get("name"), str) and isinstance(arguments, dict):
-            schema = self._front.shelf.input_schema(params["name"])
-            if schema is not None and "x-mcp-header" in str(schema):
+            schema = self._front.shelf.header_schema(params["name"])
+            if schema is not None:
                 return validate_mcp_param_headers(schema, arguments, headers) or route
         return route
 
@@ -304,15 +298,15 @@ async def _body(headers: dict[str, str], receive: Receive) -> bytes | None:
 
 
 async def _reject(send: Send, rejection: InboundLadderRejection, ident: Any) -> None:
-    status = ERROR_CODE_HTTP_STATUS.get(rejection.code, 400)
-    await _error(send, status, rejection.code, rejection.message, ident, rejection.data)
-
-
-async def _error(send: Send, status: int, code: int, message: str, ident: Any = None, data: Any = None) -> None:
-    error: Json = {"code": code, "message": message}
-    if data is not None:
-        error["data"] = data
+    error: Json = {"code": rejection.code, "message": rejection.message}
+    if rejection.data is not None:
+        error["data"] = rejection.data
     body = encode({"jsonrpc": "2.0", "id": ident, "error": error})
+    await _respond(send, ERROR_CODE_HTTP_STATUS.get(rejection.code, 400), body, b"application/json")
+
+
+async def _error(send: Send, status: int, code: int, message: str, ident: Any = None) -> None:
+    body = encode({"jsonrpc": "2.0", "id": ident, "error": {"code": code, "message": message}})
     await _respond(send, status, body, b"application/json")
 
 

@@ -10,11 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import ClassVar
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import Scope
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ringfence.errors import Unavailable
@@ -67,41 +64,37 @@ def open_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def application(mcp: HttpFront, ready: dict[str, bool]) -> Starlette:
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok" if ready["ready"] else "starting"}, 200 if ready["ready"] else 503)
+class Site:
+    """The paths that we serve. A plain ASGI application: `/mcp` is the hot one, and there are three others."""
 
-    async def console(request: Request) -> Response:
-        text = (
-            "The console is not part of this version. Answer approvals in a terminal:\n\n"
-            "    ringfence approvals list\n    ringfence approvals approve ID\n"
-        )
-        return PlainTextResponse(text, 501)
+    def __init__(self, mcp: HttpFront) -> None:
+        self._mcp = mcp
 
-    return Starlette(
-        routes=[
-            Route("/mcp", endpoint=_asgi(mcp)),
-            Route("/healthz", endpoint=health),
-            Route("/console", endpoint=console),
-            Route("/console/{rest:path}", endpoint=console),
-        ]
-    )
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path = scope["path"]
+        if path == "/mcp":
+            await self._mcp(scope, receive, send)
+        elif path == "/healthz":
+            await JSONResponse({"status": "ok"})(scope, receive, send)
+        elif path == "/console" or path.startswith("/console/"):
+            await PlainTextResponse(_NO_CONSOLE, 501)(scope, receive, send)
+        else:
+            await PlainTextResponse("not found", 404)(scope, receive, send)
 
 
-class _asgi:
-    """Starlette takes an object with `__call__` as a plain ASGI endpoint for every method."""
+_NO_CONSOLE = """The console is not part of this version. Answer approvals in a terminal:
 
-    def __init__(self, app: HttpFront) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: object, send: object) -> None:
-        await self._app(scope, receive, send)  # type: ignore[arg-type]
+    ringfence approvals list
+    ringfence approvals approve ID
+"""
 
 
 class Listener(uvicorn.Server):
     """uvicorn without its own signal handling: the caller decides when to stop."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: Site) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -109,6 +102,7 @@ class Listener(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
+                proxy_headers=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=3,
                 server_header=False,

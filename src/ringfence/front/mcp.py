@@ -62,7 +62,7 @@ class McpFront:
         self.server: Server[Any] = Server(
             "ringfence",
             version=version,
-            get_tool_input_schema=self.shelf.input_schema,
+            get_tool_input_schema=self.shelf.header_schema,
             on_subscriptions_listen=self._listen,
         )
         for method in self._methods:
@@ -100,7 +100,7 @@ class McpFront:
             arguments = {}
         if not isinstance(arguments, dict):
             fault, arguments = fault or "arguments must be an object", {}
-        call = self._make(ctx, inbound, "tool", name, arguments, None)
+        call = self._make(ctx, "tool", name, arguments)
         outcome = await self._run(ctx, inbound, call if fault is None else wire.with_fault(call, fault))
         return outcome if isinstance(outcome, dict) else wire.tool_result(outcome, call)
 
@@ -109,7 +109,7 @@ class McpFront:
         if not isinstance(uri, str):
             raise MCPError(INVALID_PARAMS, "uri must be a string")
         server = await self.shelf.resource_server(inbound.principal, uri)
-        return await self._item(ctx, inbound, self._make(ctx, inbound, "resource", uri, {"uri": uri}, server))
+        return await self._item(ctx, inbound, self._make(ctx, "resource", uri, {"uri": uri}, server))
 
     async def _prompt(self, ctx: Context, inbound: Inbound) -> Json:
         params = dict(ctx.params or {})
@@ -120,7 +120,7 @@ class McpFront:
         wanted: Json = {"name": own}
         if isinstance(params.get("arguments"), dict):
             wanted["arguments"] = params["arguments"]
-        return await self._item(ctx, inbound, self._make(ctx, inbound, "prompt", name, wanted, server))
+        return await self._item(ctx, inbound, self._make(ctx, "prompt", name, wanted, server))
 
     async def _complete(self, ctx: Context, inbound: Inbound) -> Json:
         params = {k: v for k, v in (ctx.params or {}).items() if k in ("ref", "argument", "context")}
@@ -134,7 +134,7 @@ class McpFront:
         elif isinstance(ref.get("uri"), str):
             server = await self.shelf.resource_server(inbound.principal, ref["uri"])
         target = str(ref.get("name") or ref.get("uri") or "")
-        return await self._item(ctx, inbound, self._make(ctx, inbound, "completion", target, params, server))
+        return await self._item(ctx, inbound, self._make(ctx, "completion", target, params, server))
 
     async def _item(self, ctx: Context, inbound: Inbound, call: Call) -> Json:
         outcome = await self._run(ctx, inbound, call)
@@ -144,9 +144,9 @@ class McpFront:
             return wire.with_meta(outcome.result, outcome, call)
         raise wire.item_error(outcome, call, ctx.protocol_version)
 
-    def _make(
-        self, ctx: Context, inbound: Inbound, kind: CallKind, tool: str, arguments: Json, server: str | None
-    ) -> Call:
+    def _make(self, ctx: Context, kind: CallKind, tool: str, arguments: Json, server: str | None = None) -> Call:
+        inbound = ctx.request
+        assert isinstance(inbound, Inbound)
         meta = ctx.params.get("_meta") if ctx.params else None
         meta = meta if isinstance(meta, dict) else {}
         key = meta.get("ringfence/idempotency_key")
@@ -174,12 +174,11 @@ class McpFront:
     async def _run(self, ctx: Context, inbound: Inbound, call: Call) -> Outcome | Json:
         """The outcome, or the `input_required` answer of a call that waits for its client."""
         assert inbound.outbound is not None
-        declared = ctx.session.client_capabilities
-        capabilities = declared.model_dump(by_alias=True, mode="json", exclude_none=True) if declared else {}
         if ctx.protocol_version != MODERN:
-            own = ClientChannel(inbound.outbound, capabilities, inbound.log_level[0])
+            own = ClientChannel(inbound.outbound, wire.declared(ctx), inbound.log_level[0])
             return await self._pipeline.handle(call, own)
-        level = wire.meta_of(ctx.params).get(LOG_LEVEL_KEY)
+        meta = wire.meta_of(ctx.params)
+        capabilities, level = meta.get(wire.CAPABILITIES_KEY) or {}, meta.get(LOG_LEVEL_KEY)
         state = (ctx.params or {}).get("requestState")
         if state is None and not any(q in capabilities for q in _QUESTIONS):
             return await self._pipeline.handle(call, ClientChannel(inbound.outbound, capabilities, level))

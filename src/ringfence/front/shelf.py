@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from ringfence import canonical
 from ringfence.errors import RingfenceError
 from ringfence.model import Json, Principal, ServerSpec
-from ringfence.pipeline import Pipeline, allowed_item
+from ringfence.pipeline import Pipeline
+from ringfence.rulebook import Rulebook, allowed_item
 from ringfence.upstream.pool import Pool
 
 log = logging.getLogger("ringfence.front")
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    rules: Rulebook
+    tools: list[Json]
+    header_schemas: dict[str, Json]
+
+
+def _offer(rules: Rulebook) -> _Offer:
+    tools: list[Json] = []
+    header_schemas: dict[str, Json] = {}
+    for capability in rules.catalog.offered(rules.environment):
+        if capability.definition is None:
+            continue
+        name = capability.contract.name
+        body = {**capability.definition.body, "name": name}
+        if capability.contract.description is not None:
+            body["description"] = capability.contract.description
+        if capability.contract.result.fields is not None:
+            body.pop("outputSchema", None)  # what is left of the result is no longer what the server promises
+        schema = body.get("inputSchema")
+        if isinstance(schema, dict) and b"x-mcp-header" in canonical.dumps(schema):
+            header_schemas[name] = schema
+        tools.append(body)
+    return _Offer(rules, tools, header_schemas)
 
 
 class Shelf:
@@ -21,28 +49,21 @@ class Shelf:
         self._pool = pool
         self._owners: dict[tuple[str, str], str] = {}
         """(principal, uri) → server, learnt from listings; bounded by clearing."""
+        self._offered: _Offer | None = None
 
     def tools(self) -> list[Json]:
-        rules = self._pipeline.rules
-        out: list[Json] = []
-        for capability in rules.catalog.offered(rules.environment):
-            if capability.definition is None:
-                continue
-            body = {**capability.definition.body, "name": capability.contract.name}
-            if capability.contract.description is not None:
-                body["description"] = capability.contract.description
-            if capability.contract.result.fields is not None:
-                body.pop("outputSchema", None)  # what is left of the result is no longer what the server promises
-            out.append(body)
-        return out
+        return self._offer().tools
 
-    def input_schema(self, tool: str) -> Json | None:
+    def header_schema(self, tool: str) -> Json | None:
+        """The input schema of a tool that wants some arguments repeated as HTTP headers."""
+        return self._offer().header_schemas.get(tool)
+
+    def _offer(self) -> _Offer:
+        """Made once per rulebook: the list is asked for far more often than it changes."""
         rules = self._pipeline.rules
-        for capability in rules.catalog.offered(rules.environment):
-            if capability.contract.name == tool and capability.definition is not None:
-                schema = capability.definition.body.get("inputSchema")
-                return schema if isinstance(schema, dict) else None
-        return None
+        if self._offered is None or self._offered.rules is not rules:
+            self._offered = _offer(rules)
+        return self._offered
 
     def prompts(self) -> list[Json]:
         names = self._prompt_names()

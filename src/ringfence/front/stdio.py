@@ -80,9 +80,7 @@ class StdioFront:
                 route.protocol_version, route.client_info, route.client_capabilities, outbound=quiet
             )
             try:
-                return await serve_one(
-                    self._front.server, dctx, method, params, connection=once, lifespan_state=None
-                )
+                return await serve_one(self._front.server, dctx, method, params, connection=once, lifespan_state=None)
             except Exception as exc:  # the edge: as over HTTP, details stay in our log
                 error = modern_error_data(exc)
                 raise MCPError(error.code, error.message, error.data) from None

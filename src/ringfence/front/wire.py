@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
@@ -13,11 +14,10 @@ from ringfence.model import Call, Json, Outcome, Status
 from ringfence.upstream.link import MODERN
 
 _PREFIX = "io.modelcontextprotocol/"
+CAPABILITIES_KEY = f"{_PREFIX}clientCapabilities"
 _LOG_LEVEL = f"{_PREFIX}logLevel"
 _SERVER_INFO = f"{_PREFIX}serverInfo"
-_CACHEABLE = frozenset(
-    {"tools/list", "resources/list", "resources/templates/list", "resources/read", "prompts/list"}
-)
+_CACHEABLE = frozenset({"tools/list", "resources/list", "resources/templates/list", "resources/read", "prompts/list"})
 _PASS_ON = (-32021, -32042)
 """Errors of a server that a client acts upon by itself: a missing capability, a URL to visit first."""
 _NOT_FOUND_2025 = -32002
@@ -26,6 +26,12 @@ _NOT_FOUND_2025 = -32002
 def meta_of(params: Mapping[str, Any] | None) -> Json:
     meta = (params or {}).get("_meta")
     return meta if isinstance(meta, dict) else {}
+
+
+def declared(ctx: ServerRequestContext[Any, Any]) -> Json:
+    """The capabilities of a handshake-era client, as it sent them."""
+    capabilities = ctx.session.client_capabilities
+    return {} if capabilities is None else capabilities.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 
 def forwardable(meta: Json) -> Json:

@@ -17,7 +17,6 @@ from ringfence.store.rows import (
     APPROVAL,
     RECORD,
     Approval,
-    ApprovalState,
     KeyRow,
     Part,
     Payload,
@@ -32,7 +31,7 @@ from ringfence.store.schema import DATABASE, check_version, connect
 _PAGE = 500
 """Rows per query: a slow consumer must not hold an old view of the database open."""
 
-_WAITING: tuple[ApprovalState, ...] = ("pending",)
+_WAITING: tuple[str, ...] = ("pending",)
 
 
 class Wanted(TypedDict, total=False):
@@ -177,7 +176,7 @@ class Reader:
         with _readable():
             return approval_by_id(self._connection, identity, time.time())
 
-    def approvals(self, states: Collection[ApprovalState] = _WAITING) -> list[Approval]:
+    def approvals(self, states: Collection[str] = _WAITING) -> list[Approval]:
         """The approvals in these states, the oldest question first."""
         stored = {*states, *(("pending", "approved") if "expired" in states else ())}
         marks = ", ".join("?" * len(stored))
@@ -187,7 +186,7 @@ class Reader:
         """Every approval of exactly this call, the newest first."""
         return self._approvals("digest = ? ORDER BY asked_at DESC", [digest], None)
 
-    def _approvals(self, where: str, values: list[str], states: Collection[ApprovalState] | None) -> list[Approval]:
+    def _approvals(self, where: str, values: list[str], states: Collection[str] | None) -> list[Approval]:
         now = time.time()
         rows = self._all(f"{APPROVAL} WHERE {where}", values)
         with _readable():

@@ -6,11 +6,16 @@ import os
 import re
 import sqlite3
 import stat
+import time
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 from ringfence.errors import StoreError
+
+T = TypeVar("T")
 
 DATABASE = "ringfence.db"
 BUSY_SECONDS = 5.0
@@ -86,7 +91,7 @@ def connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def _set_up(connection: sqlite3.Connection) -> None:
-    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    mode = _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
     if mode != "wal":
         raise sqlite3.OperationalError(f"its file system cannot hold a write-ahead log (journal mode {mode})")
     connection.execute("PRAGMA synchronous = NORMAL")
@@ -96,12 +101,24 @@ def _set_up(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_size_limit = 67108864")
 
 
+def _patiently(step: Callable[[], T]) -> T:
+    """SQLite does not wait by itself for another process that just makes, or just leaves, a write-ahead log."""
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return step()
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.005)
+
+
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring the schema up to date, once, whoever else starts now. Raises StoreError."""
     steps = _migrations()
     newest = max(steps)
     try:
-        if _version(connection, path, newest) == newest:
+        if _seen_version(connection, path, newest) == newest:
             return
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
@@ -125,11 +142,20 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     """For readers, which never migrate. Raises StoreError."""
     newest = max(_migrations())
     try:
-        version = _version(connection, path, newest)
+        version = _patiently(lambda: _seen_version(connection, path, newest))
     except sqlite3.Error as exc:
         raise StoreError(f"the database {path} cannot be read: {exc}") from exc
     if version != newest:
         raise StoreError(f"the database {path} has schema {version}, {newest} is needed: start the gateway once")
+
+
+def _seen_version(connection: sqlite3.Connection, path: Path, newest: int) -> int:
+    """The version as of one moment, while another process may be making the schema."""
+    connection.execute("BEGIN")
+    try:
+        return _version(connection, path, newest)
+    finally:
+        connection.execute("ROLLBACK")
 
 
 def _version(connection: sqlite3.Connection, path: Path, newest: int) -> int:

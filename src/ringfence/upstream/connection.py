@@ -140,7 +140,9 @@ class Connection:
             except RpcError as exc:
                 if exc.code == _METHOD_NOT_FOUND:
                     return out
-                raise Unavailable("server_listing", f"server {self.spec.name}: {method} failed: {exc.message}") from None
+                raise Unavailable(
+                    "server_listing", f"server {self.spec.name}: {method} failed: {exc.message}"
+                ) from None
             items = result.get(key)
             out.extend(i for i in items if isinstance(i, dict)) if isinstance(items, list) else None
             cursor = result.get("nextCursor")
@@ -296,4 +298,3 @@ async def _no_questions(method: str, params: Json) -> Json:
 
 async def _nowhere(method: str, params: Json) -> None:
     return None
-

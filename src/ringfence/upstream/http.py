@@ -11,9 +11,9 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
+import aiohttp
 import anyio
 import anyio.abc
-import httpx2
 
 from ringfence import canonical
 from ringfence.errors import OutcomeUnknown, Unavailable
@@ -25,6 +25,7 @@ log = logging.getLogger("ringfence.upstream")
 _ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 _NEVER_RAN = (400, 401, 403, 404, 405, 406, 413, 415, 421, 429, 503)
 _REOPEN_SECONDS = 1.0
+_CONNECT_SECONDS = 10.0
 
 Tell = Callable[[str, Json], Awaitable[None]]
 
@@ -35,7 +36,7 @@ class HttpLink:
     def __init__(self, name: str, url: str) -> None:
         self._name = name
         self._url = url
-        self._client: httpx2.AsyncClient | None = None
+        self._client: aiohttp.ClientSession | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._session: str | None = None
         self._version: str | None = None
@@ -44,10 +45,12 @@ class HttpLink:
         self._over = anyio.Event()
 
     async def run(self, ready: Callable[[], None], tell: Tell) -> None:
-        timeout = httpx2.Timeout(10.0, read=None)
-        limits = httpx2.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=4.0)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
+        connector = aiohttp.TCPConnector(limit=100, keepalive_timeout=4.0)
+        # Cookies are state that a principal did not ask for; nothing of ours is read from the environment.
+        jar = aiohttp.DummyCookieJar()
         async with (
-            httpx2.AsyncClient(timeout=timeout, limits=limits, follow_redirects=False) as client,
+            aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar, trust_env=False) as client,
             anyio.create_task_group() as group,
         ):
             self._client, self._group, self._tell = client, group, tell
@@ -61,10 +64,11 @@ class HttpLink:
                 self._client = self._group = None
                 group.cancel_scope.cancel()
 
-    async def _end_session(self, client: httpx2.AsyncClient) -> None:
+    async def _end_session(self, client: aiohttp.ClientSession) -> None:
         try:
-            await client.delete(self._url, headers=self._headers({}))
-        except httpx2.HTTPError as exc:
+            async with client.delete(self._url, headers=self._headers({}), allow_redirects=False):
+                pass
+        except aiohttp.ClientError as exc:
             log.debug("server %s: ending the session failed: %s", self._name, exc)
 
     def _headers(self, extra: Mapping[str, str]) -> dict[str, str]:
@@ -92,17 +96,16 @@ class HttpLink:
                 note = {"requestId": ident, "reason": "cancelled"}
                 self._group.start_soon(self.notify, "notifications/cancelled", note, exchange.headers)
             raise
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol) as exc:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as exc:
             raise Unavailable("server_unreachable", f"server {self._name} cannot be reached: {exc}") from None
-        except httpx2.HTTPError as exc:
+        except (aiohttp.ClientError, TimeoutError) as exc:
             raise OutcomeUnknown("answer_lost", f"server {self._name}: the answer was lost ({exc})") from None
 
-    async def _post(self, client: httpx2.AsyncClient, message: Json, exchange: Exchange) -> Json:
+    async def _post(self, client: aiohttp.ClientSession, message: Json, exchange: Exchange) -> Json:
         body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
-        request = client.build_request("POST", self._url, content=body, headers=self._headers(exchange.headers))
-        response = await client.send(request, stream=True)
-        try:
-            if response.status_code >= 300:
+        headers = self._headers(exchange.headers)
+        async with client.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
+            if response.status >= 300:
                 raise await self._refusal(response)
             if message["method"] == "initialize":
                 self._session = response.headers.get("mcp-session-id", self._session)
@@ -112,14 +115,10 @@ class HttpLink:
             if kind.startswith("text/event-stream"):
                 return await self._follow(response, message["id"], exchange)
             raise RpcError(ANSWER_UNUSABLE, f"server {self._name} answered with content type {kind[:60]!r}")
-        finally:
-            await response.aclose()
 
-    async def _follow(self, response: httpx2.Response, ident: int, exchange: Exchange) -> Json:
-        async for event in httpx2.EventSource(response, max_event_size=MAX_MESSAGE_BYTES):
-            if not event.data:
-                continue
-            value = _parse(event.data.encode())
+    async def _follow(self, response: aiohttp.ClientResponse, ident: int, exchange: Exchange) -> Json:
+        async for data in _events(response):
+            value = _parse(data)
             if "method" not in value:
                 return _result(value, ident)
             await self._inbound(value, exchange.ask, exchange.tell)
@@ -153,10 +152,10 @@ class HttpLink:
     def _version_header(self) -> dict[str, str]:
         return {} if self._version is None else {"mcp-protocol-version": self._version}
 
-    async def _refusal(self, response: httpx2.Response) -> Exception:
+    async def _refusal(self, response: aiohttp.ClientResponse) -> Exception:
         """The error that an HTTP status stands for: the server's own words where it has any."""
         body = await _read_bounded(response, limit=100_000)
-        if response.status_code == 404 and self._session is not None:
+        if response.status == 404 and self._session is not None:
             self._over.set()
             return Unavailable("session_lost", f"server {self._name} has forgotten our session")
         if response.headers.get("content-type", "").startswith("application/json"):
@@ -166,8 +165,8 @@ class HttpLink:
                 error = None
             if isinstance(error, dict) and isinstance(error.get("code"), int):
                 return RpcError(error["code"], str(error.get("message", "")), error.get("data"))
-        text = f"server {self._name} answered HTTP {response.status_code}"
-        if response.status_code in _NEVER_RAN or 300 <= response.status_code < 400:
+        text = f"server {self._name} answered HTTP {response.status}"
+        if response.status in _NEVER_RAN or 300 <= response.status < 400:
             return Unavailable("server_refused", text)
         return OutcomeUnknown("server_error", text)
 
@@ -186,8 +185,10 @@ class HttpLink:
             return
         body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
         try:
-            await self._client.post(self._url, content=body, headers=self._headers(headers))
-        except httpx2.HTTPError as exc:
+            sending = self._client.post(self._url, data=body, headers=self._headers(headers), allow_redirects=False)
+            async with sending:
+                pass
+        except aiohttp.ClientError as exc:
             log.debug("server %s: a message was not taken: %s", self._name, exc)
 
     async def _listen(self) -> None:
@@ -196,27 +197,46 @@ class HttpLink:
         while self._client is not None and tell is not None:
             headers = self._headers({"accept": "text/event-stream", **self._version_header()})
             try:
-                async with self._client.stream("GET", self._url, headers=headers) as response:
-                    if response.status_code != 200:
+                async with self._client.get(self._url, headers=headers, allow_redirects=False) as response:
+                    if response.status != 200:
                         return  # the server offers no such stream
-                    async for event in httpx2.EventSource(response, max_event_size=MAX_MESSAGE_BYTES):
-                        if event.data:
-                            value = _parse(event.data.encode())
-                            if "method" in value:
-                                await self._inbound(value, None, tell)
-            except (httpx2.HTTPError, RpcError) as exc:
+                    async for data in _events(response):
+                        value = _parse(data)
+                        if "method" in value:
+                            await self._inbound(value, None, tell)
+            except (aiohttp.ClientError, RpcError) as exc:
                 log.debug("server %s: the standing stream ended: %s", self._name, exc)
             await anyio.sleep(_REOPEN_SECONDS)
 
 
-async def _read_bounded(response: httpx2.Response, limit: int = MAX_MESSAGE_BYTES) -> bytes:
+async def _read_bounded(response: aiohttp.ClientResponse, limit: int = MAX_MESSAGE_BYTES) -> bytes:
     out = bytearray()
-    chunks: AsyncIterator[bytes] = response.aiter_bytes()
-    async for chunk in chunks:
+    async for chunk in response.content.iter_any():
         out += chunk
         if len(out) > limit:
             raise RpcError(ANSWER_UNUSABLE, f"the server sent an answer of more than {limit} bytes")
     return bytes(out)
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The data of each server-sent event; comments, ids and empty events are nothing to us."""
+    buffer = bytearray()
+    data: list[bytes] = []
+    held = 0
+    async for chunk in response.content.iter_any():
+        buffer += chunk
+        *lines, rest = buffer.replace(b"\r\n", b"\n").split(b"\n")
+        # A chunk may end between the two bytes of a line's end; the line is whole once its newline is here.
+        buffer = bytearray(rest)
+        for line in lines:
+            if line.startswith(b"data:"):
+                data.append(bytes(line[6:] if line[5:6] == b" " else line[5:]))
+                held += len(data[-1])
+            elif not line and data:
+                yield b"\n".join(data)
+                data, held = [], 0
+        if held + len(buffer) > MAX_MESSAGE_BYTES:
+            raise RpcError(ANSWER_UNUSABLE, f"the server sent an event of more than {MAX_MESSAGE_BYTES} bytes")
 
 
 def _parse(body: bytes) -> Json:

@@ -156,9 +156,7 @@ class Pool:
             server, key = held.key[0], held.principal.key
             if key == principal.key and not held.connection.modern and "logging" in held.connection.server_capabilities:
                 try:
-                    await held.connection.request(
-                        _asking_for(server, principal, "logging/setLevel", {"level": level})
-                    )
+                    await held.connection.request(_asking_for(server, principal, "logging/setLevel", {"level": level}))
                 except RingfenceError as exc:
                     log.debug("server %s did not take the log level: %s", server, exc)
 
@@ -207,9 +205,7 @@ class Pool:
         health = self._health.setdefault(spec.name, _Health())
         wait = health.not_before - anyio.current_time()
         if wait > 0:
-            raise Unavailable(
-                "server_down", f"server {spec.name} is down ({health.problem}); next try in {wait:.1f} s"
-            )
+            raise Unavailable("server_down", f"server {spec.name} is down ({health.problem}); next try in {wait:.1f} s")
         self._make_room(spec.name)
         held = _Held(key, principal, _connect(spec, self._environment, self._consent), anyio.CancelScope())
         try:
@@ -256,9 +252,7 @@ class Pool:
                 if connection.modern:
                     self._listen(held)
             except TimeoutError:
-                outcome.append(
-                    Unavailable("server_start", f"server {connection.spec.name} did not start in time")
-                )
+                outcome.append(Unavailable("server_start", f"server {connection.spec.name} did not start in time"))
             except RpcError as exc:
                 outcome.append(Unavailable("server_start", f"server {connection.spec.name}: {exc.message}"))
             except (Unavailable, OutcomeUnknown) as exc:
@@ -349,7 +343,9 @@ async def _unrecorded(spec: ServerSpec, principal: Principal, start: Callable[[]
 class _Silent:
     """The channel of a request that no client is waiting for."""
 
-    capabilities: Json = {}
+    @property
+    def capabilities(self) -> Json:
+        return {}
 
     async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
         raise RpcError(-32601, "nobody is there to be asked")
@@ -358,9 +354,7 @@ class _Silent:
         return None
 
 
-def _asking_for(
-    server: str, principal: Principal, method: str = "", params: Json | None = None
-) -> UpstreamRequest:
+def _asking_for(server: str, principal: Principal, method: str = "", params: Json | None = None) -> UpstreamRequest:
     return UpstreamRequest(server, principal, method, params or {}, _Silent(), 30.0)
 
 

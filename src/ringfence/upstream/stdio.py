@@ -248,10 +248,8 @@ def _find_id(head: bytes, tail: bytes) -> int | None:
     first = _ID.search(head)
     if first is not None and head.find(b'"result"') in (-1, *range(first.end(), len(head))):
         return int(first.group(1))
-    last = None
-    for last in _ID.finditer(tail):
-        pass
-    return int(last.group(1)) if last is not None else None
+    found = _ID.findall(tail)
+    return int(found[-1]) if found else None
 
 
 def _parse(line: bytes) -> JSONRPCMessage | None:

@@ -47,7 +47,9 @@ def bench(
 def _policy(count: int) -> Row:
     """CPU of one decision: 100 rules, the last of which matches and has a condition."""
     rules = [
-        Rule(id=f"r{n}", action=Action.AUDIT, tool_patterns=(f"tool_{n}_.*",), argument_patterns={"path": f"^/srv/{n}/"})
+        Rule(
+            id=f"r{n}", action=Action.AUDIT, tool_patterns=(f"tool_{n}_.*",), argument_patterns={"path": f"^/srv/{n}/"}
+        )
         for n in range(99)
     ]
     rules.append(Rule(id="last", action=Action.AUDIT, tool_patterns=("echo_.*",), when='args.text != "never"'))

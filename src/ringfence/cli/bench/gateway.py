@@ -6,12 +6,11 @@ fsyncs; a `read` for none.
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ policy:
   rules:
 """
 _RULE = '    - {{id: r{n}, action: audit, tool_patterns: ["tool_{n}_.*"], argument_patterns: {{path: "^/srv/{n}/"}}}}\n'
-_LAST = "    - {id: r100, action: audit, tool_patterns: [\"echo_.*\"], when: 'args.text != \"never\"'}\n"
+_LAST = '    - {id: r100, action: audit, tool_patterns: ["echo_.*"], when: \'args.text != "never"\'}\n'
 MODES = {"2025-11-25": "legacy", "2026-07-28": "2026-07-28"}
 
 
@@ -109,11 +108,11 @@ def _servers() -> Iterator[Setup]:
         path.write_text(text + "".join(_RULE.format(n=n) for n in range(1, 100)) + _LAST, encoding="utf-8")
         baseline = subprocess.Popen([sys.executable, echo.__file__, str(ports[0])])
         try:
-            _wait(f"http://127.0.0.1:{ports[0]}/mcp")
+            _wait(ports[0])
             command = [sys.executable, "-m", "ringfence.cli.main", "serve", "--config", str(path)]
             gateway = subprocess.Popen(command, stdout=subprocess.DEVNULL)
             try:
-                _wait(f"http://127.0.0.1:{ports[1]}/healthz")
+                _wait(ports[1])
                 yield Setup(f"http://127.0.0.1:{ports[0]}/mcp", f"http://127.0.0.1:{ports[1]}/mcp", gateway.pid)
             finally:
                 gateway.terminate()
@@ -128,13 +127,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait(url: str) -> None:
+def _wait(port: int) -> None:
     for _ in range(200):
         try:
-            urllib.request.urlopen(url, timeout=1).close()
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return
-        except urllib.error.HTTPError:
-            return  # it answers; what it answers does not matter
         except OSError:
             time.sleep(0.1)
-    raise Unavailable("bench", f"{url} did not come up")
+    raise Unavailable("bench", f"nothing listens on port {port}")

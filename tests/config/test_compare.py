@@ -1,0 +1,351 @@
+"""A reload that permits anything more is told; one that only tightens is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ringfence import config
+
+BASE = Path("/etc/ringfence")
+
+
+def flow(keys: Mapping[str, object]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in keys.items() if value not in ("", None)) + "}"
+
+
+def rate(**changes: object) -> str:
+    return flow({"per_minute": 10, "burst": 5, "concurrent": 3, "per_day": 100, **changes})
+
+
+def result(**changes: object) -> str:
+    return flow({"max_bytes": 1000, "fields": "[x, y]", "trust": "partial", **changes})
+
+
+CAPABILITY = {
+    "mode": "write",
+    "network": "n",
+    "secrets": "[k, l]",
+    "environments": "[development, staging]",
+    "timeout_seconds": "10",
+    "retry": "{attempts: 2}",
+    "idempotent": "true",
+    "rate": rate(),
+    "approval": "managers",
+    "log": "{arguments: names}",
+    "redact": "['a', 'b']",
+    "result": result(),
+    "labels": "[external_sink]",
+}
+SERVER = {
+    "url": "'https://api.corp.example/mcp'",
+    "resources": "['a*', 'b*']",
+    "prompts": "['p']",
+    "sampling": "ask",
+    "elicitation": "ask",
+    "pins": "accepted",
+    "start_timeout_seconds": "20",
+}
+APPROVAL = {
+    "when": "'has(args.x)'",
+    "roles": "[manager, chief]",
+    "expires_seconds": "600",
+    "self": "false",
+    "people": "1",
+}
+SECTIONS = {
+    "gateway": "{listen: '127.0.0.1:8700', state: /var/lib/r, approval_wait_seconds: 30}",
+    "people": "{alice: {roles: [manager, chief], os_user: alice}, bob: {roles: [manager], os_user: bob}}",
+    "networks": "{n: {allow: ['*.corp.example:443', h]}, m: {allow: []}}",
+    "secrets": "{k: {from: env, name: K, hosts: [a, b]}, l: {from: env, name: L}, j: {from: env, name: J}}",
+    "policy": "{preset: standard}",
+    "sandbox": "{max_memory_mb: 256}",
+}
+
+
+def build(**changes: dict[str, str] | str) -> config.Config:
+    def section(name: str, keys: dict[str, str]) -> str:
+        change = changes.get(name, {})
+        assert isinstance(change, dict)
+        return flow({**keys, **change})
+
+    sections = {**SECTIONS, **{name: text for name, text in changes.items() if isinstance(text, str)}}
+    text = "\n".join(f"{name}: {value}" for name, value in sections.items())
+    text += f"\nservers: {{s: {section('server', SERVER)}{changes.get('more_servers', '')}}}"
+    text += f"\ncapabilities: {{c: {section('capability', CAPABILITY)}{changes.get('more_capabilities', '')}}}"
+    text += f"\napprovals: {{managers: {section('approval', APPROVAL)}, chiefs: {{roles: [chief]}}}}"
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("more_"))
+    return config.loads(text, file="f", base=BASE)
+
+
+def told(old: config.Config, new: config.Config) -> list[str]:
+    return config.loosens(old, new)
+
+
+def test_the_same_loosens_nothing() -> None:
+    assert told(build(), build()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "looser", "tighter"),
+    [
+        ("mode", "read", "high_risk"),
+        ("network", "m", "denied"),
+        ("secrets", "[k, l, j]", "[k]"),
+        ("environments", "", "[staging]"),
+        ("environments", "[development, staging, production]", "[development]"),
+        ("timeout_seconds", "11", "9"),
+        ("retry", "{attempts: 3}", "{attempts: 1}"),
+        ("retry", "{attempts: 3}", "{attempts: 2, on: []}"),
+        ("rate", rate(per_minute=11), rate(per_minute=9)),
+        ("rate", rate(burst=None), rate(burst=4)),
+        ("rate", rate(concurrent=None), rate(concurrent=1)),
+        ("rate", rate(per_day=101), rate(per_day=1)),
+        ("rate", "", "{per_minute: 1, concurrent: 3, per_day: 10}"),
+        ("approval", "none", ""),
+        ("redact", "['a']", "['a', 'b', 'c']"),
+        ("result", result(max_bytes=1001), result(max_bytes=10)),
+        ("result", result(fields=None), result(fields="[x]")),
+        ("result", result(fields="[x, y, z]"), result(fields="[]")),
+        ("result", result(trust="trusted"), result(trust="untrusted")),
+    ],
+)
+def test_a_contract(key: str, looser: str, tighter: str) -> None:
+    old = build()
+    keep = {"retry": "{attempts: 0}"} if tighter == "high_risk" else {}
+    (sentence,) = told(old, build(capability={key: looser}))
+    assert sentence.startswith("capability 'c'")
+    assert key in sentence
+    if tighter:
+        assert told(old, build(capability={key: tighter, **keep})) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("log", "{arguments: redacted}"),
+        ("log", "{arguments: digest}"),
+        ("labels", "[]"),
+        ("labels", "[external_sink, private]"),
+        ("idempotent", "{key: args.x}"),
+        ("record", "full"),
+        ("tool", "other"),
+        ("effects", "{reversible: true}"),
+        ("filesystem", "workspace_only"),
+    ],
+)
+def test_what_has_no_order_may_not_change(key: str, value: str) -> None:
+    expected = 0 if key == "filesystem" else 1
+    assert len(told(build(), build(capability={key: value}))) == expected
+
+
+def test_a_description_is_of_no_consequence() -> None:
+    old = build(policy="{rules: [{id: a, action: deny, when: 'contract.mode == \"x\"'}]}")
+    new = build(
+        policy="{rules: [{id: a, action: deny, when: 'contract.mode == \"x\"'}]}", capability={"description": "text"}
+    )
+    assert told(old, new) == []
+
+
+def test_a_tighter_contract_counts_where_a_condition_looks_at_contracts() -> None:
+    rules = "{rules: [{id: a, action: deny, when: 'contract.network != \"denied\"'}]}"
+    assert len(told(build(policy=rules), build(policy=rules, capability={"network": "denied"}))) == 1
+
+
+def test_approvals_of_a_contract_are_compared_by_what_they_ask() -> None:
+    old = build()
+    assert told(build(capability={"approval": "none"}), build(capability={"approval": "managers"})) == []
+    assert len(told(build(capability={"approval": "always"}), build(capability={"approval": "managers"}))) == 1
+    # `always` lets anybody answer, and keeps the question open longer.
+    assert len(told(old, build(capability={"approval": "always"}))) == 1
+    assert len(told(old, build(capability={"approval": "chiefs"}))) == 1
+    stricter = build(capability={"approval": "chiefs"}, approval={"expires_seconds": "3600"})
+    assert told(build(approval={"expires_seconds": "3600"}), stricter) == []
+
+
+def test_capabilities_come_and_go() -> None:
+    more = build(more_capabilities=", d: {server: s}")
+    assert told(build(), more) == ["capability 'd' is new"]
+    assert told(more, build()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "looser", "tighter"),
+    [
+        ("url", "'https://b.corp.example/mcp'", ""),
+        ("resources", "['a*', 'b*', 'c*']", "['a*']"),
+        ("prompts", "['p', 'q']", "[]"),
+        ("sampling", "allow", "deny"),
+        ("elicitation", "", "deny"),
+        ("pins", "first_use", ""),
+        ("start_timeout_seconds", "21", "5"),
+        ("placement", "unsafe_host", ""),
+    ],
+)
+def test_a_server(key: str, looser: str, tighter: str) -> None:
+    old = build()
+    if looser:
+        (sentence,) = told(old, build(server={key: looser}))
+        assert sentence.startswith(f"server 's': {key}")
+    if tighter:
+        assert told(old, build(server={key: tighter})) == []
+        assert len(told(build(server={key: tighter}), old)) == 1
+
+
+def test_a_server_command_or_environment_may_not_change_and_values_are_not_shown() -> None:
+    local = {**dict.fromkeys(SERVER, ""), "command": "[x]", "env": "{A: hunter2}"}
+    old = build(server=local)
+    assert len(told(old, build(server={**local, "command": "[y]"}))) == 1
+    assert len(told(old, build(server={**local, "cwd": "/"}))) == 1
+    (sentence,) = told(old, build(server={**local, "env": "{A: hunter3}"}))
+    assert "hunter" not in sentence
+
+
+def test_servers_come_and_go() -> None:
+    more = build(more_servers=", t: {url: 'https://h/mcp'}", capability={"server": "s"})
+    assert told(build(), more) == ["server 't' is new"]
+    assert told(more, build()) == []
+    third = ", t: {url: 'https://h/mcp'}, u: {url: 'https://i/mcp'}"
+    (sentence,) = told(build(more_servers=third), build(more_servers=", t: {url: 'https://h/mcp'}"))
+    assert sentence == "a server is gone, and c may now find its tool on another"
+
+
+@pytest.mark.parametrize(
+    ("section", "text", "count"),
+    [
+        ("environment", "staging", 1),
+        ("gateway", "{listen: '127.0.0.1:8701', state: /var/lib/r, approval_wait_seconds: 30}", 1),
+        ("gateway", "{listen: '127.0.0.1:8700', state: /var/lib/s, approval_wait_seconds: 30}", 1),
+        ("gateway", "{listen: '127.0.0.1:8700', state: /var/lib/r, approval_wait_seconds: 31}", 1),
+        ("gateway", "{listen: '127.0.0.1:8700', state: /var/lib/r, approval_wait_seconds: 1}", 0),
+        ("sandbox", "{max_memory_mb: 257}", 1),
+        ("sandbox", "{max_memory_mb: 64, default_timeout_seconds: 5}", 0),
+        ("people", "{}", 1),
+        (
+            "people",
+            "{alice: {roles: [manager, chief], os_user: alice}, bob: {roles: [manager, chief], os_user: bob}}",
+            1,
+        ),
+        ("people", "{alice: {roles: [manager, chief], os_user: carol}, bob: {roles: [manager], os_user: bob}}", 1),
+        ("people", "{alice: {roles: [manager, chief]}, bob: {roles: [manager]}}", 0),
+        ("people", "{alice: {roles: [chief], os_user: alice}}", 0),
+        (
+            "people",
+            "{alice: {roles: [manager, chief], os_user: alice}, bob: {roles: [manager], os_user: bob}, eve: {}}",
+            1,
+        ),
+        ("networks", "{n: {allow: ['*.corp.example:443']}, m: {allow: []}, o: {allow: [x]}}", 0),
+        ("networks", "{n: {allow: ['*.corp.example:443', h, i]}, m: {allow: []}}", 1),
+        ("networks", "{n: {allow: ['*.corp.example', h]}, m: {allow: []}}", 1),
+        ("secrets", "{k: {from: env, name: K, hosts: [a]}, l: {from: env, name: L}, j: {from: env, name: J}}", 0),
+        ("secrets", "{k: {from: env, name: K, hosts: [c]}, l: {from: env, name: L}, j: {from: env, name: J}}", 1),
+        ("secrets", "{k: {from: env, name: Z, hosts: [a, b]}, l: {from: env, name: L}, j: {from: env, name: J}}", 1),
+        ("policy", "{preset: strict}", 0),
+        ("policy", "{preset: permissive}", 0),
+        ("policy", "{preset: standard, default: allow_read}", 1),
+    ],
+)
+def test_sections(section: str, text: str, count: int) -> None:
+    assert len(told(build(), build(**{section: text}))) == count
+
+
+@pytest.mark.parametrize(
+    ("key", "looser", "tighter"),
+    [
+        ("when", "'has(args.y)'", ""),
+        ("roles", "[manager, chief, intern]", "[chief]"),
+        ("roles", "[]", "[manager]"),
+        ("expires_seconds", "601", "60"),
+        ("self", "true", ""),
+        ("people", "", "2"),
+    ],
+)
+def test_an_approval(key: str, looser: str, tighter: str) -> None:
+    people = "{a: {roles: [manager, chief, intern]}, b: {roles: [manager, chief]}}"
+    old = build(people=people)
+    if looser:
+        assert told(old, build(people=people, approval={key: looser})) == [
+            "approval 'managers' is relaxed or asks others"
+        ]
+    if tighter:
+        assert told(old, build(people=people, approval={key: tighter})) == []
+    assert told(old, build(people=people, approval={"when": ""})) == []
+
+
+RULE = "{id: a, action: %s, tool_patterns: ['x.*'], agents: ['l*'], environments: [development]%s}"
+
+
+def policy(*rules: str, preset: str = "standard") -> config.Config:
+    return build(policy=f"{{preset: {preset}, rules: [{', '.join(rules)}]}}")
+
+
+@pytest.mark.parametrize("action", ["deny", "ask", "sandbox"])
+def test_a_restricting_rule_may_come_but_not_go_or_change(action: str) -> None:
+    old = policy(RULE % (action, ""))
+    assert told(policy(), old) == []
+    for new in (
+        policy(),
+        policy(RULE % (action, ", enabled: false")),
+        policy(RULE % ("allow", "")),
+        policy((RULE % (action, "")).replace("x.*", "xy.*")),
+        policy((RULE % (action, "")).replace("[development]", "[production]")),
+        policy(RULE % (action, ", when: 'has(args.x)'")),
+        policy(RULE % (action, ", argument_patterns: {x: y}")),
+    ):
+        assert told(old, new) == [f"rule 'a' ({action}) is gone or changed"]
+
+
+def test_what_only_people_read_and_a_sharper_action_loosen_nothing() -> None:
+    old = policy(RULE % ("ask", ""))
+    assert told(old, policy(RULE % ("ask", ", name: n, description: d, owasp_asi_id: x, priority: 7"))) == []
+    assert told(old, policy((RULE % ("ask", "")).replace("id: a", "id: b"))) == []
+    assert told(old, policy((RULE % ("ask", "")).replace("[development]", "[]"))) == []
+    assert told(old, policy(RULE % ("deny", ""))) == []
+    assert len(told(policy(RULE % ("deny", "")), old)) == 1
+
+
+@pytest.mark.parametrize("action", ["allow", "audit", "warn"])
+def test_a_permitting_rule_counts_where_the_default_does(action: str) -> None:
+    rule = RULE % (action, "")
+    assert told(policy(), policy(rule)) == []  # the preset decides every mode already
+    assert len(told(policy(preset="none"), policy(rule, preset="none"))) == 1
+    assert told(policy(rule, preset="none"), policy(preset="none")) == []
+    failing = RULE % (action, ", when: 'args.x == 1'")
+    assert len(told(policy(failing), policy())) == 1  # where it failed, the call was denied
+
+
+@pytest.mark.parametrize("action", ["ask", "sandbox"])
+def test_even_a_restricting_rule_permits_what_nothing_matched(action: str) -> None:
+    assert len(told(policy(preset="none"), policy(RULE % (action, ""), preset="none"))) == 1
+    assert told(policy(preset="none"), policy(RULE % ("deny", ""), preset="none")) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "looser"),
+    [
+        ("permissive", "standard", False),
+        ("standard", "strict", False),
+        ("strict", "owasp-asi", False),
+        ("strict", "standard", True),
+        ("owasp-asi", "strict", True),
+        ("none", "strict", True),
+        ("none", "permissive", True),
+        ("strict", "none", True),
+    ],
+)
+def test_presets(old: str, new: str, looser: bool) -> None:
+    assert bool(told(policy(preset=old), policy(preset=new))) is looser
+
+
+def test_mounts_may_become_fewer_or_read_only() -> None:
+    def mounted(*mounts: str) -> config.Config:
+        return build(
+            more_capabilities=f", e: {{transport: sandboxed_exec, filesystem: {{mounts: [{', '.join(mounts)}]}}}}"
+        )
+
+    one, two = "{host: /a, at: /w, mode: rw}", "{host: /b, at: /v}"
+    assert told(mounted(one, two), mounted(one.replace("rw", "ro"))) == []
+    assert len(told(mounted(one), mounted(one, two))) == 1
+    assert len(told(mounted(two), mounted(two.replace("}", ", mode: rw}")))) == 1

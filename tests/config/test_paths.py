@@ -1,0 +1,68 @@
+"""Where things lie; only paths come from the environment."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import ringfence
+from ringfence import config
+from ringfence.config import paths
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in ("RINGFENCE_CONFIG", "RINGFENCE_KEYS", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_defaults(plain: Path) -> None:
+    home = plain / "home"
+    assert config.default_paths() == (plain / "ringfence.yaml", home / ".config/ringfence/ringfence.yaml")
+    assert config.state_folder() == home / ".local/state/ringfence"
+    assert config.key_folder() == home / ".config/ringfence/keys"
+
+
+def test_base_directories(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/s")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/c")
+    assert config.state_folder() == Path("/s/ringfence")
+    assert config.key_folder() == Path("/c/ringfence/keys")
+    assert config.default_paths()[1] == Path("/c/ringfence/ringfence.yaml")
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert config.state_folder() == plain / "home/.local/state/ringfence"
+
+
+def test_named_paths(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_CONFIG", "mine.yaml")
+    monkeypatch.setenv("RINGFENCE_KEYS", "/keys")
+    assert config.default_paths() == (plain / "mine.yaml",)
+    assert config.key_folder() == Path("/keys")
+
+
+def test_resolve(plain: Path) -> None:
+    assert paths.resolve("a/../b", Path("/base")) == Path("/base/b")
+    assert paths.resolve("/a", Path("/base")) == Path("/a")
+    assert paths.resolve("~/a", Path("/base")) == plain / "home/a"
+    assert paths.resolve("~other/a", Path("/base")) == Path("/base/~other/a")
+    assert paths.resolve("a", Path()) == plain / "a"
+
+
+def test_a_started_server_sees_nothing_that_may_be_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("GITHUB_TOKEN", "x")
+    seen = config.process_environment()
+    assert "PATH" in seen
+    assert not {"AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN"} & set(seen)
+
+
+def test_only_this_file_reads_the_environment() -> None:
+    package = Path(ringfence.__file__).parent
+    reading = re.compile(r"os\.environ|getenv|Path\.home\(|expanduser")
+    found = {str(path.relative_to(package)) for path in package.rglob("*.py") if reading.search(path.read_text())}
+    assert found <= {"config/paths.py"}

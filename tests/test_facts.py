@@ -1,0 +1,197 @@
+"""Facts: the object's shape, what is unknown stays unknown, and one good sentence for every ending."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from ringfence import canonical
+from ringfence.facts import Ending, build, could_act, effect, explanation
+from ringfence.model import Contract, Decision, Effect, Mode, Mount, Status, Transport
+from tests.making import READ, WRITE, call
+
+KEYS = [
+    "call_id", "decision_id", "rules", "contract_digest", "started_at", "wall_ms", "ended", "exit_status", "signal",
+    "timed_out", "limit", "effect", "usage", "isolation", "network", "inputs", "files", "output", "redactions",
+    "denials", "explanation",
+]  # fmt: skip
+RISKY = replace(WRITE, mode=Mode.HIGH_RISK)
+BOX = Contract(name="run_shell", transport=Transport.SANDBOXED_EXEC, mode=Mode.HIGH_RISK)
+DECISION = Decision(id="dec_1", allowed=True, reason="allowed by ok", rules=("ok", "too"))
+NEVER_RAN = (Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE)
+STOPPED = (Status.FAILED, Status.TIMEOUT, Status.KILLED)
+
+
+def ending(status: Status = Status.SUCCESS, code: str = "ok", **more: Any) -> Ending:
+    given = {"contract": replace(WRITE, digest="sha256:c"), "decision": DECISION, "dispatched": True, **more}
+    return Ending(
+        call=call(), status=status, reason_code=code, started_at=datetime(2026, 11, 15, 1, 2, 3, 456789, UTC),
+        wall_ms=8003.12345, **given,
+    )  # fmt: skip
+
+
+def test_the_facts_of_a_call_to_a_server() -> None:
+    result: dict[str, Any] = {"content": []}
+    facts = build(ending(isolation={"backend": "none", "level": "none"}, result=result, redactions={"token": 2}))
+    assert list(facts) == KEYS
+    assert facts["call_id"] == "call_1"
+    assert (facts["decision_id"], facts["rules"], facts["contract_digest"]) == ("dec_1", ["ok", "too"], "sha256:c")
+    assert (facts["started_at"], facts["wall_ms"]) == ("2026-11-15T01:02:03.456Z", 8003.123)
+    assert (facts["ended"], facts["timed_out"], facts["limit"], facts["effect"]) == ("exited", False, None, "confirmed")
+    assert facts["isolation"] == {"backend": "none", "level": "none"}
+    assert facts["redactions"] == {"token": 2}
+    assert "sha256:" + facts["output"]["sha256"] == canonical.digest(result)
+    canonical.dumps(facts)
+
+
+def test_what_was_not_seen_is_null_and_never_zero() -> None:
+    facts = build(ending(isolation={"backend": "none"}))
+    assert set(facts["usage"].values()) == {None}
+    assert set(facts["network"].values()) == {None}
+    assert (facts["exit_status"], facts["signal"], facts["denials"]) == (None, None, None)
+    assert (facts["output"]["stdout_bytes"], facts["output"]["sha256"]) == (None, None)
+
+
+@pytest.mark.parametrize("known", [{}, {"contract": None, "decision": None}])
+def test_a_refusal_has_the_same_shape_and_says_that_nothing_ran(known: dict[str, Any]) -> None:
+    facts = build(ending(Status.VALIDATION_FAILURE, "unknown_tool", dispatched=False, **known))
+    assert list(facts) == KEYS
+    assert (facts["ended"], facts["effect"]) == ("policy", "none")
+    assert (facts["isolation"], facts["network"], facts["denials"]) == (None, None, {})
+    assert facts["explanation"].endswith("nothing was run")
+
+
+def test_times_are_told_in_utc() -> None:
+    moment = datetime(2026, 1, 1, 2, 0, 0, tzinfo=timezone(timedelta(hours=2)))
+    assert build(replace(ending(), started_at=moment))["started_at"] == "2026-01-01T00:00:00.000Z"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "ended"),
+    [
+        (Status.SUCCESS, "ok", "exited"),
+        (Status.FAILED, "tool_error", "exited"),
+        (Status.VALIDATION_FAILURE, "bad_arguments", "policy"),
+        (Status.DENIED, "policy", "policy"),
+        (Status.APPROVAL_REQUIRED, "approval", "policy"),
+        (Status.TIMEOUT, "timeout", "timeout"),
+        (Status.KILLED, "cancelled", "cancelled"),
+        (Status.KILLED, "limit", "policy"),
+        (Status.UNAVAILABLE, "not_pinned", "infra"),
+        (Status.UNKNOWN, "lost", "infra"),
+    ],
+)
+def test_how_it_ended(status: Status, code: str, ended: str) -> None:
+    facts = build(ending(status, code))
+    assert facts["ended"] == ended
+    assert facts["timed_out"] is (status is Status.TIMEOUT)
+    assert facts["limit"] == ("wall" if status is Status.TIMEOUT else None)
+
+
+# ── Effects ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("status", "dispatched"), list(itertools.product(Status, [True, False])))
+def test_reading_and_refusals_have_no_effect(status: Status, dispatched: bool) -> None:
+    assert effect(status, READ, dispatched) is Effect.NONE
+    assert effect(status, None, dispatched) is Effect.NONE
+    assert effect(status, BOX, dispatched) is Effect.NONE
+    if status in NEVER_RAN:
+        assert effect(status, WRITE, dispatched) is Effect.NONE
+
+
+@pytest.mark.parametrize("contract", [WRITE, RISKY])
+def test_effects_of_writes(contract: Contract) -> None:
+    assert effect(Status.SUCCESS, contract, True) is Effect.CONFIRMED
+    assert effect(Status.SUCCESS, contract, False) is Effect.CONFIRMED  # replayed: it did happen, once
+    for status in STOPPED:
+        assert effect(status, contract, True) is Effect.UNKNOWN
+        assert effect(status, contract, False) is Effect.NONE
+    for dispatched in (True, False):
+        assert effect(Status.UNKNOWN, contract, dispatched) is Effect.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "opened", [{"network": "internal"}, {"secrets": ("token",)}, {"mounts": (Mount("/a", "/b", "rw"),)}]
+)
+def test_a_box_with_a_way_out_may_have_an_effect(opened: dict[str, Any]) -> None:
+    assert not could_act(BOX)
+    assert not could_act(replace(BOX, mounts=(Mount("/a", "/b", "ro"),)))
+    assert could_act(replace(BOX, **opened))
+    assert effect(Status.TIMEOUT, replace(BOX, **opened), True) is Effect.UNKNOWN
+
+
+# ── Explanations ──────────────────────────────────────────────────────────────────────────────────
+
+DENIED = Decision(id="dec_2", allowed=False, reason="denied by no-net (No network)", rules=("no-net",))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (ending(), "the tool answered after 8.0 s; its effect is confirmed"),
+        (
+            ending(contract=READ),
+            "the tool answered after 8.0 s; it only reads, so nothing was changed",
+        ),
+        (ending(dispatched=False), "answered with an earlier call's result; its effect is confirmed"),
+        (
+            ending(contract=READ, dispatched=False),
+            "answered with an earlier call's result; nothing was run again",
+        ),
+        (ending(Status.FAILED, "tool_error"), "the tool failed after 8.0 s; whether it took effect is unknown"),
+        (
+            ending(Status.FAILED, "bad_output"),
+            "the tool answered after 8.0 s, but its answer was withheld (bad_output); "
+            "whether it took effect is unknown",
+        ),
+        (
+            ending(Status.DENIED, "policy", decision=DENIED, dispatched=False),
+            "refused by policy (denied by no-net (No network)); nothing was run",
+        ),
+        (ending(Status.DENIED, "throttled", dispatched=False), "refused (throttled); nothing was run"),
+        (
+            ending(Status.VALIDATION_FAILURE, "bad_arguments", dispatched=False),
+            "the request was refused as invalid (bad_arguments); nothing was run",
+        ),
+        (
+            ending(Status.APPROVAL_REQUIRED, "approval_required", dispatched=False),
+            "a person must agree before it can run; nothing was run",
+        ),
+        (
+            ending(Status.TIMEOUT, "timeout", contract=BOX),
+            "terminated by timeout after 8.0 s; network was denied; no side effect was possible",
+        ),
+        (ending(Status.KILLED, "cancelled"), "cancelled after 8.0 s; whether it took effect is unknown"),
+        (ending(Status.KILLED, "limit"), "stopped after 8.0 s (limit); whether it took effect is unknown"),
+        (
+            ending(Status.UNAVAILABLE, "not_pinned", dispatched=False),
+            "something it needs was not available (not_pinned); nothing was run",
+        ),
+        (
+            ending(Status.UNKNOWN, "connection_lost"),
+            "the answer was lost after 8.0 s (connection_lost); whether it took effect is unknown",
+        ),
+    ],
+)
+def test_each_ending_has_its_sentence(given: Ending, sentence: str) -> None:
+    assert explanation(given) == sentence
+
+
+def test_short_times_are_told_in_milliseconds() -> None:
+    assert explanation(replace(ending(), wall_ms=12.4)).startswith("the tool answered after 12 ms")
+
+
+@pytest.mark.parametrize(
+    ("status", "contract", "dispatched"), list(itertools.product(Status, [None, READ, WRITE, BOX], [True, False]))
+)
+def test_no_sentence_contradicts_the_effect(status: Status, contract: Contract | None, dispatched: bool) -> None:
+    given = ending(status, "code", contract=contract, dispatched=dispatched)
+    said, had = explanation(given), effect(status, contract, dispatched)
+    assert ("unknown" in said) is (had is Effect.UNKNOWN)
+    assert ("confirmed" in said) is (had is Effect.CONFIRMED)
+    assert "\n" not in said

@@ -1,0 +1,326 @@
+"""The guard: what passes untouched, what is cut out, and what does not get through at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence import canonical
+from ringfence.contract import Schemas
+from ringfence.guard import Guard, Guarded
+from ringfence.model import Contract, Definition, Json, ResultPolicy
+from tests.making import READ, definition
+
+PLAIN = definition("search_docs", "docs")
+TYPED = definition("search_docs", "docs", outputSchema={"type": "object", "required": ["id"]})
+
+
+class Known:
+    """Stands in for the vault: knows one secret by its value."""
+
+    def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
+        found = text.count("hunter2")
+        return text.replace("hunter2", "[secret]"), {"token": found} if found else {}
+
+
+def inspect(result: Json, contract: Contract = READ, known: Definition | None = PLAIN, **more: Any) -> Guarded:
+    return Guard(Schemas().result_problem, **more).inspect(contract, known, result)
+
+
+def text_result(text: str, **more: Any) -> Json:
+    return {"content": [{"type": "text", "text": text}], **more}
+
+
+def policy(**result: Any) -> Contract:
+    return replace(READ, result=ResultPolicy(**result))
+
+
+ODD: Json = {
+    "content": [
+        {"type": "text", "text": "line\nline\ttab\r\n", "annotations": {"audience": ["user"], "unknown": 1}},
+        {"type": "image", "data": "aGVsbG8=", "mimeType": "image/png"},
+        {"type": "resource", "resource": {"uri": "file:///a", "text": "t", "blob": "aGk="}},
+        {"type": "hologram", "voxels": [[1, 2], None], "unknown": {"deep": True}},
+    ],
+    "structuredContent": {"id": 1, "größe": "1 m²", "emoji": "👩‍👩‍👧", "hebrew": "שלום\u200f"},
+    "isError": True,
+    "_meta": {"vendor/x": {"y": 12345678901234567890}},
+    "vendorField": [None, 1.5],
+}
+
+
+def test_where_nothing_strikes_the_very_same_object_goes_on() -> None:
+    guarded = inspect(ODD)
+    assert guarded.result is ODD
+    assert (guarded.problem, guarded.redactions, guarded.truncated) == (None, {}, False)
+    assert guarded.bytes == len(canonical.dumps(ODD))
+    assert inspect(ODD, redactor=Known()).result is ODD
+    assert inspect(ODD, replace(READ, redact=("[0-9]{3}-[0-9]{2}",))).result is ODD
+
+
+@pytest.mark.parametrize("trust", ["trusted", "partial", "untrusted"])
+def test_the_trust_label_is_the_contracts(trust: Any) -> None:
+    assert inspect({}, policy(trust=trust)).trust == trust
+    assert inspect({"a": "x" * 99}, policy(trust=trust, max_bytes=5)).trust == trust
+
+
+# ── Size and schema ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_result_over_the_cap_is_dropped() -> None:
+    result = text_result("x" * 100)
+    size = len(canonical.dumps(result))
+    assert inspect(result, policy(max_bytes=size)).problem is None
+    guarded = inspect(result, policy(max_bytes=size - 1))
+    assert guarded.result is None
+    assert guarded.problem is not None
+    assert guarded.problem[0] == "result_too_large"
+    assert str(size) in guarded.problem[1]
+    assert guarded.bytes == size
+
+
+def test_the_cap_counts_bytes_not_characters() -> None:
+    assert inspect(text_result("€" * 100), policy(max_bytes=200)).problem is not None
+
+
+@pytest.mark.parametrize("bad", ["\ud800", float("nan"), object()])
+def test_a_result_that_is_no_plain_json_is_dropped(bad: Any) -> None:
+    guarded = inspect({"content": [], "structuredContent": {"a": bad}})
+    assert (guarded.result, guarded.problem and guarded.problem[0]) == (None, "bad_output")
+
+
+@pytest.mark.parametrize("levels", [100, 5_000])
+def test_a_result_nested_too_deeply_is_dropped(levels: int) -> None:
+    deep: Any = "x"
+    for _ in range(levels):
+        deep = [deep]
+    guarded = inspect({"structuredContent": deep}, redactor=Known())
+    assert (guarded.result, guarded.problem and guarded.problem[0]) == (None, "bad_output")
+
+
+def test_defect_6_structured_content_is_kept_and_checked() -> None:
+    good = text_result("{}", structuredContent={"id": 1})
+    assert inspect(good, known=TYPED).result is good
+    for bad in (text_result("x", structuredContent={}), text_result("x")):
+        guarded = inspect(bad, known=TYPED)
+        assert (guarded.result, guarded.problem and guarded.problem[0]) == (None, "bad_output")
+
+
+@pytest.mark.parametrize("more", [{"isError": True}, {"resultType": "input_required", "inputRequests": {}}])
+def test_an_error_or_a_question_is_held_to_no_output_schema(more: Json) -> None:
+    result = text_result("it broke", **more)
+    assert inspect(result, known=TYPED).result is result
+
+
+def test_resources_prompts_and_completions_pass_by_the_same_way() -> None:
+    results: list[Json] = [
+        {"contents": [{"uri": "file:///a", "text": "hunter2"}]},
+        {"messages": [{"role": "user", "content": {"type": "text", "text": "hunter2"}}]},
+        {"completion": {"values": ["hunter2"], "total": 1}},
+    ]
+    for result in results:
+        guarded = inspect(result, known=None, redactor=Known())
+        assert "hunter2" not in json.dumps(guarded.result)
+        assert guarded.redactions == {"token": 1}
+
+
+# ── Declared fields ───────────────────────────────────────────────────────────────────────────────
+
+WHOLE = {"id": 7, "title": "t", "ssn": "123-45-6789"}
+
+
+def test_only_declared_fields_go_on_and_nothing_else_carries_the_rest() -> None:
+    result = {
+        "content": [
+            {"type": "text", "text": json.dumps(WHOLE, indent=2)},
+            {"type": "text", "text": "the SSN is 123-45-6789"},
+            {"type": "image", "data": "c3Nu", "mimeType": "image/png"},
+            {"type": "resource", "resource": {"uri": "x:y", "text": "123-45-6789"}},
+        ],
+        "structuredContent": WHOLE,
+        "_meta": {"vendor/raw": WHOLE, "io.modelcontextprotocol/serverInfo": {"name": "s"}},
+        "raw": WHOLE,
+    }
+    guarded = inspect(result, policy(fields=("id", "title", "absent")))
+    assert guarded.result == {
+        "content": [{"type": "text", "text": '{"id": 7, "title": "t"}'}],
+        "structuredContent": {"id": 7, "title": "t"},
+        "_meta": {"io.modelcontextprotocol/serverInfo": {"name": "s"}},
+    }
+    assert "123-45" in json.dumps(result)  # what came in is left as it was
+
+
+def test_a_tool_without_structured_content_is_filtered_in_its_text() -> None:
+    guarded = inspect(text_result(json.dumps(WHOLE)), policy(fields=("id",)))
+    assert guarded.result == {"content": [{"type": "text", "text": '{"id": 7}'}]}
+
+
+@pytest.mark.parametrize("text", ["no object", "[1]", "5", '{"a": 1, "a": 2}'])
+def test_where_there_is_no_object_nothing_goes_on(text: str) -> None:
+    guarded = inspect(text_result(text), policy(fields=("id",)))
+    assert (guarded.result, guarded.problem and guarded.problem[0]) == (None, "bad_output")
+
+
+def test_an_error_keeps_its_texts() -> None:
+    result = text_result("no such ticket", isError=True, structuredContent={"id": 1, "trace": "x"})
+    guarded = inspect(result, policy(fields=("id",)))
+    assert guarded.result == text_result("no such ticket", isError=True, structuredContent={"id": 1})
+
+
+def test_an_empty_list_of_fields_lets_none_through() -> None:
+    guarded = inspect(text_result("{}", structuredContent=WHOLE), policy(fields=()))
+    assert guarded.result == {"content": [], "structuredContent": {}}
+
+
+# ── Redaction ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_patterns_and_known_secrets_are_cut_out_of_every_text() -> None:
+    result = {
+        "content": [
+            {"type": "text", "text": "hunter2 and 123-45-6789"},
+            {"type": "resource", "resource": {"uri": "x:hunter2", "text": "123-45-6789"}},
+            {"type": "hologram", "caption": ["hunter2"]},
+        ],
+        "structuredContent": {"deep": [{"a": "123-45-6789"}], "hunter2": "key"},
+        "_meta": {"vendor": "hunter2"},
+        "vendorField": "hunter2",
+    }
+    guarded = inspect(result, replace(READ, redact=("absent", "[0-9]{3}-[0-9]{2}-[0-9]{4}")), redactor=Known())
+    told = json.dumps(guarded.result)
+    assert "hunter2" not in told
+    assert "123-45-6789" not in told
+    assert guarded.redactions == {"token": 6, "redact[1]": 3}
+    assert guarded.result is not None
+    assert guarded.result["content"][0]["text"] == "[secret] and [redacted]"
+    assert guarded.result["structuredContent"]["[secret]"] == "key"
+    assert "hunter2" in json.dumps(result)
+
+
+def test_only_what_changed_is_copied() -> None:
+    result = {"content": [{"type": "text", "text": "hunter2"}], "structuredContent": {"big": [1, 2, 3]}}
+    guarded = inspect(result, redactor=Known())
+    assert guarded.result is not None
+    assert guarded.result["structuredContent"] is result["structuredContent"]
+
+
+def test_keys_that_look_alike_once_cleaned_both_stay() -> None:
+    result = {"structuredContent": {"user 111": 1, "user 222": 2, "user 333": 3}}
+    guarded = inspect(result, replace(READ, redact=("[0-9]+",)))
+    assert guarded.result is not None
+    assert sorted(guarded.result["structuredContent"].values()) == [1, 2, 3]
+    assert "111" not in json.dumps(guarded.result)
+
+
+def test_an_operators_pattern_leaves_the_protocol_and_base64_alone() -> None:
+    image = {"type": "image", "data": "aW1hZ2U=", "mimeType": "image/png"}
+    result = {"content": [image, {"type": "odd", "data": "an image of 5"}]}
+    guarded = inspect(result, replace(READ, redact=("image|aW1",)))
+    assert guarded.result == {"content": [image, {"type": "odd", "data": "an [redacted] of 5"}]}
+
+
+def test_a_pattern_that_matches_nothing_in_particular_changes_nothing() -> None:
+    result = text_result("abc")
+    assert inspect(result, replace(READ, redact=("x*",))).result is result
+
+
+def test_a_text_that_is_struck_all_over_is_withheld_whole() -> None:
+    guarded = inspect(text_result("a b " * 5000), replace(READ, redact=("a.*c|a",)))
+    assert guarded.result == text_result("[redacted]")
+
+
+# ── Control characters ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("dirty", "clean", "count"),
+    [
+        ("a\x00b\x08c", "abc", 2),
+        ("tab\tnewline\nreturn\r", "tab\tnewline\nreturn\r", 0),
+        ("\x0b\x0c\x1f\x7f", "", 4),
+        ("c1\x85\x9a", "c1", 2),
+        ("\x1b[31mred\x1b[0m", "red", 2),
+        ("\x9b1;31mred", "red", 1),
+        ("\x1b]0;title\x07shown", "shown", 1),
+        ("\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\", "link", 2),
+        ("\x1bPdevice\x1b\\x", "x", 1),
+        ("\x1b]unterminated", "unterminated", 1),
+        ("\x1bcreset", "creset", 1),
+        ("hidden\U000e0069\U000e0067\U000e006e", "hidden", 3),
+        ("user\u202eexe.txt\u202c \u2066a\u2069", "userexe.txt a", 4),
+        ("\u200eleft \u200fright é 👩‍👧 한글", "\u200eleft \u200fright é 👩‍👧 한글", 0),
+    ],
+)
+def test_control_characters_are_removed_and_counted(dirty: str, clean: str, count: int) -> None:
+    guarded = inspect(text_result(dirty, structuredContent={"x": dirty}))
+    assert guarded.result == text_result(clean, structuredContent={"x": clean})
+    assert guarded.redactions == ({"control_characters": 2 * count} if count else {})
+
+
+def test_a_secret_cannot_be_hidden_behind_control_characters() -> None:
+    guarded = inspect(
+        text_result("hun\x00ter\x1b[0m2 and 123\u202e-45"), replace(READ, redact=("123-45",)), redactor=Known()
+    )
+    assert guarded.result == text_result("[secret] and [redacted]")
+
+
+def test_literal_backslashes_are_no_control_characters() -> None:
+    result = text_result(r"a\b \u0000 C:\foo")
+    assert inspect(result).result == result
+
+
+# ── Other texts ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_messages_are_cleaned_redacted_and_cut() -> None:
+    guard = Guard(Schemas().result_problem, Known())
+    assert guard.message("fine") == "fine"
+    assert guard.message("token hunter2\x1b[2J leaked") == "token [secret] leaked"
+    assert guard.message("ssn 123-45", replace(READ, redact=("[0-9-]+",))) == "ssn [redacted]"
+    assert len(guard.message("x" * 100_000)) == 4000
+    assert "hunt" not in guard.message("x" * 3996 + "hunter2")
+    assert guard.message("odd \ud800") == "odd ?"
+
+
+def test_any_value_can_be_redacted_to_be_kept() -> None:
+    guard = Guard(Schemas().result_problem, Known())
+    value = {"a": ["hunter2", 5], "hunter2": None}
+    assert guard.redacted(READ, value) == {"a": ["[secret]", 5], "[secret]": None}
+    assert guard.redacted(READ, "plain") == "plain"
+
+
+# ── Whatever comes ────────────────────────────────────────────────────────────────────────────────
+
+TEXT = st.text() | st.sampled_from(["hunter2", "\x1b[31m", "\x00", "\u202e", "a\nb", "\U000e0041"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def strings(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for key, item in value.items() for text in (key, *strings(item))]
+    return [text for item in value for text in strings(item)] if isinstance(value, list) else []
+
+
+@given(JSON, JSON)
+def test_whatever_comes_in_comes_out_clean_and_only_once_changed(structured: Any, text: Any) -> None:
+    guard = Guard(Schemas().result_problem, Known())
+    first = guard.inspect(READ, PLAIN, {"structuredContent": structured, "content": [{"type": "text", "text": text}]})
+    assert first.result is not None
+    for found in strings(first.result):
+        assert "hunter2" not in found
+        assert not any(character in found for character in "\x00\x1b\x7f\u202e\U000e0041")
+    again = guard.inspect(READ, PLAIN, first.result)
+    assert again.result is first.result
+    assert again.redactions == {}
