@@ -17,6 +17,13 @@ from ringfence.model import Call, Contract, Decision, Definition, Json, Outcome,
 from ringfence.store import Approval
 
 
+_SAID_BY_OTHERS = frozenset(
+    {"upstream_error", "answer_unusable", "answer_lost", "client_refused", "server_question"}
+    | {"server_start", "server_listing", "server_version", "server_down"}
+)
+"""Reasons whose text a server or client had a hand in: it may repeat a value, so only the reason goes on record."""
+
+
 @dataclass(slots=True)
 class Trip:
     """One call on its way: filled in step by step, so that at any end all that is known goes on record."""
@@ -96,7 +103,7 @@ def finished(trip: Trip, outcome: Outcome) -> Json:
         **(trip.about or common(trip)),
         "status": str(outcome.status),
         "reason_code": outcome.reason_code,
-        "message": outcome.message,
+        "message": "" if outcome.reason_code in _SAID_BY_OTHERS else outcome.message,
         "effect": outcome.facts.get("effect"),
         "result": result,
         "facts": _unlinked(outcome.facts),

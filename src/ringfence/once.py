@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from ringfence import canonical
 from ringfence.errors import Refused
 from ringfence.expression import Expression, ExpressionError
 from ringfence.model import Call, Contract, Json, Outcome, Status
@@ -37,14 +38,18 @@ class Once:
         name = call.idempotency_key
         if name is None and contract.idempotent_key is not None:
             source = contract.idempotent_key
-            expression = self._expressions.setdefault(source, Expression(source, result="key"))
+            if source not in self._expressions:
+                self._expressions[source] = Expression(source, result="key")
             try:
-                name = expression.text(variables())
-            except ExpressionError as exc:
-                raise Refused(Status.VALIDATION_FAILURE, "no_key", f"no idempotency key: {exc}") from None
+                name = self._expressions[source].text(variables())
+            except ExpressionError:
+                # Not the engine's own words: they may quote an argument, and this goes on record.
+                text = f"no idempotency key: {source!r} gives none for these arguments"
+                raise Refused(Status.VALIDATION_FAILURE, "no_key", text) from None
         if name is None:
             return None
-        return Key(f"{call.principal.key}/{contract.name}", name, digest)
+        # The name may be an argument, so it is kept as a digest, which also bounds its length.
+        return Key(f"{call.principal.key}/{contract.name}", canonical.digest(name), digest)
 
     async def earlier(self, key: Key, timeout: float) -> tuple[str, Json] | None:
         """What an earlier call under this key came to: its id and outcome; None if there was none."""
@@ -65,7 +70,7 @@ class Once:
 def judge(row: KeyRow, key: Key) -> tuple[str, Json]:
     if row.request_digest != key.request_digest:
         raise Refused(
-            Status.VALIDATION_FAILURE, "key_conflict", f"key {key.name!r} was used by {row.call_id} for another request"
+            Status.VALIDATION_FAILURE, "key_conflict", f"the same key was used by {row.call_id} for another request"
         )
     if row.state == "done" and row.outcome is not None:
         return row.call_id, row.outcome

@@ -98,7 +98,6 @@ def test_the_same_loosens_nothing() -> None:
         ("environments", "[development, staging, production]", "[development]"),
         ("timeout_seconds", "11", "9"),
         ("retry", "{attempts: 3}", "{attempts: 1}"),
-        ("retry", "{attempts: 3}", "{attempts: 2, on: []}"),
         ("rate", rate(per_minute=11), rate(per_minute=9)),
         ("rate", rate(burst=None), rate(burst=4)),
         ("rate", rate(concurrent=None), rate(concurrent=1)),

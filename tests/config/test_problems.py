@@ -138,6 +138,7 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
         ("capabilities: {a: {rate: {per_minut: 1}}}", "1:27: unknown key 'per_minut' (did you mean 'per_minute'?)"),
         ("capabilities: {a: {rate: {burst: 1}}}", "1:34: a burst needs per_minute"),
         ("capabilities: {a: {retry: {attempts: 1}}}", "1:38: a write is retried only where it is idempotent"),
+        ("capabilities: {a: {retry: {on: []}}}", "1:32: must not be empty"),
         ("capabilities: {a: {retry: {on: [failed]}}}", "1:33: must be 'unavailable', this is 'failed'"),
         ("capabilities: {a: {transport: sandboxed_exec, server: b}}", "1:47: transport sandboxed_exec has no server"),
         ("capabilities: {a: {effects: {preview: b}}}", "1:39: no capability named 'b'"),

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+import anyio
 import typer
 
 from ringfence import config
 from ringfence.audit.keys import load_or_create
+from ringfence.cli.terminal import json_text, safe
 from ringfence.config import Config
 from ringfence.errors import ConfigError, RingfenceError, Unavailable
 from ringfence.store import Reader, Store
 
+T = TypeVar("T")
+
 ConfigOption = typer.Option(
     None, "--config", help="The ringfence.yaml to use. Left out: ./ringfence.yaml, else the user's own."
 )
+DemoOption = typer.Option(False, "--demo", help="The built-in example of `ringfence serve --demo`.")
 
 
 def fail(text: str, code: int = 1) -> NoReturn:
     """Say what is wrong on stderr and exit."""
-    print(text, file=sys.stderr)
+    print(safe(text, lines=True), file=sys.stderr)
     raise typer.Exit(code)
 
 
@@ -46,7 +50,7 @@ def load(path: Path | None) -> Config:
 
 
 def state_of(path: Path | None, demo: bool) -> Path:
-    """The state folder that a verb looks into; the state of a broken configuration can be read all the same."""
+    """The state folder that a verb looks into; without any configuration, the user's own."""
     if demo:
         return demo_state()
     if find_config(path) is None:
@@ -85,11 +89,28 @@ def writing(folder: Path) -> Iterator[Store]:
 
 
 def dump(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json_text(value))
+
+
+def run(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    """Run asynchronous work to its end; of several errors at once the first of ours is raised."""
+    try:
+        return anyio.run(work, *arguments)
+    except BaseExceptionGroup as group:
+        errors = _flat(group)
+        raise next((e for e in errors if isinstance(e, RingfenceError | OSError)), errors[0]) from group
+
+
+def _flat(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    out: list[BaseException] = []
+    for item in group.exceptions:
+        out.extend(_flat(item) if isinstance(item, BaseExceptionGroup) else [item])
+    return out
 
 
 __all__ = [
     "ConfigOption",
+    "DemoOption",
     "Unavailable",
     "demo_state",
     "dump",
@@ -97,6 +118,7 @@ __all__ = [
     "find_config",
     "load",
     "reading",
+    "run",
     "state_of",
     "writing",
 ]

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
+from importlib import import_module
 
 import typer
 
 from ringfence import __version__
-from ringfence.cli.bench.command import bench
-from ringfence.cli.serve import serve
+from ringfence.cli.terminal import safe
+from ringfence.errors import RingfenceError
 
-app = typer.Typer(
-    name="ringfence",
-    help="The layer between an AI agent and everything it can do: an MCP gateway with contracts, policy, "
-    "approvals and an audit log that can be checked.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(serve)
-app.command()(bench)
+VERBS = {
+    "serve": "Serve the gateway that a ringfence.yaml describes.",
+    "check": "Read a ringfence.yaml and say everything that is wrong with it.",
+    "call": "Call one tool, through a running gateway or in this process.",
+    "approvals": "See what waits for a person, and answer it.",
+    "audit": "Read, explain, verify and export the audit log.",
+    "bench": "Measure what the gateway costs on this machine.",
+}
+_MODULES = {"bench": "bench.command"}
 
 
 def _version(wanted: bool) -> None:
@@ -30,11 +29,18 @@ def _version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
 def root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more on stderr."),
 ) -> None:
+    """The layer between an AI agent and everything it can do: an MCP gateway with contracts, policy,
+    approvals and an audit log that can be checked.
+
+    \b
+    ringfence serve --demo              try it without any configuration
+    ringfence check                     is ./ringfence.yaml right?
+    ringfence audit explain last        why was the last call allowed or refused?
+    """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(levelname)s %(name)s: %(message)s",
@@ -42,8 +48,48 @@ def root(
     )
 
 
+def command_line(words: list[str]) -> typer.Typer:
+    """The commands. Only the verb that `words` name is loaded: to list the log one need not load a web server."""
+    app = typer.Typer(
+        name="ringfence",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(root)
+    # No option before the verb takes a value, so the first word that is no option is the verb.
+    named = next((word for word in words if not word.startswith("-")), None)
+    for verb, summary in VERBS.items():
+        if verb != named:
+            app.command(verb, help=summary)(_not_loaded)
+            continue
+        found = getattr(import_module(f"ringfence.cli.{_MODULES.get(verb, verb)}"), verb)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=verb)
+        else:
+            app.command(verb)(found)
+    return app
+
+
+def _not_loaded() -> None:
+    """Stands in the list of commands for a verb that was not named."""
+
+
 def main() -> None:
-    app()
+    try:
+        command_line(sys.argv[1:])()
+    except RingfenceError as exc:
+        _fail(str(exc))
+    except OSError as exc:
+        _fail(f"{exc.filename}: {exc.strerror}" if exc.filename and exc.strerror else str(exc))
+
+
+def _fail(text: str) -> None:
+    """Whatever a verb did not expect ends as one sentence; its text may quote anybody."""
+    print(safe(text, lines=True), file=sys.stderr)
+    sys.exit(1)
 
 
 if __name__ == "__main__":

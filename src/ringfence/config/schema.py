@@ -99,7 +99,7 @@ class Filesystem(Shape):
 
 class Retry(Shape):
     attempts: Annotated[int, Field(ge=0, le=10)] = 0
-    on: list[Literal["unavailable"]] = ["unavailable"]
+    on: Annotated[list[Literal["unavailable"]], Field(min_length=1)] = ["unavailable"]
 
 
 class Idempotent(Shape):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import anyio
@@ -11,7 +13,7 @@ from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
-from starlette.types import Message, Receive, Send
+from starlette.types import Receive, Send
 
 from ringfence.model import Json
 
@@ -50,6 +52,8 @@ class Exchange:
         self._send = send
         self._streaming = False
         self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._pinging: asyncio.Task[None] | None = None
         meta = params.get("_meta") if isinstance(params, dict) else None
         token = meta.get("progressToken") if isinstance(meta, dict) else None
         self._progress_token = token if isinstance(token, str | int) and not isinstance(token, bool) else None
@@ -105,22 +109,37 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._body(body, more=False)
 
-    async def keep_alive(self, receive: Receive, scope: anyio.CancelScope | None) -> None:
-        """Ping a silent stream; when the client goes away, cancel `scope` where that is the client's word for it."""
-        while True:
-            message: Message | None = None
-            with anyio.move_on_after(PING_SECONDS):
-                message = await receive()
-            if message is None:
-                if not self._over:
-                    await self._open_stream()
-                    await self._body(b": ping\r\n\r\n", more=True)
-            elif message["type"] == "http.disconnect":
-                if scope is not None and not self._over:
-                    self.cancel_requested.set()
-                    scope.cancel()
-                self._over = True
-                return
+    @contextmanager
+    def attended(self, receive: Receive, scope: anyio.CancelScope | None) -> Iterator[None]:
+        """While this holds, a silent stream is pinged, and when the client goes away `scope` is cancelled, where
+        going away is the client's word for it."""
+        # A bare task and timer, not a task group: this is on the path of every call and must cost next to nothing.
+        loop = asyncio.get_running_loop()
+        watcher = loop.create_task(self._watch(receive, scope))
+        self._timer = loop.call_later(PING_SECONDS, self._ping_soon, loop)
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            self._timer.cancel()
+
+    async def _watch(self, receive: Receive, scope: anyio.CancelScope | None) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not self._over:
+            self._over = True
+            if scope is not None:
+                self.cancel_requested.set()
+                scope.cancel()
+
+    def _ping_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._pinging = loop.create_task(self._ping())
+        self._timer = loop.call_later(PING_SECONDS, self._ping_soon, loop)
+
+    async def _ping(self) -> None:
+        if not self._over:
+            await self._open_stream()
+            await self._body(b": ping\r\n\r\n", more=True)
 
     async def _open_stream(self) -> None:
         if not self._streaming:

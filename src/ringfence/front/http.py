@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 from mcp.server.connection import Connection
-from mcp.server.runner import modern_error_data, serve_one
+from mcp.server.runner import ServerRunner, modern_error_data
 from mcp.shared.inbound import (
     ERROR_CODE_HTTP_STATUS,
     InboundLadderRejection,
@@ -95,8 +95,10 @@ class HttpFront:
             if session is None:
                 await _error(send, 503, INVALID_REQUEST, "too many sessions are open")
                 return
-            if await self._request(session, value, fault, receive, send):
-                self.sessions.keep(session)
+            # Kept before it is answered: a quick client's next request may come before we are back here.
+            self.sessions.keep(session)
+            if not await self._request(session, value, fault, receive, send):
+                await self.sessions.end(session)
             return
         session = await self._find(headers, principal, send)
         if session is None:
@@ -143,14 +145,12 @@ class HttpFront:
         session.busy += 1
         reply: Json = {"error": {"code": _CANCELLED, "message": "Request cancelled"}}
         try:
-            async with anyio.create_task_group() as group:
-                # A lost connection is no cancellation in this era; the call goes on and is recorded.
-                group.start_soon(exchange.keep_alive, receive, None)
+            # A lost connection is no cancellation in this era; the call goes on and is recorded.
+            with exchange.attended(receive, None):
                 with anyio.CancelScope() as scope:
                     session.in_flight[ident] = (scope, exchange)
                     reply = await _outcome(session.runner.on_request(exchange, value["method"], _params(value)))
                 await exchange.finish({"jsonrpc": "2.0", "id": ident, **reply}, 200)
-                group.cancel_scope.cancel()
         finally:
             session.busy -= 1
             session.in_flight.pop(ident, None)
@@ -201,16 +201,12 @@ class HttpFront:
         inbound.outbound = exchange
         exchange.message_metadata.request_context = inbound
         connection = Connection.from_envelope(route.protocol_version, route.client_info, route.client_capabilities)
-        work = serve_one(
-            self._front.server, exchange, value["method"], _params(value), connection=connection, lifespan_state=None
-        )
-        async with anyio.create_task_group() as group:
-            # Closing the connection is how a client of this era cancels.
-            group.start_soon(exchange.keep_alive, receive, group.cancel_scope)
-            reply = await _outcome(work)
+        runner: ServerRunner[Any] = ServerRunner(self._front.server, connection, None)
+        # Closing the connection is how a client of this era cancels.
+        with anyio.CancelScope() as scope, exchange.attended(receive, scope):
+            reply = await _outcome(runner.on_request(exchange, value["method"], _params(value)))
             status = ERROR_CODE_HTTP_STATUS.get(reply["error"]["code"], 200) if "error" in reply else 200
             await exchange.finish({"jsonrpc": "2.0", "id": value["id"], **reply}, status)
-            group.cancel_scope.cancel()
 
     def _route(self, scope: Scope, headers: dict[str, str], value: Json) -> InboundModernRoute | InboundLadderRejection:
         raw = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"]]

@@ -33,6 +33,8 @@ class Inbound:
     """The request's own way back, set when it is dispatched."""
     log_level: list[str] = field(default_factory=lambda: ["debug"])
     """What a handshake-era client last asked for; shared by the requests of its session."""
+    watching: set[str] = field(default_factory=set)
+    """URIs that the session subscribed to; shared likewise."""
 
 
 class ClientChannel:
@@ -70,6 +72,13 @@ def loud_enough(params: Json, wanted: str | None) -> bool:
     if wanted not in LOG_LEVELS or level not in LOG_LEVELS:
         return False
     return LOG_LEVELS.index(level) >= LOG_LEVELS.index(wanted)
+
+
+def wants(method: str, params: Json, watching: set[str], level: str) -> bool:
+    """Whether a session is to be told something that belongs to no call of its own."""
+    if method == "notifications/resources/updated":
+        return params.get("uri") in watching
+    return method != "notifications/message" or loud_enough(params, level)
 
 
 class PausableChannel:

@@ -7,9 +7,11 @@ schemas pass unchanged; the handshake, discovery, ping and subscriptions stay th
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
 import anyio.abc
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
@@ -44,6 +46,7 @@ class McpFront:
         self._pool = pool
         self.shelf = Shelf(pipeline, pool)
         self._paused = Paused(pipeline, group)
+        self._watchers: Counter[tuple[str, str]] = Counter()
         self._buses: dict[str, InMemorySubscriptionBus] = {}
         self._listeners: dict[str, ListenHandler] = {}
         self._methods: dict[str, Callable[[Context, Inbound], Awaitable[Json]]] = {
@@ -205,21 +208,46 @@ class McpFront:
     # ── what clients want to be told ──────────────────────────────────────────────────────────────
 
     async def _subscribe(self, ctx: Context, inbound: Inbound) -> Json:
-        await self._watch(inbound.principal, str((ctx.params or {}).get("uri")), on=True)
+        uri = str((ctx.params or {}).get("uri"))
+        if uri not in inbound.watching:
+            await self._watch(inbound.principal, uri)
+            inbound.watching.add(uri)
         return {}
 
     async def _unsubscribe(self, ctx: Context, inbound: Inbound) -> Json:
-        await self._watch(inbound.principal, str((ctx.params or {}).get("uri")), on=False)
+        uri = str((ctx.params or {}).get("uri"))
+        if uri in inbound.watching:
+            inbound.watching.discard(uri)
+            await self.forget(inbound.principal, {uri})
         return {}
 
-    async def _watch(self, principal: Principal, uri: str, *, on: bool) -> None:
+    async def _watch(self, principal: Principal, uri: str) -> None:
+        """The first of a principal's sessions to watch a URI has the server told."""
         server = await self.shelf.resource_server(principal, uri)
         if server is None:
             raise MCPError(INVALID_PARAMS, f"no resource {uri!r} is offered")
-        try:
-            await (self._pool.subscribe if on else self._pool.unsubscribe)(server, principal, uri)
-        except RingfenceError as exc:
-            raise MCPError(-32603, f"server {server}: {exc}") from None
+        key = (principal.key, uri)
+        if key not in self._watchers:
+            try:
+                await self._pool.subscribe(server, principal, uri)
+            except RingfenceError as exc:
+                raise MCPError(-32603, f"server {server}: {exc}") from None
+        self._watchers[key] += 1
+
+    async def forget(self, principal: Principal, uris: set[str]) -> None:
+        """A session watches these no longer; the last one to go has the server told."""
+        for uri in uris:
+            key = (principal.key, uri)
+            self._watchers[key] -= 1
+            if self._watchers[key] > 0:
+                continue
+            del self._watchers[key]
+            server = await self.shelf.resource_server(principal, uri)
+            if server is not None:
+                try:
+                    await self._pool.unsubscribe(server, principal, uri)
+                except RingfenceError as exc:
+                    log.debug("server %s did not take the end of a subscription: %s", server, exc)
 
     async def _set_level(self, ctx: Context, inbound: Inbound) -> Json:
         level = (ctx.params or {}).get("level")
@@ -233,13 +261,19 @@ class McpFront:
         inbound = ctx.request
         assert isinstance(inbound, Inbound)
         principal = inbound.principal
-        for uri in params.notifications.resource_subscriptions or ():
-            try:
-                await self._watch(principal, uri, on=True)
-            except MCPError as exc:
-                log.info("a subscription to %s is never going to fire: %s", uri, exc)
-        handler = self._listeners.setdefault(principal.key, ListenHandler(self._bus(principal)))
-        return await handler(ctx, params)
+        watched: set[str] = set()
+        try:
+            for uri in params.notifications.resource_subscriptions or ():
+                try:
+                    await self._watch(principal, uri)
+                    watched.add(uri)
+                except MCPError as exc:
+                    log.info("a subscription to %s is never going to fire: %s", uri, exc)
+            handler = self._listeners.setdefault(principal.key, ListenHandler(self._bus(principal)))
+            return await handler(ctx, params)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.forget(principal, watched)
 
     def _bus(self, principal: Principal) -> InMemorySubscriptionBus:
         return self._buses.setdefault(principal.key, InMemorySubscriptionBus())

@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from starlette.types import Receive, Send
 
 from ringfence.front.exchange import PING_SECONDS, Exchange, event
-from ringfence.front.inbound import Inbound
+from ringfence.front.inbound import Inbound, wants
 from ringfence.front.mcp import McpFront
 from ringfence.model import Json, Principal
 
@@ -34,6 +34,7 @@ class Session:
         self.id = secrets.token_hex(16)
         self.principal = principal
         self.log_level = ["debug"]
+        self.watching: set[str] = set()
         self.last_used = anyio.current_time()
         self.busy = 0
         self.connection = Connection.for_loop(self, session_id=self.id)
@@ -48,7 +49,14 @@ class Session:
         self._listening = False
 
     def inbound(self, fault: str | None) -> Inbound:
-        return Inbound(self.principal, "mcp-http", session=self.id, fault=fault, log_level=self.log_level)
+        return Inbound(
+            self.principal,
+            "mcp-http",
+            session=self.id,
+            fault=fault,
+            log_level=self.log_level,
+            watching=self.watching,
+        )
 
     # ── the client's messages ─────────────────────────────────────────────────────────────────────
 
@@ -171,12 +179,14 @@ class Sessions:
 
     async def end(self, session: Session) -> None:
         self._sessions.pop(session.id, None)
+        await self._front.forget(session.principal, session.watching)
         await session.close()
 
     async def tell(self, principal: Principal | None, method: str, params: Json) -> None:
         """A notification to every session of a principal, or of everybody."""
         for session in list(self._sessions.values()):
-            if principal is None or session.principal.key == principal.key:
+            mine = principal is None or session.principal.key == principal.key
+            if mine and wants(method, params, session.watching, session.log_level[0]):
                 await session.notify(method, params)
 
     async def sweep(self) -> None:

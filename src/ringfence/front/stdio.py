@@ -22,7 +22,7 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCRequest
 
 from ringfence import canonical
-from ringfence.front.inbound import Inbound
+from ringfence.front.inbound import Inbound, wants
 from ringfence.front.mcp import McpFront
 from ringfence.model import Json, Principal
 from ringfence.upstream.stdio import to_message
@@ -41,10 +41,11 @@ class StdioFront:
         self._principal = principal
         self._session = canonical.new_id("stdio")
         self._level = ["debug"]
+        self._watching: set[str] = set()
         self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None
 
     async def tell(self, method: str, params: Json) -> None:
-        if self._dispatcher is not None:
+        if self._dispatcher is not None and wants(method, params, self._watching, self._level[0]):
             await self._dispatcher.notify(method, params or None)
 
     async def run(self) -> None:
@@ -140,7 +141,8 @@ class StdioFront:
                 ident = None
             await errors.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=ident, error=problem)))
             return
-        inbound = Inbound(self._principal, "mcp-stdio", session=self._session, fault=fault, log_level=self._level)
+        inbound = Inbound(self._principal, "mcp-stdio", session=self._session, fault=fault)
+        inbound.log_level, inbound.watching = self._level, self._watching
         await out.send(SessionMessage(message, ServerMessageMetadata(request_context=inbound)))
 
 

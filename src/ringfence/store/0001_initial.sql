@@ -87,7 +87,7 @@ CREATE TABLE payloads (
     salt    BLOB NOT NULL,
     body    BLOB,
     PRIMARY KEY (call_id, part)
-);
+) WITHOUT ROWID;
 
 CREATE TABLE quotas (
     scope TEXT    NOT NULL,

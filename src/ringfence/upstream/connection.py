@@ -58,6 +58,7 @@ class Connection:
         self.link = link
         self._consent = consent
         self._client_capabilities: Json = {}
+        self._header_maps: dict[str, dict[tuple[str, ...], str]] = {}
 
     @property
     def modern(self) -> bool:
@@ -255,10 +256,19 @@ class Connection:
         if isinstance(named, str):
             headers["mcp-name"] = encode_header_value(named)
         if definition is not None:
-            schema = definition.body.get("inputSchema")
-            if find_invalid_x_mcp_header(schema) is None:
-                headers.update(mcp_param_headers(x_mcp_header_map(schema), _mapping(params.get("arguments"))))
+            repeated = self._repeated(definition)
+            if repeated:
+                headers.update(mcp_param_headers(repeated, _mapping(params.get("arguments"))))
         return {**params, "_meta": meta}, headers
+
+    def _repeated(self, definition: Definition) -> dict[tuple[str, ...], str]:
+        """The arguments that a tool wants repeated as headers; worked out once per definition."""
+        found = self._header_maps.get(definition.digest)
+        if found is None:
+            schema = definition.body.get("inputSchema")
+            found = x_mcp_header_map(schema) if find_invalid_x_mcp_header(schema) is None else {}
+            self._header_maps[definition.digest] = found
+        return found
 
     def _failure(self, exc: RpcError) -> Exception:
         reason = "answer_unusable" if exc.code == ANSWER_UNUSABLE else "upstream_error"

@@ -233,8 +233,10 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
                 data.append(bytes(line[6:] if line[5:6] == b" " else line[5:]))
                 held += len(data[-1])
             elif not line and data:
-                yield b"\n".join(data)
+                whole = b"\n".join(data)
                 data, held = [], 0
+                if whole:  # the first event of a stream that can be resumed has none
+                    yield whole
         if held + len(buffer) > MAX_MESSAGE_BYTES:
             raise RpcError(ANSWER_UNUSABLE, f"the server sent an event of more than {MAX_MESSAGE_BYTES} bytes")
 

@@ -1,0 +1,218 @@
+"""`ringfence approvals`: what waits for a person, and their answer. An agent asks; only a person answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ringfence import approval as asking
+from ringfence import identity
+from ringfence.cli import common
+from ringfence.cli.terminal import confirm, cut, json_text, moment, quoted, safe
+from ringfence.errors import Refused
+from ringfence.model import Json, Person
+from ringfence.store import Approval, Reader
+
+_WIDTH = 100
+_PREFIX = "apr_"
+
+approvals = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+IdArgument = typer.Argument(..., metavar="ID", help="Its id, the beginning of it, or `last` for the newest question.")
+
+
+@approvals.callback()
+def group() -> None:
+    """See what waits for a person, and answer it.
+
+    \b
+    ringfence approvals list                    what waits, and for how long still
+    ringfence approvals approve last            answer the newest question with yes
+    ringfence approvals deny apr_1f             the beginning of an id will do
+    """
+
+
+@approvals.command("list")
+def list_(
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON list."),
+) -> None:
+    """List the questions that wait for an answer, the oldest first.
+
+    \b
+    ringfence approvals list --demo
+    """
+    with common.reading(common.state_of(config_path, demo)) as reader:
+        waiting = reader.approvals()
+    if as_json:
+        common.dump([_as_json(approval) for approval in waiting])
+        return
+    if not waiting:
+        print("Nothing waits for an answer.")
+        return
+    for approval in waiting:
+        print("\n".join(_summary(approval)), end="\n\n")
+    print(f"Answer with: ringfence approvals approve ID{_place(config_path, demo)}   (or deny ID)")
+
+
+@approvals.command()
+def approve(identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption) -> None:
+    """Let one call run once, after a look at exactly what it is.
+
+    It asks on the terminal itself, never on stdin, and takes `y` or `yes`. The call may still be waiting, or be made
+    again before the approval expires; it is used up by the first call that fits.
+
+    \b
+    ringfence approvals approve apr_0123456789abcdef0123
+    """
+    _answer(identifier, config_path, demo, approve=True)
+
+
+@approvals.command()
+def deny(identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption) -> None:
+    """Refuse one call, after a look at exactly what it is.
+
+    \b
+    ringfence approvals deny last
+    """
+    _answer(identifier, config_path, demo, approve=False)
+
+
+# ── Answering ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _answer(identifier: str, config_path: Path | None, demo: bool, *, approve: bool) -> None:
+    folder = common.state_of(config_path, demo)
+    person = _person(config_path, demo)
+    with common.reading(folder) as reader:
+        approval = _find(reader, identifier)
+    if approval.state != "pending":
+        common.fail(f"approval {approval.id} is {approval.state} already; there is nothing to answer")
+    objection = asking.objection(approval, person)
+    if objection is not None:
+        common.fail(f"{person.name} may not answer this: {objection}")
+    verb = "Approve" if approve else "Deny"
+    if not confirm("\n".join(_in_full(approval)), f"{verb} this call as {safe(person.name)}?"):
+        common.fail("Nothing was answered; the question still waits.")
+    with common.writing(folder) as store:
+        try:
+            settled = asking.answer(store, approval.id, person, approve=approve)
+        except Refused as exc:
+            common.fail(exc.message)
+    if settled.state == "pending":
+        given = sum(answer.approve for answer in settled.answers)
+        print(f"{settled.id}: {given} of {settled.people} people approved it; it still waits.")
+    else:
+        print(f"{settled.id}: {settled.state} by {safe(person.name)}.")
+
+
+def _person(config_path: Path | None, demo: bool) -> Person:
+    user = identity.os_user()
+    people = {} if demo or common.find_config(config_path) is None else common.load(config_path).people
+    person = identity.person_of(people, user)
+    if person is None:
+        common.fail(f"account {user} is none of the people in the configuration, so it may not answer")
+    return person
+
+
+def _find(reader: Reader, identifier: str) -> Approval:
+    exact = reader.approval(identifier)
+    if exact is not None:
+        return exact
+    waiting = reader.approvals()
+    if identifier == "last":
+        if not waiting:
+            common.fail("Nothing waits for an answer.")
+        return waiting[-1]
+    wanted = identifier if identifier.startswith(_PREFIX) else _PREFIX + identifier
+    found = [approval for approval in waiting if approval.id.startswith(wanted)]
+    if len(found) > 1:
+        common.fail(f"{identifier} could be any of: {', '.join(approval.id for approval in found)}")
+    if not found:
+        common.fail(f"no question {identifier} waits for an answer; see: ringfence approvals list")
+    return found[0]
+
+
+# ── Showing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _summary(approval: Approval) -> Iterator[str]:
+    arguments = json_text(approval.summary.get("arguments"), indent=None)
+    yield f"{approval.id}  {_what(approval)}"
+    yield from _about(approval)
+    yield f"  arguments  {cut(arguments, _WIDTH)}"
+
+
+def _in_full(approval: Approval) -> Iterator[str]:
+    yield f"\n{approval.id}  {_what(approval)}"
+    yield from _about(approval)
+    rules = approval.summary.get("rules")
+    if isinstance(rules, list):
+        yield f"  policy     {safe(', '.join(map(str, rules))) or 'no rule matched'}"
+    if approval.summary.get("reversible") is False and approval.summary.get("mode") != "read":
+        yield "  effect     cannot be undone, by its contract"
+    yield "  arguments"
+    yield quoted(json_text(approval.summary.get("arguments")), "    | ")
+
+
+def _what(approval: Approval) -> str:
+    server, mode = approval.summary.get("server"), approval.summary.get("mode")
+    on = f" on server {server}" if server else ""
+    return safe(f"{approval.tool}{on}{f' ({mode})' if mode else ''}")
+
+
+def _about(approval: Approval) -> Iterator[str]:
+    now = time.time()
+    agent = approval.principal.removeprefix("local/")
+    whose = f" for {approval.person}" if approval.person else ""
+    origin = approval.summary.get("origin")
+    yield safe(f"  agent      {agent}{whose}{f' over {origin}' if origin else ''}")
+    yield f"  asked      {moment(approval.asked_at)}, {_span(now - approval.asked_at)} ago; call {safe(approval.call_id)}"
+    yield f"  expires    in {_span(approval.expires_at - now)}"
+    roles = " and ".join(role.replace("|", " or ") for role in approval.roles) or "any person"
+    many = f", {approval.people} people" if approval.people > 1 else ""
+    own = "" if approval.self_approval or not approval.person else f", but not {approval.person}"
+    yield safe(f"  rule       {approval.rule}; may answer: {roles}{own}{many}")
+    for answer in approval.answers:
+        yield safe(f"  answered   {answer.person}: {'yes' if answer.approve else 'no'}")
+
+
+def _span(seconds: float) -> str:
+    whole = max(0, int(seconds))
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if whole >= size:
+            smaller = {"d": (3600, "h"), "h": (60, "min"), "min": (1, "s")}[name]
+            rest = whole % size // smaller[0]
+            return f"{whole // size} {name}" + (f" {rest} {smaller[1]}" if rest else "")
+    return f"{whole} s"
+
+
+def _place(config_path: Path | None, demo: bool) -> str:
+    if demo:
+        return " --demo"
+    return f" --config {config_path}" if config_path is not None else ""
+
+
+def _as_json(approval: Approval) -> Json:
+    answers: list[Any] = [{"person": a.person, "approve": a.approve, "at": a.at} for a in approval.answers]
+    return {
+        "id": approval.id,
+        "tool": approval.tool,
+        "agent": approval.principal,
+        "person": approval.person,
+        "call_id": approval.call_id,
+        "asked_at": approval.asked_at,
+        "expires_at": approval.expires_at,
+        "rule": approval.rule,
+        "roles": list(approval.roles),
+        "people": approval.people,
+        "self": approval.self_approval,
+        "state": approval.state,
+        "answers": answers,
+        "arguments": approval.summary.get("arguments"),
+        "summary": approval.summary,
+    }

@@ -1,0 +1,335 @@
+"""`ringfence audit`: what is on record, why it went that way, and whether the record is still what was written."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import typer
+
+from ringfence import canonical, config, identity
+from ringfence.audit.chain import Period, Report
+from ringfence.audit.explain import explain as explained
+from ringfence.audit.export import verify_export, verify_live, write_export
+from ringfence.audit.keys import PUBLIC, load_or_create, public_key_from_file
+from ringfence.cli import common
+from ringfence.cli.terminal import cut, json_text, moment, quoted, safe
+from ringfence.model import Json
+from ringfence.store import Reader, Record, Transaction
+
+Part = Literal["arguments", "result"]
+_PREFIX = "call_"
+_PLACE = ("v", "chain", "seq", "prev", "at", "kind", "call_id")
+
+audit = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+IdArgument = typer.Argument(
+    ..., metavar="ID", help="A call's id, the beginning of it, or `last` for the newest call of an agent."
+)
+JsonOption = typer.Option(False, "--json", help="Print JSON.")
+
+
+@audit.callback()
+def group() -> None:
+    """Read, explain, verify and export the audit log.
+
+    \b
+    ringfence audit list                        the newest calls
+    ringfence audit explain last                why the newest was allowed or refused
+    ringfence audit verify                      is the log what was written?
+    """
+
+
+# ── Reading ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@audit.command("list")
+def list_(
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+    limit: int = typer.Option(20, "--limit", min=1, help="How many."),
+    everything: bool = typer.Option(
+        False, "--all", help="Every record instead of calls alone: reloads, accepted definitions, answers …"
+    ),
+    as_json: bool = JsonOption,
+) -> None:
+    """List calls, the newest first: when, id, tool, agent, status and reason.
+
+    \b
+    ringfence audit list --limit 5
+    ringfence audit list --all
+    """
+    with _log(config_path, demo) as reader:
+        if everything:
+            rows = [_any_row(record) for record in reader.records(newest_first=True, limit=limit)]
+        else:
+            rows = list(itertools.islice(_call_rows(reader), limit))
+    if as_json:
+        common.dump(rows)
+    elif not rows:
+        print("Nothing is on record yet.")
+    else:
+        _table(rows)
+
+
+@audit.command()
+def show(
+    identifier: str = IdArgument,
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Show all records of a call, those of its approvals, and what is kept of its payloads.
+
+    \b
+    ringfence audit show last --json
+    """
+    with _log(config_path, demo) as reader:
+        call_id = _find(reader, identifier)
+        records = sorted(reader.story(call_id), key=lambda record: record.at)
+        payloads = {part: _kept(reader, call_id, part) for part in get_args(Part)}
+    if as_json:
+        told = [{**record.body, "hash": record.hash} for record in records]
+        common.dump({"call_id": call_id, "records": told, "payloads": payloads})
+        return
+    for record in records:
+        body = {name: value for name, value in record.body.items() if name not in _PLACE}
+        print(f"{moment(record.at)}  {safe(record.kind)}  (chain {safe(record.chain)}, record {record.seq})")
+        print(f"  sha256 {record.hash}")
+        print(quoted(json_text(body), "  "), end="\n\n")
+    for part, value in payloads.items():
+        if value is None:
+            print(f"Of the {part} nothing but a digest is kept.")
+        else:
+            print(f"Kept of the {part}, redacted:\n{quoted(json_text(value), '  ')}")
+
+
+@audit.command()
+def explain(
+    identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
+) -> None:
+    """Tell in sentences why this call was allowed or refused: contract, rules, approval, grant, isolation, outcome.
+
+    \b
+    ringfence audit explain last
+    """
+    with _log(config_path, demo) as reader:
+        print(safe(explained([record.body for record in reader.story(_find(reader, identifier))]), lines=True))
+
+
+@audit.command()
+def replay(
+    identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
+) -> None:
+    """Not built in this version: it would make a recorded call again under the rules of now.
+
+    \b
+    ringfence audit explain last        tells what happened instead
+    """
+    common.fail("audit replay is not built in this version; nothing was run. See: ringfence audit explain ID", 2)
+
+
+# ── Evidence ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@audit.command()
+def verify(
+    export_path: Path | None = typer.Argument(None, metavar="[EXPORT]", help="An export. Left out: the live log."),
+    public_key: Path | None = typer.Option(
+        None, "--public-key", help="The key to verify with; an export needs one from outside."
+    ),
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+) -> None:
+    """Verify the live log against its signed checkpoints, or an export offline.
+
+    Finds edits, deletions, reordering, gaps and a cut end. An export is checked against the key that you name and
+    nothing else is opened, so it can be done on any machine.
+
+    \b
+    ringfence audit verify
+    ringfence audit verify march.jsonl --public-key audit-public.pem
+    """
+    if export_path is not None:
+        if public_key is None:
+            common.fail("an export is verified with a key from outside: name it with --public-key FILE", 2)
+        _conclude(verify_export(export_path, public_key_from_file(public_key)))
+        return
+    key = public_key_from_file(public_key or config.key_folder() / PUBLIC)
+    with _log(config_path, demo) as reader:
+        report = verify_live(*reader.evidence(), key)
+    _conclude(report)
+
+
+def _conclude(report: Report) -> None:
+    print(safe(str(report), lines=True))
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@audit.command()
+def export(
+    path: Path = typer.Argument(..., metavar="FILE", help="Where to write it; must not exist."),
+    since: str | None = typer.Option(None, "--since", metavar="TIME", help="From this time on (ISO 8601, UTC)."),
+    until: str | None = typer.Option(None, "--until", metavar="TIME", help="Up to, not including, this time."),
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+) -> None:
+    """Write the log, or a period of it, to a file that verifies offline with the public key.
+
+    \b
+    ringfence audit export march.jsonl --since 2026-03-01 --until 2026-04-01
+    """
+    period = Period(_time(since, "--since"), _time(until, "--until"))
+    if period.since is not None and period.until is not None and period.since >= period.until:
+        common.fail("--since must lie before --until", 2)
+    if os.path.lexists(path):
+        common.fail(f"{path} exists already; an export never replaces a file")
+    folder = common.state_of(config_path, demo)
+    with _log(config_path, demo) as reader:
+        keys = load_or_create(config.key_folder())
+        checkpoints = reader.checkpoints()  # before the records, which only grow
+        report = write_export(path, reader.period(period), keys, period, checkpoints)
+    print(f"{path}: {report.records} records of {len(report.heads)} chains from {folder}, signed with key {keys.id}.")
+    print(f"The public key is {keys.folder / PUBLIC}; give it to whoever verifies, by another way than the export.")
+    print(f"Verify with: ringfence audit verify {path} --public-key {PUBLIC}")
+
+
+@audit.command()
+def erase(
+    identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
+) -> None:
+    """Erase what is kept of a call's payloads, on record. Its records stay, and say nothing of the values.
+
+    \b
+    ringfence audit erase call_0123456789abcdef0123
+    """
+    with _log(config_path, demo) as reader:
+        call_id = _find(reader, identifier)
+        if call_id in reader.running():
+            common.fail(f"{call_id} is still running; erase it when it has ended")
+    person = identity.os_user()
+    with common.writing(common.state_of(config_path, demo)) as store:
+
+        def work(tx: Transaction) -> bool:
+            if not tx.erase_payload(call_id):
+                return False
+            tx.append("payload_erased", call_id, {"by": person})
+            return True
+
+        erased = store.write_sync(work, durable=True)
+    print(f"{call_id}: what was kept of its payloads is erased." if erased else f"{call_id}: nothing was kept of it.")
+
+
+def _time(text: str | None, option: str) -> float | None:
+    if text is None:
+        return None
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        common.fail(f"{option}: {text!r} is no time in ISO 8601, as in 2026-03-01 or 2026-03-01T08:30:00Z", 2)
+    return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
+
+
+# ── Finding ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _log(config_path: Path | None, demo: bool) -> Iterator[Reader]:
+    """The log, for looking. A record that was damaged is one clear sentence too."""
+    with common.reading(common.state_of(config_path, demo)) as reader:
+        try:
+            yield reader
+        except canonical.NotCanonical as exc:
+            common.fail(f"a record cannot be read ({exc}); see: ringfence audit verify")
+
+
+def _find(reader: Reader, identifier: str) -> str:
+    if identifier == "last":
+        return _last(reader)
+    if next(reader.records(call_id=identifier, limit=1), None) is not None:
+        return identifier
+    wanted = identifier if identifier.startswith(_PREFIX) else _PREFIX + identifier
+    found: dict[str, None] = {}
+    for record in reader.records(newest_first=True):
+        if record.call_id is not None and record.call_id.startswith(wanted):
+            found.setdefault(record.call_id)
+        if len(found) > 1:
+            common.fail(f"{identifier} could be any of: {', '.join(found)}, …")
+    if not found:
+        common.fail(f"there is no call {identifier} on record; see: ringfence audit list")
+    return next(iter(found))
+
+
+def _last(reader: Reader) -> str:
+    for record in reader.records(kind="finished", newest_first=True):
+        call = record.body.get("call")
+        principal = call.get("principal") if isinstance(call, dict) else None
+        if record.call_id is not None and isinstance(principal, dict) and principal.get("kind") != "system":
+            return record.call_id
+    common.fail("no call of an agent has ended yet")
+
+
+def _kept(reader: Reader, call_id: str, part: Part) -> Any:
+    payload = reader.payload(call_id, part)
+    if payload is None or payload.body is None:
+        return None
+    try:
+        return canonical.loads(payload.body)
+    except canonical.NotCanonical:
+        return payload.body.decode("utf-8", "replace")
+
+
+# ── Rows ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _call_rows(reader: Reader) -> Iterator[Json]:
+    """Calls that are under way, then those that ended."""
+    for call_id in reversed(reader.running()):
+        started = next(reader.records(call_id=call_id, kind="started", newest_first=True, limit=1), None)
+        if started is not None:
+            yield {**_call_row(started), "status": "running", "reason_code": ""}
+    for record in reader.records(kind="finished", newest_first=True):
+        yield _call_row(record)
+
+
+def _call_row(record: Record) -> Json:
+    body = record.body
+    call = body.get("call") if isinstance(body.get("call"), dict) else {}
+    principal = call.get("principal") if isinstance(call.get("principal"), dict) else {}
+    return {
+        "at": _zulu(record.at),
+        "call_id": record.call_id,
+        "tool": call.get("tool"),
+        "agent": principal.get("agent"),
+        "status": body.get("status"),
+        "reason_code": body.get("reason_code"),
+    }
+
+
+def _any_row(record: Record) -> Json:
+    body = {name: value for name, value in record.body.items() if name not in _PLACE}
+    brief = record.kind in ("started", "finished")
+    row = {"at": _zulu(record.at), "kind": record.kind, "call_id": record.call_id}
+    return {**row, "about": _call_row(record) if brief else body}
+
+
+def _table(rows: list[Json]) -> None:
+    cells = [[_cell(value) for value in row.values()] for row in rows]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    for line in cells:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return cut(value if isinstance(value, str) else json_text(value, indent=None), 100 if isinstance(value, dict) else 40)
+
+
+def _zulu(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,256 @@
+"""`ringfence call`: one governed call from a shell. Its exit code tells how the call ended."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import typer
+
+from ringfence import canonical
+from ringfence.app import App
+from ringfence.cli import common, remote
+from ringfence.cli.serve import demo_config
+from ringfence.cli.terminal import json_text, safe
+from ringfence.config import Config
+from ringfence.errors import OutcomeUnknown, Refused, StoreError, Unavailable
+from ringfence.model import Call, Json, Outcome, Status
+
+EXIT = {
+    Status.SUCCESS: 0,
+    Status.FAILED: 1,
+    Status.VALIDATION_FAILURE: 2,
+    Status.TIMEOUT: 124,
+    Status.UNAVAILABLE: 125,
+    Status.UNKNOWN: 125,
+    Status.DENIED: 126,
+    Status.APPROVAL_REQUIRED: 126,
+    Status.KILLED: 137,
+}
+_GRACE_SECONDS = 0.5
+_WAITING = re.compile(r"waiting for a person to answer (apr_[0-9a-f]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a call ended, wherever it was made."""
+
+    status: Status
+    reason_code: str
+    content: list[Any] = field(default_factory=list)
+    structured: Any = None
+    facts: Json = field(default_factory=dict)
+    more: Json = field(default_factory=dict)
+    """Call id, approval id, trust and receipt, as far as they are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The call as it was typed."""
+
+    tool: str
+    text: str
+    arguments: Json
+    fault: str | None
+    timeout: float | None
+    key: str | None
+
+
+def call(
+    tool: str = typer.Argument(..., metavar="TOOL", help="The capability's name."),
+    args: str = typer.Option("{}", "--args", metavar="JSON", help="Its arguments, a JSON object."),
+    config_path: Path | None = common.ConfigOption,
+    url: str | None = typer.Option(None, "--url", help="A running gateway's endpoint, as `serve` prints it."),
+    as_json: bool = typer.Option(False, "--json", help="Print status, reason_code, content, structured, facts."),
+    timeout: float | None = typer.Option(None, "--timeout", min=0.001, metavar="S", help="Give up after S seconds."),
+    key: str | None = typer.Option(
+        None, "--idempotency-key", metavar="K", help="The same key again gives the same outcome, not another run."
+    ),
+    demo: bool = common.DemoOption,
+) -> None:
+    """Call one tool, through a running gateway (--url) or in this process (--config, ./ringfence.yaml, --demo).
+
+    Text goes to stdout; what became of the call, and why, to stderr. Exit code: 0 success, 1 the tool failed,
+    2 usage or invalid arguments, 124 timeout, 125 unavailable or unknown, 126 denied or approval needed, 137 killed.
+
+    \b
+    ringfence call search_docs --args '{"query": "refunds"}' --url http://127.0.0.1:8700/mcp
+    ringfence call search_docs --args '{"query": "refunds"}' --demo --json
+    """
+    if url is not None and (config_path is not None or demo):
+        common.fail("--url names a running gateway, --config and --demo one in this process: give one of them", 2)
+    wanted = _wanted(tool, args, timeout, key)
+    if url is not None:
+        where = " (with the --config or --demo of that gateway)"
+        ended = common.run(_there, wanted, url, Told(where))
+    else:
+        settings = demo_config(None) if demo else common.load(config_path)
+        where = " --demo" if demo else f" --config {settings.path}"
+        ended = common.run(_here, wanted, settings, Told(where))
+    _show(ended, as_json)
+    raise typer.Exit(EXIT[ended.status])
+
+
+def _wanted(tool: str, args: str, timeout: float | None, key: str | None) -> Wanted:
+    """Arguments that are no JSON at all are a slip of the typist; what is JSON goes on, to be refused on record."""
+    fault: str | None = None
+    value: Any
+    try:
+        value = canonical.loads(args.encode("utf-8", "surrogateescape"))
+    except canonical.NotCanonical as exc:
+        value, fault = exc.value, str(exc)
+        if value is None:
+            common.fail(f"--args: {exc}", 2)
+    if not isinstance(value, dict):
+        value, fault = {}, fault or "arguments must be an object"
+    return Wanted(tool, args, value, fault, timeout, key)
+
+
+# ── In this process ───────────────────────────────────────────────────────────────────────────────
+
+
+class Told:
+    """The channel of a caller at a terminal: it is told things and cannot be asked any."""
+
+    capabilities: Json = {}
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._seen: set[str] = set()
+
+    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        return {}
+
+    async def notify(self, method: str, params: Json) -> None:
+        if method == "notifications/progress":
+            self.progress(params)
+
+    def progress(self, params: Json) -> None:
+        message = str(params.get("message") or "")
+        waiting = _WAITING.fullmatch(message)
+        if waiting is None:
+            total = f"/{params['total']}" if params.get("total") is not None else ""
+            _say(f"progress {params.get('progress')}{total} {message}".rstrip())
+        elif waiting[1] not in self._seen:
+            self._seen.add(waiting[1])
+            _say(f"waiting for a person: {waiting[1]}. In another terminal: ringfence approvals approve {waiting[1]}{self._where}")
+
+
+async def _here(wanted: Wanted, settings: Config, told: Told) -> Ended:
+    call_id = canonical.new_id("call")
+    limit = wanted.timeout
+    try:
+        async with App.open(settings) as app:
+            made = Call(
+                id=call_id,
+                principal=app.agent,
+                tool=wanted.tool,
+                arguments=wanted.arguments,
+                origin="cli",
+                idempotency_key=wanted.key,
+                fault=wanted.fault,
+                deadline=None if limit is None else time.monotonic() + limit,
+            )
+            # The deadline ends the call itself; this ends what comes before, such as waiting for a person.
+            with anyio.move_on_after(None if limit is None else limit + _GRACE_SECONDS):
+                return _of_outcome(await app.handle(made, told), call_id)
+    except StoreError as exc:
+        return _failed(Status.UNAVAILABLE, "store", str(exc))
+    return _failed(Status.TIMEOUT, "caller_timeout", f"gave up after {limit:g} s; the call is cancelled", call_id)
+
+
+def _of_outcome(outcome: Outcome, call_id: str) -> Ended:
+    more: Json = {"call_id": call_id, "trust": outcome.trust}
+    if outcome.approval_id is not None:
+        more["approval_id"] = outcome.approval_id
+    if outcome.receipt is not None:
+        receipt = outcome.receipt
+        more["receipt"] = {"chain": receipt.chain, "seq": receipt.seq, "head": receipt.head}
+    return Ended(outcome.status, outcome.reason_code, outcome.content, outcome.structured, outcome.facts, more)
+
+
+def _failed(status: Status, reason_code: str, message: str, call_id: str | None = None) -> Ended:
+    content = [{"type": "text", "text": message}]
+    return Ended(status, reason_code, content, more={} if call_id is None else {"call_id": call_id})
+
+
+# ── Through a gateway ─────────────────────────────────────────────────────────────────────────────
+
+
+async def _there(wanted: Wanted, url: str, told: Told) -> Ended:
+    request = remote.Request(url, wanted.tool, wanted.text, wanted.key, wanted.timeout)
+    try:
+        return _of_result(await remote.call(request, told.progress))
+    except Refused as exc:
+        return _failed(exc.status, exc.reason_code, exc.message)
+    except OutcomeUnknown as exc:
+        return _failed(Status.UNKNOWN, exc.reason_code, exc.message)
+    except Unavailable as exc:
+        return _failed(Status.UNAVAILABLE, exc.reason_code, exc.message)
+
+
+def _of_result(result: Json) -> Ended:
+    meta = result.get("_meta") if isinstance(result.get("_meta"), dict) else {}
+    about, facts = meta.get("ringfence/outcome"), meta.get("ringfence/facts")
+    content = result.get("content") if isinstance(result.get("content"), list) else []
+    if not isinstance(about, dict):  # no gateway of ours, but it answered
+        about = {"status": "failed", "reason_code": "tool_error"} if result.get("isError") else {"status": "success"}
+    try:
+        status = Status(about.get("status"))
+    except ValueError:
+        status = Status.UNKNOWN
+    more = {name: about[name] for name in ("call_id", "trust", "approval_id") if name in about}
+    if "ringfence/receipt" in meta:
+        more["receipt"] = meta["ringfence/receipt"]
+    return Ended(
+        status=status,
+        reason_code=str(about.get("reason_code", "ok")),
+        content=content,
+        structured=result.get("structuredContent"),
+        facts=facts if isinstance(facts, dict) else {},
+        more=more,
+    )
+
+
+# ── Showing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _show(ended: Ended, as_json: bool) -> None:
+    if as_json:
+        told = {"status": str(ended.status), "reason_code": ended.reason_code, "content": ended.content}
+        common.dump({**told, "structured": ended.structured, "facts": ended.facts, **ended.more})
+        return
+    for block in ended.content:
+        text = _block(block)
+        # A file gets what the tool said; a terminal gets nothing that it would act upon.
+        print(safe(text, lines=True) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+    call_id, explanation = ended.more.get("call_id"), ended.facts.get("explanation")
+    line = f"{ended.status} ({ended.reason_code})"
+    line += f", call {call_id}" if call_id else ""
+    _say(f"{line}: {explanation}" if explanation else line)
+
+
+def _block(block: Any) -> str:
+    """A content block as a person reads it."""
+    if not isinstance(block, dict):
+        return json.dumps(block)
+    inner = block.get("resource")
+    held = inner if isinstance(inner, dict) else block
+    if isinstance(held.get("text"), str):
+        return str(held["text"])
+    data = held.get("data", held.get("blob"))
+    if isinstance(data, str):
+        return f"[{block.get('type')}, {held.get('mimeType', 'unknown type')}, {len(data) * 3 // 4} bytes]"
+    return json_text(block, indent=None)
+
+
+def _say(text: str) -> None:
+    print(safe(text), file=sys.stderr, flush=True)

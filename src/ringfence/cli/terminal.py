@@ -1,0 +1,74 @@
+"""The terminal and the person at it: text that it must not obey, and questions that only they can answer."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from typing import Any
+
+from ringfence.errors import Unavailable
+
+_TERMINAL = "/dev/tty"
+_LONGEST_ANSWER = 1024
+
+
+def safe(text: str, *, lines: bool = False) -> str:
+    """The text with everything escaped that a terminal could act upon or that a reader would not see.
+
+    `lines` keeps newlines and tabs, for text that may span several lines.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or (lines and c in "\n\t") else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    number = ord(character)
+    if number < 0x100:
+        return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(character, f"\\x{number:02x}")
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def quoted(text: str, margin: str) -> str:
+    """Somebody else's text of several lines, every one behind a margin, so that none can pass for ours."""
+    return "\n".join(margin + safe(line) for line in text.split("\n"))
+
+
+def cut(text: str, most: int) -> str:
+    """One line, escaped, no longer than `most`."""
+    line = safe(text[: most + 1])
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def json_text(value: Any, *, indent: int | None = 2) -> str:
+    """JSON that reads the same to a program and cannot steer a terminal."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    if text.isprintable():
+        return text
+    # Only strings can hold such characters, and inside them an escape means the same.
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def confirm(shown: str, question: str) -> bool:
+    """Show something on the controlling terminal and ask the person there; yes is `y` or `yes`.
+
+    Never stdin: whoever pipes an answer in is a program, and a program is not asked. Raises Unavailable.
+    """
+    try:
+        descriptor = os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        raise Unavailable("no_terminal", "there is no terminal here to ask a person on; run this in one") from None
+    with open(descriptor, "r+b", buffering=0) as terminal:
+        _write(terminal.fileno(), f"{shown}\n{question} [y/N] ".encode("utf-8", "backslashreplace"))
+        answer = terminal.readline(_LONGEST_ANSWER)
+    return answer.decode("utf-8", "replace").strip().lower() in ("y", "yes")
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

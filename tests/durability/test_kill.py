@@ -1,0 +1,135 @@
+"""Fifty times `kill -9` of a gateway under load: what it acknowledged is there, and what it left open is closed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+
+from tests import tooling
+from tests.durability.stage import Json, Running, Said, Stage, client
+
+pytestmark = pytest.mark.anyio
+
+ROUNDS = 50
+EXECUTED = (0, 25, 49)
+"""Rounds that start the program as a user does; the others fork it with its imports done."""
+AT_START = 5
+"""Every so many rounds a second gateway is killed while it starts, over what the first left behind."""
+
+
+@dataclass(slots=True)
+class Load:
+    """Four clients that call until their gateway is gone, and what they were told."""
+
+    stage: Stage
+    number: int
+    told: list[Said] = field(default_factory=list)
+    connected: int = 0
+
+    async def run(self, gateway: Running, seconds: float) -> None:
+        async with anyio.create_task_group() as group:
+            for lane in range(3):
+                group.start_soon(self._calls, gateway, lane)
+            group.start_soon(self._dawdle, gateway)
+            with anyio.fail_after(20):
+                while self.connected < 4:
+                    await anyio.sleep(0.005)
+            await anyio.sleep(seconds)
+            gateway.kill()
+            group.cancel_scope.cancel()
+
+    async def _calls(self, gateway: Running, lane: int) -> None:
+        with suppress(Exception):  # its gateway dies under it: whatever a client makes of that
+            async with client(gateway, "legacy" if lane else "2026-07-28") as caller:
+                self.connected += 1
+                for step in range(10_000):
+                    name = f"{self.number}-{lane}-{step}"
+                    if step % 3:
+                        self.told.append(await caller.call("append", self.stage.line(name)))
+                    else:
+                        self.told.append(await caller.call("echo", {"text": name}))
+
+    async def _dawdle(self, gateway: Running) -> None:
+        """A call that is under way whenever the kill comes."""
+        with suppress(Exception):
+            async with client(gateway) as caller:
+                self.connected += 1
+                await caller.call("slow", {"seconds": 60})
+
+
+def receipts(told: list[Said]) -> list[Json]:
+    assert {said.status for said in told} <= {"success"}
+    return [said.receipt for said in told if said.receipt is not None]
+
+
+def assert_kept_as_it_lies(stage: Stage, told: list[Said]) -> list[str]:
+    """Right after the kill, before any start has tidied up. Returns the calls that were left open."""
+    for chain in {receipt["chain"] for receipt in receipts(told)}:
+        there = {r.seq: r for r in stage.records(chain=chain)}
+        for said in told:
+            assert said.receipt is not None
+            record = there[said.receipt["seq"]]
+            assert (record.hash, record.kind, record.call_id) == (said.receipt["head"], "finished", said.call_id)
+            assert record.body["status"] == said.status
+    with stage.reading() as reader:
+        return reader.running()
+
+
+def assert_closed_as_unknown(stage: Stage, calls: list[str]) -> None:
+    with stage.reading() as reader:
+        for call in calls:
+            ends = [r.body for r in reader.records(call_id=call, kind="finished")]
+            assert [(end["status"], end["reason_code"]) for end in ends] == [("unknown", "crash")]
+        assert not set(calls) & set(reader.running())
+
+
+def kill_while_starting(stage: Stage, after: float) -> None:
+    log = stage.folder / "killed-early.log"
+    argv = ["serve", "--config", str(stage.folder / "ringfence.yaml")]
+    pid = stage.zygote.fork({"argv": argv, "env": stage.env, "log": str(log)})
+    time.sleep(after)
+    os.kill(pid, signal.SIGKILL)
+    tooling.wait_until_gone(pid)
+
+
+def wait_for_no_servers(stage: Stage) -> None:
+    """Nobody ends the server of a killed gateway: its stdin closes, and it ends by itself."""
+    deadline = time.monotonic() + 5.0
+    while left := stage.servers():
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.02)
+
+
+async def test_fifty_kills_under_load_lose_nothing_that_was_acknowledged(stage: Stage) -> None:
+    config, dice = stage.configure(), random.Random(7)
+    told: list[Said] = []
+    dangling: list[str] = []
+    for number in range(ROUNDS):
+        gateway = stage.start(config, exec=number in EXECUTED)
+        assert_closed_as_unknown(stage, dangling)
+        load = Load(stage, number)
+        await load.run(gateway, dice.uniform(0.03, 0.25))
+        wait_for_no_servers(stage)
+        dangling = assert_kept_as_it_lies(stage, load.told)
+        told += load.told
+        if number % AT_START == 0:
+            kill_while_starting(stage, dice.uniform(0.0, 0.2))
+            wait_for_no_servers(stage)
+    with stage.serving(config):
+        assert_closed_as_unknown(stage, dangling)
+    assert len(told) > 5 * ROUNDS
+    stage.assert_kept(receipts(told))
+    stage.assert_verifies()
+    stage.assert_each_call_closed_once()
+    stage.assert_each_effect_was_started()
+    lost = [r.body for r in stage.records(kind="finished") if r.body["status"] == "unknown"]
+    assert sum(end["call"]["tool"] == "slow" for end in lost) > ROUNDS // 2
+    with stage.reading() as reader:
+        assert reader.running() == []

@@ -1,0 +1,65 @@
+"""The MCP Inspector's command line lists and calls through the gateway, over HTTP and over stdio."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import tooling
+from tests.mcp import gateway
+from tests.mcp.gateway import JSON, Gateway
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, hostile_command: list[str]) -> Iterator[Gateway]:
+    config = gateway.configuration(
+        {"hostile": {"command": hostile_command, "pins": "first_use"}}, gateway.tools("hostile", "echo", "error")
+    )
+    with gateway.serve(tmp_path_factory.mktemp("inspector"), config) as running:
+        yield running
+
+
+def inspect(target: list[str], *arguments: str) -> JSON:
+    """What `mcp-inspector --cli` prints."""
+    command = tooling.npm_command("mcp-inspector", "--cli", *target, *arguments)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.stdout.strip(), ended.stderr
+    return json.loads(ended.stdout[ended.stdout.index("{") :])
+
+
+def targets(served: Gateway, way: str) -> list[str]:
+    if way == "http":
+        return [served.url, "--transport", "http"]
+    return gateway.command("serve", "--stdio", "--config", own_copy(served))
+
+
+def own_copy(served: Gateway) -> Path:
+    """The same configuration with a state of its own."""
+    return gateway.write(served.config.parent / "stdio", served.config.read_text()).config
+
+
+@pytest.mark.parametrize("way", ["http", "stdio"])
+def test_inspector_lists_the_tools(served: Gateway, way: str) -> None:
+    listed = inspect(targets(served, way), "--method", "tools/list")
+    assert [tool["name"] for tool in listed["tools"]] == ["echo", "error"]
+
+
+@pytest.mark.parametrize("way", ["http", "stdio"])
+def test_inspector_calls_a_tool(served: Gateway, way: str) -> None:
+    arguments = ("--method", "tools/call", "--tool-name", "echo", "--tool-arg", "text=through the fence")
+    result = inspect(targets(served, way), *arguments)
+    assert gateway.text_of(result) == "through the fence"
+    told = gateway.about(result)
+    assert told["status"] == "success"
+    where = served if way == "http" else Gateway(own_copy(served))
+    assert where.finished(told["call_id"])["call"]["origin"] == f"mcp-{way}"
+
+
+def test_inspector_shows_a_refusal(served: Gateway) -> None:
+    result = inspect(targets(served, "http"), "--method", "tools/call", "--tool-name", "error")
+    assert result["isError"] is True
+    assert gateway.about(result)["status"] == "failed"

@@ -1,0 +1,47 @@
+"""Every example does what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.tooling import ROOT, free_port, serve
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_gateway_example_reads_asks_and_refuses() -> None:
+    done = run("-W", "ignore", str(EXAMPLES / "gateway.py"))
+    assert done.returncode == 0, done.stderr
+    assert "offered: forecast, subscribe" in done.stdout
+    assert "success - Oslo: sunny" in done.stdout
+    assert "approval_required - " in done.stdout
+    assert "Did you mean 'forecast'?" in done.stdout
+
+
+def test_the_configuration_example_is_right() -> None:
+    done = run("-m", "ringfence.cli.main", "check", str(EXAMPLES / "ringfence.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_client_example_says_why() -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "ringfence.cli.main", "serve", "--demo", "--port", str(port)]
+    with serve(command, port):
+        url = f"http://127.0.0.1:{port}/mcp"
+        allowed = run(str(EXAMPLES / "client.py"), url, "search_docs", '{"query": "refunds"}')
+        refused = run(str(EXAMPLES / "client.py"), url, "delete_all_tickets")
+    assert allowed.stdout.startswith("success ok"), allowed.stderr
+    assert refused.stdout.startswith("denied policy"), refused.stderr
+    assert "no-bulk-delete" in refused.stdout
+
+
+def test_every_example_is_listed() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    assert all(path.name in listed for path in EXAMPLES.iterdir() if path.suffix in {".py", ".yaml"})
+    assert Path(ROOT / "examples").is_dir()
