@@ -197,6 +197,12 @@ class App:
     async def reload(self, *, asked: bool) -> None:
         """Read the file again. A broken one changes nothing; one that loosens anything waits to be asked for."""
         try:
+            await self._reload(asked)
+        except StoreError as exc:
+            log.error("the reload could not be recorded, so the old configuration stays in force: %s", exc)
+
+    async def _reload(self, asked: bool) -> None:
+        try:
             fresh = config.load(self.config.path)
         except ConfigError as exc:
             log.error("the new configuration is broken; the old one stays in force:\n%s", exc)
@@ -204,6 +210,8 @@ class App:
             await self.store.write(lambda tx: tx.append("reload_refused", None, {"problems": problems}), durable=True)
             return
         if fresh.digest == self.config.digest:
+            if asked:
+                await self.refresh()  # definitions may have been accepted meanwhile, by another process
             return
         loosened = [] if asked else config.loosens(self.config, fresh)
         if loosened:
@@ -214,8 +222,8 @@ class App:
         await self.apply(fresh, "SIGHUP" if asked else "file changed")
 
     async def watch(self) -> None:
-        """Reload when a file of the configuration changes."""
-        seen = _stamps(self.config.files)
+        """Reload when a file of the configuration changes; look again when somebody accepts a definition."""
+        seen, pinned = _stamps(self.config.files), self.store.reader().pin_stamp()
         while True:
             await anyio.sleep(_WATCH_SECONDS)
             now = _stamps(self.config.files)
@@ -223,6 +231,10 @@ class App:
                 seen = now
                 await self.reload(asked=False)
                 seen = _stamps(self.config.files)
+            stamp = self.store.reader().pin_stamp()
+            if stamp != pinned:
+                pinned = stamp
+                await self.refresh()
 
     async def draft(self, contract: Callable[[str, Json], Contract]) -> None:
         """For a gateway without a file: a contract for every tool that a server shows; the first of a name wins."""
@@ -238,8 +250,12 @@ class App:
 
     async def _on_event(self, server: str, principal: Principal, method: str, params: Json) -> None:
         if method in ("notifications/tools/list_changed", "notifications/prompts/list_changed"):
-            await self.learn(server, await self.pool.definitions(server, principal))
-            await self.refresh()
+            try:
+                await self.learn(server, await self.pool.definitions(server, principal))
+                await self.refresh()
+            except RingfenceError as exc:
+                # Calls compare what the server shows with the pin anyway; the gateway must not end for this.
+                log.error("the changed definitions of server %s could not be taken note of: %s", server, exc)
         elif method in (
             "notifications/resources/list_changed",
             "notifications/resources/updated",

@@ -79,6 +79,8 @@ class Approvals:
         if approval is None:
             approval = await self._ask(call, digest, requirement, summary)
         approval = await self._await_answer(approval.id, channel)
+        if approval.state == "expired":
+            approval = await self._ask(call, digest, requirement, summary)  # nobody can answer the old one any more
         if approval.state == "denied":
             raise refused(approval)
         if approval.state not in ("approved", "consumed"):

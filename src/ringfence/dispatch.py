@@ -97,24 +97,28 @@ class Dispatcher:
             session=call.session,
         )
         attempt = 1
+        problem: Unavailable | OutcomeUnknown | None = None
         while True:
             try:
                 result = await self._upstreams.request(request)
                 return Answer(result, bool(result.get("isError")), self.isolation(contract), attempt)
-            except Unavailable as exc:
-                if attempt > contract.retry.attempts or "unavailable" not in contract.retry.on:
-                    raise
-                problem: Unavailable | OutcomeUnknown = exc
-            except OutcomeUnknown as exc:
-                if attempt > contract.retry.attempts or not (contract.idempotent or contract.idempotent_key):
-                    raise
-                problem = exc
+            except (Unavailable, OutcomeUnknown) as exc:
+                # Once an attempt may have run, a later one that never started does not undo it.
+                problem = problem if isinstance(problem, OutcomeUnknown) else exc
+                if attempt > contract.retry.attempts or not _may_repeat(contract, exc):
+                    raise problem from None
             pause = _RETRY_SECONDS * 2 ** (attempt - 1)
             request = replace(request, timeout=_time_left(grant) - pause)
             if request.timeout <= 0:
                 raise problem
             await anyio.sleep(pause)
             attempt += 1
+
+
+def _may_repeat(contract: Contract, problem: Unavailable | OutcomeUnknown) -> bool:
+    if isinstance(problem, Unavailable):
+        return "unavailable" in contract.retry.on
+    return contract.idempotent or contract.idempotent_key is not None
 
 
 def _refuse_sandbox(contract: Contract, spec: ServerSpec) -> None:

@@ -6,6 +6,7 @@ never zero.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -43,6 +44,8 @@ class Ending:
     """Whether a byte of it may have left us."""
     isolation: Json = field(default_factory=dict)
     result: Json | None = None
+    encoded: bytes | None = None
+    """The result's canonical form, where somebody had to make it already."""
     redactions: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -72,7 +75,7 @@ def build(ending: Ending) -> Json:
         "output": {
             "stdout_bytes": None,
             "stderr_bytes": None,
-            "sha256": _sha256(ending.result) if ending.result is not None else None,
+            "sha256": _sha256(ending) if ending.result is not None else None,
             "truncated": False,
         },
         "redactions": dict(ending.redactions),
@@ -81,8 +84,9 @@ def build(ending: Ending) -> Json:
     }
 
 
-def _sha256(result: Json) -> str:
-    return canonical.digest(result).removeprefix("sha256:")
+def _sha256(ending: Ending) -> str:
+    encoded = ending.encoded if ending.encoded is not None else canonical.dumps(ending.result)
+    return hashlib.sha256(encoded).hexdigest()
 
 
 def _zulu(moment: datetime) -> str:

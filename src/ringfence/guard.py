@@ -50,6 +50,10 @@ _IS_BASE64 = re2.compile("[A-Za-z0-9+/]*=*")
 _OWN_META = "io.modelcontextprotocol/"
 
 
+ByteString = bytes
+"""The type; a field of Guarded has its name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Guarded:
     """A result as it may go on, or the problem for which it may not."""
@@ -62,6 +66,8 @@ class Guarded:
     """Size of what came in."""
     trust: str
     truncated: bool = False
+    encoded: ByteString | None = None
+    """The canonical form of `result`, which was needed here anyway."""
 
 
 @dataclass(slots=True)
@@ -111,7 +117,8 @@ class Guard:
             step(item)
             if item.problem is not None:
                 return Guarded(None, item.problem, dict(item.struck), len(encoded), trust)
-        return Guarded(item.result, None, dict(item.struck), len(encoded), trust)
+        kept = encoded if item.result is result else canonical.dumps(item.result)
+        return Guarded(item.result, None, dict(item.struck), len(encoded), trust, encoded=kept)
 
     def message(self, text: str, contract: Contract | None = None) -> str:
         """A text of ours or of a server's, fit to be shown."""

@@ -16,7 +16,6 @@ from ringfence import canonical
 from ringfence.model import Call, Contract, Decision, Definition, Json, Outcome, Receipt
 from ringfence.store import Approval
 
-
 _SAID_BY_OTHERS = frozenset(
     {"upstream_error", "answer_unusable", "answer_lost", "client_refused", "server_question"}
     | {"server_start", "server_listing", "server_version", "server_down"}
@@ -44,6 +43,8 @@ class Trip:
     attempts: int = 0
     redactions: dict[str, int] = field(default_factory=dict)
     isolation: Json = field(default_factory=dict)
+    encoded_result: bytes | None = None
+    """The guarded result's canonical form."""
     about: Json | None = None
     """What *started* said; *finished* says it again."""
 
@@ -85,7 +86,9 @@ def common(trip: Trip) -> Json:
         "pin": trip.definition.digest if trip.definition is not None else None,
         "decision": None if decision is None else _decision(decision),
         "approval": None if trip.approval is None else _approval(trip.approval),
-        "arguments": _payload(call.arguments, trip, contract.log.arguments if contract is not None else "digest"),
+        "arguments": _payload(
+            call.arguments, None, trip.salt, contract.log.arguments if contract is not None else "digest"
+        ),
     }
 
 
@@ -98,7 +101,8 @@ def finished(trip: Trip, outcome: Outcome) -> Json:
     contract = trip.contract
     result: Json | None = None
     if outcome.result is not None:
-        result = _payload(outcome.result, trip, contract.log.result if contract is not None else "digest")
+        level = contract.log.result if contract is not None else "digest"
+        result = _payload(outcome.result, trip.encoded_result, trip.salt, level)
     return {
         **(trip.about or common(trip)),
         "status": str(outcome.status),
@@ -140,12 +144,12 @@ def _approval(approval: Approval) -> Json:
     return {"id": approval.id, "rule": approval.rule, "by": by}
 
 
-def _payload(value: Json, trip: Trip, level: str) -> Json:
+def _payload(value: Json, encoded: bytes | None, salt: bytes, level: str) -> Json:
     try:
-        text = canonical.dumps(value)
+        text = encoded if encoded is not None else canonical.dumps(value)
     except (ValueError, RecursionError, UnicodeEncodeError):
         return {"digest": None, "bytes": None}  # refused at the contract: it has no canonical form
-    entry: Json = {"digest": canonical.salted_bytes(text, trip.salt), "bytes": len(text)}
+    entry: Json = {"digest": canonical.salted_bytes(text, salt), "bytes": len(text)}
     if level != "digest":
         entry["names"] = _names(value)
     return entry

@@ -38,7 +38,7 @@ from ringfence.model import (
 from ringfence.once import Key, Once
 from ringfence.ports import Channel
 from ringfence.rulebook import Rulebook, implicit_contract, is_listed
-from ringfence.store import Approval, KeyRow, Store, Transaction
+from ringfence.store import Approval, Store, Transaction
 
 log = logging.getLogger("ringfence.pipeline")
 
@@ -68,11 +68,10 @@ class Pipeline:
             key, replayed = await self._earlier(rules, trip, contract)
             if replayed is not None:
                 outcome = replayed
-                key = None
             else:
                 ticket = self._budget.admit(call, contract, trip.arguments_digest)
-                grant = await self._grant(rules, trip, contract, key, channel)
-                outcome = await self._carry_out(trip, grant, channel)
+                grant = await self._grant_or_join(rules, trip, contract, key, channel)
+                outcome = grant if isinstance(grant, Outcome) else await self._carry_out(trip, grant, channel)
         except Refused as exc:
             outcome = self._refusal(trip, exc)
         except Unavailable as exc:
@@ -174,6 +173,19 @@ class Pipeline:
 
     # ── 5 approval, 6 grant ───────────────────────────────────────────────────────────────────────
 
+    async def _grant_or_join(
+        self, rules: Rulebook, trip: Trip, contract: Contract, key: Key | None, channel: Channel
+    ) -> Grant | Outcome:
+        """The grant; or, where another call took the key since we looked, what that one comes to."""
+        while True:
+            try:
+                return await self._grant(rules, trip, contract, key, channel)
+            except _KeyTaken:
+                assert key is not None
+                earlier = await self._once.earlier(key, contract.timeout_seconds)
+                if earlier is not None:
+                    return self._replay(trip, *earlier)
+
     async def _grant(self, rules: Rulebook, trip: Trip, contract: Contract, key: Key | None, channel: Channel) -> Grant:
         """Consume the approval, take the key and write *started*, in one transaction."""
         assert trip.decision is not None
@@ -187,15 +199,14 @@ class Pipeline:
 
         def work(tx: Transaction) -> tuple[Receipt, Approval | None]:
             approval: Approval | None = None
+            # The key first: whoever has it may also have used the approval, and is then to be joined.
+            if key is not None and tx.take_key(key.scope, key.name, key.request_digest, trip.call.id) is not None:
+                raise _KeyTaken
             if requirement is not None:
                 approval = tx.consume_approval(digest, trip.call.id, time.time())
                 if approval is None:
                     raise _AlreadyUsed
                 trip.approval = approval
-            if key is not None:
-                taken = tx.take_key(key.scope, key.name, key.request_digest, trip.call.id)
-                if taken is not None:
-                    raise _KeyTaken(taken)
             if contract.rate.per_day is not None:
                 scope = budget.day_scope(trip.call, contract)
                 if not tx.spend(scope, trip.began_at.date().isoformat(), contract.rate.per_day):
@@ -210,13 +221,6 @@ class Pipeline:
             trip.approval = None
             assert requirement is not None
             raise await self._asked_anew(rules, trip, digest, requirement) from None
-        except _KeyTaken as exc:
-            trip.approval = None
-            assert key is not None
-            once.judge(exc.row, key)  # raises for a conflict or an unknown outcome
-            raise Refused(
-                Status.UNAVAILABLE, "key_busy", f"call {exc.row.call_id} under the same key has not ended yet"
-            ) from None
         return Grant(
             call=trip.call,
             contract=contract,
@@ -271,7 +275,7 @@ class Pipeline:
             raise
         trip.attempts, trip.isolation = answer.attempts, answer.isolation
         guarded = self._guard.inspect(grant.contract, grant.definition, answer.result)
-        trip.redactions = dict(guarded.redactions)
+        trip.redactions, trip.encoded_result = dict(guarded.redactions), guarded.encoded
         if guarded.problem is not None:
             code, text = guarded.problem
             return Outcome(Status.FAILED, code, text, trust=guarded.trust)
@@ -296,7 +300,6 @@ class Pipeline:
         elif trip.arguments_digest:
             self._budget.note(trip.call, trip.arguments_digest, outcome.status)
         outcome = replace(outcome, facts=self._facts(trip, outcome))
-        holds_key = key is not None and trip.started is not None
 
         def work(tx: Transaction) -> Receipt:
             contract = trip.contract
@@ -304,7 +307,7 @@ class Pipeline:
                 kept = self._kept(contract, outcome.result, contract.log.result)
                 if kept is not None:
                     tx.put_payload(trip.call.id, "result", trip.salt, kept)
-            if holds_key and key is not None:
+            if key is not None:
                 _settle(tx, key, trip, outcome)
             return tx.append("finished", trip.call.id, journal.finished(trip, outcome))
 
@@ -330,6 +333,7 @@ class Pipeline:
                 dispatched=trip.dispatched,
                 isolation=trip.isolation,
                 result=outcome.result,
+                encoded=trip.encoded_result if outcome.result is not None else None,
                 redactions=trip.redactions,
             )
         )
@@ -355,15 +359,12 @@ class _AlreadyUsed(Exception):
 class _KeyTaken(Exception):
     """Another call took the key first."""
 
-    def __init__(self, row: KeyRow) -> None:
-        super().__init__(row.call_id)
-        self.row = row
-
 
 def _settle(tx: Transaction, key: Key, trip: Trip, outcome: Outcome) -> None:
     """What the key says from now on: the outcome, that it is unknown, or nothing if the call never ran."""
     if not trip.dispatched:
-        tx.release_key(key.scope, key.name)
+        # A failed write may have taken the key all the same; one that another call has stays with it.
+        tx.release_key(key.scope, key.name, trip.call.id)
     elif outcome.status in (Status.SUCCESS, Status.FAILED):
         tx.settle_key(key.scope, key.name, "done", once.pack(outcome))
     else:

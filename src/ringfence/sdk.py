@@ -7,9 +7,9 @@ async with Gateway(upstream=[["python", "server.py"]], policy="standard") as gat
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +20,7 @@ from ringfence.config import Config, GatewaySettings, PolicySettings, SandboxSet
 from ringfence.contract import build
 from ringfence.errors import ConfigError, Problem, Unavailable
 from ringfence.model import Call, Contract, Json, Outcome, ServerSpec
+from ringfence.policy import PRESETS
 
 Upstream = str | Sequence[str] | Mapping[str, Any]
 """A URL, a command as a list of words, or a mapping with the keys of a server in `ringfence.yaml` and `name`."""
@@ -37,6 +38,9 @@ class Gateway:
         state: str | Path | None = None,
         approval_wait_seconds: float = 30.0,
     ) -> None:
+        if policy not in PRESETS:
+            known = ", ".join(PRESETS)
+            raise ConfigError([Problem("policy", 1, 1, f"there is no preset {policy!r}; there are: {known}")])
         self._upstream = tuple(upstream)
         self._policy = policy
         self._sandbox = sandbox
@@ -44,7 +48,8 @@ class Gateway:
         self._wait = approval_wait_seconds
         self._settings: Config | None = None
         self._app: App | None = None
-        self._stack: AsyncExitStack | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._down: asyncio.Event | None = None
 
     @classmethod
     def from_config(cls, path: str | Path) -> Self:
@@ -55,7 +60,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Open the state, start the servers, and, unless a file said it, draft a contract for each of their tools."""
-        if self._stack is not None:
+        if self._task is not None:
             raise Unavailable("started", "the gateway is running already")
         drafting = self._settings is None
         settings = self._settings or self._draft()
@@ -63,22 +68,31 @@ class Gateway:
             warnings.warn(
                 "servers run on this host without a box in this version; facts say isolation: none", stacklevel=2
             )
-        stack = AsyncExitStack()
-        try:
-            self._app = await stack.enter_async_context(App.open(settings))
+        # In a task of its own, so that start() and stop() may be called from different ones.
+        up, self._down = asyncio.Event(), asyncio.Event()
+        self._task = asyncio.create_task(self._run(settings, drafting, up, self._down))
+        waiting = asyncio.create_task(up.wait())
+        await asyncio.wait({self._task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not up.is_set():
+            waiting.cancel()
+            task, self._task = self._task, None
+            await task  # raises what went wrong
+
+    async def _run(self, settings: Config, drafting: bool, up: asyncio.Event, down: asyncio.Event) -> None:
+        async with App.open(settings) as app:
             if drafting:
-                await self._app.draft(_contract)
-        except BaseException:
-            await stack.aclose()
+                await app.draft(_contract)
+            self._app = app
+            up.set()
+            await down.wait()
             self._app = None
-            raise
-        self._stack = stack
 
     async def stop(self) -> None:
         """End the servers and close the state."""
-        if self._stack is not None:
-            stack, self._stack, self._app = self._stack, None, None
-            await stack.aclose()
+        task, self._task = self._task, None
+        if task is not None and self._down is not None:
+            self._down.set()
+            await task
 
     async def list_tools(self) -> list[Json]:
         """What may be called: MCP tool definitions under their contracts' names."""

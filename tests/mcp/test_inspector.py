@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,13 @@ def inspect(target: list[str], *arguments: str) -> JSON:
 def targets(served: Gateway, way: str) -> list[str]:
     if way == "http":
         return [served.url, "--transport", "http"]
-    return gateway.command("serve", "--stdio", "--config", own_copy(served))
+    # A `--config` on its own command line the Inspector takes for itself, so the gateway's stands in a file.
+    copy = own_copy(served)
+    first, *rest = gateway.command("serve", "--stdio", "--config", copy)
+    servers = {"ringfence": {"type": "stdio", "command": first, "args": rest, "env": {"HOME": os.environ["HOME"]}}}
+    file = copy.parent / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": servers}))
+    return ["--config", str(file), "--server", "ringfence"]
 
 
 def own_copy(served: Gateway) -> Path:

@@ -180,11 +180,13 @@ def test_a_key_is_taken_once_and_tells_what_became_of_it(store: Store) -> None:
 
 def test_only_a_key_that_never_ran_is_released(store: Store) -> None:
     store.write_sync(lambda tx: tx.take_key("s", "k", "d", "c"))
-    store.write_sync(lambda tx: tx.release_key("s", "k"))
+    store.write_sync(lambda tx: tx.release_key("s", "k", "another call"))
+    assert store.reader().key("s", "k") is not None
+    store.write_sync(lambda tx: tx.release_key("s", "k", "c"))
     assert store.reader().key("s", "k") is None
     store.write_sync(lambda tx: tx.take_key("s", "k", "d", "c"))
     store.write_sync(lambda tx: tx.settle_key("s", "k", "unknown", None))
-    store.write_sync(lambda tx: tx.release_key("s", "k"))
+    store.write_sync(lambda tx: tx.release_key("s", "k", "c"))
     row = store.reader().key("s", "k")
     assert row is not None and row.state == "unknown"
     with pytest.raises(NotFound):

@@ -60,7 +60,9 @@ def list_(
 
 
 @approvals.command()
-def approve(identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption) -> None:
+def approve(
+    identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
+) -> None:
     """Let one call run once, after a look at exactly what it is.
 
     It asks on the terminal itself, never on stdin, and takes `y` or `yes`. The call may still be waiting, or be made
@@ -73,7 +75,9 @@ def approve(identifier: str = IdArgument, config_path: Path | None = common.Conf
 
 
 @approvals.command()
-def deny(identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption) -> None:
+def deny(
+    identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
+) -> None:
     """Refuse one call, after a look at exactly what it is.
 
     \b
@@ -171,7 +175,8 @@ def _about(approval: Approval) -> Iterator[str]:
     whose = f" for {approval.person}" if approval.person else ""
     origin = approval.summary.get("origin")
     yield safe(f"  agent      {agent}{whose}{f' over {origin}' if origin else ''}")
-    yield f"  asked      {moment(approval.asked_at)}, {_span(now - approval.asked_at)} ago; call {safe(approval.call_id)}"
+    ago = f"{_span(now - approval.asked_at)} ago"
+    yield f"  asked      {moment(approval.asked_at)}, {ago}; call {safe(approval.call_id)}"
     yield f"  expires    in {_span(approval.expires_at - now)}"
     roles = " and ".join(role.replace("|", " or ") for role in approval.roles) or "any person"
     many = f", {approval.people} people" if approval.people > 1 else ""

@@ -267,9 +267,7 @@ def _find(reader: Reader, identifier: str) -> str:
 
 def _last(reader: Reader) -> str:
     for record in reader.records(kind="finished", newest_first=True):
-        call = record.body.get("call")
-        principal = call.get("principal") if isinstance(call, dict) else None
-        if record.call_id is not None and isinstance(principal, dict) and principal.get("kind") != "system":
+        if record.call_id is not None and _part(_part(record.body, "call"), "principal").get("kind") != "system":
             return record.call_id
     common.fail("no call of an agent has ended yet")
 
@@ -299,8 +297,8 @@ def _call_rows(reader: Reader) -> Iterator[Json]:
 
 def _call_row(record: Record) -> Json:
     body = record.body
-    call = body.get("call") if isinstance(body.get("call"), dict) else {}
-    principal = call.get("principal") if isinstance(call.get("principal"), dict) else {}
+    call = _part(body, "call")
+    principal = _part(call, "principal")
     return {
         "at": _zulu(record.at),
         "call_id": record.call_id,
@@ -309,6 +307,11 @@ def _call_row(record: Record) -> Json:
         "status": body.get("status"),
         "reason_code": body.get("reason_code"),
     }
+
+
+def _part(body: Json, name: str) -> Json:
+    value = body.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _any_row(record: Record) -> Json:
@@ -328,7 +331,7 @@ def _table(rows: list[Json]) -> None:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return cut(value if isinstance(value, str) else json_text(value, indent=None), 100 if isinstance(value, dict) else 40)
+    return cut(value, 40) if isinstance(value, str) else cut(json_text(value, indent=None), 100)
 
 
 def _zulu(at: float) -> str:

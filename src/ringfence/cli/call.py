@@ -119,9 +119,8 @@ def _wanted(tool: str, args: str, timeout: float | None, key: str | None) -> Wan
 class Told:
     """The channel of a caller at a terminal: it is told things and cannot be asked any."""
 
-    capabilities: Json = {}
-
     def __init__(self, where: str) -> None:
+        self.capabilities: Json = {}
         self._where = where
         self._seen: set[str] = set()
 
@@ -140,7 +139,7 @@ class Told:
             _say(f"progress {params.get('progress')}{total} {message}".rstrip())
         elif waiting[1] not in self._seen:
             self._seen.add(waiting[1])
-            _say(f"waiting for a person: {waiting[1]}. In another terminal: ringfence approvals approve {waiting[1]}{self._where}")
+            _say(f"waiting for a person; in another terminal: ringfence approvals approve {waiting[1]}{self._where}")
 
 
 async def _here(wanted: Wanted, settings: Config, told: Told) -> Ended:
@@ -197,13 +196,13 @@ async def _there(wanted: Wanted, url: str, told: Told) -> Ended:
 
 
 def _of_result(result: Json) -> Ended:
-    meta = result.get("_meta") if isinstance(result.get("_meta"), dict) else {}
-    about, facts = meta.get("ringfence/outcome"), meta.get("ringfence/facts")
-    content = result.get("content") if isinstance(result.get("content"), list) else []
+    meta = result.get("_meta")
+    meta = meta if isinstance(meta, dict) else {}
+    about, facts, content = meta.get("ringfence/outcome"), meta.get("ringfence/facts"), result.get("content")
     if not isinstance(about, dict):  # no gateway of ours, but it answered
         about = {"status": "failed", "reason_code": "tool_error"} if result.get("isError") else {"status": "success"}
     try:
-        status = Status(about.get("status"))
+        status = Status(str(about.get("status")))
     except ValueError:
         status = Status.UNKNOWN
     more = {name: about[name] for name in ("call_id", "trust", "approval_id") if name in about}
@@ -212,7 +211,7 @@ def _of_result(result: Json) -> Ended:
     return Ended(
         status=status,
         reason_code=str(about.get("reason_code", "ok")),
-        content=content,
+        content=content if isinstance(content, list) else [],
         structured=result.get("structuredContent"),
         facts=facts if isinstance(facts, dict) else {},
         more=more,

@@ -23,6 +23,8 @@ _CONNECT_SECONDS = 10.0
 _PARTING_SECONDS = 2.0
 _MOST_BYTES = 16_000_000
 _CALL_ID = 2
+_INVALID = (-32700, -32600, -32602)
+"""JSON-RPC: no JSON, no request, wrong parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,6 @@ class Request:
     """JSON as it was typed: well-formed, and nothing more is promised of it."""
     idempotency_key: str | None = None
     timeout: float | None = None
-
-
-class RpcFailed(Refused):
-    """The gateway answered with a JSON-RPC error instead of a result."""
 
 
 async def call(request: Request, tell: Callable[[Json], None]) -> Json:
@@ -56,10 +54,13 @@ async def call(request: Request, tell: Callable[[Json], None]) -> Json:
             raise Unavailable("bad_url", f"{request.url} is no address of a gateway") from None
         except (aiohttp.ClientError, TimeoutError) as exc:
             raise Unavailable("unreachable", f"no gateway answers at {request.url}: {exc}") from None
+        except (Refused, OutcomeUnknown) as exc:
+            raise Unavailable("no_gateway", f"what answers at {request.url} is no gateway: {exc}") from None
         try:
             with anyio.move_on_after(request.timeout):
                 return await gateway.call(request, tell)
-            raise Refused(Status.TIMEOUT, "caller_timeout", f"gave up after {request.timeout:g} s; the call is cancelled")
+            text = f"gave up after {request.timeout:g} s; the call is cancelled"
+            raise Refused(Status.TIMEOUT, "caller_timeout", text)
         except (aiohttp.ClientError, TimeoutError) as exc:
             raise OutcomeUnknown("answer_lost", f"the gateway's answer was lost: {exc or type(exc).__name__}") from None
         finally:
@@ -111,9 +112,7 @@ class _Gateway:
             pass
 
     async def _request(self, body: str, ident: int, tell: Callable[[Json], None]) -> Json:
-        posting = self._http.post(
-            self._url, data=body.encode("utf-8"), headers=self._headers, allow_redirects=False
-        )
+        posting = self._http.post(self._url, data=body.encode("utf-8"), headers=self._headers, allow_redirects=False)
         async with posting as response:
             if "mcp-session-id" in response.headers:
                 self._headers["mcp-session-id"] = response.headers["mcp-session-id"]
@@ -156,10 +155,10 @@ def _message(data: bytes) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _rpc_failed(error: object) -> RpcFailed:
+def _rpc_failed(error: object) -> Refused:
     error = error if isinstance(error, dict) else {}
-    text = f"{error.get('message', 'no message')} (JSON-RPC error {error.get('code')})"
-    return RpcFailed(Status.FAILED, "rpc_error", text)
+    status = Status.VALIDATION_FAILURE if error.get("code") in _INVALID else Status.FAILED
+    return Refused(status, "rpc_error", f"{error.get('message', 'no message')} (JSON-RPC error {error.get('code')})")
 
 
 def _http_failed(status: int, url: str) -> Exception:

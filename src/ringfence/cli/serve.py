@@ -73,7 +73,7 @@ def demo_config(port: int | None) -> Config:
 
 async def _main(settings: Config, stdio: bool, listen: tuple[str, int], demo: bool) -> None:
     async with App.open(settings) as app, anyio.create_task_group() as group:
-        group.start_soon(_signals, app, group.cancel_scope)
+        group.start_soon(_signals, app, group.cancel_scope, demo)
         if not demo:
             group.start_soon(app.watch)
         if stdio:
@@ -99,14 +99,14 @@ async def _http(app: App, listen: tuple[str, int], demo: bool) -> None:
             group.cancel_scope.cancel()
 
 
-async def _signals(app: App, scope: anyio.CancelScope) -> None:
+async def _signals(app: App, scope: anyio.CancelScope, demo: bool) -> None:
     with anyio.open_signal_receiver(signal.SIGHUP, signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
-            if number == signal.SIGHUP:
-                await app.reload(asked=True)
-            else:
+            if number != signal.SIGHUP:
                 scope.cancel()
                 return
+            if not demo:  # the demo has no file of its own to read again
+                await app.reload(asked=True)
 
 
 def announce(app: App, url: str, demo: bool) -> None:

@@ -201,6 +201,11 @@ class Reader:
         with _readable():
             return pin_rows(self._connection, server)
 
+    def pin_stamp(self) -> tuple[int, float]:
+        """Changes when any process accepts a definition."""
+        count, newest = self._all("SELECT count(*), coalesce(max(at), 0) FROM pins")[0]
+        return int(count), float(newest)
+
     def payload(self, call_id: str, part: Part) -> Payload | None:
         rows = self._all("SELECT salt, body FROM payloads WHERE call_id = ? AND part = ?", [call_id, part])
         return Payload(*rows[0]) if rows else None

@@ -185,9 +185,11 @@ class Transaction:
         if done.rowcount != 1:
             raise NotFound(f"idempotency key {key!r} was not taken")
 
-    def release_key(self, scope: str, key: str) -> None:
-        """Give back a key whose call provably never ran. One that is settled stays."""
-        self._connection.execute("DELETE FROM keys WHERE scope = ? AND key = ? AND state = 'started'", (scope, key))
+    def release_key(self, scope: str, key: str, call_id: str) -> None:
+        """Give back the key of a call that provably never ran. One that is settled, or another call's, stays."""
+        self._connection.execute(
+            "DELETE FROM keys WHERE scope = ? AND key = ? AND call_id = ? AND state = 'started'", (scope, key, call_id)
+        )
 
     def lose_keys(self, call_id: str) -> None:
         """Mark what this call held as unknown: it may have run, and nobody will say."""

@@ -61,6 +61,20 @@ class _Health:
     problem: str = ""
     version: str | None = None
 
+    def punish(self, problem: str) -> None:
+        self.failures += 1
+        pause = _BACKOFF_SECONDS[min(self.failures, len(_BACKOFF_SECONDS)) - 1]
+        self.problem, self.not_before = problem, anyio.current_time() + pause
+
+
+@dataclass(slots=True)
+class _Opening:
+    """A connection on its way; whoever wants it waits, as long as they like, and the start goes on without them."""
+
+    done: anyio.Event = field(default_factory=anyio.Event)
+    held: _Held | None = None
+    problem: Unavailable | None = None
+
 
 class Pool:
     """Implements `ports.Upstreams`."""
@@ -73,7 +87,7 @@ class Pool:
         self._consent = consent
         self._on_event = on_event
         self._held: dict[Key, _Held] = {}
-        self._locks: dict[Key, anyio.Lock] = {}
+        self._openings: dict[Key, _Opening] = {}
         self._health: dict[str, _Health] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self.starting: Starting = _unrecorded
@@ -112,12 +126,16 @@ class Pool:
         async with self._using(request) as held:
             self._check_pin(held.connection, request.definition)
             try:
-                return await held.connection.request(request)
+                result = await held.connection.request(request)
             except (OutcomeUnknown, Unavailable) as exc:
                 # A dead process or a forgotten session is of no further use; a lost HTTP answer harms only itself.
                 if exc.reason_code in ("server_died", "session_lost", "server_down"):
                     self._drop(held)
+                if exc.reason_code == "server_died":
+                    self._health.setdefault(request.server, _Health()).punish(exc.message)
                 raise
+            self._health.setdefault(request.server, _Health()).failures = 0
+            return result
 
     async def definitions(self, server: str, principal: Principal) -> list[Definition]:
         """What the server offers `principal` now, on the connection that its plain calls will use."""
@@ -193,13 +211,19 @@ class Pool:
         held = self._held.get(key)
         if held is not None and not held.closed:
             return held
-        async with self._locks.setdefault(key, anyio.Lock()):
-            held = self._held.get(key)
-            if held is not None and not held.closed:
-                return held
-            return await self._open(key, spec, request.principal, capabilities)
+        opening = self._openings.get(key)
+        if opening is None:
+            opening = self._begin(key, spec, request.principal, capabilities)
+        with anyio.move_on_after(request.timeout):
+            await opening.done.wait()
+        if opening.held is not None:
+            return opening.held
+        if opening.problem is not None:
+            raise Unavailable(opening.problem.reason_code, opening.problem.message)
+        raise Unavailable("server_starting", f"server {spec.name} is still starting; try again")
 
-    async def _open(self, key: Key, spec: ServerSpec, principal: Principal, capabilities: Json) -> _Held:
+    def _begin(self, key: Key, spec: ServerSpec, principal: Principal, capabilities: Json) -> _Opening:
+        """Start a connection in a task of its own. Raises Unavailable where there is no use in trying now."""
         if self._group is None:
             raise Unavailable("stopping", "the gateway is stopping")
         health = self._health.setdefault(spec.name, _Health())
@@ -208,18 +232,23 @@ class Pool:
             raise Unavailable("server_down", f"server {spec.name} is down ({health.problem}); next try in {wait:.1f} s")
         self._make_room(spec.name)
         held = _Held(key, principal, _connect(spec, self._environment, self._consent), anyio.CancelScope())
+        opening = self._openings[key] = _Opening()
+        self._group.start_soon(self._open, held, opening, capabilities, health)
+        return opening
+
+    async def _open(self, held: _Held, opening: _Opening, capabilities: Json, health: _Health) -> None:
+        spec = held.connection.spec
         try:
-            await self.starting(spec, principal, lambda: self._start(held, capabilities, health.version))
+            await self.starting(spec, held.principal, lambda: self._start(held, capabilities, health.version))
+            health.version = held.connection.version if held.connection.version in HANDSHAKES else None
+            held.last_used = anyio.current_time()
+            self._held[held.key] = opening.held = held
         except Unavailable as exc:
-            health.failures += 1
-            delay = _BACKOFF_SECONDS[min(health.failures, len(_BACKOFF_SECONDS) - 1)]
-            health.problem, health.not_before = exc.message, anyio.current_time() + delay
-            raise
-        health.failures, health.problem = 0, ""
-        health.version = held.connection.version if held.connection.version in HANDSHAKES else None
-        held.last_used = anyio.current_time()
-        self._held[key] = held
-        return held
+            health.punish(exc.message)
+            opening.problem = exc
+        finally:
+            del self._openings[held.key]
+            opening.done.set()
 
     async def _start(self, held: _Held, capabilities: Json, version: str | None) -> None:
         """Returns when the connection can be used; raises Unavailable."""
@@ -328,8 +357,6 @@ class Pool:
             for held in list(self._held.values()):
                 if not held.users and not held.subscriptions and now - held.last_used > IDLE_SECONDS:
                     self._drop(held)
-            for key in [k for k, lock in self._locks.items() if k not in self._held and not lock.locked()]:
-                del self._locks[key]
 
 
 def _begin_soon(group: anyio.abc.TaskGroup, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
