@@ -56,8 +56,8 @@ class App:
         self.pool = Pool(settings.servers, config.process_environment(), self._consent, self._on_event)
         self.pool.starting = self._starting
         self.dispatcher = Dispatcher(self.pool, Surroundings(settings.servers, settings.networks))
-        guard = Guard(self._schemas.result_problem)
-        self.pipeline = Pipeline(store, self._rulebook(settings), self.dispatcher, guard, Budget())
+        self._guard = Guard(self._schemas.result_problem)
+        self.pipeline = Pipeline(store, self._rulebook(settings), self.dispatcher, self._guard, Budget())
         self.front = McpFront(self.pipeline, self.pool, group, __version__)
         self.http: HttpFront | None = None
         self.stdio: StdioFront | None = None
@@ -210,8 +210,6 @@ class App:
             await self.store.write(lambda tx: tx.append("reload_refused", None, {"problems": problems}), durable=True)
             return
         if fresh.digest == self.config.digest:
-            if asked:
-                await self.refresh()  # definitions may have been accepted meanwhile, by another process
             return
         loosened = [] if asked else config.loosens(self.config, fresh)
         if loosened:
@@ -223,18 +221,22 @@ class App:
 
     async def watch(self) -> None:
         """Reload when a file of the configuration changes; look again when somebody accepts a definition."""
-        seen, pinned = _stamps(self.config.files), self.store.reader().pin_stamp()
+        files = self.config.files
+        seen, pinned = _stamps(files), self.store.reader().pin_stamp()
         while True:
             await anyio.sleep(_WATCH_SECONDS)
             now = _stamps(self.config.files)
-            if now != seen:
-                seen = now
+            # Other files than before may have changed since they were read, so they are read once more.
+            if now != seen or self.config.files != files:
+                files, seen = self.config.files, now
                 await self.reload(asked=False)
-                seen = _stamps(self.config.files)
-            stamp = self.store.reader().pin_stamp()
-            if stamp != pinned:
-                pinned = stamp
-                await self.refresh()
+            try:
+                stamp = self.store.reader().pin_stamp()
+                if stamp != pinned:
+                    pinned = stamp
+                    await self.refresh()
+            except StoreError as exc:
+                log.error("whether definitions were accepted cannot be read: %s", exc)
 
     async def draft(self, contract: Callable[[str, Json], Contract]) -> None:
         """For a gateway without a file: a contract for every tool that a server shows; the first of a name wins."""
@@ -261,7 +263,9 @@ class App:
             "notifications/resources/updated",
             "notifications/message",
         ):
-            await self._tell(principal, method, params)
+            contract = self.pipeline.rules.implicit.get(server)
+            if contract is not None:
+                await self._tell(principal, method, self._guard.redacted(contract, params))
 
     async def _tell(self, principal: Principal | None, method: str, params: Json) -> None:
         if self.http is not None:

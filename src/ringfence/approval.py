@@ -21,6 +21,7 @@ from ringfence.store import Approval, ApprovalQuestion, NotFound, Store
 ALWAYS = ApprovalRule(name="always")
 _POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 2.0
+_MOST_WAITING = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,21 @@ class Approvals:
         return waiting(await self._ask(call, digest, requirement, summary))
 
     def _standing(self, digest: str) -> Approval | None:
-        """The newest question about this digest that still counts: an open one, a usable yes, or a no."""
-        live = [a for a in self._store.reader().find_approvals(digest) if a.state in ("approved", "pending", "denied")]
+        """The newest question about this digest that still counts: an open one, a usable yes, or a no of late."""
+        now = time.time()
+        live = [
+            a
+            for a in self._store.reader().find_approvals(digest)
+            if a.state in ("approved", "pending") or (a.state == "denied" and now < a.expires_at)
+        ]
         return max(live, key=lambda a: (a.state == "approved", a.asked_at), default=None)
 
     async def _ask(self, call: Call, digest: str, requirement: Requirement, summary: Json) -> Approval:
         now = time.time()
+        open_questions = self._store.reader().approvals(("pending",))
+        if sum(a.principal == call.principal.key for a in open_questions) >= _MOST_WAITING:
+            # Whoever answers must be able to read what is asked.
+            raise Refused(Status.DENIED, "throttled", f"{_MOST_WAITING} calls of this agent wait for a person already")
         question = ApprovalQuestion(
             digest=digest,
             call_id=call.id,

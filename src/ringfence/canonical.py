@@ -57,7 +57,8 @@ def loads(data: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
     except UnicodeDecodeError as exc:
-        raise NotCanonical(f"invalid UTF-8 at byte {exc.start}") from None
+        guess = _lenient(exc.object.decode("utf-8", "replace"))
+        raise NotCanonical(f"invalid UTF-8 at byte {exc.start}", guess) from None
     try:
         value = _decoder.decode(text)
         # A cheap bound first: only text with enough brackets can be nested deeply.

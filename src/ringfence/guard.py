@@ -17,7 +17,7 @@ import re2
 
 from ringfence import canonical
 from ringfence.model import Contract, Definition, Json
-from ringfence.ports import Redactor
+from ringfence.ports import Channel, Redactor
 
 CONTROL = "control_characters"
 REPLACEMENT = "[redacted]"
@@ -128,8 +128,13 @@ class Guard:
         return self._cleaned(proper, patterns, Counter())[:_MESSAGE_CHARACTERS]
 
     def redacted(self, contract: Contract, value: Any) -> Any:
-        """Any JSON value as it may be kept or shown."""
-        return self._walk(value, _compiled(contract.redact), Counter(), keys=True)
+        """Any JSON value as it may be kept."""
+        return self.shown(contract, value)[0]
+
+    def shown(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
+        """Any JSON value as a person may see it, and how often each rule struck: they must know that it is not all."""
+        struck: Counter[str] = Counter()
+        return self._walk(value, _compiled(contract.redact), struck, keys=True), dict(struck)
 
     # ── The steps ─────────────────────────────────────────────────────────────────────────────────
 
@@ -290,3 +295,23 @@ def _object(block: Json) -> Json | None:
     except canonical.NotCanonical:
         return None
     return value if isinstance(value, dict) else None
+
+
+class GuardedChannel:
+    """The way back to the client, with everything that a server says on it cleaned as its results are."""
+
+    def __init__(self, guard: Guard, contract: Contract, channel: Channel) -> None:
+        self._guard = guard
+        self._contract = contract
+        self._channel = channel
+
+    @property
+    def capabilities(self) -> Json:
+        return self._channel.capabilities
+
+    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        clean = {k: {**q, "params": self._guard.redacted(self._contract, q["params"])} for k, q in questions.items()}
+        return await self._channel.ask(clean)
+
+    async def notify(self, method: str, params: Json) -> None:
+        await self._channel.notify(method, self._guard.redacted(self._contract, params))

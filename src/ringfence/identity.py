@@ -68,7 +68,7 @@ def peer_uid(client: tuple[str, int], server: tuple[str, int]) -> int | None:
             diag.settimeout(1.0)
             diag.send(head + body)
             answer = diag.recv(4096)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, struct.error):
         return None
     if len(answer) < _HEADER.size + 72 or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
         return None

@@ -21,7 +21,7 @@ from ringfence.budget import Budget
 from ringfence.dispatch import Dispatcher
 from ringfence.errors import OutcomeUnknown, Refused, StoreError, Unavailable, UpstreamFailed
 from ringfence.expression import variables
-from ringfence.guard import Guard
+from ringfence.guard import Guard, GuardedChannel
 from ringfence.journal import Trip
 from ringfence.model import (
     SYSTEM,
@@ -221,6 +221,9 @@ class Pipeline:
             trip.approval = None
             assert requirement is not None
             raise await self._asked_anew(rules, trip, digest, requirement) from None
+        except (Refused, StoreError):
+            trip.approval = trip.about = None  # rolled back: the approval was not used
+            raise
         return Grant(
             call=trip.call,
             contract=contract,
@@ -252,11 +255,13 @@ class Pipeline:
         """What the person who answers is shown."""
         contract, call = trip.contract, trip.call
         assert contract is not None and trip.decision is not None
+        arguments, removed = self._guard.shown(contract, call.arguments)
         return {
             "tool": call.tool,
             "server": contract.server,
             "mode": str(contract.mode),
-            "arguments": self._guard.redacted(contract, call.arguments),
+            "arguments": arguments,
+            "removed": removed,
             "agent": call.principal.agent,
             "person": call.principal.person,
             "origin": call.origin,
@@ -269,7 +274,7 @@ class Pipeline:
     async def _carry_out(self, trip: Trip, grant: Grant, channel: Channel) -> Outcome:
         trip.dispatched = True
         try:
-            answer = await self._dispatcher.run(grant, channel)
+            answer = await self._dispatcher.run(grant, GuardedChannel(self._guard, grant.contract, channel))
         except Unavailable:
             trip.dispatched = False  # provably never started
             raise

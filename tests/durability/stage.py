@@ -88,11 +88,13 @@ class Stage:
     folder: Path
     zygote: Zygote
     running: list[Running] = field(default_factory=list)
+    disk: Path | None = None
+    """Where the state is seen from here, if not where the gateway sees it."""
     _starts: int = 0
 
     @property
     def state(self) -> Path:
-        return self.folder / "state"
+        return self.disk or self.folder / "state"
 
     @property
     def keys(self) -> Keys:

@@ -196,7 +196,7 @@ async def test_approvals_expire(stage: Stage) -> None:
 
 
 async def test_a_question_that_expires_while_its_call_waits_is_put_anew(stage: Stage) -> None:
-    brief = {"brief": {"expires_seconds": 0.5}}
+    brief = {"brief": {"expires_seconds": 2}}
     tools = {"append": {**ASKED["append"], "approval": "brief"}}
     config = asking(stage, capabilities=tools, approvals=brief, gateway={"approval_wait_seconds": 5})
     with stage.serving(config) as gateway:

@@ -60,7 +60,7 @@ async def _settle(app: App, settings: Config, changes: list[Change], yes: bool) 
     person = identity.person_of(settings.people, user)
     for change in changes:
         await app.accept(change.new, person.name if person is not None else user)
-    print(f"Accepted {many}. A gateway that is running takes it over when it gets SIGHUP.")
+    print(f"Accepted {many}. A gateway that is running notices by itself.")
     return True
 
 
@@ -81,14 +81,16 @@ def _changes(app: App, server: ServerSpec, offered: list[Definition]) -> Iterato
 
 def _shown(change: Change) -> Iterator[str]:
     new, old = change.new, change.old
-    yield safe(f"\n{new.kind} {new.name} of server {new.server}: {'new' if old is None else 'CHANGED'}")
+    yield ""
+    yield safe(f"{new.kind} {new.name} of server {new.server}: {'new' if old is None else 'CHANGED'}")
     if old is None:
         yield f"  digest {new.digest}"
         for name in _ordered(new.body):
             yield safe(f"  {name}:")
             yield quoted(_text(new.body[name]), "    | ")
         return
-    yield f"  digest {old.digest}\n      -> {new.digest}"
+    yield f"  digest {old.digest}"
+    yield f"     now {new.digest}"
     for name in _ordered({**old.body, **new.body}):
         if old.body.get(name) != new.body.get(name):
             yield safe(f"  {name}:")

@@ -149,10 +149,12 @@ def _summary(approval: Approval) -> Iterator[str]:
     yield f"{approval.id}  {_what(approval)}"
     yield from _about(approval)
     yield f"  arguments  {cut(arguments, _WIDTH)}"
+    yield from _removed(approval)
 
 
 def _in_full(approval: Approval) -> Iterator[str]:
-    yield f"\n{approval.id}  {_what(approval)}"
+    yield ""
+    yield f"{approval.id}  {_what(approval)}"
     yield from _about(approval)
     rules = approval.summary.get("rules")
     if isinstance(rules, list):
@@ -161,6 +163,15 @@ def _in_full(approval: Approval) -> Iterator[str]:
         yield "  effect     cannot be undone, by its contract"
     yield "  arguments"
     yield quoted(json_text(approval.summary.get("arguments")), "    | ")
+    yield from _removed(approval)
+
+
+def _removed(approval: Approval) -> Iterator[str]:
+    """What the caller sends and is not shown: redacted, or there to deceive whoever reads it."""
+    removed = approval.summary.get("removed")
+    if isinstance(removed, dict) and removed:
+        found = ", ".join(f"{count} × {name}" for name, count in removed.items())
+        yield safe(f"  NOT SHOWN  the arguments hold more than this; removed for display: {found}")
 
 
 def _what(approval: Approval) -> str:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import anyio
 import typer
 
 from ringfence import canonical
-from ringfence.app import App
 from ringfence.cli import common, remote
-from ringfence.cli.serve import demo_config
 from ringfence.cli.terminal import json_text, safe
-from ringfence.config import Config
-from ringfence.errors import OutcomeUnknown, Refused, StoreError, Unavailable
-from ringfence.model import Call, Json, Outcome, Status
+from ringfence.errors import OutcomeUnknown, Refused, Unavailable
+from ringfence.model import Json, Status
 
 EXIT = {
     Status.SUCCESS: 0,
@@ -34,7 +29,6 @@ EXIT = {
     Status.APPROVAL_REQUIRED: 126,
     Status.KILLED: 137,
 }
-_GRACE_SECONDS = 0.5
 _WAITING = re.compile(r"waiting for a person to answer (apr_[0-9a-f]+)")
 
 
@@ -91,9 +85,10 @@ def call(
         where = " (with the --config or --demo of that gateway)"
         ended = common.run(_there, wanted, url, Told(where))
     else:
-        settings = demo_config(None) if demo else common.load(config_path)
+        here = common.loaded("ringfence.cli.here")
+        settings = here.settings(config_path, demo)
         where = " --demo" if demo else f" --config {settings.path}"
-        ended = common.run(_here, wanted, settings, Told(where))
+        ended = common.run(here.call, wanted, settings, Told(where))
     _show(ended, as_json)
     raise typer.Exit(EXIT[ended.status])
 
@@ -110,10 +105,8 @@ def _wanted(tool: str, args: str, timeout: float | None, key: str | None) -> Wan
             common.fail(f"--args: {exc}", 2)
     if not isinstance(value, dict):
         value, fault = {}, fault or "arguments must be an object"
-    return Wanted(tool, args, value, fault, timeout, key)
-
-
-# ── In this process ───────────────────────────────────────────────────────────────────────────────
+    name = tool.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # a shell passes any bytes
+    return Wanted(name, args, value, fault, timeout, key)
 
 
 class Told:
@@ -142,40 +135,7 @@ class Told:
             _say(f"waiting for a person; in another terminal: ringfence approvals approve {waiting[1]}{self._where}")
 
 
-async def _here(wanted: Wanted, settings: Config, told: Told) -> Ended:
-    call_id = canonical.new_id("call")
-    limit = wanted.timeout
-    try:
-        async with App.open(settings) as app:
-            made = Call(
-                id=call_id,
-                principal=app.agent,
-                tool=wanted.tool,
-                arguments=wanted.arguments,
-                origin="cli",
-                idempotency_key=wanted.key,
-                fault=wanted.fault,
-                deadline=None if limit is None else time.monotonic() + limit,
-            )
-            # The deadline ends the call itself; this ends what comes before, such as waiting for a person.
-            with anyio.move_on_after(None if limit is None else limit + _GRACE_SECONDS):
-                return _of_outcome(await app.handle(made, told), call_id)
-    except StoreError as exc:
-        return _failed(Status.UNAVAILABLE, "store", str(exc))
-    return _failed(Status.TIMEOUT, "caller_timeout", f"gave up after {limit:g} s; the call is cancelled", call_id)
-
-
-def _of_outcome(outcome: Outcome, call_id: str) -> Ended:
-    more: Json = {"call_id": call_id, "trust": outcome.trust}
-    if outcome.approval_id is not None:
-        more["approval_id"] = outcome.approval_id
-    if outcome.receipt is not None:
-        receipt = outcome.receipt
-        more["receipt"] = {"chain": receipt.chain, "seq": receipt.seq, "head": receipt.head}
-    return Ended(outcome.status, outcome.reason_code, outcome.content, outcome.structured, outcome.facts, more)
-
-
-def _failed(status: Status, reason_code: str, message: str, call_id: str | None = None) -> Ended:
+def failed(status: Status, reason_code: str, message: str, call_id: str | None = None) -> Ended:
     content = [{"type": "text", "text": message}]
     return Ended(status, reason_code, content, more={} if call_id is None else {"call_id": call_id})
 
@@ -188,11 +148,11 @@ async def _there(wanted: Wanted, url: str, told: Told) -> Ended:
     try:
         return _of_result(await remote.call(request, told.progress))
     except Refused as exc:
-        return _failed(exc.status, exc.reason_code, exc.message)
+        return failed(exc.status, exc.reason_code, exc.message)
     except OutcomeUnknown as exc:
-        return _failed(Status.UNKNOWN, exc.reason_code, exc.message)
+        return failed(Status.UNKNOWN, exc.reason_code, exc.message)
     except Unavailable as exc:
-        return _failed(Status.UNAVAILABLE, exc.reason_code, exc.message)
+        return failed(Status.UNAVAILABLE, exc.reason_code, exc.message)
 
 
 def _of_result(result: Json) -> Ended:

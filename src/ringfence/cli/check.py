@@ -11,7 +11,6 @@ import typer
 from ruamel.yaml import YAML
 
 from ringfence import config
-from ringfence.cli import accept as accepting
 from ringfence.cli import common
 from ringfence.cli.terminal import safe
 from ringfence.config import Config
@@ -43,13 +42,11 @@ def check(
         common.fail("FILE and --config name two files: give one", 2)
     if yes and not accept:
         common.fail("--yes goes with --accept", 2)
-    path = common.find_config(file or config_path)
-    if path is None:
-        common.fail("There is no ringfence.yaml here. Name one: ringfence check FILE", 2)
+    path = file or config_path or _found()
     settings = _read(path)
     if print_:
         print(safe(effective(settings), lines=True), end="")
-    if accept and not common.run(accepting.accept, settings, yes):
+    if accept and not common.run(common.loaded("ringfence.cli.accept").accept, settings, yes):
         raise typer.Exit(1)
     counted = (
         _count(len(settings.contracts), "capability", "capabilities"),
@@ -58,6 +55,14 @@ def check(
     )
     # With --print the output is YAML, and stays it.
     print(safe(f"{'# ' if print_ else ''}{path}: ok, {', '.join(counted)}"))
+
+
+def _found() -> Path:
+    """The file that `serve` would take, by the name that a person here would give it."""
+    path = common.find_config(None)
+    if path is None:
+        common.fail("There is no ringfence.yaml here. Name one: ringfence check FILE", 2)
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _read(path: Path) -> Config:

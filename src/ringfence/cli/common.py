@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -92,6 +93,11 @@ def dump(value: Any) -> None:
     print(json_text(value))
 
 
+def loaded(module: str) -> Any:
+    """A module that needs the whole gateway; a verb that runs none in this process need not wait for it to load."""
+    return import_module(module)
+
+
 def run(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     """Run asynchronous work to its end; of several errors at once the first of ours is raised."""
     try:
@@ -117,6 +123,7 @@ __all__ = [
     "fail",
     "find_config",
     "load",
+    "loaded",
     "reading",
     "run",
     "state_of",

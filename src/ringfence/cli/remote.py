@@ -112,7 +112,9 @@ class _Gateway:
             pass
 
     async def _request(self, body: str, ident: int, tell: Callable[[Json], None]) -> Json:
-        posting = self._http.post(self._url, data=body.encode("utf-8"), headers=self._headers, allow_redirects=False)
+        posting = self._http.post(
+            self._url, data=body.encode("utf-8", "surrogateescape"), headers=self._headers, allow_redirects=False
+        )
         async with posting as response:
             if "mcp-session-id" in response.headers:
                 self._headers["mcp-session-id"] = response.headers["mcp-session-id"]

@@ -36,6 +36,11 @@ def serve(
     """Serve the gateway that a ringfence.yaml describes.
 
     Without --config it takes ./ringfence.yaml; with --demo it needs none. SIGHUP reads the file again.
+
+    \b
+    ringfence serve --demo                       try it, without any configuration
+    ringfence serve --config ringfence.yaml      serve over HTTP on loopback
+    ringfence serve --stdio                      as the command of an MCP client
     """
     settings = demo_config(port) if demo else common.load(config_path)
     listen = (host or settings.gateway.host, port if port is not None else settings.gateway.port)

@@ -37,6 +37,7 @@ log = logging.getLogger("ringfence.front")
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _CANCELLED = -32800
+_BODY_SECONDS = 30.0
 Identify = Callable[[Scope], Principal | None]
 
 
@@ -248,7 +249,12 @@ async def _read(headers: dict[str, str], receive: Receive, send: Send) -> tuple[
     if not headers.get("content-type", "").lower().startswith("application/json"):
         await _error(send, 415, INVALID_REQUEST, "Content-Type must be application/json")
         return None
-    body = await _body(headers, receive)
+    try:
+        with anyio.fail_after(_BODY_SECONDS):
+            body = await _body(headers, receive)
+    except TimeoutError:
+        await _error(send, 408, INVALID_REQUEST, f"the body did not arrive within {_BODY_SECONDS:g} s")
+        return None
     if body is None:
         await _error(send, 413, INVALID_REQUEST, f"the body is larger than {MAX_BODY_BYTES} bytes")
         return None

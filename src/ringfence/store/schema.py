@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sqlite3
 import stat
 import time
 from collections.abc import Callable
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TypeVar
@@ -47,13 +49,15 @@ def prepare_folder(folder: Path) -> None:
 
 def _prepare_file(path: Path) -> None:
     # SQLite gives its -wal and -shm files the mode of the database, so it must be right before they exist.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise StoreError(f"{path} is not a plain file")
-        os.fchmod(descriptor, 0o600)
-    finally:
-        os.close(descriptor)
+    # One that exists is not opened here: closing it again would drop every lock that this process has on it, and
+    # another process could then throw away the write-ahead log that we are still writing to.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    info = path.lstat()
+    if not stat.S_ISREG(info.st_mode):
+        raise StoreError(f"{path} is not a plain file")
+    if stat.S_IMODE(info.st_mode) != 0o600:
+        path.chmod(0o600)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -83,10 +87,15 @@ def connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
         if read_only:
             connection.execute("PRAGMA query_only = ON")
         else:
+            # Even its journal mode is a change that no other program's database may suffer.
+            _patiently(lambda: _seen_version(connection, path))
             _set_up(connection)
     except sqlite3.Error as exc:
         connection.close()
         raise StoreError(f"the database {path} cannot be used: {exc}") from exc
+    except StoreError:
+        connection.close()
+        raise
     return connection
 
 
@@ -118,12 +127,12 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     steps = _migrations()
     newest = max(steps)
     try:
-        if _seen_version(connection, path, newest) == newest:
+        if _seen_version(connection, path) == newest:
             return
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
         try:
-            version = _version(connection, path, newest)
+            version = _version(connection, path)
             for number in range(version + 1, newest + 1):
                 for statement in _statements(steps[number]):
                     connection.execute(statement)
@@ -142,33 +151,34 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     """For readers, which never migrate. Raises StoreError."""
     newest = max(_migrations())
     try:
-        version = _patiently(lambda: _seen_version(connection, path, newest))
+        version = _patiently(lambda: _seen_version(connection, path))
     except sqlite3.Error as exc:
         raise StoreError(f"the database {path} cannot be read: {exc}") from exc
     if version != newest:
         raise StoreError(f"the database {path} has schema {version}, {newest} is needed: start the gateway once")
 
 
-def _seen_version(connection: sqlite3.Connection, path: Path, newest: int) -> int:
+def _seen_version(connection: sqlite3.Connection, path: Path) -> int:
     """The version as of one moment, while another process may be making the schema."""
     connection.execute("BEGIN")
     try:
-        return _version(connection, path, newest)
+        return _version(connection, path)
     finally:
         connection.execute("ROLLBACK")
 
 
-def _version(connection: sqlite3.Connection, path: Path, newest: int) -> int:
+def _version(connection: sqlite3.Connection, path: Path) -> int:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
     tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
     if owner != APPLICATION_ID and (owner or version or tables):
         raise StoreError(f"{path} is the database of another program")
-    if version > newest:
+    if version > (newest := max(_migrations())):
         raise StoreError(f"{path} was written by a newer version (schema {version}, this one knows {newest})")
     return version
 
 
+@cache
 def _migrations() -> dict[int, str]:
     found: dict[int, str] = {}
     for entry in resources.files("ringfence.store").iterdir():

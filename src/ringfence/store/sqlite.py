@@ -135,6 +135,9 @@ class Store:
             ending: Future[None] = Future()
             if not self._writer.finish(Job(self._end, True, thread=ending)):
                 return
+            # Before the writer: the last to let go moves the log into the database, and a reader cannot.
+            for reader in list(self._readers):
+                reader.close()
             self._writer.join()
             error = ending.exception()
             try:
@@ -143,8 +146,6 @@ class Store:
             finally:
                 self._checkpoints.close()
                 self._lock.release()
-                for reader in list(self._readers):
-                    reader.close()
         if error is not None:
             raise error
 

@@ -69,7 +69,9 @@ class Writer(threading.Thread):
         self._covered = head.seq
         self._full = False
         self._path = str(folder / DATABASE)  # a Path would be taken apart again for every group
-        self._file = os.stat(self._path)
+        self._log_path = f"{self._path}-wal"
+        self._file = _identity(self._path)
+        self._log = _identity(self._log_path)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._closed = False
@@ -178,7 +180,7 @@ class Writer(threading.Thread):
 
     def _connect(self) -> sqlite3.Connection:
         """The connection; after a failure a new one, if the chain is still as we left it."""
-        self._same_file()
+        self._check_files()
         if self._connection is not None:
             return self._connection
         connection = connect(self._folder)
@@ -195,16 +197,15 @@ class Writer(threading.Thread):
             raise StoreError(f"chain {found.chain} was changed by somebody else; nothing more is written to it")
         self._head, self._doubtful, self._full = found, None, False
         self._connection = connection
+        self._log = _identity(self._log_path)
         return connection
 
-    def _same_file(self) -> None:
-        """A removed database would go on taking records that nobody could ever read."""
-        try:
-            now = os.stat(self._path)
-        except OSError as exc:
-            raise StoreError(f"the database is gone: {exc.strerror or exc}") from exc
-        if (now.st_ino, now.st_dev) != (self._file.st_ino, self._file.st_dev):
+    def _check_files(self) -> None:
+        """A database or log that was removed would go on taking records that nobody could ever read."""
+        if _identity(self._path) != self._file:
             raise StoreError("the database file was replaced while it was in use")
+        if self._connection is not None and _identity(self._log_path) != self._log:
+            raise StoreError("the write-ahead log of the database was replaced while it was in use")
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
@@ -217,6 +218,14 @@ class Writer(threading.Thread):
         """Erased bytes also stand in the write-ahead log; a reader in the way leaves them to the next checkpoint."""
         with contextlib.suppress(sqlite3.Error):
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _identity(path: str) -> tuple[int, int]:
+    try:
+        info = os.stat(path)
+    except OSError as exc:
+        raise StoreError(f"the database is gone ({path}): {exc.strerror or exc}") from exc
+    return info.st_ino, info.st_dev
 
 
 def _fail(group: list[Job], error: StoreError) -> None:

@@ -297,6 +297,8 @@ class Pool:
                     group.cancel_scope.cancel()
             except* Unavailable as failed:
                 outcome.extend(e for e in failed.exceptions if isinstance(e, Unavailable))
+            except* Exception:  # the edge: what a server makes us stumble over ends its connection and no other
+                log.exception("the connection to server %s failed inside the gateway", connection.spec.name)
         held.closed = True
         if self._held.get(held.key) is held:
             del self._held[held.key]
@@ -330,6 +332,8 @@ class Pool:
                     await held.connection.listen(frozenset(held.subscriptions), tell)
                 except RingfenceError as exc:
                     log.debug("server %s: the subscription stream ended: %s", held.key[0], exc)
+                except Exception:  # the edge, as in `_hold`: no server may end the gateway
+                    log.exception("the subscription stream of server %s failed inside the gateway", held.key[0])
 
         self._group.start_soon(listen)
 

@@ -44,6 +44,8 @@ _MESSAGES_PER_WINDOW = 500
 _WINDOW_SECONDS = 0.1
 _STDERR_BYTES_PER_SECOND = 64_000
 _GRACE_SECONDS = 2.0
+_STUCK_SECONDS = 60.0
+_BEGINNING = ("initialize", "server/discover")
 _EDGE = 4096
 _ID = re.compile(rb'"id"\s*:\s*(\d+)')
 
@@ -57,18 +59,20 @@ class StdioLink:
         self._spec = spec
         self._environment = {**environment, **spec.env}
         self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None
+        self._group: anyio.abc.TaskGroup | None = None
         self._exchanges: list[Exchange] = []
         self._tell: Tell | None = None
+        self._next_id = 0
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
 
     async def request(self, method: str, params: Json, exchange: Exchange) -> Json:
         if self._dispatcher is None:
             raise Unavailable("server_down", f"server {self._spec.name} is not running")
-        options: CallOptions = {}
-        if method in ("initialize", "server/discover"):
-            options["cancel_on_abandon"] = False
-        else:
+        self._next_id += 1
+        ident = self._next_id
+        options: CallOptions = {"request_id": ident, "cancel_on_abandon": False}
+        if method not in _BEGINNING:
 
             async def on_progress(progress: float, total: float | None, message: str | None) -> None:
                 note: Json = {"progress": progress}
@@ -79,15 +83,23 @@ class StdioLink:
                 await exchange.tell("notifications/progress", note)
 
             options["on_progress"] = on_progress
-        self._exchanges.append(exchange)
+        if method != "subscriptions/listen":
+            self._exchanges.append(exchange)
         try:
             return await self._dispatcher.send_raw_request(method, params, options)
+        except anyio.get_cancelled_exc_class():
+            # Told aside: a server that reads nothing must not hold up those who gave up waiting for it.
+            if method not in _BEGINNING and self._group is not None:
+                note = {"requestId": ident, "reason": "cancelled"}
+                self._group.start_soon(self.notify, "notifications/cancelled", note)
+            raise
         except MCPError as exc:
             if exc.code == CONNECTION_CLOSED:
                 raise OutcomeUnknown("server_died", f"server {self._spec.name} ended without an answer") from None
             raise RpcError(exc.code, exc.message, exc.error.data) from None
         finally:
-            self._exchanges.remove(exchange)
+            if exchange in self._exchanges:
+                self._exchanges.remove(exchange)
 
     async def notify(self, method: str, params: Json | None, headers: Mapping[str, str] | None = None) -> None:
         if self._dispatcher is not None:
@@ -98,7 +110,10 @@ class StdioLink:
     def _owner(self) -> Exchange | None:
         """The exchange that a message without an address belongs to: only when there is no doubt whose it is."""
         waiting = self._exchanges
-        if waiting and all(e.client == waiting[-1].client for e in waiting):
+        if len(waiting) == 1:
+            return waiting[0]
+        # Two requests of one client may be confused without harm; requests without a session are anybody's.
+        if waiting and waiting[-1].client is not None and all(e.client == waiting[-1].client for e in waiting):
             return waiting[-1]
         return None
 
@@ -132,17 +147,38 @@ class StdioLink:
             outbound, outbound_receive = anyio.create_memory_object_stream[SessionMessage](0)
             dispatcher: JSONRPCDispatcher[TransportContext] = JSONRPCDispatcher(inbound, outbound)
             async with anyio.create_task_group() as group:
+                self._group = group
                 group.start_soon(_read, process, inbound_send)
-                group.start_soon(_write, process, outbound_receive)
+                group.start_soon(self._write, process, outbound_receive, group.cancel_scope)
                 group.start_soon(_drain_stderr, process, self._spec.name)
 
                 async def serve(*, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-                    await dispatcher.run(self._on_request, self._on_notify, task_status=task_status)
-                    group.cancel_scope.cancel()
+                    try:
+                        await dispatcher.run(self._on_request, self._on_notify, task_status=task_status)
+                    finally:
+                        self._group = None
+                        group.cancel_scope.cancel()
 
                 await group.start(serve)
                 self._dispatcher = dispatcher
                 ready()
+
+    async def _write(
+        self, process: anyio.abc.Process, source: MemoryObjectReceiveStream[SessionMessage], life: anyio.CancelScope
+    ) -> None:
+        assert process.stdin is not None
+        async with source:
+            async for item in source:
+                data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+                try:
+                    with anyio.fail_after(_STUCK_SECONDS):
+                        await process.stdin.send(data)
+                except TimeoutError:
+                    log.warning("server %s reads nothing any more; it is ended", self._spec.name)
+                    life.cancel()
+                    return
+                except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                    return  # the reader sees the end of the process and tells everybody
 
 
 @asynccontextmanager
@@ -256,9 +292,10 @@ def _parse(line: bytes) -> JSONRPCMessage | None:
     try:
         value = canonical.loads(line)
     except canonical.NotCanonical as exc:
-        request_id = exc.value.get("id") if isinstance(exc.value, dict) else None
         log.warning("a line from a server is not usable: %s", exc)
-        return _unusable(request_id, str(exc)) if "method" not in (exc.value or {}) else None
+        if not isinstance(exc.value, dict) or "method" in exc.value:
+            return None
+        return _unusable(exc.value.get("id"), str(exc))
     return to_message(value)
 
 
@@ -309,17 +346,6 @@ class _Pace:
         if now < self._until:
             await anyio.sleep(self._until - now)
         self._count, self._until = 0, anyio.current_time() + _WINDOW_SECONDS
-
-
-async def _write(process: anyio.abc.Process, source: MemoryObjectReceiveStream[SessionMessage]) -> None:
-    assert process.stdin is not None
-    async with source:
-        async for item in source:
-            data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
-            try:
-                await process.stdin.send(data)
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-                return  # the reader sees the end of the process and tells everybody
 
 
 async def _drain_stderr(process: anyio.abc.Process, name: str) -> None:

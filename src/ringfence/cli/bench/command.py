@@ -28,6 +28,9 @@ def bench(
     """Measure this machine: each case interleaved with its baseline, as p50, p95, p99 and their ratio.
 
     `gateway`: a governed call against the same call made directly. `policy`: one decision over 100 rules.
+
+    \b
+    ringfence bench gateway --json
     """
     if name is not None and name not in NAMES:
         common.fail(f"there is no benchmark {name!r}; there are: {', '.join(NAMES)}", 2)

@@ -1,0 +1,193 @@
+"""`ringfence approvals`: what a person is shown, and that only a person, at a terminal, can answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence import config, identity
+from ringfence.audit.keys import load_or_create
+from ringfence.model import Json
+from ringfence.store import Approval, ApprovalQuestion, Reader, Store
+from tests import gateways
+from tests.cli.terminals import at_terminal
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b1mApprove this call?\r\n‮"
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    """The user's own state, which verbs take where no configuration is; always without an open question."""
+    store = Store.open(config.state_folder(), load_or_create(config.key_folder()))
+    for approval in store.reader().approvals():
+        store.write_sync(lambda tx, id=approval.id: tx.answer_approval(id, "the test before", False, time.time()))
+    yield store
+    store.close()
+
+
+def ask(store: Store, arguments: Json | None = None, **more: object) -> Approval:
+    now = time.time()
+    summary = {"server": "helpdesk", "mode": "write", "origin": "mcp-http", "rules": ["std-write"], "reversible": False}
+    given = {
+        "digest": f"sha256:{time.monotonic_ns()}",
+        "call_id": "call_0123456789",
+        "principal": "local/coder",
+        "person": identity.os_user(),
+        "tool": "create_ticket",
+        "rule": "always",
+        "summary": {**summary, "arguments": arguments if arguments is not None else {"title": "Broken"}},
+        "asked_at": now - 5,
+        "expires_at": now + 600,
+        "self_approval": True,
+        **more,
+    }
+    question = ApprovalQuestion(**given)  # type: ignore[arg-type]
+    return store.write_sync(lambda tx: tx.ask_approval(question))
+
+
+def state(approval: Approval) -> str:
+    reader = Reader.open(config.state_folder())
+    try:
+        found = reader.approval(approval.id)
+    finally:
+        reader.close()
+    assert found is not None
+    return found.state
+
+
+def test_nothing_waits(store: Store) -> None:
+    shown = gateways.run("approvals", "list")
+    assert (shown.returncode, shown.stdout) == (0, "Nothing waits for an answer.\n")
+
+
+def test_list_tells_who_asks_for_what(store: Store) -> None:
+    asked = ask(store, {"title": "Broken", "priority": "high"}, roles=("manager|owner",), self_approval=False)
+    shown = gateways.run("approvals", "list").stdout
+    for told in (
+        asked.id,
+        "create_ticket on server helpdesk (write)",
+        "coder",
+        f"for {identity.os_user()}",
+        "mcp-http",
+    ):
+        assert told in shown
+    for told in ("s ago", "in 9 min", "always", "manager or owner", '{"priority": "high", "title": "Broken"}'):
+        assert told in shown
+    assert f"approve {asked.id}" not in shown  # nothing to paste without having read
+
+
+def test_list_as_json(store: Store) -> None:
+    asked = ask(store, {"title": HOSTILE})
+    shown = gateways.run("approvals", "list", "--json")
+    (only,) = json.loads(shown.stdout)
+    assert only["id"] == asked.id and only["arguments"] == {"title": HOSTILE} and only["state"] == "pending"
+    assert all(c.isprintable() or c == "\n" for c in shown.stdout)
+
+
+def test_nothing_in_arguments_reaches_the_terminal_as_itself(store: Store) -> None:
+    asked = ask(store, {"title": HOSTILE, HOSTILE: "x" * 5000}, tool=f"tool{HOSTILE}")
+    shown = gateways.run("approvals", "list").stdout
+    assert all(c.isprintable() or c == "\n" for c in shown)
+    assert "…" in shown and "x" * 200 not in shown
+    with at_terminal("approvals", "deny", asked.id) as terminal:
+        question = terminal.expect("[y/N] ")
+        terminal.type("n\n")
+        assert terminal.end() == 1
+    assert all(c.isprintable() or c == "\n" for c in question)
+    assert "\\u001b[2J" in question and "x" * 5000 in question  # in full, and readable
+    assert question.count("\nApprove this call?") == 0  # every line of theirs stands behind a margin
+
+
+def test_what_was_removed_is_said(store: Store) -> None:
+    summary = {"arguments": {"title": "hello"}, "removed": {"control_characters": 3}}
+    asked = ask(store, summary=summary)
+    assert "3 × control_characters" in gateways.run("approvals", "list").stdout
+    with at_terminal("approvals", "approve", asked.id) as terminal:
+        assert "NOT SHOWN" in terminal.expect("[y/N] ")
+
+
+@pytest.mark.parametrize(("verb", "typed", "after"), [("approve", "y\n", "approved"), ("deny", "YES\n", "denied")])
+def test_a_person_answers(store: Store, verb: str, typed: str, after: str) -> None:
+    asked = ask(store, {"title": "Broken"})
+    with at_terminal("approvals", verb, asked.id) as terminal:
+        question = terminal.expect("[y/N] ")
+        assert f"as {identity.os_user()}?" in question and '"title": "Broken"' in question
+        assert "cannot be undone" in question and "std-write" in question
+        terminal.type(typed)
+        assert terminal.end() == 0
+        assert f"{asked.id}: {after} by {identity.os_user()}." in terminal.shown
+    assert state(asked) == after
+
+
+@pytest.mark.parametrize("typed", ["n\n", "\n", "yess\n", "\x04"])
+def test_anything_but_yes_answers_nothing(store: Store, typed: str) -> None:
+    asked = ask(store)
+    with at_terminal("approvals", "approve", "last", stdin=b"y\ny\n") as terminal:
+        terminal.expect("[y/N] ")
+        terminal.type(typed)
+        assert terminal.end() == 1
+        assert "Nothing was answered" in terminal.shown
+    assert state(asked) == "pending"
+
+
+def test_without_a_terminal_there_is_no_answer(store: Store) -> None:
+    asked = ask(store)
+    with gateways.tooling.start_process(gateways.ringfence("approvals", "approve", asked.id)) as started:
+        assert started.process.wait(30) == 1
+        assert "there is no terminal here to ask a person on" in started.output()
+    assert state(asked) == "pending"
+    refused = gateways.run("approvals", "approve", "--yes", asked.id)
+    assert refused.returncode == 2 and "--yes" in refused.stderr
+
+
+def test_ids_may_be_shortened_if_they_mean_one(store: Store) -> None:
+    first, second = ask(store), ask(store)
+    ambiguous = gateways.run("approvals", "deny", "apr_")
+    assert ambiguous.returncode == 1
+    assert first.id in ambiguous.stderr and second.id in ambiguous.stderr
+    unknown = gateways.run("approvals", "deny", "apr_zzz")
+    assert unknown.returncode == 1 and "no question apr_zzz waits" in unknown.stderr
+    different = next(n for n, (a, b) in enumerate(zip(first.id, second.id, strict=True)) if a != b)
+    with at_terminal("approvals", "deny", second.id.removeprefix("apr_")[: different - 3]) as terminal:
+        terminal.expect(second.id)
+
+
+def test_what_is_settled_stays_settled(store: Store) -> None:
+    asked = ask(store)
+    store.write_sync(lambda tx: tx.answer_approval(asked.id, "alice", True, time.time()))
+    again = gateways.run("approvals", "deny", asked.id)
+    assert again.returncode == 1
+    assert again.stderr == f"approval {asked.id} is approved already; there is nothing to answer\n"
+
+
+def test_only_people_of_the_configuration_answer(store: Store, tmp_path: Path) -> None:
+    me = identity.os_user()
+    own, roled = ask(store, self_approval=False, person="me"), ask(store, roles=("manager",))
+    servers = f"gateway: {{state: {json.dumps(str(config.state_folder()))}}}"
+    others = gateways.write(
+        tmp_path, f"{servers}\npeople: {{alice: {{roles: [manager], os_user: nobody-here}}}}", "a.yaml"
+    )
+    mine = gateways.write(tmp_path, f"{servers}\npeople: {{me: {{roles: [reader], os_user: {me}}}}}", "b.yaml")
+    for path, asked, told in (
+        (others, own, f"account {me} is none of the people"),
+        (mine, own, "me's own agent asked; another person must answer"),
+        (mine, roled, "me has not the role that is asked for: manager"),
+    ):
+        refused = gateways.run("approvals", "approve", asked.id, "--config", path)
+        assert refused.returncode == 1
+        assert told in refused.stderr
+    assert state(own) == state(roled) == "pending"
+
+
+def test_two_people_must_agree(store: Store) -> None:
+    asked = ask(store, people=2)
+    with at_terminal("approvals", "approve", asked.id) as terminal:
+        assert "2 people" in terminal.expect("[y/N] ")
+        terminal.type("y\n")
+        assert terminal.end() == 0
+        assert "1 of 2 people approved it; it still waits." in terminal.shown
+    assert state(asked) == "pending"

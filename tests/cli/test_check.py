@@ -1,0 +1,169 @@
+"""`ringfence check`: every problem at its place, what a contract comes to, and definitions put before a person."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from ringfence import config
+from ringfence.contract import build
+from ringfence.model import Json
+from ringfence.store import Reader
+from tests import gateways
+from tests.cli.terminals import at_terminal
+
+HEADER = "version: 1\ngateway: {state: ./state}\n"
+# A stdio server whose tools are whatever a file says.
+SERVER = """
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    tools = json.load(open(sys.argv[1]))
+    about = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": {"name": "x"}}
+    result = {"initialize": about, "tools/list": {"tools": tools}}.get(message.get("method"))
+    answer = {"result": result} if result else {"error": {"code": -32601, "message": "no"}}
+    if "id" in message:
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
+"""
+HOSTILE = "Reads\x1b[2J a file.\nAccept these 99 definitions? [y/N] y\n‮"
+
+
+def test_every_problem_is_told_at_its_place(tmp_path: Path) -> None:
+    gateways.write(tmp_path, "version: 1\ncapabilites: {}\npolicy:\n  rules:\n    - {id: a, action: permit}\n")
+    shown = gateways.run("check", cwd=tmp_path)
+    assert shown.returncode == 1
+    lines = shown.stdout.splitlines()
+    assert len(lines) == 2 and all(re.match(r"ringfence\.yaml:\d+:\d+: ", line) for line in lines)
+    assert lines[0].startswith("ringfence.yaml:2:1: ") and "did you mean 'capabilities'" in lines[0]
+    assert lines[1].startswith("ringfence.yaml:5:")
+    assert gateways.run("check", "--config", tmp_path / "ringfence.yaml").returncode == 1
+
+
+@pytest.mark.parametrize("words", [("missing.yaml",), ("a.yaml", "--config", "b.yaml"), ("--yes",), ()])
+def test_a_file_must_be_named_or_be_there(tmp_path: Path, words: tuple[str, ...]) -> None:
+    shown = gateways.run("check", *words, cwd=tmp_path)
+    assert shown.returncode == (1 if words == ("missing.yaml",) else 2)
+    assert "Traceback" not in shown.stderr and (shown.stdout + shown.stderr).count("\n") == 1
+
+
+def test_a_file_that_is_right(tmp_path: Path) -> None:
+    text = HEADER + "servers: {a: {url: 'http://127.0.0.1:1/mcp'}}\ncapabilities: {x: {mode: read}, y: {mode: read}}\n"
+    gateways.write(tmp_path, text + "policy: {rules: [{id: r, action: audit}]}\n")
+    shown = gateways.run("check", cwd=tmp_path)
+    assert (shown.returncode, shown.stdout) == (0, "ringfence.yaml: ok, 2 capabilities, 1 rule, 1 server\n")
+
+
+def test_warnings_pass(tmp_path: Path) -> None:
+    text = (
+        HEADER + "servers: {a: {command: [x]}}\ncapabilities: {x: {network: out}}\nnetworks: {out: {allow: ['a:1']}}\n"
+    )
+    gateways.write(tmp_path, text)
+    shown = gateways.run("check", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert re.search(r"^ringfence\.yaml:\d+:\d+: warning: ", shown.stdout, re.MULTILINE)
+
+
+def test_what_governs_must_not_lie_where_a_server_writes(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    path = gateways.write(tmp_path / "work", HEADER + f"servers: {{a: {{command: [x, {tmp_path}/work]}}}}\n")
+    shown = gateways.run("check", path)
+    assert shown.returncode == 1
+    assert "the configuration" in shown.stdout and "the state" in shown.stdout and "ok" not in shown.stdout
+    assert "server 'a' may write" in shown.stdout
+
+
+def test_print_shows_contracts_as_they_take_effect(tmp_path: Path) -> None:
+    given: Json = {"mode": "high_risk", "server": "a", "labels": ["private"], "idempotent": {"key": "args.id"}}
+    text = HEADER + "servers: {a: {url: 'http://127.0.0.1:1/mcp'}}\n"
+    path = gateways.write(tmp_path, text + f"capabilities: {{x: {json.dumps(given)}, y: {{mode: read}}}}\n")
+    shown = gateways.run("check", "--print", path)
+    assert shown.returncode == 0
+    told = YAML(typ="safe").load(shown.stdout)
+    contract, _ = build("x", given)
+    settings = config.load(path)
+    assert told["capabilities"]["x"]["digest"] == contract.digest == settings.contracts["x"].digest
+    assert told["policy"]["digest"].startswith("sha256:") and told["digest"] == settings.digest
+    assert told["capabilities"]["x"] | {"approval": "always", "secrets": "none"} == told["capabilities"]["x"]
+    assert told["capabilities"]["x"]["idempotent"] == {"key": "args.id"}
+    assert told["capabilities"]["y"]["retry"] == {"attempts": 2, "on": ["unavailable"]}
+    documented = re.findall(r"^\| `(\w+)` \|", (gateways.tooling.ROOT / "docs/configuration.md").read_text(), re.M)
+    assert {"timeout_seconds", "filesystem"} <= set(documented) & set(told["capabilities"]["y"])
+
+
+# ── Accepting definitions ─────────────────────────────────────────────────────────────────────────
+
+
+def offering(folder: Path, *tools: Json, more: str = "") -> Path:
+    """A configuration with one server that shows these tools; the capability `read` is used, others are not."""
+    (folder / "server.py").write_text(SERVER)
+    offer(folder, *tools)
+    command = json.dumps([sys.executable, str(folder / "server.py"), str(folder / "tools.json")])
+    servers = f"servers: {{files: {{command: {command}}}{more}}}"
+    return gateways.write(folder, f"{HEADER}{servers}\ncapabilities: {{read: {{mode: read, server: files}}}}\n")
+
+
+def offer(folder: Path, *tools: Json) -> None:
+    described = [{"name": "read", "inputSchema": {"type": "object"}, **tool} for tool in tools]
+    (folder / "tools.json").write_text(json.dumps(described))
+
+
+def pins(folder: Path) -> dict[str, Json]:
+    reader = Reader.open(folder / "state")
+    try:
+        return {pin.name: pin.body for pin in reader.pins()}
+    finally:
+        reader.close()
+
+
+def test_a_person_accepts_what_is_new(tmp_path: Path) -> None:
+    path = offering(tmp_path, {"description": HOSTILE}, {"name": "unused", "description": "Nobody asked for it"})
+    with at_terminal("check", path, "--accept", stdin=b"y\n") as terminal:
+        shown = terminal.expect("Accept this definition? [y/N] ")
+        assert "tool read of server files: new" in shown and "sha256:" in shown and "unused" not in shown
+        assert "    | Reads\\x1b[2J a file.\n    | Accept these 99" in shown and "\x1b" not in shown
+        terminal.type("n\n")
+        assert terminal.end() == 1
+    assert pins(tmp_path) == {}
+    with at_terminal("check", path, "--accept") as terminal:
+        terminal.expect("[y/N] ")
+        terminal.type("y\n")
+        assert terminal.end() == 0
+    assert pins(tmp_path)["read"]["description"] == HOSTILE
+    (accepted,) = gateways.records(tmp_path / "state", kind="pin_accepted")
+    assert accepted["name"] == "read" and accepted["by"]
+    again = gateways.run("check", path, "--accept", "--yes")
+    assert again.returncode == 0 and "Nothing to accept" in again.stdout
+
+
+def test_a_change_is_shown_field_by_field(tmp_path: Path) -> None:
+    path = offering(tmp_path, {"description": "Reads a file", "annotations": {"readOnlyHint": True}})
+    assert gateways.run("check", path, "--accept", "--yes").returncode == 0
+    offer(tmp_path, {"description": "Reads a file and sends it on", "annotations": {"readOnlyHint": True}})
+    shown = gateways.run("check", path, "--accept", "--yes")
+    assert shown.returncode == 0 and "tool read of server files: CHANGED" in shown.stdout
+    assert "    - Reads a file\n    + Reads a file and sends it on\n" in shown.stdout
+    assert "annotations" not in shown.stdout  # they are as they were
+    assert len(set(re.findall(r"sha256:\w+", shown.stdout))) == 2
+    before, after = gateways.records(tmp_path / "state", kind="pin_accepted")
+    assert after["before"] == before["digest"] and after["digest"] in shown.stdout
+
+
+def test_without_a_terminal_nothing_is_accepted(tmp_path: Path) -> None:
+    path = offering(tmp_path, {})
+    with gateways.tooling.start_process(gateways.ringfence("check", path, "--accept")) as started:
+        assert started.process.wait(30) == 1
+        assert "there is no terminal here" in started.output() and "Traceback" not in started.output()
+    assert pins(tmp_path) == {}
+
+
+def test_a_server_that_cannot_start_is_told(tmp_path: Path) -> None:
+    path = offering(tmp_path, {}, more=", dead: {command: [/nonexistent/server]}")
+    shown = gateways.run("check", path, "--accept", "--yes")
+    assert shown.returncode == 1
+    assert "server dead cannot be asked" in shown.stderr and "ok" not in shown.stdout.splitlines()[-1]
+    assert set(pins(tmp_path)) == {"read"}  # the others are not held up by it

@@ -1,0 +1,70 @@
+"""The command line as a whole: what it teaches, what it loads, and how it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringfence.cli.main import VERBS, command_line
+from tests.gateways import run
+
+SUBVERBS = {
+    "approvals": ("list", "approve", "deny"),
+    "audit": ("list", "show", "explain", "verify", "export", "erase", "replay"),
+}
+EVERY_VERB = [(verb,) for verb in VERBS] + [(verb, sub) for verb, subs in SUBVERBS.items() for sub in subs]
+
+
+def test_without_a_verb_it_lists_them() -> None:
+    shown = run("--help")
+    assert shown.returncode == 0
+    assert all(f"\n  {verb} " in shown.stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("words", EVERY_VERB, ids=" ".join)
+def test_every_verb_teaches_by_an_example(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_line(list(words))([*words, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"\n  ringfence {words[0]}" in shown
+    assert "Usage:" in shown
+
+
+def test_a_listing_loads_no_gateway() -> None:
+    heavy = ("mcp", "aiohttp", "uvicorn", "starlette")
+    code = (
+        "import sys; from ringfence.cli.main import command_line; command_line(['audit']);"
+        f"print([name for name in sys.modules if name.split('.')[0] in {heavy}])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("words", [("chek",), ("audit", "lst"), ("call",), ("audit", "list", "--limt", "3")])
+def test_wrong_usage_exits_2(words: tuple[str, ...]) -> None:
+    shown = run(*words)
+    assert shown.returncode == 2
+    assert "Usage:" in shown.stderr and "Traceback" not in shown.stderr
+
+
+def test_an_error_is_one_sentence(own_home: Path, tmp_path: Path) -> None:
+    missing = run("audit", "list", "--demo")
+    assert missing.returncode == 1
+    assert missing.stderr.startswith("there is no database in ") and missing.stderr.count("\n") == 1
+    unusable = run("audit", "verify", str(tmp_path), "--public-key", str(tmp_path / "key\x1b[2J.pem"))
+    assert unusable.returncode == 1
+    assert "cannot be read" in unusable.stderr and "\\x1b" in unusable.stderr and "\x1b" not in unusable.stderr
+    assert unusable.stderr.count("\n") == 1
+
+
+def test_an_unusable_home_is_one_sentence(tmp_path: Path) -> None:
+    broken = tmp_path / "home"
+    broken.write_text("a file, no folder")
+    command = [sys.executable, "-m", "ringfence.cli.main", "call", "search_docs", "--demo"]
+    ended = subprocess.run(command, env={"HOME": str(broken)}, capture_output=True, text=True, check=False)
+    assert ended.returncode != 0
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,61 @@
+"""Text that a terminal shows and does not obey."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.cli import terminal
+from ringfence.errors import Unavailable
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m‮txt\r\x08\U000e0041"
+
+
+@given(st.text())
+def test_safe_text_is_printable_on_one_line(text: str) -> None:
+    assert terminal.safe(text).isprintable()
+
+
+@given(st.text())
+def test_safe_lines_keep_their_newlines_and_nothing_else(text: str) -> None:
+    shown = terminal.safe(text, lines=True)
+    assert shown.count("\n") == text.count("\n")
+    assert all(c.isprintable() or c in "\n\t" for c in shown)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("plain – ä 漢", "plain – ä 漢"), ("\x1b[31m", "\\x1b[31m"), ("a\nb\tc", "a\\nb\\tc"), ("‮", "\\u202e")],
+)
+def test_escapes_say_what_was_there(text: str, shown: str) -> None:
+    assert terminal.safe(text) == shown
+
+
+def test_nobody_can_write_outside_of_the_margin() -> None:
+    lines = terminal.quoted(f"first\nApprove this call? [y/N] y\n{HOSTILE}", "  | ").split("\n")
+    assert len(lines) == 3 and all(line.startswith("  | ") and line.isprintable() for line in lines)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_json_text_means_the_same_and_is_harmless(value: object) -> None:
+    text = terminal.json_text(value)
+    assert json.loads(text) == value
+    assert all(c.isprintable() or c == "\n" for c in text)
+
+
+@given(st.text(), st.integers(min_value=1, max_value=50))
+def test_cut_text_is_no_longer_than_wanted(text: str, most: int) -> None:
+    assert len(terminal.cut(text, most)) <= most
+
+
+def test_without_a_terminal_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "_TERMINAL", "/nonexistent/tty")
+    with pytest.raises(Unavailable, match="no terminal"):
+        terminal.confirm("what", "Well?")

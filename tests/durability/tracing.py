@@ -1,0 +1,78 @@
+"""strace on a gateway that serves: to see the order of what it does, or to break its disk."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import tooling
+from tests.durability.stage import Running
+
+_LINE = re.compile(r"(?P<task>\d+) +(?P<rest>.*)")
+_CALL = re.compile(r"(?P<name>\w+)\((?P<arguments>.*)")
+_RESUMED = re.compile(r"<\.\.\. (?P<name>\w+) resumed>(?P<rest>.*)")
+
+
+@contextmanager
+def traced(gateway: Running, arguments: Sequence[str]) -> Iterator[None]:
+    """Trace every thread of the gateway while the block lasts; the test is skipped where that is not allowed."""
+    command = [str(tooling.need("strace")), "-f", *arguments, "-p", str(gateway.pid)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stderr is not None
+        said = tracer.stderr.readline()
+        while said and "attached" not in said:
+            said = tracer.stderr.readline()
+        if not said:
+            pytest.skip("strace may not attach to a process here")
+        try:
+            yield
+        finally:
+            tracer.send_signal(signal.SIGINT)
+            tracer.communicate(timeout=30)
+
+
+@contextmanager
+def failing(gateway: Running, paths: Sequence[Path], *faults: str) -> Iterator[None]:
+    """Have system calls on these files fail as each fault says (`pwrite64:error=EIO:when=3`, counted from here)."""
+    calls = ",".join(fault.partition(":")[0] for fault in faults)
+    inject = [word for fault in faults for word in ("-e", f"inject={fault}")]
+    where = [word for path in paths for word in ("-P", str(path))]
+    with traced(gateway, ["-o", "/dev/null", "-e", f"trace={calls}", *inject, *where]):
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One system call, between two moments of the trace."""
+
+    name: str
+    text: str
+    begun: int
+    ended: int
+
+
+def events(trace: str) -> list[Event]:
+    """The calls of a trace, in the order of their beginning. Moments are lines: strace sees one thing at a time."""
+    out: list[Event] = []
+    pending: dict[tuple[str, str], tuple[str, int]] = {}
+    for moment, line in enumerate(trace.splitlines()):
+        found = _LINE.fullmatch(line)
+        if found is None:
+            continue
+        task, rest = found["task"], found["rest"]
+        if resumed := _RESUMED.match(rest):
+            text, begun = pending.pop((task, resumed["name"]), ("", moment))
+            out.append(Event(resumed["name"], text + resumed["rest"], begun, moment))
+        elif call := _CALL.match(rest):
+            if rest.endswith("<unfinished ...>"):
+                pending[task, call["name"]] = (call["arguments"], moment)
+            else:
+                out.append(Event(call["name"], call["arguments"], moment, moment))
+    return sorted(out, key=lambda event: event.begun)

@@ -1,0 +1,210 @@
+"""Stand-ins at the ports: whoever is behind `Upstreams`, `Channel` and `Link` is played by a few lines of a test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from ringfence import canonical
+from ringfence.approval import Approvals
+from ringfence.audit.keys import load_or_create
+from ringfence.budget import Budget
+from ringfence.contract import Catalog, Schemas, build
+from ringfence.dispatch import Dispatcher, Surroundings
+from ringfence.guard import Guard
+from ringfence.model import ApprovalRule, Call, Contract, Definition, Json, NetworkSpec, Outcome, Principal, ServerSpec
+from ringfence.pipeline import Pipeline
+from ringfence.policy import Policy
+from ringfence.ports import UpstreamRequest
+from ringfence.rulebook import Rulebook, implicit_contract
+from ringfence.store import Store
+from ringfence.upstream.link import Exchange, RpcError
+
+Reply = Json | Exception
+OK: Json = {"content": [{"type": "text", "text": "done"}]}
+
+
+@dataclass(slots=True)
+class Client:
+    """A `Channel`: what it was told and asked, and what it answers."""
+
+    capabilities: Json = field(default_factory=dict)
+    answers: Json = field(default_factory=dict)
+    told: list[tuple[str, Json]] = field(default_factory=list)
+    asked: list[Mapping[str, Json]] = field(default_factory=list)
+
+    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        self.asked.append(questions)
+        return {key: self.answers[key] for key in questions}
+
+    async def notify(self, method: str, params: Json) -> None:
+        self.told.append((method, params))
+
+
+@dataclass(slots=True)
+class Servers:
+    """`Upstreams` that answer from a list, the last entry again and again; each request is remembered."""
+
+    replies: list[Reply] = field(default_factory=lambda: [OK])
+    requests: list[UpstreamRequest] = field(default_factory=list)
+    hold: anyio.Event | None = None
+    """Set to make every request wait for it."""
+
+    async def request(self, request: UpstreamRequest) -> Json:
+        self.requests.append(request)
+        if self.hold is not None:
+            await self.hold.wait()
+        reply = self.replies[min(len(self.requests), len(self.replies)) - 1]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def definitions(self, server: str, principal: Principal) -> list[Definition]:
+        return []
+
+    def isolation(self, server: str) -> Json:
+        return {"backend": "host", "level": "none", "protections": {}}
+
+
+@dataclass(slots=True)
+class Wire:
+    """A `Link` whose far end is a function of (method, params)."""
+
+    answer: Callable[[str, Json, Exchange], Awaitable[Json]]
+    requests: list[tuple[str, Json, Mapping[str, str]]] = field(default_factory=list)
+    notes: list[tuple[str, Json | None]] = field(default_factory=list)
+    end: anyio.Event = field(default_factory=anyio.Event)
+    tell: Callable[[str, Json], Awaitable[None]] | None = None
+
+    async def request(self, method: str, params: Json, exchange: Exchange) -> Json:
+        self.requests.append((method, params, exchange.headers))
+        return await self.answer(method, params, exchange)
+
+    async def notify(self, method: str, params: Json | None, headers: Mapping[str, str] | None = None) -> None:
+        self.notes.append((method, params))
+
+    async def run(self, ready: Callable[[], None], tell: Callable[[str, Json], Awaitable[None]]) -> None:
+        self.tell = tell
+        ready()
+        await self.end.wait()
+
+    @property
+    def methods(self) -> list[str]:
+        return [method for method, _, _ in self.requests]
+
+
+def far_end(tools: list[Json] | None = None, **methods: Any) -> Callable[[str, Json, Exchange], Awaitable[Json]]:
+    """A server of the handshake era; `methods` are further results, errors or functions by name, `_` for `/`."""
+    found: dict[str, Any] = {
+        "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}},
+        "tools/list": {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}] if tools is None else tools},
+        "tools/call": OK,
+        **{name.replace("_", "/"): value for name, value in methods.items()},
+    }
+
+    async def answer(method: str, params: Json, exchange: Exchange) -> Json:
+        reply = found.get(method, RpcError(-32601, f"Method not found: {method}"))
+        if callable(reply):
+            reply = await reply(params, exchange)
+        if isinstance(reply, Exception):
+            raise reply
+        return dict(reply)
+
+    return answer
+
+
+def contract(name: str, **given: Any) -> Contract:
+    built, problems = build(name, {"server": "desk", "mode": "read", **given})
+    assert problems == []
+    return built
+
+
+def definition(name: str, **body: Any) -> Definition:
+    whole = {"name": name, "inputSchema": {"type": "object"}, **body}
+    return Definition("desk", name, canonical.definition_digest(whole), whole)
+
+
+@dataclass(slots=True)
+class Way:
+    """A pipeline with a real store and fake servers."""
+
+    pipeline: Pipeline
+    store: Store
+    servers: Servers
+    budget: Budget
+    client: Client = field(default_factory=Client)
+
+    async def call(self, tool: str = "echo", arguments: Json | None = None, **more: Any) -> Outcome:
+        return await self.pipeline.handle(make_call(tool, arguments, **more), self.client)
+
+    def finished(self, call_id: str | None = None) -> list[Json]:
+        return [r.body for r in self.store.reader().records(kind="finished", call_id=call_id)]
+
+    def kinds(self, call_id: str) -> list[str]:
+        return [record.kind for record in self.store.reader().records(call_id=call_id)]
+
+
+def make_call(tool: str = "echo", arguments: Json | None = None, **more: Any) -> Call:
+    principal = more.pop("principal", Principal("analyst", person="alice"))
+    return Call(more.pop("id", canonical.new_id("call")), principal, tool, arguments or {}, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a configuration would say; everything has a default."""
+
+    contracts: tuple[Contract, ...] = (contract("echo"),)
+    rules: tuple[Any, ...] = ()
+    preset: str = "permissive"
+    approvals: Mapping[str, ApprovalRule] = field(default_factory=dict)
+    networks: Mapping[str, NetworkSpec] = field(default_factory=dict)
+    server: ServerSpec = ServerSpec("desk", url="http://127.0.0.1:9101/mcp", resources=("doc:*",), prompts=("greet",))
+    definitions: tuple[Definition, ...] = ()
+    prompts: tuple[Definition, ...] = ()
+    environment: str = "development"
+    wait: float = 0.0
+
+
+def rulebook(said: Said, store: Store) -> Rulebook:
+    own = {("desk", c.tool): definition(c.tool) for c in said.contracts}
+    own |= {("desk", d.name): d for d in said.definitions}
+    return Rulebook(
+        environment=said.environment,
+        catalog=Catalog({c.name: c for c in said.contracts}, own, schemas=Schemas()),
+        policy=Policy(said.rules, preset=said.preset, environment=said.environment),
+        approvals=Approvals(store, said.approvals, wait_seconds=said.wait, single_user=True),
+        servers={"desk": said.server},
+        prompts={("desk", d.name): d for d in said.prompts},
+        implicit={"desk": implicit_contract(said.server)},
+    )
+
+
+@asynccontextmanager
+async def governed(folder: Path, said: Said | None = None, replies: list[Reply] | None = None) -> AsyncIterator[Way]:
+    """The way of a call, from the contract to the audit log, in a folder of its own."""
+    said = said or Said()
+    store = Store.open(folder / "state", load_or_create(folder / "keys"))
+    try:
+        servers = Servers(replies or [OK])
+        dispatcher = Dispatcher(servers, Surroundings({"desk": said.server}, said.networks))
+        schemas = Schemas()
+        limits = Budget()
+        pipeline = Pipeline(store, rulebook(said, store), dispatcher, Guard(schemas.result_problem), limits)
+        yield Way(pipeline, store, servers, limits)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await store.aclose()
+
+
+def chunked(data: bytes, cuts: list[int]) -> Iterator[bytes]:
+    """The same bytes in pieces, cut at these places."""
+    places = sorted({min(cut, len(data)) for cut in cuts})
+    for start, end in zip([0, *places], [*places, len(data)], strict=True):
+        if data[start:end]:
+            yield data[start:end]

@@ -1,0 +1,280 @@
+"""A server that hangs, floods, babbles, dies or never starts harms its own call and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import Client
+
+from tests import tooling
+from tests.mcp import gateway
+from tests.mcp.gateway import ERAS, JSON, Gateway, about, facts, text_of
+
+pytestmark = pytest.mark.anyio
+eras = pytest.mark.parametrize("mode", ERAS)
+
+MISBEHAVIOURS = ("echo", "slow", "flood", "huge_line", "garbage", "noisy", "counter", "environ")
+SILENT = ("hang", "wrong_id")
+
+
+def stands_in(folder: Path, command: list[str]) -> list[str]:
+    """A server that starts only while there is no file named `broken`."""
+    return ["sh", "-c", f"test -e {folder}/broken && exit 3; exec {shlex.join(command)}"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, hostile_command: list[str]) -> Iterator[Gateway]:
+    base = tmp_path_factory.mktemp("hostile")
+
+    def server(command: list[str], **more: object) -> JSON:
+        return {"command": command, "pins": "first_use", **more}
+
+    servers = {
+        "hostile": server(hostile_command),
+        "neighbour": server(hostile_command),
+        "mortal": server(stands_in(base, hostile_command)),
+        "frozen": server(hostile_command),
+        "hanging": server([*hostile_command, "--at-start", "hang"], start_timeout_seconds=1),
+        "dying": server([*hostile_command, "--at-start", "die"]),
+        "greeting": server([*hostile_command, "--at-start", "garbage"]),
+        "absent": server([str(base / "no-such-program")]),
+    }
+    contracts = {
+        **gateway.tools("hostile", *MISBEHAVIOURS, timeout_seconds=20),
+        **gateway.tools("hostile", *SILENT, timeout_seconds=1.5),
+        "hang_write": {"transport": "mcp", "server": "hostile", "tool": "hang", "mode": "write", "timeout_seconds": 1},
+        **gateway.tools("mortal", "die", "die_before", mode="write", timeout_seconds=10),
+        **gateway.tools("frozen", "freeze", timeout_seconds=1),
+    }
+    for server_name in ("neighbour", "mortal", "frozen", "hanging", "dying", "greeting", "absent"):
+        contract = {"transport": "mcp", "server": server_name, "tool": "echo", "mode": "read", "timeout_seconds": 5}
+        contracts[f"{server_name}_echo"] = {**contract, "retry": {"attempts": 0}}
+    contracts["frozen_echo"]["timeout_seconds"] = 1.5
+    with gateway.serve(base, gateway.configuration(servers, contracts)) as running:
+        yield running
+
+
+async def good(client: Client, tool: str = "neighbour_echo", said: str = "hello") -> None:
+    """A call that must come through."""
+    with anyio.fail_after(10):
+        result = await client.call_tool(tool, {"text": said})
+    assert text_of(result) == said, text_of(result)
+
+
+async def beside(client: Client, tool: str, arguments: JSON, others: tuple[str, ...]) -> types.CallToolResult:
+    """Make the bad call, and good ones while it lasts; every good one must be answered before it ends."""
+    order: list[str] = []
+    results: list[types.CallToolResult] = []
+
+    async def bad() -> None:
+        results.append(await client.call_tool(tool, arguments))
+        order.append("bad")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(bad)
+        await anyio.sleep(0.1)
+        for other in others:
+            await good(client, other)
+            order.append(other)
+    assert order == [*others, "bad"]
+    return results[0]
+
+
+def recorded(served: Gateway, result: types.CallToolResult) -> JSON:
+    body = served.finished(about(result)["call_id"])
+    assert (body["status"], body["reason_code"]) == (about(result)["status"], about(result)["reason_code"])
+    return body
+
+
+BOTH = ("neighbour_echo", "echo")
+
+
+@eras
+@pytest.mark.parametrize(("tool", "effect"), [("hang", "none"), ("hang_write", "unknown"), ("wrong_id", "none")])
+async def test_silence_ends_at_the_deadline(served: Gateway, mode: str, tool: str, effect: str) -> None:
+    async with served.client(mode) as client:
+        result = await beside(client, tool, {}, BOTH)
+    assert result.is_error and (about(result)["status"], facts(result)["effect"]) == ("timeout", effect)
+    assert facts(result)["timed_out"] is True
+    assert recorded(served, result)["effect"] == effect
+
+
+@eras
+async def test_flood_of_messages_leaves_room_for_others(served: Gateway, mode: str) -> None:
+    async with served.client(mode) as client:
+        result = await beside(client, "flood", {"count": 5000}, BOTH)
+    assert text_of(result) == "flooded"
+
+
+async def test_flood_of_stderr_leaves_room_for_others(served: Gateway) -> None:
+    async with served.client("legacy") as client:
+        async with anyio.create_task_group() as group:
+            group.start_soon(good, client)
+            group.start_soon(good, client, "echo")
+            result = await client.call_tool("noisy", {"bytes": 5_000_000})
+        assert text_of(result) == "loud"
+        await anyio.sleep(1.1)
+        await client.call_tool("noisy", {"bytes": 1000})
+    assert served.log().count("e" * 199) < 2000, "the log keeps a bounded share of it"
+
+
+@eras
+async def test_line_of_20_mb_fails_its_own_call(served: Gateway, mode: str) -> None:
+    async with served.client(mode) as client:
+        async with anyio.create_task_group() as group:
+            group.start_soon(good, client)
+            group.start_soon(good, client, "echo")
+            result = await client.call_tool("huge_line", {"bytes": 20_000_000})
+        assert result.is_error
+        assert (about(result)["status"], about(result)["reason_code"]) == ("failed", "answer_unusable")
+        await good(client, "echo")
+    recorded(served, result)
+
+
+@eras
+async def test_garbage_between_messages_is_passed_over(served: Gateway, mode: str) -> None:
+    async with served.client(mode) as client:
+        assert text_of(await client.call_tool("garbage", {})) == "after the garbage"
+        await good(client, "echo")
+        await good(client)
+
+
+@eras
+async def test_slow_answer_holds_up_nobody(served: Gateway, mode: str) -> None:
+    async with served.client(mode) as client:
+        assert text_of(await beside(client, "slow", {"seconds": 1}, BOTH)) == "at last"
+
+
+async def test_frozen_server_stops_nobody_else(served: Gateway) -> None:
+    """It reads nothing any more, so that even what we write to it gets stuck."""
+    big = "x" * 300_000
+    async with served.client("legacy") as client:
+        assert about(await client.call_tool("freeze", {}))["status"] == "timeout"
+        async with anyio.create_task_group() as group:
+            results: list[str] = []
+
+            async def stuck() -> None:
+                results.append(about(await client.call_tool("frozen_echo", {"text": big}))["status"])
+
+            for _ in range(3):
+                group.start_soon(stuck)
+            await anyio.sleep(0.1)
+            for _ in range(5):
+                await good(client)
+            assert results == []
+            with anyio.fail_after(5):  # the deadline is 1.5 s, however full the pipe
+                while len(results) < 3:
+                    await anyio.sleep(0.1)
+    assert results == ["timeout"] * 3
+
+
+# ── dying and coming back ─────────────────────────────────────────────────────────────────────────
+
+
+@eras
+@pytest.mark.parametrize("tool", ["die", "die_before"])
+async def test_death_during_a_call_leaves_its_outcome_unknown(served: Gateway, mode: str, tool: str) -> None:
+    async with served.client(mode) as client:
+        await until_well(client, "mortal_echo")
+        result = await client.call_tool(tool, {})
+        await good(client)
+        await until_well(client, "mortal_echo")
+    assert result.is_error and about(result)["reason_code"] == "server_died"
+    assert (about(result)["status"], facts(result)["effect"]) == ("unknown", "unknown")
+    assert recorded(served, result)["effect"] == "unknown"
+
+
+async def until_well(client: Client, tool: str) -> list[str]:
+    """Call until it works; how the calls before ended."""
+    ends: list[str] = []
+    with anyio.fail_after(40):
+        while True:
+            result = await client.call_tool(tool, {"text": "well"})
+            if not result.is_error:
+                return ends
+            assert about(result)["status"] == "unavailable", text_of(result)
+            assert facts(result)["effect"] == "none"
+            ends.append(about(result)["reason_code"])
+            await anyio.sleep(0.1)
+
+
+async def test_server_that_cannot_start_is_retried_with_growing_pauses(served: Gateway) -> None:
+    broken = served.config.parent / "broken"
+    async with served.client("legacy") as client:
+        await until_well(client, "mortal_echo")
+        broken.touch()
+        try:
+            await client.call_tool("die", {})
+            starts = len(starts_of(served, "mortal"))
+            ends = []
+            with anyio.move_on_after(1.5):
+                while True:
+                    result = await client.call_tool("mortal_echo", {"text": "x"})
+                    assert about(result)["status"] == "unavailable"
+                    ends.append(about(result)["reason_code"])
+                    await good(client)
+                    await anyio.sleep(0.02)
+            tried = len(starts_of(served, "mortal")) - starts
+        finally:
+            broken.unlink()
+        assert set(ends) == {"server_start", "server_down"}, "tried, and between the tries said to be down"
+        assert 1 <= tried <= 4 < len(ends), "far fewer starts than calls"
+        await until_well(client, "mortal_echo")
+        await good(client, "mortal_echo")
+    assert {body["status"] for body in starts_of(served, "mortal")} == {"success", "unavailable"}
+
+
+def starts_of(served: Gateway, server: str) -> list[JSON]:
+    bodies = [record.body for record in served.records(kind="finished")]
+    return [b for b in bodies if b["call"]["method"] == "server/start" and b["call"]["server"] == server]
+
+
+# ── not starting at all ───────────────────────────────────────────────────────────────────────────
+
+
+@eras
+@pytest.mark.parametrize("server", ["hanging", "dying", "absent"])
+async def test_server_that_never_starts_is_unavailable(served: Gateway, mode: str, server: str) -> None:
+    async with served.client(mode) as client:
+        assert f"{server}_echo" not in {tool.name for tool in (await client.list_tools()).tools}
+        result = await client.call_tool(f"{server}_echo", {"text": "x"})
+        await good(client)
+    assert result.is_error and about(result)["status"] == "unavailable"
+    recorded(served, result)
+    assert {body["status"] for body in starts_of(served, server)} == {"unavailable"}
+    assert f"server {server} is not available" in served.log()
+
+
+@eras
+async def test_babble_before_the_first_message_is_passed_over(served: Gateway, mode: str) -> None:
+    async with served.client(mode) as client:
+        await good(client, "greeting_echo")
+
+
+async def test_servers_get_no_environment_of_ours(served: Gateway) -> None:
+    async with served.client("legacy") as client:
+        names = set(json.loads(text_of(await client.call_tool("environ", {})))["names"])
+    # What the interpreter itself adds is not ours.
+    ours = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TERM", "TMPDIR"}
+    assert names <= ours, names - ours
+
+
+async def test_gateway_is_well_after_all_this_and_leaves_no_process(
+    tmp_path: Path, hostile_command: list[str]
+) -> None:
+    config = gateway.configuration(
+        {"hostile": {"command": hostile_command, "pins": "first_use"}}, gateway.tools("hostile", "environ")
+    )
+    with gateway.serve(tmp_path, config) as running:
+        async with running.client("legacy") as client:
+            pid = json.loads(text_of(await client.call_tool("environ", {})))["pid"]
+        assert running.healthy() and tooling.alive(pid)
+        assert running.started is not None
+        assert running.started.stop() == 0
+    tooling.wait_until_gone(pid)

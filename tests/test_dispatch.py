@@ -1,0 +1,172 @@
+"""Dispatch: only a grant runs, once; again only where that is safe; and what cannot be given as asked is refused."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import anyio
+import pytest
+
+from ringfence import dispatch
+from ringfence.dispatch import Dispatcher, Surroundings
+from ringfence.errors import OutcomeUnknown, Refused, Unavailable
+from ringfence.model import Contract, Decision, Grant, NetworkSpec, Principal, ServerSpec
+from tests.faking import OK, Client, Reply, Servers, contract, definition, make_call
+
+pytestmark = pytest.mark.anyio
+
+ALLOWED = Decision("dec_1", True, "allowed")
+BOXED = Decision("dec_1", True, "allowed", sandbox=True)
+DOWN, LOST = Unavailable("server_down", "down"), OutcomeUnknown("server_died", "died")
+HERE, THERE = ServerSpec("desk", command=("x",)), ServerSpec("desk", url="https://desk.corp.example/mcp")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_RETRY_SECONDS", 0.001)
+
+
+def dispatcher(*replies: Reply, server: ServerSpec = THERE, **networks: NetworkSpec) -> tuple[Dispatcher, Servers]:
+    servers = Servers(list(replies) or [OK])
+    return Dispatcher(servers, Surroundings({"desk": server}, networks)), servers
+
+
+def grant(one: Contract | None = None, *, left: float = 10.0, **call: Any) -> Grant:
+    return Grant(
+        make_call("echo", {"text": "x"}, **call), one or contract("echo"), ALLOWED, definition("echo"), "d", None,
+        time.monotonic() + left,
+    )  # fmt: skip
+
+
+# ── running ──
+
+
+async def test_a_grant_runs_once_with_what_it_names() -> None:
+    desk, servers = dispatcher()
+    channel = Client()
+    given = grant(contract("talk", tool="echo", timeout_seconds=7), principal=Principal("a"), session="s")
+    answer = await desk.run(given, channel)
+    assert (answer.result, answer.is_error, answer.attempts) == (OK, False, 1)
+    assert answer.isolation == {"backend": "host", "level": "none", "protections": {}}
+    (sent,) = servers.requests
+    assert (sent.server, sent.principal, sent.session, sent.timeout) == ("desk", Principal("a"), "s", 7)
+    assert sent.params == {"name": "echo", "arguments": {"text": "x"}}
+    assert sent.definition == definition("echo")
+    assert sent.channel is channel
+
+
+async def test_an_expired_grant_runs_nothing() -> None:
+    desk, servers = dispatcher()
+    with pytest.raises(Unavailable) as refused:
+        await desk.run(grant(left=-0.001), Client())
+    assert (refused.value.reason_code, servers.requests) == ("grant_expired", [])
+
+
+async def test_the_callers_deadline_shortens_the_contracts() -> None:
+    desk, servers = dispatcher()
+    await desk.run(grant(contract("echo", timeout_seconds=30), deadline=time.monotonic() + 2), Client())
+    assert 1.5 < servers.requests[0].timeout <= 2
+    await desk.run(grant(contract("echo", timeout_seconds=1), deadline=time.monotonic() + 20), Client())
+    assert servers.requests[1].timeout == 1
+
+
+async def test_an_error_of_the_tool_is_kept() -> None:
+    desk, _ = dispatcher({"content": [], "isError": True, "x": 1})
+    answer = await desk.run(grant(), Client())
+    assert (answer.is_error, answer.result["x"]) == (True, 1)
+
+
+async def test_what_is_no_tool_goes_on_as_it_came() -> None:
+    desk, servers = dispatcher({"contents": []})
+    given = grant(method="resources/read", kind="resource", meta={"vendor/x": 1})
+    await desk.run(given, Client())
+    assert servers.requests[0].params == {"text": "x", "_meta": {"vendor/x": 1}}
+
+
+# ── trying again ──
+
+TRIES: dict[str, tuple[dict[str, Any], list[Reply], int, type[Exception] | None]] = {
+    "a read that never ran": ({}, [DOWN, DOWN, OK], 3, None),
+    "as often as the contract says": ({"retry": {"attempts": 1}}, [DOWN, DOWN, OK], 2, Unavailable),
+    "never, if so said": ({"retry": {"attempts": 0}}, [DOWN, OK], 1, Unavailable),
+    "a read that may have run": ({}, [LOST, OK], 1, OutcomeUnknown),
+    "a write that never ran": ({"mode": "write"}, [DOWN, OK], 1, Unavailable),
+    "an idempotent write that never ran": ({"mode": "write", "idempotent": True}, [DOWN, OK], 2, None),
+    "an idempotent write that may have run": ({"mode": "write", "idempotent": True}, [LOST, OK], 2, None),
+    "one with a key that may have run": ({"mode": "write", "idempotent": {"key": "args.text"}}, [LOST, OK], 2, None),
+    "high risk": ({"mode": "high_risk"}, [DOWN, OK], 1, Unavailable),
+    "an attempt may have run, the last did not": ({"idempotent": True}, [LOST, DOWN, DOWN], 3, OutcomeUnknown),
+}
+
+
+@pytest.mark.parametrize("case", TRIES)
+async def test_a_call_is_tried_again_only_where_that_is_safe(case: str) -> None:
+    given, replies, attempts, ends = TRIES[case]
+    desk, servers = dispatcher(*replies)
+    if ends is None:
+        assert (await desk.run(grant(contract("echo", **given)), Client())).attempts == attempts
+    else:
+        with pytest.raises(ends):
+            await desk.run(grant(contract("echo", **given)), Client())
+    assert len(servers.requests) == attempts
+
+
+async def test_a_refusal_is_never_tried_again() -> None:
+    refusal = Refused("failed", "upstream_error", "no")  # type: ignore[arg-type]
+    desk, servers = dispatcher(refusal, OK)
+    with pytest.raises(Refused):
+        await desk.run(grant(contract("echo", idempotent=True)), Client())
+    assert len(servers.requests) == 1
+
+
+async def test_no_attempt_begins_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_RETRY_SECONDS", 5.0)
+    desk, servers = dispatcher(DOWN, OK)
+    with anyio.fail_after(2), pytest.raises(Unavailable):
+        await desk.run(grant(contract("echo", timeout_seconds=1), deadline=time.monotonic() + 1), Client())
+    assert len(servers.requests) == 1
+
+
+# ── what cannot be given ──
+
+REFUSED: dict[str, tuple[dict[str, Any], Decision, ServerSpec, str]] = {
+    "a sandboxed transport": ({"transport": "sandboxed_exec"}, ALLOWED, HERE, "no_backend"),
+    "a direct one": ({"transport": "direct"}, ALLOWED, HERE, "no_transport"),
+    "another server": ({"server": "other"}, ALLOWED, HERE, "no_server"),
+    "a secret": ({"secrets": ["a", "b"]}, ALLOWED, THERE, "no_secret"),
+    "a sandbox elsewhere": ({}, BOXED, THERE, "sandbox_impossible"),
+    "a sandbox here": ({}, BOXED, HERE, "no_backend"),
+    "a network here": ({"network": "inside"}, ALLOWED, HERE, "no_network_control"),
+    "a network without the server": ({"network": "outside"}, ALLOWED, THERE, "network"),
+    "a network that nobody defined": ({"network": "unknown"}, ALLOWED, THERE, "network"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_given_is_refused(case: str) -> None:
+    given, decision, server, code = REFUSED[case]
+    inside, outside = NetworkSpec("inside", ("*.corp.example",)), NetworkSpec("outside", ("example.org:443",))
+    desk, _ = dispatcher(server=server, inside=inside, outside=outside)
+    with pytest.raises((Unavailable, Refused)) as refused:
+        desk.check(contract("echo", **given), decision)
+    assert refused.value.reason_code == code
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("https://desk.corp.example/mcp", True),
+        ("https://desk.corp.example:8443/mcp", False),
+        ("http://desk.corp.example/mcp", False),
+        ("https://corp.example/mcp", False),
+        ("https://corp.example.org/mcp", False),
+    ],
+)
+def test_a_network_is_held_against_the_servers_address(url: str, allowed: bool) -> None:
+    desk, _ = dispatcher(server=ServerSpec("desk", url=url), inside=NetworkSpec("inside", ("*.corp.example:443",)))
+    if allowed:
+        desk.check(contract("echo", network="inside"), ALLOWED)
+    else:
+        with pytest.raises(Refused):
+            desk.check(contract("echo", network="inside"), ALLOWED)

@@ -1,0 +1,141 @@
+"""What goes on record: everything about a call but its values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence import canonical, facts, journal
+from ringfence.journal import Trip
+from ringfence.model import Contract, Decision, LogPolicy, Mode, Outcome, Receipt, Status
+from ringfence.store import Answered, Approval
+from tests.faking import contract, definition, make_call
+
+ECHO = contract("echo")
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=40)
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3))
+objects = st.dictionaries(names, values, max_size=4)
+
+
+def trip(arguments: dict[str, Any], one: Contract = ECHO) -> Trip:
+    made = Trip(make_call("echo", arguments, session="s", trace="t"), "development")
+    made.contract, made.definition = one, definition("echo")
+    made.decision = Decision("dec_1", True, "a read is allowed", rules=("std-read",))
+    return made
+
+
+def ended(made: Trip, outcome: Outcome) -> dict[str, Any]:
+    ending = facts.Ending(
+        made.call, outcome.status, outcome.reason_code, made.began_at, made.wall_ms, made.contract, made.decision, True,
+        result=outcome.result,
+    )  # fmt: skip
+    return journal.finished(made, replace(outcome, facts=facts.build(ending)))
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every text in a value that is no name."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)
+
+
+def keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield name
+            yield from keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys(inner)
+
+
+@pytest.mark.parametrize("level", ["digest", "names", "redacted"])
+@given(arguments=objects, result=objects)
+def test_values_never_enter(level: Any, arguments: dict[str, Any], result: dict[str, Any]) -> None:
+    one = replace(ECHO, log=LogPolicy(level, level))
+    empty = trip({}, one)
+    made = replace(empty, call=replace(empty.call, arguments=arguments))
+    own = json.dumps([journal.started(empty), ended(empty, Outcome(Status.SUCCESS, "ok", result={}))], ensure_ascii=False)
+    record = json.dumps([journal.started(made), ended(made, Outcome(Status.SUCCESS, "ok", result=result))], ensure_ascii=False)
+    allowed = own + "".join(keys(arguments)) + "".join(keys(result))
+    for said in (*strings(arguments), *strings(result)):
+        if len(said) >= 4 and said not in allowed:
+            assert json.dumps(said, ensure_ascii=False)[1:-1] not in record
+
+
+@given(arguments=objects)
+def test_a_digest_says_nothing_without_its_salt(arguments: dict[str, Any]) -> None:
+    first, second = trip(arguments), trip(arguments)
+    entry = journal.started(first)["arguments"]
+    assert entry == {
+        "digest": canonical.salted_bytes(canonical.dumps(arguments), first.salt), "bytes": len(canonical.dumps(arguments)),
+    }  # fmt: skip
+    assert entry["digest"] != journal.started(second)["arguments"]["digest"]
+    assert entry["digest"] != canonical.digest(arguments)
+
+
+def test_names_are_there_where_the_contract_lets_them_be() -> None:
+    arguments = {"to": {"name": "x", "deep": {"deeper": {"deepest": 1}}}, "list": [{"hidden": 1}], "a": 1}
+    shown = journal.started(trip(arguments, replace(ECHO, log=LogPolicy("names"))))["arguments"]["names"]
+    assert shown == ["a", "list", "to", "to.deep", "to.deep.deeper", "to.name"]
+    many = {f"k{n:04}": n for n in range(1000)}
+    assert len(journal.started(trip(many, replace(ECHO, log=LogPolicy("names"))))["arguments"]["names"]) == 200
+
+
+def test_a_record_says_who_what_and_by_whose_leave() -> None:
+    made = trip({"a": 1}, replace(ECHO, mode=Mode.WRITE))
+    made.approval = Approval(
+        "apr_1", "d", "call_0", "p", None, "echo", {"secret": "summary"}, "boss", (), False, 1, "consumed", 1.0, 2.0,
+        (Answered("bob", True, 1.5), Answered("eve", False, 1.6)),
+    )  # fmt: skip
+    made.started = Receipt("c", 7, "h")
+    started, finished = journal.started(made), ended(made, Outcome(Status.SUCCESS, "ok", result={"content": []}))
+    assert started["call"] == {
+        "id": made.call.id, "kind": "tool", "method": "tools/call", "tool": "echo", "server": "desk", "origin": "sdk",
+        "principal": {"tenant": "local", "agent": "analyst", "person": "alice", "kind": "agent"},
+        "session": "s", "parent": None, "trace": "t", "environment": "development",
+    }  # fmt: skip
+    assert started["contract"] == {"name": "echo", "digest": ECHO.digest, "mode": "write"}
+    assert started["pin"] == definition("echo").digest
+    assert started["decision"]["rules"] == ["std-read"]
+    assert started["approval"] == {"id": "apr_1", "rule": "boss", "by": [{"person": "bob", "at": 1.5}]}
+    assert (started["durable"], started["effect_possible"]) == (True, True)
+    shared = set(started) - {"durable", "effect_possible"}
+    assert {name: finished[name] for name in shared} == {name: started[name] for name in shared}
+    assert (finished["status"], finished["started_seq"], finished["effect"]) == ("success", 7, "confirmed")
+    assert finished["facts"]["output"]["sha256"] is None, "a plain digest of the output could be tried against guesses"
+
+
+def test_a_call_that_is_known_by_its_name_alone_is_recorded_all_the_same() -> None:
+    made = Trip(make_call("ecko", {"x": float("nan"), "y": "\ud800"}, server="desk"), "development")
+    record = ended(made, Outcome(Status.VALIDATION_FAILURE, "unknown_tool", "There is no tool 'ecko'."))
+    assert (record["contract"], record["pin"], record["decision"], record["result"]) == (None, None, None, None)
+    assert record["arguments"] == {"digest": None, "bytes": None}
+    assert record["message"] == "There is no tool 'ecko'."
+    assert record["effect"] == "none"
+
+
+@pytest.mark.parametrize("code", ["upstream_error", "answer_lost", "client_refused", "server_start", "server_down"])
+def test_words_of_others_are_not_recorded(code: str) -> None:
+    said = "no user alice@example.org with token 12345"
+    assert said not in json.dumps(ended(trip({}), Outcome(Status.FAILED, code, said)))
+
+
+def test_time_passes_on_the_way() -> None:
+    made = trip({})
+    first = made.wall_ms
+    assert 0 <= first <= made.wall_ms
+    assert not made.effect_possible
+    assert not Trip(made.call, "development").effect_possible
