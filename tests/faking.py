@@ -125,6 +125,9 @@ def contract(name: str, **given: Any) -> Contract:
     return built
 
 
+ECHO = contract("echo")
+
+
 def definition(name: str, **body: Any) -> Definition:
     whole = {"name": name, "inputSchema": {"type": "object"}, **body}
     return Definition("desk", name, canonical.definition_digest(whole), whole)
@@ -150,6 +153,9 @@ class Way:
         return [record.kind for record in self.store.reader().records(call_id=call_id)]
 
 
+DESK = ServerSpec("desk", url="http://127.0.0.1:9101/mcp", resources=("doc:*",), prompts=("greet",))
+
+
 def make_call(tool: str = "echo", arguments: Json | None = None, **more: Any) -> Call:
     principal = more.pop("principal", Principal("analyst", person="alice"))
     return Call(more.pop("id", canonical.new_id("call")), principal, tool, arguments or {}, **more)
@@ -159,12 +165,12 @@ def make_call(tool: str = "echo", arguments: Json | None = None, **more: Any) ->
 class Said:
     """What a configuration would say; everything has a default."""
 
-    contracts: tuple[Contract, ...] = (contract("echo"),)
+    contracts: tuple[Contract, ...] = (ECHO,)
     rules: tuple[Any, ...] = ()
     preset: str = "permissive"
     approvals: Mapping[str, ApprovalRule] = field(default_factory=dict)
     networks: Mapping[str, NetworkSpec] = field(default_factory=dict)
-    server: ServerSpec = ServerSpec("desk", url="http://127.0.0.1:9101/mcp", resources=("doc:*",), prompts=("greet",))
+    server: ServerSpec = DESK
     definitions: tuple[Definition, ...] = ()
     prompts: tuple[Definition, ...] = ()
     environment: str = "development"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -43,9 +42,8 @@ def ringfence(*arguments: str | Path) -> list[str]:
 
 def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     """One verb of the command line, run to its end."""
-    return subprocess.run(
-        ringfence(*arguments), cwd=cwd, timeout=timeout, capture_output=True, text=True, check=False, env=dict(os.environ)
-    )
+    command = ringfence(*arguments)
+    return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text=True, check=False)
 
 
 def server(script: str, *arguments: str) -> str:

@@ -43,7 +43,8 @@ def approvals(store: Store, wait: float = 0.0, *, single_user: bool = False) -> 
 
 def required(store: Store, asks: tuple[str, ...], own: str, arguments: Json | None = None, **more: Any) -> Any:
     decision = Decision("dec_1", True, "", asks=asks)
-    return approvals(store, **more).requirement(contract("echo", approval=own), decision, lambda: {"args": arguments or {}})
+    one, seen = contract("echo", approval=own), {"args": arguments or {}}
+    return approvals(store, **more).requirement(one, decision, lambda: seen)
 
 
 # ── what is asked ──

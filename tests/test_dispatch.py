@@ -150,6 +150,7 @@ def test_what_cannot_be_given_is_refused(case: str) -> None:
     desk, _ = dispatcher(server=server, inside=inside, outside=outside)
     with pytest.raises((Unavailable, Refused)) as refused:
         desk.check(contract("echo", **given), decision)
+    assert isinstance(refused.value, Unavailable | Refused)
     assert refused.value.reason_code == code
 
 

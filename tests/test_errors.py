@@ -49,8 +49,8 @@ def test_problems_are_told_all_at_once_in_the_order_given() -> None:
 
 @pytest.mark.parametrize("kind", [Unavailable, OutcomeUnknown])
 def test_an_error_carries_its_reason_and_its_words(kind: type[Unavailable] | type[OutcomeUnknown]) -> None:
-    raised = kind("server_down", "the server is down")
-    assert (raised.reason_code, raised.message, str(raised)) == ("server_down", "the server is down", "the server is down")
+    raised = kind("server_down", "it is down")
+    assert (raised.reason_code, raised.message, str(raised)) == ("server_down", "it is down", "it is down")
     assert isinstance(raised, RingfenceError)
 
 

@@ -18,7 +18,7 @@ CALL = make_call("pay", {"amount": 5, "to": "x"}, principal=Principal("a", perso
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10)
 arguments = st.dictionaries(
     st.sampled_from(["amount", "to", "x"]),
-    st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)),
 )
 
 
@@ -69,8 +69,8 @@ def test_a_bad_condition_is_told_with_its_place(source: str, place: tuple[int, i
 @pytest.mark.parametrize(
     "source",
     [
-        "args.missing", "args.missing == 1", "args.amount", "args.to > 1", "1 / (args.amount - 5) == 1", "args.to.a == 1",
-        "args.to[0] == 'x'", "agent.missing == ''", "args.amount.size() == 1", "int(args.to) == 1",
+        "args.missing", "args.missing == 1", "args.amount", "args.to > 1", "1 / (args.amount - 5) == 1",
+        "args.to.a == 1", "args.to[0] == 'x'", "agent.missing == ''", "args.amount.size() == 1", "int(args.to) == 1",
     ],
 )  # fmt: skip
 def test_an_error_is_raised_and_never_a_yes(source: str) -> None:
@@ -88,7 +88,8 @@ def test_any_arguments_give_a_truth_value_or_an_error(args: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("source", "expected"), [("args.to", "x"), ("args.amount", "5"), ("args.to + '/' + string(args.amount)", "x/5"), ("1.5", "1.5")]
+    ("source", "expected"),
+    [("args.to", "x"), ("args.amount", "5"), ("args.to + '/' + string(args.amount)", "x/5"), ("1.5", "1.5")],
 )
 def test_a_key_is_text(source: str, expected: str) -> None:
     assert Expression(source, result="key").text(variables(CALL, CONTRACT, "development")) == expected
@@ -104,4 +105,5 @@ def test_absent_parts_of_a_call_are_empty_texts() -> None:
     call = Call("c", Principal("a"), "t", {}, idempotency_key="k", session=None)
     seen = variables(call, Contract("t", effects=Effects(reversible=True)), "production")
     assert (seen["call"]["session"], seen["call"]["server"], seen["agent"]["person"]) == ("", "", "")
-    assert (seen["call"]["idempotent"], seen["contract"]["reversible"], seen["environment"]) == (True, True, "production")
+    assert (seen["call"]["idempotent"], seen["contract"]["reversible"]) == (True, True)
+    assert seen["environment"] == "production"

@@ -19,7 +19,8 @@ from tests.faking import contract, definition, make_call
 
 ECHO = contract("echo")
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
-leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=40)
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+leaves = st.none() | st.booleans() | numbers | st.text(max_size=40)
 values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3))
 objects = st.dictionaries(names, values, max_size=4)
 
@@ -67,8 +68,10 @@ def test_values_never_enter(level: Any, arguments: dict[str, Any], result: dict[
     one = replace(ECHO, log=LogPolicy(level, level))
     empty = trip({}, one)
     made = replace(empty, call=replace(empty.call, arguments=arguments))
-    own = json.dumps([journal.started(empty), ended(empty, Outcome(Status.SUCCESS, "ok", result={}))], ensure_ascii=False)
-    record = json.dumps([journal.started(made), ended(made, Outcome(Status.SUCCESS, "ok", result=result))], ensure_ascii=False)
+    own, record = (
+        json.dumps([journal.started(one), ended(one, Outcome(Status.SUCCESS, "ok", result=got))], ensure_ascii=False)
+        for one, got in ((empty, {}), (made, result))
+    )
     allowed = own + "".join(keys(arguments)) + "".join(keys(result))
     for said in (*strings(arguments), *strings(result)):
         if len(said) >= 4 and said not in allowed:
@@ -79,9 +82,8 @@ def test_values_never_enter(level: Any, arguments: dict[str, Any], result: dict[
 def test_a_digest_says_nothing_without_its_salt(arguments: dict[str, Any]) -> None:
     first, second = trip(arguments), trip(arguments)
     entry = journal.started(first)["arguments"]
-    assert entry == {
-        "digest": canonical.salted_bytes(canonical.dumps(arguments), first.salt), "bytes": len(canonical.dumps(arguments)),
-    }  # fmt: skip
+    text = canonical.dumps(arguments)
+    assert entry == {"digest": canonical.salted_bytes(text, first.salt), "bytes": len(text)}
     assert entry["digest"] != journal.started(second)["arguments"]["digest"]
     assert entry["digest"] != canonical.digest(arguments)
 

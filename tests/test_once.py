@@ -149,5 +149,5 @@ def test_a_row_without_its_outcome_is_unknown() -> None:
 
 
 def test_an_outcome_survives_keeping() -> None:
-    outcome = Outcome(Status.FAILED, "tool_error", "m", result={"isError": True, "x": [1]}, trust="untrusted", error=None)
+    outcome = Outcome(Status.FAILED, "tool_error", "m", result={"isError": True, "x": [1]}, trust="untrusted")
     assert once.unpack(once.pack(outcome)) == outcome

@@ -89,7 +89,7 @@ REFUSALS: dict[str, tuple[Said, dict[str, Any], Status, str]] = {
     ),
     "policy": (Said(rules=(rule("deny"),)), asks(), Status.DENIED, "policy"),
     "no rule": (Said(preset="none"), asks(), Status.DENIED, "policy"),
-    "policy that fails": (Said(rules=(rule("allow", when="args.missing == 1"),)), asks(), Status.DENIED, "policy_error"),
+    "policy that fails": (Said(rules=(rule("allow", when="args.x == 1"),)), asks(), Status.DENIED, "policy_error"),
     "sandbox elsewhere": (Said(rules=(rule("sandbox"),)), asks(), Status.DENIED, "sandbox_impossible"),
     "sandbox here": (
         Said(rules=(rule("sandbox"),), server=ServerSpec("desk", command=("x",))), asks(), Status.UNAVAILABLE,
@@ -153,14 +153,16 @@ async def test_what_was_validated_is_what_is_sent(tmp_path: Path) -> None:
     async with governed(tmp_path, said) as way:
         await way.call("talk", arguments, meta={"vendor/x": 1}, inputs={"q": {}}, session="s", method="tools/call")
         (sent,) = way.servers.requests
-    assert sent.params == {"name": "echo", "arguments": arguments, "_meta": {"vendor/x": 1}, "inputResponses": {"q": {}}}
+    own = {"_meta": {"vendor/x": 1}, "inputResponses": {"q": {}}}
+    assert sent.params == {"name": "echo", "arguments": arguments, **own}
     assert (sent.server, sent.method, sent.session) == ("desk", "tools/call", "s")
     assert sent.definition == definition("echo")
 
 
 async def test_a_listed_resource_and_an_accepted_prompt_go_the_same_way(tmp_path: Path) -> None:
     greet = replace(definition("greet"), kind="prompt")
-    async with governed(tmp_path, Said(prompts=(greet,)), [{"contents": []}, {"messages": []}, {"completion": {}}]) as way:
+    replies: list[Reply] = [{"contents": []}, {"messages": []}, {"completion": {}}]
+    async with governed(tmp_path, Said(prompts=(greet,)), replies) as way:
         ended = [
             await way.call("doc:1", {"uri": "doc:1"}, kind="resource", server="desk", method="resources/read"),
             await way.call("greet", {"name": "greet"}, kind="prompt", server="desk", method="prompts/get"),
@@ -246,9 +248,9 @@ async def test_a_call_cancelled_while_its_start_is_written_still_closes_once(tmp
 
 async def broken(way: Way, kind: str) -> None:
     """From now on no record of this kind can be written."""
-    trigger = f"CREATE TRIGGER broken BEFORE INSERT ON records WHEN NEW.kind = '{kind}' BEGIN SELECT RAISE(ABORT, 'x'); END"
+    trigger = f"CREATE TRIGGER broken BEFORE INSERT ON records WHEN NEW.kind = '{kind}'"
     with sqlite3.connect(way.store.folder / "ringfence.db") as database:
-        database.execute(trigger)
+        database.execute(f"{trigger} BEGIN SELECT RAISE(ABORT, 'x'); END")
     database.close()
 
 
@@ -309,8 +311,7 @@ async def test_a_quota_lasts_and_burns_no_approval(tmp_path: Path) -> None:
             approval.answer(way.store, asked.approval_id, Person("bob"), approve=True)
             outcome = await way.call()
             assert outcome.reason_code == expected
-        left = way.store.reader().approval(asked.approval_id)
-        assert left is not None and left.state == "approved"
+        assert [left.id for left in way.store.reader().approvals(("approved",))] == [asked.approval_id]
         assert way.finished()[-1]["approval"] is None, "what was not used is not on record as used"
         assert (await way.call(principal=Principal("other"))).reason_code == "approval_required"
 

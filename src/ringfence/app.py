@@ -24,7 +24,7 @@ from ringfence.approval import ALWAYS, Approvals, Requirement
 from ringfence.audit.keys import load_or_create
 from ringfence.budget import Budget
 from ringfence.config import Config
-from ringfence.contract import Catalog, Schemas
+from ringfence.contract import GONE, Catalog, Schemas
 from ringfence.dispatch import Dispatcher, Surroundings
 from ringfence.errors import ConfigError, Refused, RingfenceError, StoreError
 from ringfence.front.http import HttpFront
@@ -55,6 +55,7 @@ class App:
         self._live: dict[str, dict[tuple[str, str], Definition]] = {}
         self.pool = Pool(settings.servers, config.process_environment(), self._consent, self._on_event)
         self.pool.starting = self._starting
+        self.pool.changed = self._lists_changed
         self.dispatcher = Dispatcher(self.pool, Surroundings(settings.servers, settings.networks))
         self._guard = Guard(self._schemas.result_problem)
         self.pipeline = Pipeline(store, self._rulebook(settings), self.dispatcher, self._guard, Budget())
@@ -145,6 +146,7 @@ class App:
         pins = self.store.reader().pins()
         live = {(s, d.name): d.digest for s, found in self._live.items() for (k, _), d in found.items() if k == "tool"}
         tools = {(d.server, d.name): d for d in pins if d.kind == "tool" and d.server in settings.servers}
+        live |= {key: GONE for key in tools if key[0] in self._live and key not in live}
         prompts = {
             (d.server, d.name): d
             for d in pins
@@ -184,11 +186,14 @@ class App:
         """Put a new configuration in force, on record."""
         body = {"cause": cause, "digest": settings.digest, "before": self.config.digest}
         await self.store.write(lambda tx: tx.append("reload", None, body), durable=True)
+        before = self.front.shelf.digest()
         self.config = settings
+        self.agent = identity.local_agent(settings.people, identity.os_user())
         self.pool.replace_servers(settings.servers)
         self._live = {s: d for s, d in self._live.items() if s in settings.servers}
         self.dispatcher.surroundings = Surroundings(settings.servers, settings.networks)
-        before = self.front.shelf.digest()
+        # In force at once: what was tightened must not wait for a server that is slow to start.
+        self.pipeline.rules = self._rulebook(settings)
         await self.connect()
         if self.front.shelf.digest() != before:
             await self._tell(None, "notifications/tools/list_changed", {})
@@ -251,14 +256,7 @@ class App:
     # ── what servers say unasked ──────────────────────────────────────────────────────────────────
 
     async def _on_event(self, server: str, principal: Principal, method: str, params: Json) -> None:
-        if method in ("notifications/tools/list_changed", "notifications/prompts/list_changed"):
-            try:
-                await self.learn(server, await self.pool.definitions(server, principal))
-                await self.refresh()
-            except RingfenceError as exc:
-                # Calls compare what the server shows with the pin anyway; the gateway must not end for this.
-                log.error("the changed definitions of server %s could not be taken note of: %s", server, exc)
-        elif method in (
+        if method in (
             "notifications/resources/list_changed",
             "notifications/resources/updated",
             "notifications/message",
@@ -266,6 +264,14 @@ class App:
             contract = self.pipeline.rules.implicit.get(server)
             if contract is not None:
                 await self._tell(principal, method, self._guard.redacted(contract, params))
+
+    async def _lists_changed(self, server: str, definitions: list[Definition]) -> None:
+        try:
+            await self.learn(server, definitions)
+            await self.refresh()
+        except RingfenceError as exc:
+            # Calls compare what the server shows with the pin anyway; the gateway must not end for this.
+            log.error("the changed definitions of server %s could not be taken note of: %s", server, exc)
 
     async def _tell(self, principal: Principal | None, method: str, params: Json) -> None:
         if self.http is not None:

@@ -194,6 +194,10 @@ def _bad_schema(tool: str, text: str) -> Refused:
 # ── Catalog ───────────────────────────────────────────────────────────────────────────────────────
 
 
+GONE = ""
+"""Stands for the digest of a definition that its server, which is there, does not show any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capability:
     """A contract with the pinned definition of the tool behind it; None where there is no server."""
@@ -266,7 +270,11 @@ class Catalog:
             if definition is None:
                 text = f"The tool {contract.name!r} is not available: its definition was not accepted yet"
                 return Refused(Status.UNAVAILABLE, "not_pinned", f"{text} (run `ringfence check --accept`).")
-            if self._live.get((definition.server, definition.name), definition.digest) != definition.digest:
+            live = self._live.get((definition.server, definition.name), definition.digest)
+            if live == GONE:
+                text = f"The tool {contract.name!r} is not available: its server no longer offers it."
+                return Refused(Status.UNAVAILABLE, "tool_gone", text)
+            if live != definition.digest:
                 text = f"The tool {contract.name!r} is not available: its definition changed since it was accepted"
                 return Refused(Status.UNAVAILABLE, "pin_changed", f"{text} (run `ringfence check --accept`).")
             if contract.server is None:

@@ -8,6 +8,8 @@ async with Gateway(upstream=[["python", "server.py"]], policy="standard") as gat
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,7 +98,7 @@ class Gateway:
 
     async def list_tools(self) -> list[Json]:
         """What may be called: MCP tool definitions under their contracts' names."""
-        return self._running().front.shelf.tools()
+        return copy.deepcopy(self._running().front.shelf.tools())
 
     async def call_tool(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> Outcome:
         """One governed call. A refusal is an outcome, not an exception. `idempotency_key=` may be given."""
@@ -153,13 +155,18 @@ class Gateway:
 
 
 def _server(given: Upstream, name: str) -> ServerSpec:
+    """Read as a configuration is, so that a key that is wrong or not built is never accepted. Raises ConfigError."""
     if isinstance(given, str):
-        return ServerSpec(name=name, url=given, resources=(), prompts=(), pins="first_use")
-    if isinstance(given, Mapping):
-        known = dict(given)
-        command = tuple(known.pop("command", ()))
-        return ServerSpec(name=known.pop("name", name), command=command, pins=known.pop("pins", "first_use"), **known)
-    return ServerSpec(name=name, command=tuple(given), pins="first_use")
+        keys: dict[str, Any] = {"url": given}
+    elif isinstance(given, Mapping):
+        keys = dict(given)
+    else:
+        keys = {"command": list(given)}
+    if not isinstance(keys.get("command", []), str):
+        keys = {k: [str(word) for word in v] if k == "command" else v for k, v in keys.items()}
+    named = str(keys.pop("name", name))
+    text = json.dumps({"servers": {named: {"pins": "first_use", **keys}}}, ensure_ascii=False)
+    return config.loads(text, file=f"upstream {named}", base=Path.cwd()).servers[named]
 
 
 def _contract(server: str, definition: Json) -> Contract:

@@ -228,6 +228,23 @@ def test_a_chain_written_anew_is_not_the_one_that_the_next_names(keys: Keys) -> 
     assert f"is not the record 5 that chain {NEW} was opened after" in str(verify_live(records, held, keys.public))
 
 
+@pytest.mark.parametrize("kept", [2, 4, 5])
+def test_the_next_chain_need_not_sort_after_the_one_that_it_names(keys: Keys, kept: int) -> None:
+    """Two starts in one second have names in any order."""
+    first, second = "20260101T000000Z-bbbbbbbbbb", "20260101T000000Z-aaaaaaaaaa"
+    whole = build(first, 3)
+    records = {first: whole[:kept], second: build(second, 1, previous=whole[-1])}
+    held = {name: checkpoint_file(keys, chain[-1]) for name, chain in records.items()}
+    report = verify_live(records, held, keys.public)
+    assert report.ok == (kept == 5), str(report)
+    if kept < 5:
+        assert f"chain {first}, record 5: is not the record 5 that chain {second} was opened after" in str(report)
+    records[first] = build(first, 3, closed=False)
+    records[first].append(seal(records[first][-1].head, 200.0, CLOSED, None, {"forged": True}))
+    held[first] = checkpoint_file(keys, records[first][-1])
+    assert f"is not the record 5 that chain {second}" in str(verify_live(records, held, keys.public))
+
+
 def test_a_missing_or_foreign_checkpoint_is_found(keys: Keys, tmp_path: Path) -> None:
     records, held = live(keys)
     assert "its checkpoint file is missing" in str(verify_live(records, {OLD: held[OLD]}, keys.public))

@@ -24,7 +24,7 @@ def store() -> Iterator[Store]:
     """The user's own state, which verbs take where no configuration is; always without an open question."""
     store = Store.open(config.state_folder(), load_or_create(config.key_folder()))
     for approval in store.reader().approvals():
-        store.write_sync(lambda tx, id=approval.id: tx.answer_approval(id, "the test before", False, time.time()))
+        settle(store, approval, approve=False)
     yield store
     store.close()
 
@@ -47,6 +47,10 @@ def ask(store: Store, arguments: Json | None = None, **more: object) -> Approval
     }
     question = ApprovalQuestion(**given)  # type: ignore[arg-type]
     return store.write_sync(lambda tx: tx.ask_approval(question))
+
+
+def settle(store: Store, approval: Approval, *, approve: bool) -> None:
+    store.write_sync(lambda tx: tx.answer_approval(approval.id, "alice", approve, time.time()))
 
 
 def state(approval: Approval) -> str:
@@ -158,7 +162,7 @@ def test_ids_may_be_shortened_if_they_mean_one(store: Store) -> None:
 
 def test_what_is_settled_stays_settled(store: Store) -> None:
     asked = ask(store)
-    store.write_sync(lambda tx: tx.answer_approval(asked.id, "alice", True, time.time()))
+    settle(store, asked, approve=True)
     again = gateways.run("approvals", "deny", asked.id)
     assert again.returncode == 1
     assert again.stderr == f"approval {asked.id} is approved already; there is nothing to answer\n"

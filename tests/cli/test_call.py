@@ -100,8 +100,13 @@ def test_text_goes_out_and_the_rest_beside_it(served: gateways.Served) -> None:
 
 @pytest.mark.parametrize(
     ("text", "where"),
-    [('{"text": "a", "text": "b"}', "url"), ('{"text": NaN}', "url"), ("[1]", "url"), ('{"text": "\udcff"}', "url")]
-    + [('{"text": "a", "text": "b"}', "config")],
+    [
+        ('{"text": "a", "text": "b"}', "url"),
+        ('{"text": NaN}', "url"),
+        ("[1]", "url"),
+        ('{"text": "\udcff"}', "url"),
+        ('{"text": "a", "text": "b"}', "config"),
+    ],
 )
 def test_what_two_readers_could_read_differently_is_refused_on_record(
     served: gateways.Served, path: Path, text: str, where: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from ringfence.cli.main import VERBS, command_line
 from tests.gateways import run
+from tests.tooling import ROOT
 
 SUBVERBS = {
     "approvals": ("list", "approve", "deny"),
@@ -32,6 +34,16 @@ def test_every_verb_teaches_by_an_example(words: tuple[str, ...], capsys: pytest
     shown = capsys.readouterr().out
     assert f"\n  ringfence {words[0]}" in shown
     assert "Usage:" in shown
+
+
+@pytest.mark.parametrize("words", EVERY_VERB, ids=" ".join)
+def test_every_option_is_documented(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command_line(list(words))([*words, "--help"])
+    options = set(re.findall(r"^\s+(?:-\w, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    documented = (ROOT / "docs/cli.md").read_text()
+    assert [option for option in sorted(options) if option not in documented] == []
+    assert f"## {words[0]}\n" in documented and words[-1] in documented
 
 
 def test_a_listing_loads_no_gateway() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from mcp import Client
 
@@ -80,11 +81,12 @@ async def test_defect_11_every_checkpoint_carries_a_valid_signature(path: Path) 
                 receipt = (result.meta or {})["ringfence/receipt"]
                 # Checked with the library alone: each answer is covered by a signed word before it is given.
                 public = load_pem_public_key((config.key_folder() / "audit-public.pem").read_bytes())
+                assert isinstance(public, Ed25519PublicKey)
                 slots = (served.state / "checkpoints" / receipt["chain"]).read_bytes().split(b"\n")
                 signed = [json.loads(slot) for slot in slots if slot.strip()]
                 for line in signed:
                     message = json.dumps(line["statement"], sort_keys=True, separators=(",", ":")).encode()
-                    public.verify(bytes.fromhex(line["signature"]), SIGNED_PREFIX + message)  # type: ignore[union-attr]
+                    public.verify(bytes.fromhex(line["signature"]), SIGNED_PREFIX + message)
                 assert max(line["statement"]["seq"] for line in signed) >= receipt["seq"]
     assert gateways.verified(served.state).ok
 
@@ -201,7 +203,7 @@ async def test_defect_15_a_rug_pull_while_running_is_caught(hostile_command: lis
 )
 async def test_defect_15_a_rug_pull_between_two_starts_is_caught(tmp_path: Path, field: str, value: object) -> None:
     script, state = tmp_path / "server.py", tmp_path / "state"
-    own = {"name": "echo", "description": "Returns its text", "inputSchema": {"type": "object"}}
+    own: dict[str, object] = {"name": "echo", "description": "Returns its text", "inputSchema": {"type": "object"}}
 
     def offer(definition: dict[str, object]) -> None:
         script.write_text(SERVER.replace("@TOOL@", json.dumps(json.dumps(definition))))
@@ -230,7 +232,7 @@ for line in sys.stdin:
     if "id" not in message:
         continue
     answers = {
-        "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": {"name": "s", "version": "1"}},
+        "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}},
         "tools/list": {"tools": [tool]},
         "tools/call": {"content": []},
     }

@@ -64,7 +64,7 @@ async def test_defect_20_nothing_grows_with_the_number_of_calls(path: Path) -> N
         await busy(app, CALLS // 10, CALLS)
         gc.collect()
         grown = resident() - before
-        sizes = {place: size for place, size in containers(app)}
+        sizes = dict(containers(app))
         assert max(sizes.values()) <= MOST, sorted(sizes.items(), key=lambda item: -item[1])[:5]
         assert len(app.pool._held) <= pool.MAX_PER_SERVER + 1
         assert not app.front._paused._waiting

@@ -1,4 +1,4 @@
-"""Defects that were proven in another gateway, and that this one must not have: what a configuration says is what holds.
+"""Defects that were proven in another gateway, and that this one must not have: what is written is what holds.
 
 The number in a test's name is the number of the defect.
 """
@@ -96,7 +96,7 @@ def test_defect_18_unknown_keys_are_refused(tmp_path: Path) -> None:
         with pytest.raises(Exception, match=f"ringfence.yaml:2:[0-9]+: .*{named.rpartition('.')[2]}"):
             Gateway.from_config(path)
     path.write_text("version: 1\n" + "\n".join(list(WRONG)[1:4]))
-    for verb in (["check", path], ["serve", "--config", path, "--port", "0"]):
+    for verb in (["check", str(path)], ["serve", "--config", str(path), "--port", "0"]):
         refused = gateways.run(*verb, timeout=20)
         said = refused.stdout + refused.stderr
         assert refused.returncode == 1

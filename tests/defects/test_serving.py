@@ -26,7 +26,7 @@ capabilities:
                   approval: manager_for_high_priority}
   run_shell:     {transport: sandboxed_exec, mode: high_risk, network: denied, filesystem: workspace_only, secrets: none,
                   timeout_seconds: 10, approval: always}
-"""
+"""  # noqa: E501
 RULES = """
 rules:
   - {id: sandbox-exec, name: Sandbox all code execution, action: sandbox, priority: 20,
@@ -106,7 +106,7 @@ async def test_defect_01_documented_configuration_with_policy_files_starts_and_s
         assert "sandbox-exec" not in rules["search_docs"]
 
 
-REFUSALS = {
+REFUSALS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "unknown tool": ("serch_docs", {}, "validation_failure", "unknown_tool"),
     "bad arguments": ("create_ticket", {"title": 5}, "validation_failure", "bad_arguments"),
     "environment": ("production", {}, "validation_failure", "wrong_environment"),

@@ -166,6 +166,14 @@ class Stage:
         finally:
             gateway.stop()
 
+    def run(self, *argv: str | Path) -> tuple[int, str]:
+        """One verb of the command line on this installation: its exit code and what it said."""
+        self._starts += 1
+        log = self.folder / f"run-{self._starts}.log"
+        pid = self.zygote.fork({"argv": [str(word) for word in argv], "env": self.env, "log": str(log)})
+        tooling.wait_until_gone(pid, 30)
+        return int(Path(f"{log}.code").read_text()), log.read_text()
+
     def servers(self) -> list[int]:
         """The processes of its servers that run just now, whoever started them."""
         mark, found = f"STAGE={self.folder}\0".encode(), []

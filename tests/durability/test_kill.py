@@ -124,12 +124,12 @@ async def test_fifty_kills_under_load_lose_nothing_that_was_acknowledged(stage: 
             wait_for_no_servers(stage)
     with stage.serving(config):
         assert_closed_as_unknown(stage, dangling)
-    assert len(told) > 5 * ROUNDS
+    assert len(told) > 2 * ROUNDS
     stage.assert_kept(receipts(told))
     stage.assert_verifies()
     stage.assert_each_call_closed_once()
     stage.assert_each_effect_was_started()
     lost = [r.body for r in stage.records(kind="finished") if r.body["status"] == "unknown"]
-    assert sum(end["call"]["tool"] == "slow" for end in lost) > ROUNDS // 2
+    assert sum(end["call"]["tool"] == "slow" for end in lost) > ROUNDS // 4
     with stage.reading() as reader:
         assert reader.running() == []

@@ -99,7 +99,7 @@ async def test_of_a_hundred_callers_in_two_processes_one_uses_the_approval_given
 
 
 async def test_of_a_hundred_callers_that_wait_for_one_answer_one_runs(stage: Stage) -> None:
-    config = asking(stage, gateway={"approval_wait_seconds": 20})
+    config = asking(stage, gateway={"approval_wait_seconds": 10})
     with stage.serving(config) as one, stage.serving(config) as two:
         told: list[Said] = []
 

@@ -1,9 +1,9 @@
-"""Starts gateways quickly: the program is imported once here, and each gateway is a fork that runs `ringfence serve`.
+"""Starts gateways quickly: the program is imported once here, and each gateway is a fork that runs its command line.
 
 What is killed, traced or starved is then a real process of the real program; only its second of imports is saved.
 One JSON object per line comes on stdin: `{"argv", "env", "log"}`, with `exec` for a start like
-a user's own, and `tmpfs` for a small disk; the process id goes out. It ends with its
-stdin, and every gateway ends with it.
+a user's own, and `tmpfs` for a small disk; the process id goes out. The exit code is left beside the log. The zygote
+ends with its stdin, and every gateway with it.
 
     python zygote.py
 """
@@ -19,8 +19,11 @@ import traceback
 from typing import Any, NoReturn
 
 import ringfence.cli.serve  # noqa: F401 - the command line loads a verb when it is named; here before any fork
+from ringfence.cli import audit, serve
 from ringfence.cli.main import main
 
+IMPORTED = (audit, serve)
+"""The verbs are imported by name when they are asked for; here before that."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG = 1
 PR_SET_PTRACER = 0x59616D61
@@ -55,6 +58,8 @@ def become(order: dict[str, Any]) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        with open(f"{order['log']}.code", "x") as left:
+            left.write(str(code))
         os._exit(code)
 
 

@@ -20,7 +20,7 @@ from tests import tooling
 from tests.mcp import gateway
 from tests.mcp.gateway import ERAS, JSON, MODERN, Gateway, about
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:.*removed as of 2026-07-28.*")]
 eras = pytest.mark.parametrize("mode", ERAS)
 WATCHED, STATIC = "test://watched-resource", "test://static-text"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import secrets
 import signal
@@ -78,11 +79,12 @@ def demo_config(port: int | None) -> Config:
 
 async def _main(settings: Config, stdio: bool, listen: tuple[str, int], demo: bool) -> None:
     async with App.open(settings) as app, anyio.create_task_group() as group:
-        group.start_soon(_signals, app, group.cancel_scope, demo)
+        # Before anything is announced: a signal that comes at once must find somebody who takes it.
+        await group.start(_signals, app, group.cancel_scope, demo)
         if not demo:
             group.start_soon(app.watch)
         if stdio:
-            app.stdio = StdioFront(app.front, app.agent)
+            app.stdio = StdioFront(app.front, lambda: app.agent)
             await app.stdio.run()
         else:
             await _http(app, listen, demo)
@@ -92,9 +94,12 @@ async def _main(settings: Config, stdio: bool, listen: tuple[str, int], demo: bo
 async def _http(app: App, listen: tuple[str, int], demo: bool) -> None:
     socket = open_socket(*listen)
     address, port = socket.getsockname()[:2]
-    front = app.http = HttpFront(app.front, same_user(app.agent), LOOPBACK, port)
+    front = app.http = HttpFront(app.front, same_user(lambda: app.agent), LOOPBACK, port)
     listener = Listener(Site(front))
     url = f"http://{address}:{port}"
+    # What is loaded now stays for good: the collector need not look at it again for every few calls.
+    gc.collect()
+    gc.freeze()
     announce(app, url, demo)
     async with anyio.create_task_group() as group:
         group.start_soon(front.sessions.sweep)
@@ -104,8 +109,15 @@ async def _http(app: App, listen: tuple[str, int], demo: bool) -> None:
             group.cancel_scope.cancel()
 
 
-async def _signals(app: App, scope: anyio.CancelScope, demo: bool) -> None:
+async def _signals(
+    app: App,
+    scope: anyio.CancelScope,
+    demo: bool,
+    *,
+    task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
     with anyio.open_signal_receiver(signal.SIGHUP, signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
         async for number in signals:
             if number != signal.SIGHUP:
                 scope.cancel()

@@ -18,6 +18,8 @@ log = logging.getLogger("ringfence.front")
 
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
+ANSWER_SECONDS = 600.0
+"""How long a client may take to answer a question; one that went away would keep its call for ever."""
 
 
 @dataclass(slots=True)
@@ -53,7 +55,11 @@ class ClientChannel:
         answers: dict[str, Json] = {}
         for key, question in questions.items():
             try:
-                answers[key] = await self._outbound.send_raw_request(question["method"], question["params"])
+                with anyio.fail_after(ANSWER_SECONDS):
+                    answers[key] = await self._outbound.send_raw_request(question["method"], question["params"])
+            except TimeoutError:
+                text = f"the client did not answer {question['method']} in time"
+                raise Refused(Status.FAILED, "client_refused", text) from None
             except (MCPError, NoBackChannelError) as exc:
                 text = f"the client did not answer {question['method']}: {exc}"
                 raise Refused(Status.FAILED, "client_refused", text) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import ClassVar
 
@@ -38,13 +38,13 @@ class PeerProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
 
-def same_user(agent: Principal) -> Identify:
+def same_user(agent: Callable[[], Principal]) -> Identify:
     """An identifier of callers: whoever is of our own user is the local agent; nobody else is anybody."""
     mine = os.getuid()
 
     def identify(scope: Scope) -> Principal | None:
         client = scope.get("client")
-        return agent if client is not None and PeerProtocol.uids.get(tuple(client)) == mine else None
+        return agent() if client is not None and PeerProtocol.uids.get(tuple(client)) == mine else None
 
     return identify
 

@@ -165,7 +165,8 @@ class McpFront:
             kind=kind,
             origin=inbound.origin,
             server=server,
-            session=inbound.session,
+            # 2026-07-28 has no sessions: each of its calls stands for itself, also on one pipe.
+            session=inbound.session if ctx.protocol_version != MODERN else None,
             idempotency_key=key if isinstance(key, str) else None,
             trace=meta.get("traceparent") if isinstance(meta.get("traceparent"), str) else None,
             fault=inbound.fault,

@@ -31,7 +31,8 @@ class _Run:
     scope: anyio.CancelScope
     binding: str
     outcome: Outcome | None = None
-    call: Call | None = None
+    handle: str | None = None
+    """What the client holds while the call waits for it."""
 
 
 class Paused:
@@ -43,7 +44,7 @@ class Paused:
         self._waiting: dict[str, _Run] = {}
 
     async def begin(self, call: Call, channel: PausableChannel) -> Outcome | Json:
-        run = _Run(channel, anyio.CancelScope(), _binding(call), call=call)
+        run = _Run(channel, anyio.CancelScope(), _binding(call))
         self._group.start_soon(self._drive, run, call)
         return await self._next(run)
 
@@ -54,6 +55,7 @@ class Paused:
         if call.inputs is None:
             raise MCPError(INVALID_PARAMS, "inputResponses must be an object")
         del self._waiting[handle]
+        run.handle = None
         run.scope.deadline = float("inf")
         run.channel.outbound, run.channel.log_level = channel.outbound, channel.log_level
         run.channel.answer(call.inputs)
@@ -64,6 +66,8 @@ class Paused:
             with run.scope:
                 run.outcome = await self._pipeline.handle(call, run.channel)
         finally:
+            if run.handle is not None:  # nobody came back in time; what is over cannot be resumed
+                self._waiting.pop(run.handle, None)
             run.channel.moved.set()
 
     async def _next(self, run: _Run) -> Outcome | Json:
@@ -81,7 +85,7 @@ class Paused:
         if len(self._waiting) >= MAX_WAITING:
             run.scope.cancel()
             raise MCPError(-32603, "too many calls wait for an answer")
-        handle = "rfs_" + secrets.token_urlsafe(24)
+        run.handle = handle = "rfs_" + secrets.token_urlsafe(24)
         self._waiting[handle] = run
         run.channel.outbound = None
         run.scope.deadline = anyio.current_time() + WAIT_SECONDS

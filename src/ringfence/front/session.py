@@ -68,7 +68,7 @@ class Session:
             waiting[0].set()
 
     def cancel(self, request_id: Any) -> None:
-        entry = self.in_flight.get(request_id)
+        entry = self.in_flight.get(request_id) if isinstance(request_id, str | int) else None
         if entry is not None:
             entry[1].cancel_requested.set()
             entry[0].cancel()
@@ -88,7 +88,8 @@ class Session:
         reply = box[0]
         error = reply.get("error")
         if isinstance(error, dict):
-            raise MCPError(int(error.get("code", -32603)), str(error.get("message", "")), error.get("data"))
+            code = error.get("code")
+            raise MCPError(code if isinstance(code, int) else -32603, str(error.get("message", "")), error.get("data"))
         result = reply.get("result")
         if not isinstance(result, dict):
             raise MCPError(-32603, "the client's answer is no result")
@@ -174,6 +175,7 @@ class Sessions:
         session = self._sessions.get(ident)
         if session is None or session.principal.key != principal.key:
             return None
+        session.principal = principal  # whom the agent acts for may have changed with the configuration
         session.last_used = anyio.current_time()
         return session
 
@@ -181,6 +183,11 @@ class Sessions:
         self._sessions.pop(session.id, None)
         await self._front.forget(session.principal, session.watching)
         await session.close()
+
+    async def close(self) -> None:
+        """The gateway stops: every session ends."""
+        for session in list(self._sessions.values()):
+            await self.end(session)
 
     async def tell(self, principal: Principal | None, method: str, params: Json) -> None:
         """A notification to every session of a principal, or of everybody."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
@@ -36,7 +36,7 @@ _VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 class StdioFront:
     """One client on the other end of a pipe."""
 
-    def __init__(self, front: McpFront, principal: Principal) -> None:
+    def __init__(self, front: McpFront, principal: Callable[[], Principal]) -> None:
         self._front = front
         self._principal = principal
         self._session = canonical.new_id("stdio")
@@ -141,7 +141,7 @@ class StdioFront:
                 ident = None
             await errors.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=ident, error=problem)))
             return
-        inbound = Inbound(self._principal, "mcp-stdio", session=self._session, fault=fault)
+        inbound = Inbound(self._principal(), "mcp-stdio", session=self._session, fault=fault)
         inbound.log_level, inbound.watching = self._level, self._watching
         await out.send(SessionMessage(message, ServerMessageMetadata(request_context=inbound)))
 

@@ -47,8 +47,13 @@ def with_fault(call: Call, fault: str) -> Call:
     return replace(call, fault=fault)
 
 
+def _ident(outcome: Outcome, call: Call) -> str:
+    """The id under which the call is on record: of one that was resumed, that of the request that began it."""
+    return str(outcome.facts.get("call_id") or call.id)
+
+
 def outcome_meta(outcome: Outcome, call: Call) -> Json:
-    about: Json = {"status": str(outcome.status), "reason_code": outcome.reason_code, "call_id": call.id}
+    about: Json = {"status": str(outcome.status), "reason_code": outcome.reason_code, "call_id": _ident(outcome, call)}
     about["trust"] = outcome.trust
     if outcome.approval_id is not None:
         about["approval_id"] = outcome.approval_id
@@ -70,13 +75,13 @@ def tool_result(outcome: Outcome, call: Call) -> Json:
         raise MCPError(outcome.error["code"], outcome.error["message"], outcome.error.get("data"))
     if outcome.result is not None:
         return with_meta(outcome.result, outcome, call)
-    text = f"{outcome.message} [{outcome.status}/{outcome.reason_code}, call {call.id}]"
+    text = f"{outcome.message} [{outcome.status}/{outcome.reason_code}, call {_ident(outcome, call)}]"
     return with_meta({"content": [{"type": "text", "text": text}], "isError": True}, outcome, call)
 
 
 def item_error(outcome: Outcome, call: Call, version: str) -> MCPError:
     """Resources, prompts and completions have no result that says no; theirs is a JSON-RPC error."""
-    data: Json = {"status": str(outcome.status), "reason_code": outcome.reason_code, "call_id": call.id}
+    data: Json = {"status": str(outcome.status), "reason_code": outcome.reason_code, "call_id": _ident(outcome, call)}
     if outcome.error is not None:
         code = int(outcome.error["code"])
         if code == _NOT_FOUND_2025 and version == MODERN:

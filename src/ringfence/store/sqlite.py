@@ -132,12 +132,12 @@ class Store:
     def close(self) -> None:
         """Finish what is queued, end the chain, let go of everything. Raises StoreError where the end failed."""
         with self._closing:
-            ending: Future[None] = Future()
-            if not self._writer.finish(Job(self._end, True, thread=ending)):
-                return
             # Before the writer: the last to let go moves the log into the database, and a reader cannot.
             for reader in list(self._readers):
                 reader.close()
+            ending: Future[None] = Future()
+            if not self._writer.finish(Job(self._end, True, thread=ending)):
+                return
             self._writer.join()
             error = ending.exception()
             try:

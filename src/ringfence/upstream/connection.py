@@ -156,14 +156,16 @@ class Connection:
     async def request(self, request: UpstreamRequest) -> Json:
         """One governed request; raises what `ports.Upstreams.request` says."""
         with anyio.CancelScope(deadline=anyio.current_time() + request.timeout) as clock:
+            one_at_a_time = anyio.Lock()
 
             async def asking(questions: Mapping[str, Json]) -> Mapping[str, Json]:
-                left = clock.deadline - anyio.current_time()
-                clock.deadline = float("inf")  # a person thinks; the server's time stands still
-                try:
-                    return await request.channel.ask(questions)
-                finally:
-                    clock.deadline = anyio.current_time() + left
+                async with one_at_a_time:
+                    left = clock.deadline - anyio.current_time()
+                    clock.deadline = float("inf")  # a person thinks; the server's time stands still
+                    try:
+                        return await request.channel.ask(questions)
+                    finally:
+                        clock.deadline = anyio.current_time() + left
 
             async def ask(method: str, params: Json) -> Json:
                 question = await self._permitted(request, method, params)
@@ -198,10 +200,9 @@ class Connection:
             questions: dict[str, Json] = {}
             answers: dict[str, Json] = {}
             for key, item in (wanted if isinstance(wanted, dict) else {}).items():
-                method = item.get("method") if isinstance(item, dict) else None
+                method = _mapping(item).get("method")
                 try:
-                    question = await self._permitted(request, str(method), item.get("params") or {})
-                    questions[key] = question
+                    questions[key] = await self._permitted(request, str(method), _mapping(_mapping(item).get("params")))
                 except RpcError as exc:
                     if method != "elicitation/create":
                         raise Refused(Status.DENIED, "server_question", exc.message) from None

@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 
 from ringfence import canonical
-from ringfence.errors import OutcomeUnknown, Unavailable
+from ringfence.errors import OutcomeUnknown, RingfenceError, Unavailable
 from ringfence.model import Json
 from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, MODERN, Exchange, RpcError
 
@@ -127,6 +127,8 @@ class HttpLink:
     async def _inbound(self, value: Json, ask: Callable[[str, Json], Awaitable[Json]] | None, tell: Tell) -> None:
         method, params = value["method"], value.get("params")
         params = params if isinstance(params, dict) else {}
+        if not isinstance(method, str):
+            return
         if "id" not in value:
             if method == "notifications/progress":
                 params.pop("progressToken", None)
@@ -147,6 +149,8 @@ class HttpLink:
                 reply = {"result": await ask(method, params)}
         except RpcError as exc:
             reply = {"error": {"code": exc.code, "message": exc.message, "data": exc.data}}
+        except RingfenceError as exc:  # the client has no answer; that is no reason to give up the connection
+            reply = {"error": {"code": -32603, "message": str(exc)}}
         await self._send_aside({"jsonrpc": "2.0", "id": ident, **reply}, self._version_header())
 
     def _version_header(self) -> dict[str, str]:
@@ -219,26 +223,43 @@ async def _read_bounded(response: aiohttp.ClientResponse, limit: int = MAX_MESSA
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The data of each server-sent event; comments, ids and empty events are nothing to us."""
-    buffer = bytearray()
-    data: list[bytes] = []
-    held = 0
+    """The data of each server-sent event."""
+    events = _Events(MAX_MESSAGE_BYTES)
     async for chunk in response.content.iter_any():
-        buffer += chunk
-        *lines, rest = buffer.replace(b"\r\n", b"\n").split(b"\n")
-        # A chunk may end between the two bytes of a line's end; the line is whole once its newline is here.
-        buffer = bytearray(rest)
-        for line in lines:
+        for data in events.feed(chunk):
+            yield data
+
+
+class _Events:
+    """Reads server-sent events as they arrive; comments, ids and events without data are nothing to us."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+        self._searched = 0
+        """No line ends before here: a long line that comes in many pieces is not searched anew with each."""
+        self._data: list[bytes] = []
+        self._held = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        out: list[bytes] = []
+        self._buffer += chunk
+        while (end := self._buffer.find(b"\n", self._searched)) >= 0:
+            line = bytes(self._buffer[:end]).removesuffix(b"\r")
+            del self._buffer[: end + 1]
+            self._searched = 0
             if line.startswith(b"data:"):
-                data.append(bytes(line[6:] if line[5:6] == b" " else line[5:]))
-                held += len(data[-1])
-            elif not line and data:
-                whole = b"\n".join(data)
-                data, held = [], 0
+                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+                self._held += len(line)
+            elif not line:
+                whole = b"\n".join(self._data)
+                self._data, self._held = [], 0
                 if whole:  # the first event of a stream that can be resumed has none
-                    yield whole
-        if held + len(buffer) > MAX_MESSAGE_BYTES:
-            raise RpcError(ANSWER_UNUSABLE, f"the server sent an event of more than {MAX_MESSAGE_BYTES} bytes")
+                    out.append(whole)
+        self._searched = len(self._buffer)
+        if self._held + len(self._buffer) > self._limit:
+            raise RpcError(ANSWER_UNUSABLE, f"the server sent an event of more than {self._limit} bytes")
+        return out
 
 
 def _parse(body: bytes) -> Json:
@@ -253,8 +274,8 @@ def _parse(body: bytes) -> Json:
 
 def _result(value: Json, ident: int) -> Json:
     error = value.get("error")
-    if isinstance(error, dict):
-        raise RpcError(int(error.get("code", -32603)), str(error.get("message", "")), error.get("data"))
+    if isinstance(error, dict) and isinstance(error.get("code"), int):
+        raise RpcError(error["code"], str(error.get("message", "")), error.get("data"))
     result = value.get("result")
     if value.get("id") not in (ident, str(ident)) or not isinstance(result, dict):
         raise RpcError(ANSWER_UNUSABLE, "the server's answer belongs to no request of ours")

@@ -7,9 +7,8 @@ a client that can has its own, so that a question always reaches the one whose c
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -20,6 +19,7 @@ from ringfence.errors import OutcomeUnknown, RingfenceError, Unavailable
 from ringfence.model import Definition, Json, Principal, ServerSpec
 from ringfence.ports import UpstreamRequest
 from ringfence.upstream.connection import Connection, Consent, relayable
+from ringfence.upstream.held import Health, Held, Key, Opening
 from ringfence.upstream.http import HttpLink
 from ringfence.upstream.link import HANDSHAKES, Link, RpcError
 from ringfence.upstream.stdio import StdioLink
@@ -28,52 +28,13 @@ log = logging.getLogger("ringfence.upstream")
 
 IDLE_SECONDS = 300.0
 MAX_PER_SERVER = 32
-_BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _SWEEP_SECONDS = 5.0
 
-Key = tuple[str, str, str]
 Starting = Callable[[ServerSpec, Principal, Callable[[], Awaitable[None]]], Awaitable[None]]
 Event = Callable[[str, Principal, str, Json], Awaitable[None]]
 """(server, principal, method, params): something a server said outside any call."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """A connection and what the pool knows of it."""
-
-    key: Key
-    principal: Principal
-    connection: Connection
-    scope: anyio.CancelScope
-    users: int = 0
-    last_used: float = 0.0
-    closed: bool = False
-    subscriptions: set[str] = field(default_factory=set)
-    listener: anyio.CancelScope | None = None
-
-
-@dataclass(slots=True)
-class _Health:
-    """How often in a row a server failed to start, and when to try next."""
-
-    failures: int = 0
-    not_before: float = 0.0
-    problem: str = ""
-    version: str | None = None
-
-    def punish(self, problem: str) -> None:
-        self.failures += 1
-        pause = _BACKOFF_SECONDS[min(self.failures, len(_BACKOFF_SECONDS)) - 1]
-        self.problem, self.not_before = problem, anyio.current_time() + pause
-
-
-@dataclass(slots=True)
-class _Opening:
-    """A connection on its way; whoever wants it waits, as long as they like, and the start goes on without them."""
-
-    done: anyio.Event = field(default_factory=anyio.Event)
-    held: _Held | None = None
-    problem: Unavailable | None = None
+Changed = Callable[[str, list[Definition]], Awaitable[None]]
+"""(server, definitions): what a server offers now that it has said that its lists changed."""
 
 
 class Pool:
@@ -86,12 +47,13 @@ class Pool:
         self._environment = environment
         self._consent = consent
         self._on_event = on_event
-        self._held: dict[Key, _Held] = {}
-        self._openings: dict[Key, _Opening] = {}
-        self._health: dict[str, _Health] = {}
+        self._held: dict[Key, Held] = {}
+        self._openings: dict[Key, Opening] = {}
+        self._health: dict[str, Health] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self.starting: Starting = _unrecorded
         """Wraps every start of a server, so that it is on record."""
+        self.changed: Changed = _unnoticed
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -132,9 +94,9 @@ class Pool:
                 if exc.reason_code in ("server_died", "session_lost", "server_down"):
                     self._drop(held)
                 if exc.reason_code == "server_died":
-                    self._health.setdefault(request.server, _Health()).punish(exc.message)
+                    self._health.setdefault(request.server, Health()).punish(exc.message)
                 raise
-            self._health.setdefault(request.server, _Health()).failures = 0
+            self._health.setdefault(request.server, Health()).failures = 0
             return result
 
     async def definitions(self, server: str, principal: Principal) -> list[Definition]:
@@ -190,7 +152,7 @@ class Pool:
     # ── holding connections ───────────────────────────────────────────────────────────────────────
 
     @asynccontextmanager
-    async def _using(self, request: UpstreamRequest) -> AsyncIterator[_Held]:
+    async def _using(self, request: UpstreamRequest) -> AsyncIterator[Held]:
         held = await self._get(request)
         held.users += 1
         try:
@@ -199,48 +161,51 @@ class Pool:
             held.users -= 1
             held.last_used = anyio.current_time()
 
-    async def _get(self, request: UpstreamRequest) -> _Held:
+    async def _get(self, request: UpstreamRequest) -> Held:
         spec = self._servers.get(request.server)
         if spec is None:
             raise Unavailable("no_server", f"no server {request.server!r} is configured")
         capabilities = relayable(spec, request.channel.capabilities)
-        owner = ""
-        if capabilities:
-            owner = f"{request.session or '-'} {canonical.digest(capabilities)}"
-        key = (request.server, request.principal.key, owner)
-        held = self._held.get(key)
-        if held is not None and not held.closed:
-            return held
-        opening = self._openings.get(key)
-        if opening is None:
-            opening = self._begin(key, spec, request.principal, capabilities)
         with anyio.move_on_after(request.timeout):
-            await opening.done.wait()
-        if opening.held is not None:
-            return opening.held
-        if opening.problem is not None:
-            raise Unavailable(opening.problem.reason_code, opening.problem.message)
+            for owner in _owners(request, capabilities):
+                key = (request.server, request.principal.key, owner)
+                held = self._held.get(key)
+                if held is None or held.closed:
+                    held = await self._opened(key, spec, request.principal, capabilities)
+                if not (held.users and _needs_its_own(request, held, capabilities)):
+                    return held
         raise Unavailable("server_starting", f"server {spec.name} is still starting; try again")
 
-    def _begin(self, key: Key, spec: ServerSpec, principal: Principal, capabilities: Json) -> _Opening:
+    async def _opened(self, key: Key, spec: ServerSpec, principal: Principal, capabilities: Json) -> Held:
+        opening = self._openings.get(key) or self._begin(key, spec, principal, capabilities)
+        await opening.done.wait()
+        if opening.held is not None:
+            return opening.held
+        problem = opening.problem or Unavailable("server_start", f"server {spec.name} could not be started")
+        raise Unavailable(problem.reason_code, problem.message)
+
+    def _begin(self, key: Key, spec: ServerSpec, principal: Principal, capabilities: Json) -> Opening:
         """Start a connection in a task of its own. Raises Unavailable where there is no use in trying now."""
         if self._group is None:
             raise Unavailable("stopping", "the gateway is stopping")
-        health = self._health.setdefault(spec.name, _Health())
+        health = self._health.setdefault(spec.name, Health())
         wait = health.not_before - anyio.current_time()
         if wait > 0:
             raise Unavailable("server_down", f"server {spec.name} is down ({health.problem}); next try in {wait:.1f} s")
         self._make_room(spec.name)
-        held = _Held(key, principal, _connect(spec, self._environment, self._consent), anyio.CancelScope())
-        opening = self._openings[key] = _Opening()
+        held = Held(key, principal, _connect(spec, self._environment, self._consent), anyio.CancelScope())
+        opening = self._openings[key] = Opening()
         self._group.start_soon(self._open, held, opening, capabilities, health)
         return opening
 
-    async def _open(self, held: _Held, opening: _Opening, capabilities: Json, health: _Health) -> None:
+    async def _open(self, held: Held, opening: Opening, capabilities: Json, health: Health) -> None:
         spec = held.connection.spec
         try:
             await self.starting(spec, held.principal, lambda: self._start(held, capabilities, health.version))
             health.version = held.connection.version if held.connection.version in HANDSHAKES else None
+            if self._servers.get(spec.name) != spec:
+                held.scope.cancel()
+                raise Unavailable("server_changed", f"the configuration of server {spec.name} changed while it started")
             held.last_used = anyio.current_time()
             self._held[held.key] = opening.held = held
         except Unavailable as exc:
@@ -250,7 +215,7 @@ class Pool:
             del self._openings[held.key]
             opening.done.set()
 
-    async def _start(self, held: _Held, capabilities: Json, version: str | None) -> None:
+    async def _start(self, held: Held, capabilities: Json, version: str | None) -> None:
         """Returns when the connection can be used; raises Unavailable."""
         if self._group is None:
             raise Unavailable("stopping", "the gateway is stopping")
@@ -266,7 +231,7 @@ class Pool:
             raise outcome[0]
 
     async def _hold(
-        self, held: _Held, capabilities: Json, version: str | None, outcome: list[Unavailable], opened: anyio.Event
+        self, held: Held, capabilities: Json, version: str | None, outcome: list[Unavailable], opened: anyio.Event
     ) -> None:
         """The life of one connection, in a task of its own."""
         connection, link = held.connection, held.connection.link
@@ -307,15 +272,17 @@ class Pool:
                 outcome.append(Unavailable("server_start", f"server {connection.spec.name} ended while starting"))
             opened.set()
 
-    async def _event(self, held: _Held, method: str, params: Json) -> None:
+    async def _event(self, held: Held, method: str, params: Json) -> None:
         if method in ("notifications/tools/list_changed", "notifications/prompts/list_changed"):
             try:
                 await held.connection.refresh()
             except (RingfenceError, RpcError) as exc:
                 log.warning("server %s: reading its changed lists failed: %s", held.key[0], exc)
-        await self._on_event(held.key[0], held.principal, method, params)
+            await self.changed(held.key[0], list(held.connection.definitions.values()))
+        else:
+            await self._on_event(held.key[0], held.principal, method, params)
 
-    def _listen(self, held: _Held) -> None:
+    def _listen(self, held: Held) -> None:
         """(Re)open the 2026-07-28 subscription stream with what is wanted now."""
         if held.listener is not None:
             held.listener.cancel()
@@ -337,7 +304,7 @@ class Pool:
 
         self._group.start_soon(listen)
 
-    def _drop(self, held: _Held) -> None:
+    def _drop(self, held: Held) -> None:
         held.closed = True
         held.scope.cancel()
         if held.listener is not None:
@@ -347,11 +314,12 @@ class Pool:
 
     def _make_room(self, server: str) -> None:
         mine = [h for h in self._held.values() if h.key[0] == server]
-        if len(mine) < MAX_PER_SERVER:
+        count = len(mine) + sum(key[0] == server for key in self._openings)
+        if count < MAX_PER_SERVER:
             return
         idle = sorted((h for h in mine if not h.users), key=lambda h: h.last_used)
         if not idle:
-            raise Unavailable("server_busy", f"server {server} has {len(mine)} connections, all in use")
+            raise Unavailable("server_busy", f"server {server} has {count} connections, all in use")
         self._drop(idle[0])
 
     async def _sweep(self) -> None:
@@ -363,8 +331,31 @@ class Pool:
                     self._drop(held)
 
 
+def _owners(request: UpstreamRequest, capabilities: Json) -> Iterator[str]:
+    """Under which names a connection for this request may be held: one, or as many as are in use at once."""
+    if not capabilities:
+        yield ""
+        return
+    asked = canonical.digest(capabilities)
+    if request.session is not None:
+        yield f"{request.session} {asked}"
+        return
+    for number in range(MAX_PER_SERVER + 1):
+        yield f"-{number} {asked}"
+
+
+def _needs_its_own(request: UpstreamRequest, held: Held, capabilities: Json) -> bool:
+    """A process of the handshake era does not say for which call it asks, so calls without a session take turns."""
+    silent = held.connection.spec.url is None and not held.connection.modern
+    return silent and bool(capabilities) and request.session is None
+
+
 def _begin_soon(group: anyio.abc.TaskGroup, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
     group.start_soon(begin)
+
+
+async def _unnoticed(server: str, definitions: list[Definition]) -> None:
+    return None
 
 
 async def _unrecorded(spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:

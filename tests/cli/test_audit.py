@@ -1,0 +1,280 @@
+"""`ringfence audit`: reading the log, and evidence that it is the one that was written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from ringfence import config
+from ringfence.app import NOBODY, App
+from ringfence.audit.keys import PUBLIC, load_or_create
+from ringfence.model import Call
+from ringfence.store import Reader
+from tests import gateways, tooling
+from tests.gateways import run
+
+CONFIG = """version: 1
+gateway: {{state: ./state}}
+servers: {{hostile: {{command: {command}, pins: first_use}}}}
+capabilities:
+  echo: {{mode: read, record: full, redact: ["hunter[0-9]"]}}
+  rug: {{mode: read}}
+  error: {{mode: write}}
+  forbidden: {{mode: read, tool: echo}}
+policy: {{preset: standard, rules: [{{id: never, name: Not this one, action: deny, tool_patterns: [forbidden]}}]}}
+"""
+CALLS: list[tuple[str, str, dict[str, Any]]] = [
+    ("call_aaa1", "echo", {"text": "hunter2 \x1b[2J likes cheese"}),
+    ("call_aaa2", "forbidden", {}),
+    ("call_aaa3", "error", {}),
+    ("call_bbb1", "ecko", {}),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "ringfence.yaml"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    def audit(self, *words: str | Path) -> Any:
+        return run("audit", *words, "--config", self.config)
+
+    def edit(self, statement: str) -> None:
+        with sqlite3.connect(self.state / "ringfence.db") as database:
+            assert database.execute(statement).rowcount > 0
+        database.close()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """A log of four calls by an agent, and what `system` did."""
+    log = Log(tmp_path_factory.mktemp("audit"))
+    path = gateways.write(log.folder, CONFIG.format(command=gateways.server("hostile_server.py")))
+
+    async def make() -> None:
+        async with App.open(config.load(path)) as app:
+            for call_id, tool, arguments in CALLS:
+                await app.handle(Call(call_id, app.agent, tool, arguments), NOBODY)
+
+    anyio.run(make)
+    return log
+
+
+@pytest.fixture
+def copy(log: Log, tmp_path: Path) -> Log:
+    """The same log, to be tampered with."""
+    shutil.copytree(log.folder, tmp_path, dirs_exist_ok=True)
+    return Log(tmp_path)
+
+
+# ── Reading ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_list_has_the_newest_first(log: Log) -> None:
+    shown = log.audit("list").stdout.splitlines()
+    calls = [re.split(r"\s{2,}", line)[1:] for line in shown if "  local  " in line]
+    assert calls == [
+        ["call_bbb1", "ecko", "local", "validation_failure", "unknown_tool"],
+        ["call_aaa3", "error", "local", "failed", "tool_error"],
+        ["call_aaa2", "forbidden", "local", "denied", "policy"],
+        ["call_aaa1", "echo", "local", "success", "ok"],
+    ]
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  ", shown[0])
+    assert "system" in shown[-1] and "hostile" in shown[-1]  # the start of the server is a call too
+
+
+def test_list_as_json_and_limited(log: Log) -> None:
+    rows = json.loads(log.audit("list", "--json", "--limit", "2").stdout)
+    assert [(row["call_id"], row["status"], row["agent"]) for row in rows] == [
+        ("call_bbb1", "validation_failure", "local"),
+        ("call_aaa3", "failed", "local"),
+    ]
+
+
+def test_list_of_everything(log: Log) -> None:
+    kinds = {row["kind"] for row in json.loads(log.audit("list", "--all", "--json", "--limit", "500").stdout)}
+    assert {"chain_opened", "pin_accepted", "started", "finished", "chain_closed"} <= kinds
+    assert "pin_accepted" in log.audit("list", "--all", "--limit", "500").stdout
+
+
+def test_show_has_every_record_and_what_is_kept(log: Log) -> None:
+    told = json.loads(log.audit("show", "call_aaa1", "--json").stdout)
+    assert [record["kind"] for record in told["records"]] == ["started", "finished"]
+    assert all(record["hash"] for record in told["records"])
+    assert told["payloads"]["arguments"] == {"text": "[redacted]  likes cheese"}
+    assert told["payloads"]["result"]["content"][0]["text"] == "[redacted]  likes cheese"
+    pretty = log.audit("show", "call_aaa1").stdout
+    assert "started" in pretty and "likes cheese" in pretty and "Kept of the result" in pretty
+    assert all(c.isprintable() or c == "\n" for c in pretty)
+    assert "nothing but a digest is kept" in log.audit("show", "call_aaa3").stdout
+
+
+@pytest.mark.parametrize(
+    ("identifier", "said"),
+    [
+        ("call_aaa1", ("std-read", "It succeeded", "isolation none", "Leave to run it once was recorded")),
+        ("aaa2", ("Policy refused it: rules never", "Not this one", "It never ran", "No leave to run")),
+        ("last", ("ecko", "No contract applied", "Did you mean 'echo'", "It never ran")),
+    ],
+)
+def test_explain_tells_why(log: Log, identifier: str, said: tuple[str, ...]) -> None:
+    shown = log.audit("explain", identifier)
+    assert shown.returncode == 0
+    assert all(text in shown.stdout for text in said), shown.stdout
+
+
+def test_an_id_must_mean_one_call(log: Log) -> None:
+    ambiguous, unknown = log.audit("explain", "call_aaa"), log.audit("show", "call_zzz")
+    assert ambiguous.returncode == unknown.returncode == 1
+    assert "call_aaa2, " in ambiguous.stderr or "call_aaa3, " in ambiguous.stderr
+    assert unknown.stderr == "there is no call call_zzz on record; see: ringfence audit list\n"
+
+
+def test_replay_says_that_it_is_not_there(log: Log) -> None:
+    shown = log.audit("replay", "last")
+    assert shown.returncode == 2
+    assert "not built in this version; nothing was run" in shown.stderr
+
+
+def test_a_call_under_way_is_listed(tmp_path: Path) -> None:
+    path = gateways.write(tmp_path, CONFIG.format(command=gateways.server("hostile_server.py")))
+    path.write_text(path.read_text().replace("  rug:", "  slow: {mode: read}\n  rug:"))
+    command = gateways.ringfence("call", "slow", "--args", '{"seconds": 20}', "--config", path)
+    with tooling.start_process(command) as started:
+        while not (rows := _running(tmp_path)):
+            assert started.process.poll() is None, started.output()
+        shown = run("audit", "list", "--config", path).stdout
+        assert rows[0] in shown.splitlines()[0] and "running" in shown.splitlines()[0]
+        refused = run("audit", "erase", rows[0], "--config", path)
+        assert refused.returncode == 1 and "still running" in refused.stderr
+
+
+def _running(folder: Path) -> list[str]:
+    if not (folder / "state" / "ringfence.db").exists():
+        return []
+    try:
+        started = gateways.records(folder / "state", kind="started")
+    except Exception:  # the database is being made just now
+        return []
+    return [body["call"]["id"] for body in started if body["call"]["kind"] == "tool"]
+
+
+# ── Evidence ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_live_log_verifies(log: Log) -> None:
+    shown = log.audit("verify")
+    assert shown.returncode == 0
+    assert re.fullmatch(r"\d+ records in \d+ chains?: verified\.\n", shown.stdout)
+
+
+@pytest.mark.parametrize(
+    ("statement", "fault"),
+    [
+        ("UPDATE records SET text = replace(text, 'forbidden', 'permitted') WHERE call_id = 'call_aaa2'", "was edited"),
+        ("DELETE FROM records WHERE call_id = 'call_aaa2'", "missing before it"),
+        ("UPDATE records SET seq = CASE seq WHEN 2 THEN -3 ELSE -2 END WHERE seq IN (2, 3)", ""),
+        ("DELETE FROM records WHERE seq >= (SELECT max(seq) FROM records)", "cut from the end"),
+        ("DELETE FROM records", "is missing; its checkpoint stands at"),
+    ],
+    ids=["edit", "deletion", "reordering", "cut tail", "everything"],
+)
+def test_every_tampering_is_found(copy: Log, statement: str, fault: str) -> None:
+    copy.edit(statement)
+    shown = copy.audit("verify")
+    assert shown.returncode == 1
+    assert "fault" in shown.stdout and fault in shown.stdout
+
+
+def test_another_key_verifies_nothing(log: Log, tmp_path: Path) -> None:
+    load_or_create(tmp_path / "keys")
+    shown = log.audit("verify", "--public-key", tmp_path / "keys" / PUBLIC)
+    assert shown.returncode == 1 and "verifies with the given key" in shown.stdout
+
+
+def test_a_damaged_record_is_one_sentence(copy: Log) -> None:
+    copy.edit("UPDATE records SET text = 'no json' WHERE call_id = 'call_bbb1'")
+    shown = copy.audit("explain", "call_bbb1")
+    assert shown.returncode == 1
+    assert "a record cannot be read" in shown.stderr and shown.stderr.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def exported(log: Log) -> Path:
+    path = log.folder / "all.jsonl"
+    shown = log.audit("export", path)
+    assert shown.returncode == 0
+    assert str(config.key_folder() / PUBLIC) in shown.stdout and f"audit verify {path} --public-key" in shown.stdout
+    return path
+
+
+def test_an_export_verifies_with_nothing_but_the_key(exported: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    key = tmp_path / "key.pem"
+    shutil.copy(config.key_folder() / PUBLIC, key)
+    monkeypatch.setenv("HOME", str(tmp_path / "elsewhere"))
+    shown = run("audit", "verify", exported, "--public-key", key, cwd=tmp_path)
+    assert shown.returncode == 0 and "verified." in shown.stdout
+    assert not (tmp_path / "elsewhere").exists()  # nothing else was opened, or made
+    without = run("audit", "verify", exported, cwd=tmp_path)
+    assert without.returncode == 2 and "--public-key" in without.stderr
+
+
+def test_a_changed_export_is_found(exported: Path, tmp_path: Path) -> None:
+    lines = exported.read_bytes().splitlines(keepends=True)
+    key = config.key_folder() / PUBLIC
+    for name, changed in (
+        ("cut", lines[:-1]),
+        ("gap", lines[:3] + lines[4:]),
+        ("order", [lines[0], lines[2], lines[1], *lines[3:]]),
+    ):
+        path = tmp_path / name
+        path.write_bytes(b"".join(changed))
+        shown = run("audit", "verify", path, "--public-key", key)
+        assert shown.returncode == 1 and "fault" in shown.stdout, name
+
+
+def test_an_export_never_replaces_a_file(log: Log, exported: Path) -> None:
+    before = exported.read_bytes()
+    shown = log.audit("export", exported)
+    assert shown.returncode == 1 and "exists already" in shown.stderr
+    assert exported.read_bytes() == before
+
+
+def test_a_period_of_the_log(log: Log, tmp_path: Path) -> None:
+    none = log.audit("export", tmp_path / "none.jsonl", "--until", "2001-01-01")
+    assert none.returncode == 0 and ": 0 records" in none.stdout
+    some = log.audit("export", tmp_path / "some.jsonl", "--since", "2001-01-01T08:00:00+02:00")
+    assert some.returncode == 0 and ": 0 records" not in some.stdout
+    for words in (("--since", "yesterday"), ("--since", "2002-01-01", "--until", "2001-01-01")):
+        shown = log.audit("export", tmp_path / "bad.jsonl", *words)
+        assert shown.returncode == 2 and shown.stderr.count("\n") == 1
+    assert not (tmp_path / "bad.jsonl").exists()
+
+
+def test_erasing_is_on_record_and_breaks_nothing(copy: Log) -> None:
+    assert b"likes cheese" in (copy.state / "ringfence.db").read_bytes()
+    erased = copy.audit("erase", "call_aaa1")
+    assert (erased.returncode, erased.stdout) == (0, "call_aaa1: what was kept of its payloads is erased.\n")
+    reader = Reader.open(copy.state)
+    assert reader.payload("call_aaa1", "arguments") is None
+    assert [record.kind for record in reader.records(call_id="call_aaa1")] == ["started", "finished", "payload_erased"]
+    reader.close()
+    again = copy.audit("erase", "call_aaa1")
+    assert again.returncode == 0 and "nothing was kept" in again.stdout
+    assert copy.audit("verify").returncode == 0
+    assert "nothing but a digest is kept" in copy.audit("show", "call_aaa1").stdout

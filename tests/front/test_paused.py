@@ -1,0 +1,177 @@
+"""Calls that wait between two requests: the handle is good once, for one caller, one request, and a while."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from ringfence.front import paused
+from ringfence.front.inbound import PausableChannel
+from ringfence.front.paused import Paused
+from ringfence.model import Call, Outcome, Principal, Status
+from tests.faking import make_call
+
+pytestmark = pytest.mark.anyio
+
+FORM = {"method": "elicitation/create", "params": {}}
+CALL = make_call("echo", {"text": "x"})
+Handle = Callable[[Call, PausableChannel], Awaitable[Outcome]]
+
+
+class Way:
+    """A pipeline that asks as often as it is told to; remembers how each call ended."""
+
+    def __init__(self, questions: int) -> None:
+        self.questions = questions
+        self.ended: list[str] = []
+        self.answers: list[Any] = []
+
+    async def handle(self, call: Call, channel: PausableChannel) -> Outcome:
+        try:
+            for number in range(self.questions):
+                self.answers.append(await channel.ask({f"q{number}": FORM}))
+        except anyio.get_cancelled_exc_class():
+            self.ended.append("cancelled")
+            raise
+        self.ended.append("finished")
+        return Outcome(Status.SUCCESS, "ok")
+
+
+@asynccontextmanager
+async def pausing(questions: int = 1) -> AsyncIterator[tuple[Paused, Way]]:
+    way = Way(questions)
+    async with anyio.create_task_group() as group:
+        yield Paused(way, group), way  # type: ignore[arg-type]
+        group.cancel_scope.cancel()
+
+
+def channel() -> PausableChannel:
+    return PausableChannel({"elicitation": {}})
+
+
+def answering(call: Call = CALL, **answers: Any) -> Call:
+    return replace(call, id="call_again", inputs=answers)
+
+
+async def begun(waiting: Paused, call: Call = CALL) -> str:
+    answer = await waiting.begin(call, channel())
+    assert isinstance(answer, dict)
+    assert answer["resultType"] == "input_required"
+    return str(answer["requestState"])
+
+
+async def test_a_call_without_questions_just_ends() -> None:
+    async with pausing(0) as (waiting, way):
+        outcome = await waiting.begin(CALL, channel())
+        assert isinstance(outcome, Outcome) and outcome.ok
+        assert (way.ended, waiting._waiting) == (["finished"], {})
+
+
+async def test_a_call_goes_on_with_each_answer() -> None:
+    async with pausing(2) as (waiting, way):
+        first = await waiting.begin(CALL, channel())
+        assert isinstance(first, dict)
+        assert first["inputRequests"] == {"q0": FORM}
+        second = await waiting.resume(first["requestState"], answering(q0={"a": 1}), channel())
+        assert isinstance(second, dict)
+        assert (second["inputRequests"], second["requestState"] != first["requestState"]) == ({"q1": FORM}, True)
+        last = await waiting.resume(second["requestState"], answering(q1={"b": 2}), channel())
+        assert isinstance(last, Outcome) and last.ok
+        assert way.answers == [{"q0": {"a": 1}}, {"q1": {"b": 2}}]
+        assert waiting._waiting == {}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(CALL, principal=Principal("somebody")),
+        replace(CALL, arguments={"text": "y"}),
+        replace(CALL, tool="other"),
+        replace(CALL, method="prompts/get"),
+    ],
+    ids=["caller", "arguments", "tool", "method"],
+)
+async def test_a_handle_is_good_for_its_own_request_alone(other: Call) -> None:
+    async with pausing() as (waiting, way):
+        handle = await begun(waiting)
+        with pytest.raises(MCPError, match="belongs to another request"):
+            await waiting.resume(handle, answering(other), channel())
+        assert way.ended == []
+        assert isinstance(await waiting.resume(handle, answering(), channel()), Outcome), "it is still good for its own"
+
+
+async def test_a_handle_is_good_once_and_cannot_be_guessed() -> None:
+    async with pausing() as (waiting, _):
+        handle = await begun(waiting)
+        assert len(handle) > 30
+        await waiting.resume(handle, answering(), channel())
+        for wrong in (handle, "", "rfs_x"):
+            with pytest.raises(MCPError, match="unknown"):
+                await waiting.resume(wrong, answering(), channel())
+
+
+async def test_answers_must_be_an_object() -> None:
+    async with pausing() as (waiting, _):
+        handle = await begun(waiting)
+        with pytest.raises(MCPError, match="inputResponses"):
+            await waiting.resume(handle, replace(CALL, inputs=None), channel())
+        assert isinstance(await waiting.resume(handle, answering(), channel()), Outcome)
+
+
+async def test_a_call_that_nobody_comes_back_for_ends_and_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paused, "WAIT_SECONDS", 0.05)
+    async with pausing() as (waiting, way):
+        handle = await begun(waiting)
+        await anyio.sleep(0.2)
+        assert (way.ended, waiting._waiting) == (["cancelled"], {})
+        with anyio.fail_after(2), pytest.raises(MCPError, match="expired"):
+            await waiting.resume(handle, answering(), channel())
+
+
+async def test_time_counts_only_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paused, "WAIT_SECONDS", 0.2)
+    async with pausing(2) as (waiting, way):
+        handle = await begun(waiting)
+        await anyio.sleep(0.1)
+        answer = await waiting.resume(handle, answering(), channel())
+        await anyio.sleep(0.15)
+        assert isinstance(answer, dict)
+        assert isinstance(await waiting.resume(answer["requestState"], answering(), channel()), Outcome)
+        assert way.ended == ["finished"]
+
+
+async def test_so_many_may_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paused, "MAX_WAITING", 3)
+    async with pausing() as (waiting, way):
+        for _ in range(3):
+            await begun(waiting)
+        with pytest.raises(MCPError, match="too many"):
+            await begun(waiting)
+        await anyio.sleep(0.01)
+        assert way.ended == ["cancelled"]
+        assert len(waiting._waiting) == 3
+
+
+async def test_a_client_that_closes_its_request_cancels_the_call() -> None:
+    class Slow(Way):
+        async def handle(self, call: Call, channel: PausableChannel) -> Outcome:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self.ended.append("cancelled")
+            raise AssertionError
+
+    way = Slow(0)
+    async with anyio.create_task_group() as group:
+        waiting = Paused(way, group)  # type: ignore[arg-type]
+        with anyio.move_on_after(0.05):
+            await waiting.begin(CALL, channel())
+        await anyio.sleep(0.01)
+        assert way.ended == ["cancelled"]
+        group.cancel_scope.cancel()

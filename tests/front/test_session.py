@@ -1,0 +1,229 @@
+"""Sessions of handshake-era clients: whose they are, what is under way in them, what they are told unasked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.shared.exceptions import MCPError, NoBackChannelError
+
+from ringfence.front import session as sessions
+from ringfence.front.exchange import Exchange
+from ringfence.front.mcp import McpFront
+from ringfence.front.session import Session, Sessions
+from ringfence.model import Json, Principal
+from tests.faking import governed
+
+pytestmark = pytest.mark.anyio
+
+ALICE, BOB = Principal("alice"), Principal("bob")
+
+
+class NoPool:
+    """No server has anything to say here."""
+
+    async def unsubscribe(self, server: str, principal: Principal, uri: str) -> None:
+        return None
+
+
+@asynccontextmanager
+async def fronted(folder: Path) -> AsyncIterator[Sessions]:
+    async with governed(folder) as way, anyio.create_task_group() as group:
+        front = McpFront(way.pipeline, NoPool(), group, "0")  # type: ignore[arg-type]
+        made = Sessions(front)
+        try:
+            yield made
+        finally:
+            for session in list(made._sessions.values()):
+                await session.close()
+            front.close()
+            group.cancel_scope.cancel()
+
+
+def opened(made: Sessions, principal: Principal = ALICE) -> Session:
+    session = made.create(principal)
+    assert session is not None
+    made.keep(session)
+    return session
+
+
+class Browser:
+    """An ASGI client with a standing stream."""
+
+    def __init__(self) -> None:
+        self.sent: list[Json] = []
+        self.gone = anyio.Event()
+
+    async def receive(self) -> Any:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def told(self) -> list[Json]:
+        bodies = [message.get("body", b"") for message in self.sent]
+        return [json.loads(body.split(b"data: ")[1]) for body in bodies if b"data: " in body]
+
+
+async def test_a_session_belongs_to_its_principal(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as made:
+        session = opened(made)
+        assert made.get(session.id, ALICE) is session
+        assert made.get(session.id, BOB) is None
+        assert made.get("guess", ALICE) is None
+        assert len(session.id) == 32
+        inbound = session.inbound("a fault")
+        assert (inbound.principal, inbound.session, inbound.fault, inbound.origin) == (
+            ALICE, session.id, "a fault", "mcp-http",
+        )  # fmt: skip
+        await made.end(session)
+        assert made.get(session.id, ALICE) is None
+
+
+async def test_there_are_only_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
+    async with fronted(tmp_path) as made:
+        first = opened(made)
+        opened(made)
+        assert made.create(ALICE) is None
+        await made.end(first)
+        opened(made)
+
+
+async def test_a_session_that_nobody_uses_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "IDLE_SECONDS", 0.1)
+    real_sleep = anyio.sleep
+    monkeypatch.setattr(anyio, "sleep", lambda seconds: real_sleep(min(seconds, 0.02)))
+    async with fronted(tmp_path) as made:
+        idle, busy, used = opened(made), opened(made), opened(made)
+        busy.busy = 1
+        async with anyio.create_task_group() as group:
+            group.start_soon(made.sweep)
+            for _ in range(10):
+                made.get(used.id, ALICE)
+                await real_sleep(0.03)
+            group.cancel_scope.cancel()
+        assert [made.get(one.id, ALICE) is not None for one in (idle, busy, used)] == [False, True, True]
+
+
+# ── questions ──
+
+
+async def asked(session: Session, reply: Json) -> Any:
+    """What a question comes to when the client posts this in answer."""
+    browser = Browser()
+    exchange = Exchange(1, None, session, browser.send)
+    out: list[Any] = []
+
+    async def ask() -> None:
+        try:
+            out.append(await exchange.send_raw_request("elicitation/create", {"message": "Well?"}))
+        except MCPError as exc:
+            out.append(exc)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await anyio.sleep(0.01)
+        (question,) = browser.told
+        assert (question["method"], question["params"]) == ("elicitation/create", {"message": "Well?"})
+        session.answered({"id": "nobody asked", "result": {}})
+        session.answered({"id": question["id"], **reply})
+        session.answered({"id": question["id"], "result": {"late": True}})
+    assert session._questions == {}
+    return out[0]
+
+
+async def test_an_answer_finds_its_question(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as made:
+        session = opened(made)
+        assert await asked(session, {"result": {"action": "accept"}}) == {"action": "accept"}
+        for reply, code in (
+            ({"error": {"code": -1, "message": "no", "data": 5}}, -1),
+            ({"error": {"code": "x"}}, -32603),
+            ({"error": {}}, -32603),
+            ({"result": 5}, -32603),
+            ({}, -32603),
+        ):
+            error = await asked(session, reply)
+            assert isinstance(error, MCPError)
+            assert error.code == code
+        with pytest.raises(NoBackChannelError):
+            await session.send_raw_request("ping", None)
+
+
+async def test_a_call_is_cancelled_by_its_own_id(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as made:
+        session = opened(made)
+        exchange = Exchange(5, None, session, Browser().send)
+        scope = anyio.CancelScope()
+        session.in_flight[5] = (scope, exchange)
+        odd: list[Any] = [6, None, [], {}, "5"]
+        for ident in odd:
+            session.cancel(ident)
+        assert not scope.cancel_called
+        session.cancel(5)
+        assert scope.cancel_called
+        assert exchange.cancel_requested.is_set()
+
+
+async def test_the_end_of_a_session_ends_what_is_under_way(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as made:
+        session = opened(made)
+        scope = anyio.CancelScope()
+        session.in_flight[5] = (scope, Exchange(5, None, session, Browser().send))
+        await made.end(session)
+        assert scope.cancel_called
+        await session.notify("notifications/x", {})  # and what comes too late is dropped
+
+
+# ── what it is told unasked ──
+
+
+async def test_the_standing_stream_carries_what_belongs_to_no_call(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as made:
+        alice, bob = opened(made), opened(made, BOB)
+        browser, other = Browser(), Browser()
+        await made.tell(None, "notifications/tools/list_changed", {})
+        async with anyio.create_task_group() as group:
+            group.start_soon(alice.stream, browser.receive, browser.send)
+            await anyio.sleep(0.01)
+            assert await alice.stream(other.receive, other.send) is False, "one stream a session"
+            alice.watching.add("doc:1")
+            await made.tell(ALICE, "notifications/resources/updated", {"uri": "doc:1"})
+            await made.tell(ALICE, "notifications/resources/updated", {"uri": "doc:2"})
+            await made.tell(BOB, "notifications/resources/list_changed", {})
+            await anyio.sleep(0.01)
+            browser.gone.set()
+        assert [(note["method"], note.get("params")) for note in browser.told] == [
+            ("notifications/tools/list_changed", None),
+            ("notifications/resources/updated", {"uri": "doc:1"}),
+        ]
+        async with anyio.create_task_group() as group:
+            group.start_soon(bob.stream, other.receive, other.send)
+            await anyio.sleep(0.01)
+            await made.end(bob)
+        assert [note["method"] for note in other.told] == [
+            "notifications/tools/list_changed", "notifications/resources/list_changed",
+        ]  # fmt: skip
+        assert other.sent[-1]["more_body"] is False
+
+
+async def test_a_client_that_never_listens_loses_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_BACKLOG", 3)
+    async with fronted(tmp_path) as made:
+        session = opened(made)
+        for number in range(10):
+            await session.notify("notifications/x", {"n": number})
+        browser = Browser()
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.stream, browser.receive, browser.send)
+            await anyio.sleep(0.02)
+            browser.gone.set()
+        assert [note["params"]["n"] for note in browser.told] == [7, 8, 9]

@@ -1,0 +1,143 @@
+"""What is offered: tools by their contracts, resources and prompts by their servers' lists, each under one name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import canonical
+from ringfence.errors import Unavailable
+from ringfence.front.shelf import Shelf
+from ringfence.model import Definition, Json, Principal, ServerSpec
+from ringfence.rulebook import Rulebook
+from tests.faking import Said, contract, definition, governed, rulebook
+
+pytestmark = pytest.mark.anyio
+
+ALICE, BOB = Principal("alice"), Principal("bob")
+HEADER = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+
+
+class Lists:
+    """The part of a pool that lists resources: by server, by principal, or not at all."""
+
+    def __init__(self, **listed: Any) -> None:
+        self.listed = listed
+        self.asked = 0
+
+    async def resources(self, server: str, principal: Principal, *, templates: bool = False) -> list[Json]:
+        self.asked += 1
+        found = self.listed.get(server, [])
+        if isinstance(found, Exception):
+            raise found
+        return found.get(principal.agent, []) if isinstance(found, dict) else list(found)
+
+
+@asynccontextmanager
+async def shelved(folder: Path, said: Said, lists: Lists | None = None) -> AsyncIterator[Any]:
+    async with governed(folder, said) as way:
+        yield Shelf(way.pipeline, lists or Lists()), way  # type: ignore[arg-type]
+
+
+def prompt(server: str, name: str, **body: Any) -> Definition:
+    whole = {"name": name, **body}
+    return Definition(server, name, canonical.definition_digest(whole), whole, "prompt")
+
+
+def swapped(rules: Rulebook, *specs: ServerSpec, prompts: tuple[Definition, ...] = ()) -> Rulebook:
+    return replace(rules, servers={spec.name: spec for spec in specs}, prompts={(p.server, p.name): p for p in prompts})
+
+
+async def test_a_tool_is_shown_under_its_contracts_name_and_otherwise_as_the_server_has_it(tmp_path: Path) -> None:
+    own = definition("echo", description="own", outputSchema={"type": "object"}, **{"x-vendor": [1]})
+    contracts = (
+        contract("echo"),
+        contract("talk", tool="echo", description="ours"),
+        contract("part", tool="echo", result={"fields": ["a"]}),
+        contract("production_only", tool="echo", environments=["production"]),
+        contract("missing", tool="gone"),
+    )
+    async with shelved(tmp_path, Said(contracts=contracts, definitions=(own,))) as (shelf, way):
+        rules = way.pipeline.rules
+        way.pipeline.rules = replace(rules, catalog=type(rules.catalog)(
+            {c.name: c for c in contracts}, {("desk", "echo"): own}
+        ))  # fmt: skip
+        tools = {tool["name"]: tool for tool in shelf.tools()}
+    assert list(tools) == ["echo", "talk", "part"]
+    assert tools["echo"] == own.body
+    assert tools["talk"] == {**own.body, "name": "talk", "description": "ours"}
+    assert "outputSchema" not in tools["part"], "what is left of the result is not what the server promises"
+    assert own.body["name"] == "echo"
+
+
+async def test_a_new_rulebook_shows_at_once(tmp_path: Path) -> None:
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        before = shelf.digest()
+        assert shelf.tools() is shelf.tools(), "made once per rulebook"
+        way.pipeline.rules = rulebook(Said(contracts=(contract("echo"), contract("more"))), way.store)
+        assert [tool["name"] for tool in shelf.tools()] == ["echo", "more"]
+        changed = shelf.digest()
+        assert changed != before
+        way.pipeline.rules = rulebook(Said(), way.store)
+        assert shelf.digest() == before
+
+
+async def test_only_tools_that_want_headers_have_a_header_schema(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo"), contract("far")), definitions=(definition("far", inputSchema=HEADER),))
+    async with shelved(tmp_path, said) as (shelf, _):
+        assert shelf.header_schema("far") == HEADER
+        assert shelf.header_schema("echo") is None
+        assert shelf.header_schema("nobody") is None
+
+
+async def test_a_prompt_that_two_servers_have_is_preceded_by_its_servers_name(tmp_path: Path) -> None:
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        a, b = ServerSpec("a", prompts=("greet", "only_*")), ServerSpec("b", prompts=("*",))
+        prompts = (prompt("a", "greet"), prompt("a", "hidden"), prompt("a", "only_a", title="t"), prompt("b", "greet"))
+        way.pipeline.rules = swapped(way.pipeline.rules, a, b, prompts=(*prompts, prompt("gone", "greet")))
+        assert [one["name"] for one in shelf.prompts()] == ["a.greet", "only_a", "b.greet"]
+        assert shelf.prompts()[1] == {"name": "only_a", "title": "t"}
+        assert shelf.prompt("a.greet") == ("a", "greet")
+        assert shelf.prompt("only_a") == ("a", "only_a")
+        assert [shelf.prompt(name) for name in ("greet", "hidden", "gone.greet")] == [None, None, None]
+
+
+async def test_resources_are_those_that_their_servers_list_allows(tmp_path: Path) -> None:
+    lists = Lists(
+        a=[{"uri": "doc:1", "x": 1}, {"uri": "secret:1"}, {"uri": 5}, {}, {"uri": "doc:../../etc"}],
+        b=Unavailable("server_down", "down"),
+        c=[{"uri": "doc:3"}],
+    )
+    async with shelved(tmp_path, Said(), lists) as (shelf, way):
+        specs = [ServerSpec(name, resources=("doc:*",)) for name in ("a", "b")] + [ServerSpec("c")]
+        way.pipeline.rules = swapped(way.pipeline.rules, *specs)
+        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1", "x": 1}]
+
+
+async def test_a_resource_belongs_to_the_only_server_that_may_have_it_or_to_the_one_that_lists_it(
+    tmp_path: Path,
+) -> None:
+    lists = Lists(a={"alice": [{"uri": "doc:1"}]}, b={"alice": [{"uri": "doc:2"}], "bob": [{"uri": "doc:1"}]})
+    async with shelved(tmp_path, Said(), lists) as (shelf, way):
+        a, b = ServerSpec("a", resources=("doc:*", "own:*")), ServerSpec("b", resources=("doc:*",))
+        way.pipeline.rules = swapped(way.pipeline.rules, a, b)
+        assert await shelf.resource_server(ALICE, "own:1") == "a"
+        assert await shelf.resource_server(ALICE, "other:1") is None
+        assert lists.asked == 0, "no need to ask"
+        assert [await shelf.resource_server(ALICE, uri) for uri in ("doc:1", "doc:2")] == ["a", "b"]
+        assert await shelf.resource_server(BOB, "doc:1") == "b", "what another was shown is no matter"
+        assert await shelf.resource_server(BOB, "doc:9") == "a"
+        way.pipeline.rules = swapped(way.pipeline.rules, a)
+        assert await shelf.resource_server(BOB, "doc:1") == "a", "nor is what is no longer there"
+
+
+async def test_what_is_learnt_is_bounded(tmp_path: Path) -> None:
+    async with shelved(tmp_path, Said()) as (shelf, _):
+        for number in range(25_000):
+            shelf._learn(ALICE, f"doc:{number}", "a")
+        assert len(shelf._owners) <= 10_001

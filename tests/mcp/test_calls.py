@@ -1,0 +1,144 @@
+"""What happens around a call while it runs: cancellation, progress and log lines, over HTTP and stdio."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import Client
+
+from tests import tooling
+from tests.mcp import gateway
+from tests.mcp.gateway import ERAS, JSON, MODERN, Gateway, text_of
+
+pytestmark = pytest.mark.anyio
+eras = pytest.mark.parametrize("mode", ERAS)
+upstreams = pytest.mark.parametrize("upstream", ["handshake", "modern"])
+STEPS = [(float(n), 100.0, f"Completed step {n} of 100") for n in (0, 50, 100)]
+
+
+def house(hostile_command: list[str], *revisions: str) -> JSON:
+    servers: dict[str, JSON] = {"hostile": {"command": hostile_command, "pins": "first_use"}}
+    contracts = {
+        **gateway.tools("hostile", "cancellations", "echo"),
+        **gateway.tools("hostile", "hang", timeout_seconds=4, mode="write"),
+    }
+    for era in revisions:
+        command = tooling.fixture_command("everything_server.py", "--stdio", "--era", era)
+        servers[era] = {"command": command, "pins": "first_use"}
+        for verb, tool in (("progress", "test_tool_with_progress"), ("log", "test_tool_with_logging")):
+            contracts[f"{era}-{verb}"] = {"transport": "mcp", "server": era, "tool": tool, "mode": "read"}
+    return gateway.configuration(servers, contracts)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, hostile_command: list[str]) -> Iterator[Gateway]:
+    with gateway.serve(tmp_path_factory.mktemp("calls"), house(hostile_command, "handshake", "modern")) as running:
+        yield running
+
+
+class Heard:
+    """Writes down the progress and the log lines that a client receives."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, float | None, str | None]] = []
+        self.lines: list[Any] = []
+
+    async def progress(self, done: float, total: float | None, message: str | None) -> None:
+        self.steps.append((done, total, message))
+
+    async def log(self, params: types.LoggingMessageNotificationParams) -> None:
+        self.lines.append(params.data)
+
+
+async def cancelled(client: Client) -> list[int]:
+    found: list[int] = json.loads(text_of(await client.call_tool("cancellations", {})))
+    return found
+
+
+async def give_up(client: Client) -> None:
+    """Cancel a call, and see that its server was told and that the next call works."""
+    before = await cancelled(client)
+    with anyio.move_on_after(0.5) as patience:
+        await client.call_tool("hang", {})
+    assert patience.cancelled_caught
+    with anyio.fail_after(10):
+        while len(await cancelled(client)) == len(before):
+            await anyio.sleep(0.05)
+    assert text_of(await client.call_tool("echo", {"text": "still here"})) == "still here"
+
+
+def check_record(served: Gateway, origin: str) -> None:
+    finished = served.last_finished("hang")
+    assert (finished["status"], finished["reason_code"], finished["effect"]) == ("killed", "cancelled", "unknown")
+    assert finished["call"]["origin"] == origin
+
+
+@eras
+async def test_cancellation_reaches_the_server_and_the_record(served: Gateway, mode: str) -> None:
+    async with served.client(mode) as client:
+        await give_up(client)
+    check_record(served, "mcp-http")
+
+
+@eras
+async def test_call_of_a_client_that_vanished_is_closed_on_record(served: Gateway, mode: str) -> None:
+    """At 2026-07-28 a closed connection cancels; before, the call goes on until its deadline."""
+    with anyio.move_on_after(0.5):
+        async with served.client(mode) as client:
+            await client.call_tool("hang", {})
+    finished = served.last_finished("hang")
+    assert finished["status"] == ("killed" if mode == MODERN else "timeout")
+
+
+@eras
+@upstreams
+async def test_progress_is_relayed(served: Gateway, mode: str, upstream: str) -> None:
+    heard = Heard()
+    async with served.client(mode) as client:
+        await client.call_tool(f"{upstream}-progress", {}, progress_callback=heard.progress)
+    assert heard.steps == STEPS[: len(heard.steps)] and len(heard.steps) >= 2
+
+
+@upstreams
+async def test_log_level_of_a_session(served: Gateway, upstream: str) -> None:
+    heard = Heard()
+    async with served.client("legacy", logging_callback=heard.log) as client:
+        await client.set_logging_level("error")
+        await client.call_tool(f"{upstream}-log", {})
+        assert heard.lines == []
+        await client.set_logging_level("info")
+        await client.call_tool(f"{upstream}-log", {})
+    assert heard.lines[:2] == ["Tool execution started", "Tool processing data"]
+
+
+@upstreams
+@pytest.mark.parametrize(("level", "loud"), [(None, False), ("error", False), ("info", True)])
+async def test_log_level_of_a_request(served: Gateway, upstream: str, level: Any, loud: bool) -> None:
+    heard = Heard()
+    async with served.client(MODERN, logging_callback=heard.log, log_level=level) as client:
+        await client.call_tool(f"{upstream}-log", {})
+    assert bool(heard.lines) is loud
+
+
+@eras
+async def test_the_same_over_stdio(tmp_path: Path, hostile_command: list[str], mode: str) -> None:
+    """The bridged revision behind: each client meets a server of the other one."""
+    other = "modern" if mode == "legacy" else "handshake"
+    files = gateway.write(tmp_path, house(hostile_command, other))
+    heard = Heard()
+    level: Any = None if mode == "legacy" else "info"
+    async with Client(files.stdio(), mode=mode, cache=None, logging_callback=heard.log, log_level=level) as client:
+        await give_up(client)
+        await client.call_tool(f"{other}-progress", {}, progress_callback=heard.progress)
+        if mode == "legacy":
+            await client.set_logging_level("info")
+        await client.call_tool(f"{other}-log", {})
+    assert heard.steps == STEPS[: len(heard.steps)] and len(heard.steps) >= 2
+    assert heard.lines[:2] == ["Tool execution started", "Tool processing data"]
+    check_record(files, "mcp-stdio")

@@ -1,0 +1,316 @@
+"""A server behind a URL: what its answers mean, however they arrive, and how much of them is taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.errors import OutcomeUnknown, Refused, Unavailable
+from ringfence.model import Json, Status
+from ringfence.upstream import http
+from ringfence.upstream.http import HttpLink, _Events
+from ringfence.upstream.link import ANSWER_UNUSABLE, Exchange, RpcError
+from tests import tooling
+from tests.faking import chunked
+
+pytestmark = pytest.mark.anyio
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OLD = {"mcp-protocol-version": "2025-11-25"}
+
+# ── Events ──
+
+plain = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=20)
+pieces = st.lists(plain, min_size=1, max_size=3)
+
+
+@given(st.lists(pieces, max_size=5), st.sampled_from([b"\n", b"\r\n"]), st.lists(st.integers(0, 300), max_size=15))
+def test_events_are_the_same_however_they_arrive(events: list[list[str]], end: bytes, cuts: list[int]) -> None:
+    data = b": a comment" + end + end
+    for event in events:
+        data += b"id: 1" + end + b"event: message" + end
+        data += b"".join(b"data: " + piece.encode() + end for piece in event) + b"retry: 5" + end + end
+    reader = _Events(10_000)
+    read = [one for chunk in chunked(data, cuts) for one in reader.feed(chunk)]
+    assert read == ["\n".join(event).encode() for event in events]
+
+
+@pytest.mark.parametrize(
+    ("data", "events"),
+    [
+        (b"data:x\n\n", [b"x"]),
+        (b"data:  x\n\n", [b" x"]),
+        (b"data\n\n", []),
+        (b"data:\n\n", []),
+        (b"data: \n\n", []),
+        (b"\n\n\n", []),
+        (b"data: x", []),
+        (b"data: x\n", []),
+        (b"data: x\n\ndata: y\n\n", [b"x", b"y"]),
+        (b"datum: x\n\ndata: y\n\n", [b"y"]),
+        (b"data: a\rb\n\n", [b"a\rb"]),
+    ],
+)
+def test_events(data: bytes, events: list[bytes]) -> None:
+    assert _Events(100).feed(data) == events
+
+
+@pytest.mark.parametrize("data", [b"data: " + b"x" * 100, b"x" * 101, b"data: 12345678\n" * 10, b"data:\n" * 50])
+def test_an_event_that_is_too_long_is_not_taken(data: bytes) -> None:
+    for size in (1, 7, len(data)):
+        reader = _Events(100)
+        chunks = chunked(data, list(range(0, len(data), size)))
+        with pytest.raises(RpcError, match="more than 100 bytes"):
+            list(map(reader.feed, chunks))
+        assert len(reader._buffer) + sum(map(len, reader._data)) <= 100 + len(data)
+
+
+# ── A server ──
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/mcp", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    port = tooling.free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        with anyio.CancelScope(shield=True):
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def linked(url: str, told: list[tuple[str, Json]] | None = None) -> AsyncIterator[HttpLink]:
+    link = HttpLink("far", url)
+    ready = anyio.Event()
+
+    async def tell(method: str, params: Json) -> None:
+        if told is not None:
+            told.append((method, params))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(link.run, ready.set, tell)
+        await ready.wait()
+        yield link
+        group.cancel_scope.cancel()
+
+
+def talk(ask: Any = None, told: list[tuple[str, Json]] | None = None) -> Exchange:
+    async def tell(method: str, params: Json) -> None:
+        if told is not None:
+            told.append((method, params))
+
+    return Exchange(ask=ask, tell=tell, headers=OLD)
+
+
+async def nobody(method: str, params: Json) -> Any:
+    return None
+
+
+def answering(**more: Any) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.method != "POST":
+            return web.Response(status=405)
+        asked = await request.json()
+        given = dict(more)
+        if given.pop("echo", False):
+            given["text"] = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": {"asked": asked}})
+        return web.Response(**{"content_type": "application/json", **given})
+
+    return handler
+
+
+async def test_a_plain_answer() -> None:
+    async with serving(answering(echo=True)) as url, linked(url) as link:
+        asked = (await link.request("tools/call", {"name": "x", "_meta": {"a": 1}}, talk()))["asked"]
+        assert asked["method"] == "tools/call"
+        assert asked["params"] == {"name": "x", "_meta": {"a": 1, "progressToken": asked["id"]}}
+
+
+ANSWERS: dict[str, tuple[dict[str, Any], type[Exception], str | int]] = {
+    "an error": ({"text": '{"id": 1, "error": {"code": -32602, "message": "no", "data": 1}}'}, RpcError, -32602),
+    "an error in a refusal": ({"status": 400, "text": '{"error": {"code": -32022}}'}, RpcError, -32022),
+    "an error without a code": ({"text": '{"id": 1, "error": {"code": "x"}}'}, RpcError, ANSWER_UNUSABLE),
+    "no JSON": ({"text": "{"}, RpcError, ANSWER_UNUSABLE),
+    "a list": ({"text": "[]"}, RpcError, ANSWER_UNUSABLE),
+    "duplicate keys": ({"text": '{"id": 1, "id": 1, "result": {}}'}, RpcError, ANSWER_UNUSABLE),
+    "another id": ({"text": '{"id": 99, "result": {}}'}, RpcError, ANSWER_UNUSABLE),
+    "no object": ({"text": '{"id": 1, "result": 5}'}, RpcError, ANSWER_UNUSABLE),
+    "a page": ({"text": "<html>", "content_type": "text/html"}, RpcError, ANSWER_UNUSABLE),
+    "too much": ({"text": '{"id": 1, "result": {"x": "' + "x" * 3000 + '"}}'}, RpcError, ANSWER_UNUSABLE),
+    "bad gateway": ({"status": 502}, OutcomeUnknown, "server_error"),
+    "internal error": ({"status": 500, "text": "{}"}, OutcomeUnknown, "server_error"),
+    **{f"status {status}": ({"status": status}, Unavailable, "server_refused") for status in http._NEVER_RAN},
+    "a redirect": ({"status": 307, "headers": {"location": "http://127.0.0.1:1/"}}, Unavailable, "server_refused"),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+async def test_what_an_answer_means(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, kind, code = ANSWERS[case]
+    monkeypatch.setattr(http, "MAX_MESSAGE_BYTES", 2000)
+    monkeypatch.setattr(http._read_bounded, "__defaults__", (2000,))
+    async with serving(answering(**given)) as url, linked(url) as link:
+        with pytest.raises(kind) as raised:
+            await link.request("tools/call", {}, talk())
+    assert code == (raised.value.code if isinstance(raised.value, RpcError) else raised.value.reason_code)  # type: ignore[attr-defined]
+
+
+async def test_nobody_there_is_unavailable() -> None:
+    async with linked(f"http://127.0.0.1:{tooling.free_port()}/mcp") as link:
+        with pytest.raises(Unavailable) as refused:
+            await link.request("tools/call", {}, talk())
+    assert refused.value.reason_code == "server_unreachable"
+    with pytest.raises(Unavailable):
+        await link.request("tools/call", {}, talk())
+
+
+HALF = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n{"
+
+
+@pytest.mark.parametrize("said", [b"", HALF, b"garbage\r\n\r\n"])
+async def test_a_connection_that_breaks_leaves_an_unknown_outcome(said: bytes) -> None:
+    async def break_off(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            if said:
+                await stream.send(said)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, break_off)
+        async with linked(f"http://127.0.0.1:{port}/mcp") as link:
+            with pytest.raises(OutcomeUnknown) as lost:
+                await link.request("tools/call", {}, talk())
+        assert lost.value.reason_code == "answer_lost"
+        group.cancel_scope.cancel()
+
+
+def event(**message: Any) -> bytes:
+    return b"data: " + json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n\n"
+
+
+async def test_a_stream_tells_asks_and_answers() -> None:
+    answers: list[Json] = []
+    answered = anyio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.method != "POST":
+            return web.Response(status=405)
+        asked = await request.json()
+        if "method" not in asked:
+            answers.append(asked)
+            if len(answers) == 4:
+                answered.set()
+            return web.Response(status=202)
+        stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await stream.prepare(request)
+        note = {"progressToken": asked["params"]["_meta"]["progressToken"], "progress": 1}
+        await stream.write(event(method="notifications/progress", params=note))
+        await stream.write(event(method=5) + event(method=[], id=9))
+        for ident, method in enumerate(("ping", "elicitation/create", "sampling/createMessage", "roots/list")):
+            await stream.write(event(id=f"q{ident}", method=method, params={"n": ident}))
+        await answered.wait()
+        await stream.write(event(id=asked["id"], result={"content": []}))
+        return stream
+
+    async def ask(method: str, params: Json) -> Json:
+        if method == "sampling/createMessage":
+            raise RpcError(-32600, "denied", {"why": 1})
+        if method == "roots/list":
+            raise Refused(Status.FAILED, "client_refused", "the client went away")
+        return {"action": "accept", "n": params["n"]}
+
+    told: list[tuple[str, Json]] = []
+    async with serving(handler) as url, linked(url) as link:
+        with anyio.fail_after(10):
+            assert await link.request("tools/call", {}, talk(ask, told)) == {"content": []}
+        assert told == [("notifications/progress", {"progress": 1})]
+        by_id = {answer["id"]: answer for answer in answers}
+        assert by_id["q0"]["result"] == {}
+        assert by_id["q1"]["result"] == {"action": "accept", "n": 1}
+        assert by_id["q2"]["error"] == {"code": -32600, "message": "denied", "data": {"why": 1}}
+        assert by_id["q3"]["error"]["code"] == -32603, "whatever the client says, the connection stays"
+        with anyio.fail_after(10):
+            assert await link.request("tools/call", {}, talk(ask)) == {"content": []}
+
+
+async def test_a_stream_that_ends_without_an_answer_is_lost() -> None:
+    handler = answering(body=event(method="notifications/message"), content_type="text/event-stream")
+    async with serving(handler) as url, linked(url) as link:
+        with pytest.raises(OutcomeUnknown):
+            await link.request("tools/call", {}, talk())
+
+
+# ── Sessions ──
+
+
+async def test_a_session_is_kept_told_of_cancelling_and_ended() -> None:
+    seen: list[tuple[str, Any, Any]] = []
+    forgotten = False
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked = await request.json() if request.method == "POST" else {}
+        seen.append((request.method, asked.get("method"), request.headers.get("mcp-session-id")))
+        if request.method == "GET":
+            return web.Response(body=event(method="notifications/tools/list_changed"), content_type="text/event-stream")
+        if request.method == "DELETE" or "id" not in asked:
+            return web.Response(status=202)
+        if forgotten:
+            return web.Response(status=404)
+        if asked["method"] == "tools/call":
+            await anyio.sleep(5)
+        headers = {"mcp-session-id": "s1"} if asked["method"] == "initialize" else {}
+        return web.json_response({"id": asked["id"], "result": {}}, headers=headers)
+
+    told: list[tuple[str, Json]] = []
+    async with serving(handler) as url:
+        async with linked(url, told) as link:
+            await link.request("initialize", {}, talk())
+            await link.notify("notifications/initialized", None, OLD)
+            with anyio.move_on_after(0.2):
+                await link.request("tools/call", {}, talk())
+            await anyio.sleep(0.1)
+            assert told[0] == ("notifications/tools/list_changed", {})
+        assert ("POST", "notifications/cancelled", "s1") in seen
+        assert seen[-1] == ("DELETE", None, "s1")
+
+        async with linked(url) as link:
+            await link.request("initialize", {}, talk())
+            forgotten = True
+            with pytest.raises(Unavailable) as refused:
+                await link.request("tools/call", {}, talk())
+            assert refused.value.reason_code == "session_lost"
+            with anyio.fail_after(5):
+                while link._client is not None:
+                    await anyio.sleep(0.01)
+
+
+async def test_closing_the_stream_is_how_a_modern_call_is_cancelled() -> None:
+    seen: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        seen.append((await request.json())["method"])
+        await anyio.sleep(5)
+        return web.Response()
+
+    async with serving(handler) as url, linked(url) as link:
+        with anyio.move_on_after(0.2):
+            await link.request(
+                "tools/call", {}, Exchange(ask=nobody, tell=nobody, headers={"mcp-protocol-version": "2026-07-28"})
+            )
+        await anyio.sleep(0.1)
+    assert seen == ["tools/call"]

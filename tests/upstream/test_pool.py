@@ -1,0 +1,363 @@
+"""All connections: whose each is, when it is opened, shared, given up and closed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from ringfence.errors import OutcomeUnknown, Unavailable
+from ringfence.model import Definition, Json, Principal, ServerSpec
+from ringfence.ports import UpstreamRequest
+from ringfence.upstream import held, pool
+from ringfence.upstream.connection import Connection
+from ringfence.upstream.link import RpcError
+from ringfence.upstream.pool import Pool
+from tests.faking import OK, Client, Wire, definition, far_end
+
+pytestmark = pytest.mark.anyio
+
+DESK = ServerSpec("desk", command=("x",), start_timeout_seconds=5)
+ELICITS: Json = {"elicitation": {}}
+
+
+class Yard:
+    """A pool whose connections lead to fake servers."""
+
+    def __init__(self, *servers: ServerSpec) -> None:
+        self.answer: Any = far_end()
+        self.wires: list[Wire] = []
+        self.events: list[tuple[str, str, str]] = []
+        self.changes: list[list[Definition]] = []
+        self.pool = Pool({spec.name: spec for spec in servers}, {}, self.consent, self.event)
+        self.pool.changed = self.changed
+
+    def connect(self, spec: ServerSpec, environment: Any, consent: Any) -> Connection:
+        self.wires.append(Wire(self.answer))
+        return Connection(spec, self.wires[-1], consent)
+
+    async def consent(self, request: UpstreamRequest, method: str, params: Json) -> bool:
+        return False
+
+    async def event(self, server: str, principal: Principal, method: str, params: Json) -> None:
+        self.events.append((server, principal.key, method))
+
+    async def changed(self, server: str, definitions: list[Definition]) -> None:
+        self.changes.append(definitions)
+
+    async def call(self, agent: str = "a", *, timeout: float = 5.0, **more: Any) -> Json:
+        channel = Client(more.pop("capabilities", {}))
+        params = {"name": "echo", "arguments": {}}
+        return await self.pool.request(
+            UpstreamRequest("desk", Principal(agent), "tools/call", params, channel, timeout, **more)
+        )
+
+
+@asynccontextmanager
+async def yard(monkeypatch: pytest.MonkeyPatch, *servers: ServerSpec) -> AsyncIterator[Yard]:
+    made = Yard(*(servers or (DESK,)))
+    monkeypatch.setattr(pool, "_connect", made.connect)
+    async with made.pool.running():
+        yield made
+
+
+# ── whose ──
+
+
+async def test_a_connection_belongs_to_one_principal(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch) as made:
+        for agent in ("a", "a", "b", "a"):
+            assert await made.call(agent) == OK
+        assert [wire.methods.count("tools/call") for wire in made.wires] == [3, 1]
+
+
+async def test_a_client_that_can_be_asked_has_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch) as made:
+        await made.call(session="1")
+        await made.call(session="2")
+        assert len(made.wires) == 1, "who cannot be asked shares"
+        await made.call(session="1", capabilities=ELICITS)
+        await made.call(session="2", capabilities=ELICITS)
+        await made.call(session="2", capabilities=ELICITS)
+        assert len(made.wires) == 3
+        told = {method: params for method, params, _ in made.wires[2].requests}
+        assert told["initialize"]["capabilities"] == ELICITS
+
+
+async def test_what_the_server_may_not_use_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch, replace(DESK, elicitation="deny")) as made:
+        await made.call(session="1", capabilities={**ELICITS, "sampling": {}})
+        await made.call(session="2")
+        assert len(made.wires) == 1
+
+
+async def test_calls_at_once_open_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch) as made:
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(made.call)
+        assert len(made.wires) == 1
+        assert made.wires[0].methods.count("initialize") == 1
+
+
+async def test_an_unknown_server_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch) as made:
+        with pytest.raises(Unavailable, match="other"):
+            await made.pool.definitions("other", Principal("a"))
+    assert made.pool.isolation("desk") == {"backend": "host", "level": "none", "protections": {}}
+
+
+# ── starting ──
+
+
+async def test_a_server_that_does_not_start_is_left_alone_for_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "_BACKOFF_SECONDS", (0.0, 0.2, 60.0))
+    async with yard(monkeypatch) as made:
+        made.answer = far_end(initialize=RpcError(-1, "no token"))
+        reasons = []
+        for _ in range(3):
+            with pytest.raises(Unavailable) as refused:
+                await made.call()
+            reasons.append(refused.value.reason_code)
+        assert reasons == ["server_start", "server_start", "server_down"]
+        assert "no token" in refused.value.message
+        assert len(made.wires) == 2
+        await anyio.sleep(0.2)
+        made.answer = far_end()
+        assert await made.call() == OK
+        assert made.pool._health["desk"].failures == 0
+
+
+async def test_a_slow_start_goes_on_without_the_one_who_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch) as made:
+        go = anyio.Event()
+
+        async def slowly(params: Json, exchange: Any) -> Json:
+            await go.wait()
+            return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+
+        made.answer = far_end(initialize=slowly)
+        with pytest.raises(Unavailable) as refused:
+            await made.call(timeout=0.1)
+        assert refused.value.reason_code == "server_starting"
+        go.set()
+        assert await made.call() == OK
+        assert len(made.wires) == 1
+
+
+async def test_a_server_that_hangs_while_it_starts_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(params: Json, exchange: Any) -> Json:
+        await anyio.sleep_forever()
+        return {}
+
+    async with yard(monkeypatch, replace(DESK, start_timeout_seconds=0.1)) as made:
+        made.answer = far_end(initialize=never)
+        with pytest.raises(Unavailable, match="did not start in time"):
+            await made.call()
+        assert made.pool._held == {}
+
+
+async def test_a_fault_in_a_connection_ends_that_connection_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Wire):
+        async def run(self, ready: Any, tell: Any) -> None:
+            raise RuntimeError("boom")
+
+    async with yard(monkeypatch) as made:
+        good = made.connect
+        monkeypatch.setattr(pool, "_connect", lambda spec, env, consent: Connection(spec, Broken(made.answer), consent))
+        with pytest.raises(Unavailable):
+            await made.call()
+        monkeypatch.setattr(pool, "_connect", good)
+        assert await made.call() == OK
+
+
+async def test_every_start_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, str]] = []
+
+    async def starting(spec: ServerSpec, principal: Principal, start: Any) -> None:
+        started.append((spec.name, principal.key))
+        await start()
+
+    async with yard(monkeypatch) as made:
+        made.pool.starting = starting
+        for agent in ("a", "a", "b"):
+            await made.call(agent)
+    assert started == [("desk", "local/a"), ("desk", "local/b")]
+
+
+# ── ending ──
+
+
+@pytest.mark.parametrize(
+    ("problem", "kept"),
+    [
+        (OutcomeUnknown("server_died", "x"), False),
+        (Unavailable("session_lost", "x"), False),
+        (OutcomeUnknown("answer_lost", "x"), True),
+        (RpcError(-1, "no"), True),
+    ],
+    ids=str,
+)
+async def test_a_connection_of_no_further_use_is_opened_anew(
+    monkeypatch: pytest.MonkeyPatch, problem: Exception, kept: bool
+) -> None:
+    async with yard(monkeypatch) as made:
+        made.answer = far_end(tools_call=problem)
+        with pytest.raises(Exception, match=r"x|no"):
+            await made.call()
+        made.answer = far_end()
+        if kept:
+            with pytest.raises(Exception, match=r"x|no"):
+                await made.call()
+        else:
+            assert await made.call() == OK
+        assert len(made.wires) == (1 if kept else 2)
+
+
+async def test_a_connection_that_ended_by_itself_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch) as made:
+        await made.call()
+        made.wires[0].end.set()
+        await anyio.sleep(0.01)
+        assert made.pool._held == {}
+        await made.call()
+        assert len(made.wires) == 2
+
+
+async def test_what_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
+    async with yard(monkeypatch) as made:
+        hold = anyio.Event()
+
+        async def wait(params: Json, exchange: Any) -> Json:
+            await hold.wait()
+            return OK
+
+        await made.call("idle")
+        made.answer = far_end(tools_call=wait)
+        async with anyio.create_task_group() as group:
+            group.start_soon(made.call, "busy")
+            await anyio.sleep(0.2)
+            assert [key[1] for key in made.pool._held] == ["local/busy"]
+            hold.set()
+
+
+async def test_there_are_never_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "MAX_PER_SERVER", 3)
+    async with yard(monkeypatch) as made:
+        for number in range(6):
+            await made.call(f"agent {number}")
+        assert [key[1] for key in made.pool._held] == ["local/agent 3", "local/agent 4", "local/agent 5"]
+
+        hold, most, refused = anyio.Event(), 0, []
+
+        async def wait(params: Json, exchange: Any) -> Json:
+            nonlocal most
+            most = max(most, len(made.pool._held))
+            await hold.wait()
+            return OK
+
+        async def call(agent: str) -> None:
+            try:
+                await made.call(agent)
+            except Unavailable as exc:
+                refused.append(exc.reason_code)
+
+        made.answer = far_end(tools_call=wait)
+        async with anyio.create_task_group() as group:
+            for number in range(10):
+                group.start_soon(call, f"new {number}")
+            await anyio.sleep(0.1)
+            assert len(made.pool._held) + len(made.pool._openings) <= 3
+            hold.set()
+        assert most <= 3
+        assert set(refused) == {"server_busy"}
+
+
+async def test_after_the_end_nothing_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch) as made:
+        await made.call()
+    with pytest.raises(Unavailable):
+        await made.call("b")
+
+
+# ── reload ──
+
+
+async def test_a_reload_closes_what_changed_and_keeps_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ServerSpec("other", command=("y",))
+    async with yard(monkeypatch, DESK, other) as made:
+        await made.call()
+        await made.pool.definitions("other", Principal("a"))
+        made.pool.replace_servers({"desk": replace(DESK, command=("z",)), "other": other})
+        assert [key[0] for key in made.pool._held] == ["other"]
+        await made.call()
+        assert len(made.wires) == 3
+        made.pool.replace_servers({"other": other})
+        with pytest.raises(Unavailable) as refused:
+            await made.call()
+        assert refused.value.reason_code == "no_server"
+
+
+async def test_a_connection_that_was_opening_during_a_reload_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch) as made:
+        go = anyio.Event()
+
+        async def slowly(params: Json, exchange: Any) -> Json:
+            await go.wait()
+            return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+
+        made.answer = far_end(initialize=slowly)
+        async with anyio.create_task_group() as group:
+
+            async def call() -> None:
+                with pytest.raises(Unavailable):
+                    await made.call()
+
+            group.start_soon(call)
+            await anyio.sleep(0.05)
+            made.pool.replace_servers({"desk": replace(DESK, command=("z",))})
+            made.answer = far_end()
+            go.set()
+        assert await made.call() == OK
+        assert len(made.wires) == 2
+        assert [one.connection.spec.command for one in made.pool._held.values()] == [("z",)]
+
+
+# ── what servers offer and say ──
+
+
+async def test_a_pin_is_held_against_what_the_server_shows_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch) as made:
+        assert await made.call(definition=definition("echo")) == OK
+        for pinned, reason in (
+            (definition("echo", description="another"), "pin_changed"),
+            (definition("gone"), "tool_gone"),
+        ):
+            with pytest.raises(Unavailable) as refused:
+                await made.call(definition=pinned)
+            assert refused.value.reason_code == reason
+        assert made.wires[0].methods.count("tools/call") == 1
+
+
+async def test_changed_lists_are_read_anew_and_other_words_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch) as made:
+        await made.call()
+        (wire,) = made.wires
+        assert wire.tell is not None
+        wire.answer = far_end(tools=[{"name": "new", "inputSchema": {}}])
+        await wire.tell("notifications/tools/list_changed", {})
+        assert [[one.name for one in change] for change in made.changes] == [["new"]]
+        await wire.tell("notifications/message", {"level": "info"})
+        assert made.events == [("desk", "local/a", "notifications/message")]
+
+
+async def test_resources_are_listed_only_where_the_server_has_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch) as made:
+        assert await made.pool.resources("desk", Principal("a")) == []
+        assert "resources/list" not in made.wires[0].methods

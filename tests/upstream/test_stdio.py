@@ -1,0 +1,247 @@
+"""A server as a child process: bounded reading of whatever it writes, and an orderly end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+
+from ringfence.errors import OutcomeUnknown, Unavailable
+from ringfence.model import Json, ServerSpec
+from ringfence.upstream import stdio
+from ringfence.upstream.link import ANSWER_UNUSABLE, Exchange, RpcError
+from ringfence.upstream.stdio import StdioLink, _Lines, _Pace, _parse, _TooLong, to_message
+from tests import tooling
+from tests.faking import chunked
+
+pytestmark = pytest.mark.anyio
+
+# ── Lines ──
+
+lines_of_bytes = st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"")), max_size=8)
+
+
+@given(lines_of_bytes, st.lists(st.integers(0, 250), max_size=12), st.integers(1, 40))
+def test_lines_are_the_same_however_they_arrive(lines: list[bytes], cuts: list[int], limit: int) -> None:
+    splitter = _Lines(limit)
+    data = b"".join(line + b"\n" for line in lines)
+    out = [line for chunk in chunked(data, cuts) for line in splitter.feed(chunk)]
+    assert [one for one in out if isinstance(one, bytes)] == [
+        line for line in lines if line.strip() and len(line) <= limit
+    ]
+    assert sum(isinstance(one, _TooLong) for one in out) == sum(len(line) > limit for line in lines)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=2000), max_size=40))
+def test_no_more_than_a_line_is_ever_held(chunks: list[bytes]) -> None:
+    splitter = _Lines(5000)
+    for chunk in chunks:
+        splitter.feed(chunk.replace(b"\n", b" "))
+        assert len(splitter._buffer) <= 5000 + 2000
+
+
+def test_the_end_of_the_stream_may_lack_its_newline() -> None:
+    splitter = _Lines(10)
+    assert splitter.feed(b"abc") == []
+    assert splitter.feed(b"def\ngh") == [b"abcdef"]
+
+
+@pytest.mark.parametrize(
+    ("line", "ident"),
+    [
+        ('{"jsonrpc": "2.0", "id": 17, "result": {"x": "@"}}', 17),
+        ('{"jsonrpc": "2.0", "result": {"id": 5, "x": "@"}, "id": 17}', 17),
+        ('{"result": {"x": "@"}, "id": 17, "jsonrpc": "2.0"}', 17),
+        ('{"jsonrpc": "2.0", "result": {"x": "@"}}', None),
+        ('{"jsonrpc": "2.0", "id": "text", "result": {"x": "@"}}', None),
+    ],
+)
+def test_an_answer_that_is_too_long_fails_its_own_request(line: str, ident: int | None) -> None:
+    data = line.replace("@", "y" * 100_000).encode() + b'\n{"next": 1}\n'
+    splitter = _Lines(20_000)
+    out = [one for chunk in chunked(data, list(range(0, len(data), 7000))) for one in splitter.feed(chunk)]
+    assert isinstance(out[0], _TooLong)
+    assert out[0].request_id == ident
+    assert out[1:] == [b'{"next": 1}'], "and nothing else"
+
+
+# ── Messages ──
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+)
+members = ("jsonrpc", "id", "method", "params", "result", "error")
+envelopes = st.fixed_dictionaries({}, optional={name: json_values | st.just("2.0") for name in members})
+
+
+@given(envelopes | json_values)
+def test_any_json_is_a_message_or_nothing(value: Any) -> None:
+    message = to_message(value)
+    assert message is None or isinstance(message, JSONRPCRequest | JSONRPCNotification | JSONRPCResponse | JSONRPCError)
+
+
+@given(st.binary(max_size=80) | envelopes.map(lambda value: json.dumps(value).encode()))
+def test_any_line_is_a_message_or_nothing(line: bytes) -> None:
+    message = _parse(line)
+    assert message is None or message.jsonrpc == "2.0"
+
+
+def test_messages_of_every_kind() -> None:
+    head = {"jsonrpc": "2.0"}
+    result = {"content": [{"type": "new", "x": 2**70}], "unknown": None}
+    answer = to_message({**head, "id": 1, "result": result})
+    assert isinstance(answer, JSONRPCResponse)
+    assert answer.result is result, "passed on as it came"
+    failed = to_message({**head, "id": "a", "error": {"code": -1, "message": "no", "data": [1]}})
+    assert isinstance(failed, JSONRPCError)
+    assert (failed.id, failed.error.code, failed.error.data) == ("a", -1, [1])
+    assert isinstance(to_message({**head, "id": 1, "method": "ping"}), JSONRPCRequest)
+    assert isinstance(to_message({**head, "method": "notifications/x", "params": {"a": 1}}), JSONRPCNotification)
+    nothings: list[Any] = [
+        {},
+        [],
+        None,
+        {**head, "id": True, "result": {}},
+        {**head, "method": "x", "params": [1]},
+        head,
+    ]
+    assert [to_message(nothing) for nothing in nothings] == [None] * len(nothings)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b'{"jsonrpc": "2.0", "id": 3, "result": {"a": 1, "a": 2}}', b'{"jsonrpc": "2.0", "id": 3, "result": [NaN]}',
+     b'{"jsonrpc": "2.0", "id": 3, "result": "text"}', b'{"jsonrpc": "2.0", "id": 3, "error": "text"}'],
+)  # fmt: skip
+def test_an_answer_that_cannot_be_used_fails_the_request_it_answers(line: bytes) -> None:
+    message = _parse(line)
+    assert isinstance(message, JSONRPCError)
+    assert (message.id, message.error.code) == (3, ANSWER_UNUSABLE)
+
+
+@pytest.mark.parametrize("line", [b"NaN", b"1e999", b'"\\ud800"', b"[NaN]", b'{"method": "x", "a": NaN}', b"\xff"])
+def test_garbage_is_nothing(line: bytes) -> None:
+    assert _parse(line) is None
+
+
+async def test_a_flood_is_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    real_sleep = anyio.sleep
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await real_sleep(seconds)
+
+    monkeypatch.setattr(stdio, "_MESSAGES_PER_WINDOW", 10)
+    monkeypatch.setattr(anyio, "sleep", sleep)
+    pace = _Pace()
+    for _ in range(50):
+        await pace.wait()
+    assert len(slept) == 4
+    assert all(0 < seconds <= stdio._WINDOW_SECONDS for seconds in slept)
+
+
+# ── A real process ──
+
+
+def talk(ask: Any = None, told: list[tuple[str, Json]] | None = None, client: object = "s") -> Exchange:
+    async def tell(method: str, params: Json) -> None:
+        if told is not None:
+            told.append((method, params))
+
+    return Exchange(ask=ask, tell=tell, client=client)
+
+
+@asynccontextmanager
+async def running(command: list[str], environment: dict[str, str] | None = None) -> AsyncIterator[StdioLink]:
+    link = StdioLink(ServerSpec("hostile", command=tuple(command), env={"OWN": "1"}), environment or {"PATH": "/bin"})
+    ready = anyio.Event()
+
+    async def nobody(method: str, params: Json) -> None:
+        return None
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(link.run, ready.set, nobody)
+        with anyio.fail_after(20):
+            await ready.wait()
+        yield link
+        group.cancel_scope.cancel()
+
+
+async def called(link: StdioLink, tool: str, exchange: Exchange | None = None, **arguments: Any) -> str:
+    result = await link.request("tools/call", {"name": tool, "arguments": arguments}, exchange or talk())
+    return str(result["content"][0]["text"])
+
+
+async def test_a_server_gets_its_own_environment_and_ends_with_the_link(hostile_command: list[str]) -> None:
+    async with running(hostile_command) as link:
+        assert await called(link, "echo", text="hi") == "hi"
+        seen = json.loads(await called(link, "environ"))
+        assert set(seen["names"]) - {"LC_CTYPE"} == {"OWN", "PATH"}
+        with anyio.move_on_after(0.1):
+            await called(link, "hang")
+        await anyio.sleep(0.1)
+        assert len(json.loads(await called(link, "cancellations"))) == 1
+    assert not tooling.alive(seen["pid"])
+
+
+async def test_questions_and_words_reach_the_one_whose_call_caused_them(hostile_command: list[str]) -> None:
+    async def ask(method: str, params: Json) -> Json:
+        return {"action": "accept", "content": {"answer": params["message"]}}
+
+    async def refuse(method: str, params: Json) -> Json:
+        raise RpcError(-32600, "denied")
+
+    told: list[tuple[str, Json]] = []
+    async with running(hostile_command) as link:
+        assert json.loads(await called(link, "ask", talk(ask), message="Well?"))["content"] == {"answer": "Well?"}
+        assert json.loads(await called(link, "ask", talk(refuse)))["code"] == -32600
+        await called(link, "log", talk(told=told), line="a line")
+        assert told == [("notifications/message", {"level": "info", "data": "a line"})]
+
+        # With calls of two clients under way, nobody can tell whose a question is.
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: called(link, "slow", talk(client="other"), seconds=0.5))
+            await anyio.sleep(0.1)
+            assert json.loads(await called(link, "ask", talk(ask, client="mine")))["code"] == -32601
+
+
+async def test_a_server_that_dies_leaves_an_unknown_outcome(hostile_command: list[str]) -> None:
+    for tool in ("die", "die_before"):
+        async with running(hostile_command) as link:
+            with pytest.raises(OutcomeUnknown) as lost:
+                await called(link, tool)
+            assert lost.value.reason_code == "server_died"
+
+
+async def test_bad_lines_harm_nothing(hostile_command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdio, "MAX_MESSAGE_BYTES", 100_000)
+    async with running(hostile_command) as link:
+        assert await called(link, "garbage") == "after the garbage"
+        with pytest.raises(RpcError) as refused:
+            await called(link, "huge_line", bytes=1_000_000)
+        assert refused.value.code == ANSWER_UNUSABLE
+        assert await called(link, "echo", text="still here") == "still here"
+
+
+@pytest.mark.parametrize("command", [["/no/such/program"], [sys.executable + "\0"], ["/"]])
+async def test_a_server_that_cannot_be_started_is_unavailable(command: list[str]) -> None:
+    link = StdioLink(ServerSpec("x", command=tuple(command)), {})
+
+    async def nobody(method: str, params: Json) -> None:
+        return None
+
+    with pytest.raises(Unavailable) as refused:
+        await link.run(lambda: None, nobody)
+    assert refused.value.reason_code == "server_start"
+    with pytest.raises(Unavailable):
+        await link.request("ping", {}, talk())
