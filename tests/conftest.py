@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,18 +14,6 @@ from tests import tooling
 # A loaded machine is no defect: examples have no deadline.
 settings.register_profile("ringfence", deadline=None, print_blob=True)
 settings.load_profile("ringfence")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Keep the tests of a file in one worker, where they share their servers, and all serial ones in one.
-
-    As a wrapper it comes before the plugin that reads these marks, which asks to be first itself.
-    """
-    for item in items:
-        group = "serial" if item.get_closest_marker("serial") else item.nodeid.split("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-    yield
 
 
 @pytest.fixture(scope="session")

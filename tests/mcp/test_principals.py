@@ -17,7 +17,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from starlette.types import Scope
 
-from ringfence import config
+from ringfence import canonical, config
 from ringfence.app import NOBODY, App
 from ringfence.front.http import HttpFront
 from ringfence.front.listen import LOOPBACK, Listener, Site, open_socket
@@ -66,8 +66,6 @@ async def shared(folder: Path, whole: JSON) -> AsyncIterator[Shared]:
         yield Shared(app, f"http://127.0.0.1:{port}/mcp")
         await app.http.sessions.close()
         listener.should_exit = True
-        while listener.servers:
-            await anyio.sleep(0.02)
 
 
 def hostile(command: list[str]) -> JSON:
@@ -80,7 +78,7 @@ async def test_each_principal_has_its_own_process(tmp_path: Path, hostile_comman
     async with App.open(config.load(files.config)) as app:
 
         async def count(who: Principal) -> str:
-            outcome = await app.handle(Call(f"call_{who.agent}", who, "counter", {}), NOBODY)
+            outcome = await app.handle(Call(canonical.new_id("call"), who, "counter", {}), NOBODY)
             return outcome.text
 
         assert [await count(ANN), await count(ANN), await count(BOB), await count(ANN)] == ["1", "2", "1", "3"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import secrets
+import shlex
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -18,6 +20,7 @@ import typer
 from ringfence import config
 from ringfence.app import App
 from ringfence.cli import common
+from ringfence.cli.demo.narrate import narrate
 from ringfence.config import Config
 from ringfence.errors import RingfenceError
 from ringfence.front.http import HttpFront
@@ -81,6 +84,8 @@ async def _main(settings: Config, stdio: bool, listen: tuple[str, int], demo: bo
     async with App.open(settings) as app, anyio.create_task_group() as group:
         # Before anything is announced: a signal that comes at once must find somebody who takes it.
         await group.start(_signals, app, group.cancel_scope, demo)
+        if demo and not stdio:
+            group.start_soon(narrate, app.store)
         if not demo:
             group.start_soon(app.watch)
         if stdio:
@@ -106,6 +111,8 @@ async def _http(app: App, listen: tuple[str, int], demo: bool) -> None:
         try:
             await listener.run_on([socket])
         finally:
+            with anyio.CancelScope(shield=True):
+                await front.sessions.close()
             group.cancel_scope.cancel()
 
 
@@ -135,7 +142,9 @@ def announce(app: App, url: str, demo: bool) -> None:
     print("Paste into .mcp.json:\n", flush=True)
     print(f'  {{"mcpServers": {{"ringfence": {{"type": "http", "url": "{url}/mcp"}}}}}}\n', flush=True)
     if demo:
-        print(_TRY.replace("URL", f"{url}/mcp"), flush=True)
+        # Right after `make run` the command is in a virtual environment that no shell knows of.
+        command = "ringfence" if shutil.which("ringfence") else shlex.quote(sys.argv[0])
+        print(_TRY.replace("URL", f"{url}/mcp").replace("ringfence ", f"{command} "), flush=True)
 
 
 _TRY = """Three calls to try, in another terminal:
@@ -151,6 +160,5 @@ _TRY = """Three calls to try, in another terminal:
   3. refused — rule no-bulk-delete denies it, and the refusal is on record:
      ringfence call delete_all_tickets --url URL
 
-After each:  ringfence audit explain last --demo   tells why it was allowed or refused.
-Stop with Ctrl-C.
+What `ringfence audit explain last --demo` says of each is printed below as it ends. Stop with Ctrl-C.
 """

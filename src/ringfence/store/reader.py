@@ -106,16 +106,6 @@ class Reader:
         )
         return [str(row[0]) for row in rows]
 
-    def call_ids(self, limit: int = 50) -> list[str]:
-        """The calls of late, the newest first."""
-        found: dict[str, None] = {}
-        for record in self.records(newest_first=True):
-            if len(found) >= limit:
-                break
-            if record.call_id is not None:
-                found.setdefault(record.call_id)
-        return list(found)
-
     def approval_records(self, identity: str) -> list[Record]:
         """The records of one approval: asked, and each answer."""
         asked = self.approval(identity)
