@@ -23,6 +23,9 @@ _SAID_BY_OTHERS = frozenset(
 """Reasons whose text a server or client had a hand in: it may repeat a value, so only the reason goes on record."""
 
 
+_NAME_LENGTH = 1000
+
+
 @dataclass(slots=True)
 class Trip:
     """One call on its way: filled in step by step, so that at any end all that is known goes on record."""
@@ -66,7 +69,7 @@ def common(trip: Trip) -> Json:
             "id": call.id,
             "kind": call.kind,
             "method": call.method,
-            "tool": call.tool,
+            "tool": _bounded(call.tool),
             "server": contract.server if contract is not None else call.server,
             "origin": call.origin,
             "principal": {
@@ -77,7 +80,7 @@ def common(trip: Trip) -> Json:
             },
             "session": call.session,
             "parent": call.parent,
-            "trace": call.trace,
+            "trace": None if call.trace is None else _bounded(call.trace),
             "environment": trip.environment,
         },
         "contract": None
@@ -90,6 +93,12 @@ def common(trip: Trip) -> Json:
             call.arguments, None, trip.salt, contract.log.arguments if contract is not None else "digest"
         ),
     }
+
+
+def _bounded(text: str) -> str:
+    """A name as its caller gave it, whatever it holds: short enough, and encodable."""
+    clean = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    return clean if len(clean) <= _NAME_LENGTH else clean[:_NAME_LENGTH] + "…"
 
 
 def started(trip: Trip) -> Json:

@@ -287,6 +287,19 @@ def test_a_record_filed_elsewhere_is_found(keys: Keys, column: str) -> None:
     assert f"filed under another {column}" in str(verify_live(records, held, keys.public))
 
 
+@pytest.mark.parametrize("blank", [b"", slots.EMPTY, slots.EMPTY * slots.SLOTS])
+def test_a_blank_checkpoint_file_is_a_fault_only_where_there_is_a_chain(keys: Keys, blank: bytes) -> None:
+    """A start that is killed may leave one, before it has signed or recorded anything."""
+    records, held = live(keys)
+    held["20260103T000000Z-cccccccccc"] = blank
+    assert verify_live(records, held, keys.public).ok
+    held[NEW] = blank
+    assert f"chain {NEW}: no checkpoint in its file verifies" in str(verify_live(records, held, keys.public))
+    del records[OLD]
+    held = {NEW: held[NEW], OLD: blank}
+    assert f"opened after record 5 of chain {OLD}, which is missing" in str(verify_live(records, held, keys.public))
+
+
 def test_a_chain_that_never_began_is_no_fault(keys: Keys) -> None:
     records, held = live(keys)
     held["20260103T000000Z-cccccccccc"] = slots.pack(

@@ -19,7 +19,7 @@ from mcp import Client
 
 from ringfence import Gateway, config
 from ringfence.audit.export import verify_export, write_export
-from ringfence.store import Reader, Store
+from ringfence.store import Reader
 from tests import gateways, tooling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:servers run on this host:UserWarning")]
@@ -131,14 +131,11 @@ async def test_defect_13_what_may_be_kept_lies_apart_and_can_be_erased(path: Pat
     assert set(gateways.holding(state, list(said.values()))) == set(said.values())
     assert gateways.holding(state, [said["kept"] + f" {secret}"]) == [], "what the contract redacts is not kept"
     assert PLANTED not in json.dumps(gateways.records(state)), "the log itself never has it"
-    store = Store.open(state, gateways.keys())
-    try:
-        for call in calls:
-            assert store.write_sync(lambda tx, call=call: tx.erase_payload(call))  # type: ignore[misc]
-        assert gateways.holding(state, [PLANTED]) == [], "gone from the file, not only from the tables"
-    finally:
-        store.close()
-    assert gateways.holding(state, [PLANTED]) == []
+    for call in calls:
+        erased = gateways.run("audit", "erase", call, "--config", path)
+        assert (erased.returncode, "is erased" in erased.stdout) == (0, True), erased.stderr
+    assert gateways.holding(state, [PLANTED]) == [], "gone from the files, not only from the tables"
+    assert [body["call_id"] for body in gateways.records(state, kind="payload_erased")] == calls
     assert gateways.verified(state).ok, "the chain does not need what was erased"
 
 
@@ -157,6 +154,18 @@ async def test_defect_14_a_cut_tail_is_found(path: Path, left: int) -> None:
     database.close()
     report = gateways.verified(state)
     assert not report.ok, str(report)
+
+
+async def test_defect_14_the_command_line_finds_it_too(path: Path) -> None:
+    state = await some_calls(path, 5)
+    assert gateways.run("audit", "verify", "--config", path).returncode == 0
+    with sqlite3.connect(state / "ringfence.db") as database:
+        database.execute("DELETE FROM records WHERE id > 5")
+        database.execute("DELETE FROM running")
+    database.close()
+    cut = gateways.run("audit", "verify", "--config", path)
+    assert cut.returncode == 1
+    assert "verified." not in cut.stdout
 
 
 async def test_defect_14_a_cut_export_is_found(path: Path, tmp_path: Path) -> None:

@@ -109,9 +109,9 @@ async def test_a_failure_at_each_write_and_sync_of_a_call(stage: Stage, call: st
         async with client(gateway) as caller:
             trial = Trial(stage, gateway, caller)
             for when in range(1, times + 1):
-                with failing(gateway, trial.files, f"{call}:error={error}:when={when}"):
+                with failing(gateway.pid, trial.files, f"{call}:error={error}:when={when}"):
                     await trial.append(f"{call} {when}")
-                with failing(gateway, trial.files, f"{call}:error={error}:when={when}"):
+                with failing(gateway.pid, trial.files, f"{call}:error={error}:when={when}"):
                     await trial.echo()
             failed = trial.counted()
             await works_again(trial, "and on")
@@ -135,7 +135,7 @@ async def test_a_disk_that_stays_broken_until_it_is_mended(stage: Stage, fault: 
         gateway = stage.start(stage.configure())
         async with client(gateway) as caller:
             trial = Trial(stage, gateway, caller)
-            with failing(gateway, trial.files, fault):
+            with failing(gateway.pid, trial.files, fault):
                 for number in range(4):
                     await trial.append(f"broken {number}")
                     await trial.echo()
@@ -152,7 +152,7 @@ async def test_a_database_that_cannot_be_opened_again(stage: Stage) -> None:
         gateway = stage.start(stage.configure())
         async with client(gateway) as caller:
             trial = Trial(stage, gateway, caller)
-            with failing(gateway, trial.files, "pwrite64:error=EIO:when=1", "openat:error=EMFILE:when=1+"):
+            with failing(gateway.pid, trial.files, "pwrite64:error=EIO:when=1", "openat:error=EMFILE:when=1+"):
                 told = [await trial.append(f"closed {number}") for number in range(3)]
             assert [said.status for said in told] == ["unavailable"] * 3
             await works_again(trial, "opened")
@@ -167,7 +167,7 @@ async def test_a_log_that_cannot_be_moved_into_the_database(stage: Stage) -> Non
             trial = Trial(stage, gateway, caller)
             database = stage.state / "ringfence.db"
             before = database.stat().st_size
-            with failing(gateway, [database], "pwrite64:error=EIO:when=1+", "fdatasync:error=EIO:when=1+"):
+            with failing(gateway.pid, [database], "pwrite64:error=EIO:when=1+", "fdatasync:error=EIO:when=1+"):
                 for number in range(110):
                     assert (await trial.append(f"line {number}")).status == "success"
             assert (stage.state / "ringfence.db-wal").stat().st_size > 1000 * 4096
@@ -183,7 +183,7 @@ async def test_a_key_is_free_again_after_a_call_that_never_ran(stage: Stage) -> 
         gateway = stage.start(stage.configure())
         async with client(gateway) as caller:
             trial = Trial(stage, gateway, caller)
-            with failing(gateway, trial.files[-1:], "pwrite64:error=EIO:when=1"):
+            with failing(gateway.pid, trial.files[-1:], "pwrite64:error=EIO:when=1"):
                 assert (await trial.append("paid", key="order-1")).status == "unavailable"
             assert (await trial.append("paid", key="order-1")).status == "success"
 

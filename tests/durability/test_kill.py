@@ -8,12 +8,14 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import anyio
 import pytest
 
 from tests import tooling
 from tests.durability.stage import Json, Running, Said, Stage, client
+from tests.durability.tracing import failing
 
 pytestmark = pytest.mark.anyio
 
@@ -133,3 +135,70 @@ async def test_fifty_kills_under_load_lose_nothing_that_was_acknowledged(stage: 
     assert sum(end["call"]["tool"] == "slow" for end in lost) > ROUNDS // 4
     with stage.reading() as reader:
         assert reader.running() == []
+
+
+# ── killed at a certain step ──
+
+
+def wait_until_stopped(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def assert_whole(stage: Stage) -> None:
+    with stage.serving(stage.folder / "ringfence.yaml"):
+        pass
+    stage.assert_verifies()
+    stage.assert_each_call_closed_once()
+    stage.assert_each_effect_was_started()
+    with stage.reading() as reader:
+        assert reader.running() == []
+    wait_for_no_servers(stage)
+
+
+@pytest.mark.parametrize(("call", "steps"), [("pwrite64", 26), ("fdatasync", 4)])
+async def test_a_kill_before_each_write_and_sync_of_a_call(stage: Stage, call: str, steps: int) -> None:
+    """Each time the next gateway finds what the last one left."""
+    tooling.need("strace")
+    config, told = stage.configure(), list[Said]()
+    for step in range(1, steps + 1):
+        gateway = stage.start(config)
+        with failing(gateway.pid, [], f"{call}:signal=KILL:when={step}"), anyio.move_on_after(10):
+            async with anyio.create_task_group() as group:
+                group.start_soon(call_once, stage, gateway, step, told)
+                while tooling.alive(gateway.pid) and len(told) < step:
+                    await anyio.sleep(0.005)
+                group.cancel_scope.cancel()
+        if tooling.alive(gateway.pid):
+            gateway.kill()
+        stage.assert_kept(receipts(told))
+    assert len(told) < steps // 2
+    assert_whole(stage)
+
+
+async def call_once(stage: Stage, gateway: Running, step: int, told: list[Said]) -> None:
+    with suppress(Exception):  # its gateway dies under it
+        async with client(gateway) as caller:
+            told.append(await caller.call("append", stage.line(f"step {step}")))
+
+
+@pytest.mark.parametrize(("call", "steps"), [("pwrite64", 40), ("fdatasync", 12), ("fsync", 4)])
+def test_a_kill_at_each_step_of_a_start(stage: Stage, call: str, steps: int) -> None:
+    """Over what the killed starts before it left; the first of them makes the state."""
+    tooling.need("strace")
+    config = stage.configure()
+    for step in range(1, steps + 1):
+        log = stage.folder / f"start-{step}.log"
+        order = {"argv": ["serve", "--config", str(config)], "env": stage.env, "log": str(log), "stopped": True}
+        pid = stage.zygote.fork(order)
+        wait_until_stopped(pid)
+        with failing(pid, [], f"{call}:signal=KILL:when={step}"):
+            os.kill(pid, signal.SIGCONT)
+            while tooling.alive(pid) and "Ringfence serves" not in (log.read_text() if log.exists() else ""):
+                time.sleep(0.005)
+        if tooling.alive(pid):
+            os.kill(pid, signal.SIGKILL)
+        tooling.wait_until_gone(pid)
+    assert_whole(stage)

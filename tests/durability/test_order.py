@@ -36,7 +36,7 @@ async def observe(stage: Stage, sections: Json, mode: str) -> tuple[Said, list[E
     with stage.serving(config) as gateway:
         async with client(gateway) as caller:
             await caller.call("echo", {"text": "to warm up"})
-            with traced(gateway, ["-y", "-s", "9000", "-o", str(trace), "-e", CALLS]):
+            with traced(gateway.pid, ["-y", "-s", "9000", "-o", str(trace), "-e", CALLS]):
                 said = await caller.call("echo", {"text": MARK})
     assert said.status == "success", said
     return said, events(trace.read_text(errors="replace"))

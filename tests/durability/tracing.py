@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests import tooling
-from tests.durability.stage import Running
 
 _LINE = re.compile(r"(?P<task>\d+) +(?P<rest>.*)")
 _CALL = re.compile(r"(?P<name>\w+)\((?P<arguments>.*)")
@@ -21,9 +20,9 @@ _RESUMED = re.compile(r"<\.\.\. (?P<name>\w+) resumed>(?P<rest>.*)")
 
 
 @contextmanager
-def traced(gateway: Running, arguments: Sequence[str]) -> Iterator[None]:
-    """Trace every thread of the gateway while the block lasts; the test is skipped where that is not allowed."""
-    command = [str(tooling.need("strace")), "-f", *arguments, "-p", str(gateway.pid)]
+def traced(pid: int, arguments: Sequence[str]) -> Iterator[None]:
+    """Trace every thread of a process while the block lasts; the test is skipped where that is not allowed."""
+    command = [str(tooling.need("strace")), "-f", *arguments, "-p", str(pid)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
         assert tracer.stderr is not None
         said = tracer.stderr.readline()
@@ -39,12 +38,12 @@ def traced(gateway: Running, arguments: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def failing(gateway: Running, paths: Sequence[Path], *faults: str) -> Iterator[None]:
-    """Have system calls on these files fail as each fault says (`pwrite64:error=EIO:when=3`, counted from here)."""
+def failing(pid: int, paths: Sequence[Path], *faults: str) -> Iterator[None]:
+    """Have system calls on these files, or all, fail as each fault says (`pwrite64:error=EIO:when=3`, from here on)."""
     calls = ",".join(fault.partition(":")[0] for fault in faults)
     inject = [word for fault in faults for word in ("-e", f"inject={fault}")]
     where = [word for path in paths for word in ("-P", str(path))]
-    with traced(gateway, ["-o", "/dev/null", "-e", f"trace={calls}", *inject, *where]):
+    with traced(pid, ["-o", "/dev/null", "-e", f"trace={calls}", *inject, *where]):
         yield
 
 

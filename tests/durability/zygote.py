@@ -2,7 +2,7 @@
 
 What is killed, traced or starved is then a real process of the real program; only its second of imports is saved.
 One JSON object per line comes on stdin: `{"argv", "env", "log"}`, with `exec` for a start like
-a user's own, and `tmpfs` for a small disk; the process id goes out. The exit code is left beside the log. The zygote
+a user's own, `tmpfs` for a small disk, and `stopped` to wait for a SIGCONT; the process id goes out. The exit code is left beside the log. The zygote
 ends with its stdin, and every gateway with it.
 
     python zygote.py
@@ -47,6 +47,8 @@ def become(order: dict[str, Any]) -> NoReturn:
         os.environ.update(order["env"])
         if order.get("tmpfs"):
             mount_tmpfs(**order["tmpfs"])
+        if order.get("stopped"):
+            os.kill(os.getpid(), signal.SIGSTOP)
         if order.get("exec"):
             os.execv(sys.executable, [sys.executable, "-m", "ringfence.cli.main", *order["argv"]])
         sys.argv = ["ringfence", *order["argv"]]

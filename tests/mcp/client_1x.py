@@ -2,8 +2,8 @@
 # (its types are those of the other line of the SDK)
 """A client on the 1.x SDK, run by that SDK's own Python: does a little of everything and prints what it saw as JSON.
 
-    python client_1x.py http URL
-    python client_1x.py stdio COMMAND…
+python client_1x.py http URL
+python client_1x.py stdio COMMAND…
 """
 
 from __future__ import annotations

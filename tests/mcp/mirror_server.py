@@ -1,6 +1,6 @@
 """An MCP server over HTTP without any SDK: returns what no revision knows, and shows what reached it.
 
-    python mirror_server.py --port 9703 --era handshake|modern [--hints mild|wild]
+python mirror_server.py --port 9703 --era handshake|modern [--hints mild|wild]
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ HINTS: dict[str, JSON] = {
 
 def definitions(hints: JSON) -> list[JSON]:
     extra = {"annotations": hints, "x-unknown": {"n": None}, "_meta": {"vendor.example/rank": 2**60}, "icons": []}
-    return [{"name": name, "description": name, "inputSchema": SCHEMA, **extra} for name in ("exotic", "failed", "seen")]
+    return [
+        {"name": name, "description": name, "inputSchema": SCHEMA, **extra} for name in ("exotic", "failed", "seen")
+    ]
 
 
 class Handler(BaseHTTPRequestHandler):

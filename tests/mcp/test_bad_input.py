@@ -210,7 +210,9 @@ def test_session_id_missing_or_wrong(served: Gateway, raw: RawHttp) -> None:
     assert raw.http.put(served.url, headers=ACCEPT).status_code == 405
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "localhost.evil:{port}", "[::2]:{port}", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "localhost.evil:{port}", "[::2]:{port}", ""]
+)
 def test_foreign_host(served: Gateway, raw: RawHttp, host: str) -> None:
     answer = raw.post(gateway.call("echo"), host=host.format(port=served.port))
     assert answer.status_code in (400, 421) if host == "" else answer.status_code == 421
@@ -232,7 +234,10 @@ ORIGINS = [
 @pytest.mark.parametrize("origin", ORIGINS)
 def test_foreign_origin(served: Gateway, raw: RawHttp, origin: str) -> None:
     assert raw.post(gateway.call("echo"), origin=origin.format(port=served.port)).status_code == 403
-    headers = {**gateway.modern_headers(gateway.modern(gateway.call("echo"))), "origin": origin.format(port=served.port)}
+    headers = {
+        **gateway.modern_headers(gateway.modern(gateway.call("echo"))),
+        "origin": origin.format(port=served.port),
+    }
     assert raw.http.post(served.url, json=gateway.modern(gateway.call("echo")), headers=headers).status_code == 403
 
 
@@ -307,7 +312,12 @@ def test_ten_thousand_headers(served: Gateway) -> None:
 
 
 def test_request_that_is_no_http(served: Gateway) -> None:
-    for junk in (b"\x00" * 1000, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST /mcp HTTP/1.1\r\nContent-Length: -1\r\n\r\n"):
+    for junk in (
+        b"\x00" * 1000,
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /mcp HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    ):
         with connect(served) as one:
             one.sendall(junk)
             one.shutdown(socket.SHUT_WR)
@@ -317,7 +327,7 @@ def test_request_that_is_no_http(served: Gateway) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 def test_another_user_is_refused(served: Gateway) -> None:
     code = (
-        "import os, sys, urllib.request, urllib.error\n"
+        "import encodings.idna, os, sys, urllib.request, urllib.error\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "request = urllib.request.Request(sys.argv[1], data=sys.argv[2].encode(), headers={'Content-Type':"
         " 'application/json', 'Accept': '*/*'})\n"

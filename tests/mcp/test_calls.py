@@ -127,6 +127,19 @@ async def test_log_level_of_a_request(served: Gateway, upstream: str, level: Any
 
 
 @eras
+async def test_stream_that_a_server_closes_is_resumed(tmp_path: Path, mode: str) -> None:
+    """At 2025-11-25 a server may let go of the connection in the middle of a call, and answer on the next one."""
+    with tooling.serve_fixture("everything_server.py", "--era", "handshake") as url:
+        config = gateway.configuration(
+            {"remote": {"url": url, "pins": "first_use"}}, gateway.tools("remote", "test_reconnection")
+        )
+        with gateway.serve(tmp_path, config) as running:
+            async with running.client(mode) as client:
+                result = await client.call_tool("test_reconnection", {})
+    assert text_of(result) == "Reconnection test completed"
+
+
+@eras
 async def test_the_same_over_stdio(tmp_path: Path, hostile_command: list[str], mode: str) -> None:
     """The bridged revision behind: each client meets a server of the other one."""
     other = "modern" if mode == "legacy" else "handshake"

@@ -13,12 +13,20 @@ from tests import tooling
 from tests.mcp import gateway
 from tests.mcp.gateway import JSON, Gateway, about, text_of
 
-NAMES = ("test_simple_text", "test_tool_with_progress", "test_elicitation", "test_error_handling", "test_tool_with_logging")
+NAMES = (
+    "test_simple_text",
+    "test_tool_with_progress",
+    "test_elicitation",
+    "test_error_handling",
+    "test_tool_with_logging",
+)
 SCRIPT = Path(__file__).with_name("client_1x.py")
 
 
 @pytest.fixture(scope="module", params=["http", "stdio"])
-def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, everything_url: str) -> Iterator[JSON]:
+def seen(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, everything_url: str
+) -> Iterator[JSON]:
     """What the client saw, and the gateway that it used."""
     config = gateway.configuration(
         {

@@ -75,7 +75,9 @@ def run_suite(served: gateway.Gateway, revision: str, folder: Path) -> Report:
     command = tooling.conformance_command("server", "--url", served.url, *options)
     ended = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=180)
     summary = ended.stdout.partition("=== SUMMARY ===")[2]
-    scenarios = {name: int(failed) for name, failed in re.findall(r"^[✓✗] (\S+): \d+ passed, (\d+) failed", summary, re.M)}
+    scenarios = {
+        name: int(failed) for name, failed in re.findall(r"^[✓✗] (\S+): \d+ passed, (\d+) failed", summary, re.M)
+    }
     unscored = frozenset(re.findall(r"^  [✓✗] (\S+) \(", summary, re.M))
     return Report(scenarios, unscored, ended.returncode, summary + ended.stderr)
 

@@ -265,9 +265,7 @@ async def test_servers_get_no_environment_of_ours(served: Gateway) -> None:
     assert names <= ours, names - ours
 
 
-async def test_gateway_is_well_after_all_this_and_leaves_no_process(
-    tmp_path: Path, hostile_command: list[str]
-) -> None:
+async def test_gateway_is_well_after_all_this_and_leaves_no_process(tmp_path: Path, hostile_command: list[str]) -> None:
     config = gateway.configuration(
         {"hostile": {"command": hostile_command, "pins": "first_use"}}, gateway.tools("hostile", "environ")
     )

@@ -59,7 +59,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     port = tooling.free_port()
     remote = tooling.npm_command("mcp-server-everything", "streamableHttp")
     servers: dict[str, JSON] = {
-        "everything": stdio(*tooling.npm_command("mcp-server-everything", "stdio"), resources=["demo://*"], prompts=["*"]),
+        "everything": stdio(
+            *tooling.npm_command("mcp-server-everything", "stdio"), resources=["demo://*"], prompts=["*"]
+        ),
         "remote": {"url": f"http://127.0.0.1:{port}/mcp", "pins": "first_use"},
         "files": stdio(*tooling.npm_command("mcp-server-filesystem", str(files))),
         "memory": stdio(*tooling.npm_command("mcp-server-memory"), env={"MEMORY_FILE_PATH": str(graph)}),
@@ -95,7 +97,9 @@ async def test_everything_over_stdio(house: House, mode: str) -> None:
         assert "7" in text_of(await call(client, "get-sum", {"a": 3, "b": 4}))
         structured = (await call(client, "get-structured-content", {"location": "Chicago"})).structured_content
         assert structured is not None and set(structured) == {"temperature", "conditions", "humidity"}
-        await client.call_tool("trigger-long-running-operation", {"duration": 0.5, "steps": 3}, progress_callback=progress)
+        await client.call_tool(
+            "trigger-long-running-operation", {"duration": 0.5, "steps": 3}, progress_callback=progress
+        )
         assert seen and seen == sorted(seen)
         listed = [str(resource.uri) for resource in (await client.list_resources()).resources]
         assert "demo://resource/static/document/features.md" in listed
@@ -155,7 +159,9 @@ async def test_git_commits_to_a_real_repository(house: House, mode: str) -> None
         await call(client, "git_add", {**where, "files": [name]})
         await call(client, "git_commit", {**where, "message": f"add {name}"})
         assert f"add {name}" in text_of(await call(client, "git_log", where))
-    log = subprocess.run(["git", "-C", house.repository, "log", "--format=%s"], capture_output=True, text=True, check=True)
+    log = subprocess.run(
+        ["git", "-C", house.repository, "log", "--format=%s"], capture_output=True, text=True, check=True
+    )
     assert f"add {name}" in log.stdout.splitlines()
 
 

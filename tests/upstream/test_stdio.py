@@ -18,7 +18,7 @@ from ringfence.errors import OutcomeUnknown, Unavailable
 from ringfence.model import Json, ServerSpec
 from ringfence.upstream import stdio
 from ringfence.upstream.link import ANSWER_UNUSABLE, Exchange, RpcError
-from ringfence.upstream.stdio import StdioLink, _Lines, _Pace, _parse, _TooLong, to_message
+from ringfence.upstream.stdio import Lines, StdioLink, TooLong, _Pace, _parse, to_message
 from tests import tooling
 from tests.faking import chunked
 
@@ -31,25 +31,25 @@ lines_of_bytes = st.lists(st.binary(max_size=30).map(lambda line: line.replace(b
 
 @given(lines_of_bytes, st.lists(st.integers(0, 250), max_size=12), st.integers(1, 40))
 def test_lines_are_the_same_however_they_arrive(lines: list[bytes], cuts: list[int], limit: int) -> None:
-    splitter = _Lines(limit)
+    splitter = Lines(limit)
     data = b"".join(line + b"\n" for line in lines)
     out = [line for chunk in chunked(data, cuts) for line in splitter.feed(chunk)]
     assert [one for one in out if isinstance(one, bytes)] == [
         line for line in lines if line.strip() and len(line) <= limit
     ]
-    assert sum(isinstance(one, _TooLong) for one in out) == sum(len(line) > limit for line in lines)
+    assert sum(isinstance(one, TooLong) for one in out) == sum(len(line) > limit for line in lines)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=2000), max_size=40))
 def test_no_more_than_a_line_is_ever_held(chunks: list[bytes]) -> None:
-    splitter = _Lines(5000)
+    splitter = Lines(5000)
     for chunk in chunks:
         splitter.feed(chunk.replace(b"\n", b" "))
         assert len(splitter._buffer) <= 5000 + 2000
 
 
 def test_the_end_of_the_stream_may_lack_its_newline() -> None:
-    splitter = _Lines(10)
+    splitter = Lines(10)
     assert splitter.feed(b"abc") == []
     assert splitter.feed(b"def\ngh") == [b"abcdef"]
 
@@ -66,9 +66,9 @@ def test_the_end_of_the_stream_may_lack_its_newline() -> None:
 )
 def test_an_answer_that_is_too_long_fails_its_own_request(line: str, ident: int | None) -> None:
     data = line.replace("@", "y" * 100_000).encode() + b'\n{"next": 1}\n'
-    splitter = _Lines(20_000)
+    splitter = Lines(20_000)
     out = [one for chunk in chunked(data, list(range(0, len(data), 7000))) for one in splitter.feed(chunk)]
-    assert isinstance(out[0], _TooLong)
+    assert isinstance(out[0], TooLong)
     assert out[0].request_id == ident
     assert out[1:] == [b'{"next": 1}'], "and nothing else"
 

@@ -379,7 +379,8 @@ class _Live:
         if not has_file:
             self._found.add("its checkpoint file is missing", name)
         elif held.newest is None:
-            self._found.add("no checkpoint in its file verifies with the given key", name)
+            if self.verifier.count or held.unreadable:  # a blank file alone: killed before the chain began
+                self._found.add("no checkpoint in its file verifies with the given key", name)
         elif not self.verifier.count and held.newest.seq:
             self._found.add(f"is missing; its checkpoint stands at record {held.newest.seq}", name)
         elif last < held.newest.seq:

@@ -27,7 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ringfence import canonical
 from ringfence.front.exchange import Exchange, encode
-from ringfence.front.inbound import Inbound
+from ringfence.front.inbound import Inbound, with_params
 from ringfence.front.mcp import McpFront
 from ringfence.front.session import Session, Sessions
 from ringfence.model import Json, Principal
@@ -135,9 +135,12 @@ class HttpFront:
     async def _request(self, session: Session, value: Json, fault: str | None, receive: Receive, send: Send) -> bool:
         """Serve one request; True if it was answered with a result."""
         ident = value["id"]
-        if ident in session.in_flight:
-            await _error(send, 400, INVALID_REQUEST, f"request id {ident!r} is in use", ident)
-            return False
+        taken = ident in session.in_flight
+        if taken:
+            fault = f"request id {str(ident)[:64]!r} is in use"
+            if value["method"] != "tools/call":
+                await _error(send, 400, INVALID_REQUEST, fault, ident)
+                return False
         exchange = Exchange(ident, value.get("params"), session, send)
         exchange.headers.append((b"mcp-session-id", session.id.encode()))
         inbound = session.inbound(fault)
@@ -149,12 +152,13 @@ class HttpFront:
             # A lost connection is no cancellation in this era; the call goes on and is recorded.
             with exchange.attended(receive, None):
                 with anyio.CancelScope() as scope:
-                    session.in_flight[ident] = (scope, exchange)
+                    session.in_flight.setdefault(ident, (scope, exchange))
                     reply = await _outcome(session.runner.on_request(exchange, value["method"], _params(value)))
                 await exchange.finish({"jsonrpc": "2.0", "id": ident, **reply}, 200)
         finally:
             session.busy -= 1
-            session.in_flight.pop(ident, None)
+            if not taken:
+                session.in_flight.pop(ident, None)
         return "result" in reply
 
     async def _session_request(
@@ -267,6 +271,7 @@ async def _read(headers: dict[str, str], receive: Receive, send: Send) -> tuple[
             await _error(send, 400, PARSE_ERROR, f"Parse error: {exc}")
             return None
     ident = value.get("id") if isinstance(value, dict) else None
+    value, fault = with_params(value, fault)
     if (
         not isinstance(value, dict)
         or value.get("jsonrpc") != "2.0"

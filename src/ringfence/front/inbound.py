@@ -39,6 +39,14 @@ class Inbound:
     """URIs that the session subscribed to; shared likewise."""
 
 
+def with_params(value: Any, fault: str | None) -> tuple[Any, str | None]:
+    """A call whose params are no object is a call all the same: it goes on without them, as one that is at fault."""
+    called = isinstance(value, dict) and value.get("method") == "tools/call"
+    if called and not isinstance(value.get("params", {}), dict):
+        return {**value, "params": {}}, fault or "params must be an object"
+    return value, fault
+
+
 class ClientChannel:
     """The way back to a handshake-era client: questions are requests on the call's own stream."""
 

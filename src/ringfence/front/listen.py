@@ -20,6 +20,7 @@ from ringfence.identity import peer_uid
 from ringfence.model import Principal
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+_BACKLOG = 2048
 
 
 class PeerProtocol(HttpToolsProtocol):
@@ -50,13 +51,15 @@ def same_user(agent: Callable[[], Principal]) -> Identify:
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Bind before anything is announced, so that a taken port is a clear error and port 0 gets its number."""
+    """Listen before anything is announced: a taken port is a clear error, port 0 gets its number, and whoever comes
+    at once waits in the queue instead of being refused."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named TCP, or the event loop does not switch Nagle off and every answer waits for an acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host.strip("[]"), port))
+        listener.listen(_BACKLOG)
     except OSError as exc:
         listener.close()
         raise Unavailable("listen", f"cannot listen on {host}:{port}: {exc.strerror}") from None

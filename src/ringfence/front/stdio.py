@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -19,13 +20,13 @@ from mcp.shared.inbound import InboundLadderRejection, classify_inbound_request
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp.shared.transport_context import TransportContext
-from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCRequest
+from mcp_types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCRequest
 
 from ringfence import canonical
-from ringfence.front.inbound import Inbound, wants
+from ringfence.front.inbound import Inbound, wants, with_params
 from ringfence.front.mcp import McpFront
 from ringfence.model import Json, Principal
-from ringfence.upstream.stdio import to_message
+from ringfence.upstream.stdio import Lines, TooLong, to_message
 
 log = logging.getLogger("ringfence.front")
 
@@ -41,6 +42,7 @@ class StdioFront:
         self._principal = principal
         self._session = canonical.new_id("stdio")
         self._level = ["debug"]
+        self._busy: set[Any] = set()
         self._watching: set[str] = set()
         self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None
 
@@ -68,9 +70,12 @@ class StdioFront:
         async def on_request(
             dctx: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
         ) -> Json:
-            metadata = dctx.message_metadata
-            assert isinstance(metadata, ServerMessageMetadata)
-            metadata.request_context.outbound = dctx
+            with self._answering(dctx, method):
+                return await answer(dctx, method, params)
+
+        async def answer(
+            dctx: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
+        ) -> Json:
             meta = (params or {}).get("_meta")
             if method == "initialize" or not (isinstance(meta, dict) and _VERSION_KEY in meta):
                 return await runner.on_request(dctx, method, params)
@@ -97,6 +102,25 @@ class StdioFront:
             self._dispatcher = None
             await aclose_shielded(connection)
 
+    @contextmanager
+    def _answering(self, dctx: DispatchContext[TransportContext], method: str) -> Iterator[None]:
+        """A request under way. Its id is its own until it ends; a call that takes it as well is at fault."""
+        metadata, ident = dctx.message_metadata, dctx.request_id
+        assert isinstance(metadata, ServerMessageMetadata) and isinstance(metadata.request_context, Inbound)
+        metadata.request_context.outbound = dctx
+        taken = ident in self._busy
+        if taken:
+            problem = f"request id {str(ident)[:64]!r} is in use"
+            if method != "tools/call":
+                raise MCPError(INVALID_REQUEST, problem)
+            metadata.request_context.fault = problem
+        self._busy.add(ident)
+        try:
+            yield
+        finally:
+            if not taken:
+                self._busy.discard(ident)
+
     async def _read(
         self,
         source: int,
@@ -104,20 +128,17 @@ class StdioFront:
         errors: MemoryObjectSendStream[SessionMessage],
     ) -> None:
         with os.fdopen(source, "rb", buffering=0) as raw:
-            buffer = bytearray()
+            lines = Lines(MAX_LINE_BYTES)
             async with out, errors:
                 while True:
                     chunk = await anyio.to_thread.run_sync(raw.read, 65536, abandon_on_cancel=True)
                     if not chunk:
                         return
-                    buffer += chunk
-                    *lines, rest = buffer.split(b"\n")
-                    buffer = bytearray(rest)
-                    for line in lines:
-                        await self._line(bytes(line), out, errors)
-                    if len(buffer) > MAX_LINE_BYTES:
-                        log.error("a line of more than %d bytes; closing", MAX_LINE_BYTES)
-                        return
+                    for line in lines.feed(chunk):
+                        if isinstance(line, TooLong):
+                            await errors.send(_problem(None, f"a line of more than {MAX_LINE_BYTES} bytes"))
+                        else:
+                            await self._line(line, out, errors)
 
     async def _line(
         self,
@@ -125,25 +146,28 @@ class StdioFront:
         out: MemoryObjectSendStream[SessionMessage | Exception],
         errors: MemoryObjectSendStream[SessionMessage],
     ) -> None:
-        if not line.strip():
-            return
         fault: str | None = None
         try:
             value = canonical.loads(line)
         except canonical.NotCanonical as exc:
             value, fault = exc.value, str(exc)
+        value, fault = with_params(value, fault)
         message = to_message(value)
         is_call = isinstance(message, JSONRPCRequest) and message.method == "tools/call"
         if message is None or (fault is not None and not is_call):
-            problem = ErrorData(code=PARSE_ERROR, message=f"Parse error: {fault or 'not a JSON-RPC message'}")
             ident = value.get("id") if isinstance(value, dict) else None
-            if isinstance(ident, bool) or not isinstance(ident, str | int):
-                ident = None
-            await errors.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=ident, error=problem)))
+            await errors.send(_problem(ident, fault or "not a JSON-RPC message"))
             return
         inbound = Inbound(self._principal(), "mcp-stdio", session=self._session, fault=fault)
         inbound.log_level, inbound.watching = self._level, self._watching
         await out.send(SessionMessage(message, ServerMessageMetadata(request_context=inbound)))
+
+
+def _problem(ident: Any, text: str) -> SessionMessage:
+    """The answer to a line that is no request which could be served."""
+    known = ident if isinstance(ident, str | int) and not isinstance(ident, bool) else None
+    error = ErrorData(code=PARSE_ERROR, message=f"Parse error: {text}")
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=known, error=error))
 
 
 async def _write(sink: int, source: MemoryObjectReceiveStream[SessionMessage]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -113,16 +114,39 @@ class HttpLink:
             if kind.startswith("application/json"):
                 return _result(_parse(await _read_bounded(response)), message["id"])
             if kind.startswith("text/event-stream"):
-                return await self._follow(response, message["id"], exchange)
+                return await self._follow(client, response, message["id"], exchange)
             raise RpcError(ANSWER_UNUSABLE, f"server {self._name} answered with content type {kind[:60]!r}")
 
-    async def _follow(self, response: aiohttp.ClientResponse, ident: int, exchange: Exchange) -> Json:
-        async for data in _events(response):
-            value = _parse(data)
-            if "method" not in value:
-                return _result(value, ident)
-            await self._inbound(value, exchange.ask, exchange.tell)
-        raise OutcomeUnknown("answer_lost", f"server {self._name} closed the stream without an answer")
+    async def _follow(
+        self, client: aiohttp.ClientSession, response: aiohttp.ClientResponse, ident: int, exchange: Exchange
+    ) -> Json:
+        """Until the answer. A server of the handshake era may close the stream and go on with it when asked again."""
+        place = _Place()
+        answer = await self._read(response, place, ident, exchange)
+        while answer is None and place.last is not None and self._version != MODERN:
+            await anyio.sleep(place.retry_seconds)
+            extra = {"accept": "text/event-stream", "last-event-id": place.last, **self._version_header()}
+            async with client.get(self._url, headers=self._headers(extra), allow_redirects=False) as resumed:
+                if resumed.status != 200:
+                    break
+                answer = await self._read(resumed, place, ident, exchange)
+        if answer is None:
+            raise OutcomeUnknown("answer_lost", f"server {self._name} closed the stream without an answer")
+        return answer
+
+    async def _read(
+        self, response: aiohttp.ClientResponse, place: _Place, ident: int, exchange: Exchange
+    ) -> Json | None:
+        try:
+            async for data in _events(response, place):
+                value = _parse(data)
+                if "method" not in value:
+                    return _result(value, ident)
+                await self._inbound(value, exchange.ask, exchange.tell)
+        except aiohttp.ClientPayloadError:
+            if place.last is None:
+                raise
+        return None
 
     async def _inbound(self, value: Json, ask: Callable[[str, Json], Awaitable[Json]] | None, tell: Tell) -> None:
         method, params = value["method"], value.get("params")
@@ -204,7 +228,7 @@ class HttpLink:
                 async with self._client.get(self._url, headers=headers, allow_redirects=False) as response:
                     if response.status != 200:
                         return  # the server offers no such stream
-                    async for data in _events(response):
+                    async for data in _events(response, _Place()):
                         value = _parse(data)
                         if "method" in value:
                             await self._inbound(value, None, tell)
@@ -222,19 +246,35 @@ async def _read_bounded(response: aiohttp.ClientResponse, limit: int = MAX_MESSA
     return bytes(out)
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+@dataclass(slots=True)
+class _Place:
+    """How far a stream of events was read, should it break off."""
+
+    last: str | None = None
+    retry_seconds: float = _REOPEN_SECONDS
+
+    def note(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        if name == b"id":
+            self.last = value.strip().decode("ascii", "ignore")[:1000] or None
+        elif name == b"retry" and value.strip().isdigit():
+            self.retry_seconds = min(int(value), 30_000) / 1000
+
+
+async def _events(response: aiohttp.ClientResponse, place: _Place) -> AsyncIterator[bytes]:
     """The data of each server-sent event."""
-    events = _Events(MAX_MESSAGE_BYTES)
+    events = _Events(MAX_MESSAGE_BYTES, place)
     async for chunk in response.content.iter_any():
         for data in events.feed(chunk):
             yield data
 
 
 class _Events:
-    """Reads server-sent events as they arrive; comments, ids and events without data are nothing to us."""
+    """Reads server-sent events as they arrive; comments and events without data are nothing to us."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, place: _Place | None = None) -> None:
         self._limit = limit
+        self._place = place or _Place()
         self._buffer = bytearray()
         self._searched = 0
         """No line ends before here: a long line that comes in many pieces is not searched anew with each."""
@@ -256,6 +296,8 @@ class _Events:
                 self._data, self._held = [], 0
                 if whole:  # the first event of a stream that can be resumed has none
                     out.append(whole)
+            else:
+                self._place.note(line)
         self._searched = len(self._buffer)
         if self._held + len(self._buffer) > self._limit:
             raise RpcError(ANSWER_UNUSABLE, f"the server sent an event of more than {self._limit} bytes")

@@ -222,7 +222,7 @@ async def _read(process: anyio.abc.Process, out: MemoryObjectSendStream[SessionM
     assert process.stdout is not None
     pace = _Pace()
     async with out:
-        lines = _Lines(MAX_MESSAGE_BYTES)
+        lines = Lines(MAX_MESSAGE_BYTES)
         while True:
             try:
                 chunk = await process.stdout.receive()
@@ -239,13 +239,15 @@ async def _read(process: anyio.abc.Process, out: MemoryObjectSendStream[SessionM
                     return
 
 
-class _TooLong:
+class TooLong:
+    """Stands for a line that was thrown away while it was read."""
+
     def __init__(self, request_id: int | None, size: int) -> None:
         self.request_id = request_id
         self.problem = f"an answer of more than {size} bytes"
 
 
-class _Lines:
+class Lines:
     """Splits a byte stream at newlines, holding at most `limit` bytes of one line."""
 
     def __init__(self, limit: int) -> None:
@@ -255,8 +257,8 @@ class _Lines:
         self._skipping: bytes | None = None
         """Head of the line that is being thrown away."""
 
-    def feed(self, chunk: bytes) -> list[bytes | _TooLong]:
-        out: list[bytes | _TooLong] = []
+    def feed(self, chunk: bytes) -> list[bytes | TooLong]:
+        out: list[bytes | TooLong] = []
         self._buffer += chunk
         while True:
             end = self._buffer.find(b"\n", self._searched)
@@ -273,7 +275,7 @@ class _Lines:
             self._searched = 0
             if self._skipping is not None or len(line) > self._limit:
                 head = self._skipping if self._skipping is not None else line[:_EDGE]
-                out.append(_TooLong(_find_id(head, line[-_EDGE:]), self._limit))
+                out.append(TooLong(_find_id(head, line[-_EDGE:]), self._limit))
                 self._skipping = None
             elif line.strip():
                 out.append(line)
