@@ -18,17 +18,18 @@ from tests.gateways import ringfence, run
 @dataclass(frozen=True, slots=True)
 class Demo:
     shown: str
+    started: tooling.Started
 
     def commands(self, verb: str) -> list[list[str]]:
         """The commands that a person is told to type, as their arguments."""
-        lines = re.findall(rf"^\s+ringfence ({verb} .*?)(?:\s+\(.*\))?$", self.shown, re.MULTILINE)
+        lines = re.findall(rf"^ {{5}}\S*(?: -m \S+)? ({verb} \S.*?)(?:\s+\(.*\))?$", self.shown, re.MULTILINE)
         return [shlex.split(line) for line in lines]
 
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
     with tooling.start_process(ringfence("serve", "--demo", "--port", "0")) as started:
-        yield Demo(started.wait_for("Stop with Ctrl-C"))
+        yield Demo(started.wait_for("Stop with Ctrl-C"), started)
 
 
 def explained() -> str:
@@ -39,7 +40,7 @@ def explained() -> str:
 
 def test_three_commands_are_told(demo: Demo) -> None:
     assert [words[1] for words in demo.commands("call")] == ["search_docs", "create_ticket", "delete_all_tickets"]
-    assert "ringfence audit explain last --demo" in demo.shown
+    assert "audit explain last --demo" in demo.shown
 
 
 def test_the_first_is_allowed(demo: Demo) -> None:
@@ -94,6 +95,8 @@ def test_the_third_is_refused(demo: Demo) -> None:
     said = explained()
     assert "Policy refused it: rules no-bulk-delete and std-high-risk matched" in said
     assert "No leave to run was given." in said and "It never ran." in said
+    # The demo itself has told it too, as it ended.
+    assert said.strip() in demo.started.wait_for("No leave to run was given.")
 
 
 def test_all_of_it_is_on_record_and_verifies(demo: Demo) -> None:

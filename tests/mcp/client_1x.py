@@ -2,8 +2,10 @@
 # (its types are those of the other line of the SDK)
 """A client on the 1.x SDK, run by that SDK's own Python: does a little of everything and prints what it saw as JSON.
 
-python client_1x.py http URL
-python client_1x.py stdio COMMAND…
+It is no part of the tests' own environment, where the other line of the SDK is installed.
+
+    python client_1x.py http URL
+    python client_1x.py stdio COMMAND…
 """
 
 from __future__ import annotations
@@ -54,23 +56,25 @@ def plain(result: types.CallToolResult) -> dict[str, Any]:
 
 
 async def main(way: str, target: list[str]) -> None:
-    async with connected(way, target) as (read, write):
-        async with ClientSession(read, write, elicitation_callback=elicited, logging_callback=logged) as session:
-            hello = await session.initialize()
-            told = {
-                "sdk": version("mcp"),
-                "revision": hello.protocolVersion,
-                "tools": [tool.name for tool in (await session.list_tools()).tools],
-                "call": plain(await session.call_tool("test_simple_text", {})),
-                "progress_call": plain(
-                    await session.call_tool("test_tool_with_progress", {}, progress_callback=progressed)
-                ),
-                "elicitation": plain(await session.call_tool("test_elicitation", {"message": "Who are you?"})),
-                "structured": plain(await session.call_tool("get-structured-content", {"location": "Chicago"})),
-                "error": plain(await session.call_tool("test_error_handling", {})),
-                "unknown": plain(await session.call_tool("test_simple_txt", {})),
-                "logging": plain(await session.call_tool("test_tool_with_logging", {})),
-            }
+    async with (
+        connected(way, target) as (read, write),
+        ClientSession(read, write, elicitation_callback=elicited, logging_callback=logged) as session,
+    ):
+        hello = await session.initialize()
+        told = {
+            "sdk": version("mcp"),
+            "revision": hello.protocolVersion,
+            "tools": [tool.name for tool in (await session.list_tools()).tools],
+            "call": plain(await session.call_tool("test_simple_text", {})),
+            "progress_call": plain(
+                await session.call_tool("test_tool_with_progress", {}, progress_callback=progressed)
+            ),
+            "elicitation": plain(await session.call_tool("test_elicitation", {"message": "Who are you?"})),
+            "structured": plain(await session.call_tool("get-structured-content", {"location": "Chicago"})),
+            "error": plain(await session.call_tool("test_error_handling", {})),
+            "unknown": plain(await session.call_tool("test_simple_txt", {})),
+            "logging": plain(await session.call_tool("test_tool_with_logging", {})),
+        }
     print(json.dumps({**told, "asked": ASKED, "progress": PROGRESS, "logged": LOGGED}))
 
 

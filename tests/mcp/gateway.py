@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -79,7 +80,7 @@ class Gateway:
         """How a client starts this gateway on its own pipes."""
         first, *rest = command("serve", "--stdio", "--config", self.config)
         # The tests have a home of their own, and the keys belong into it.
-        return StdioServerParameters(command=first, args=rest, env=dict(tooling_environment()))
+        return StdioServerParameters(command=first, args=rest, env=dict(os.environ))
 
     def records(self, **wanted: Any) -> list[Record]:
         if self._reader is None:
@@ -107,12 +108,6 @@ class Gateway:
 
     def client(self, mode: str, **options: Any) -> Client:
         return Client(self.url, mode=mode, cache=None, **options)
-
-
-def tooling_environment() -> Iterator[tuple[str, str]]:
-    import os
-
-    return iter((name, value) for name, value in os.environ.items() if not name.startswith("COV"))
 
 
 def write(folder: Path, config: JSON | str) -> Gateway:

@@ -1,6 +1,8 @@
 """An MCP server over HTTP without any SDK: returns what no revision knows, and shows what reached it.
 
-python mirror_server.py --port 9703 --era handshake|modern [--hints mild|wild]
+The hints are what its tools claim of themselves in their annotations.
+
+    python mirror_server.py --port 9703 --era handshake|modern [--hints mild|wild]
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class Heard:
         self.steps: list[tuple[float, float | None, str | None]] = []
         self.lines: list[Any] = []
 
-    async def progress(self, done: float, total: float | None, message: str | None) -> None:
-        self.steps.append((done, total, message))
+    async def progress(self, progress: float, total: float | None, message: str | None) -> None:
+        self.steps.append((progress, total, message))
 
     async def log(self, params: types.LoggingMessageNotificationParams) -> None:
         self.lines.append(params.data)

@@ -90,8 +90,8 @@ async def test_every_tool_is_offered_under_its_contract(house: House, mode: str)
 async def test_everything_over_stdio(house: House, mode: str) -> None:
     seen: list[float] = []
 
-    async def progress(done: float, total: float | None, message: str | None) -> None:
-        seen.append(done)
+    async def progress(progress: float, total: float | None, message: str | None) -> None:
+        seen.append(progress)
 
     async with house.gateway.client(mode) as client:
         assert "7" in text_of(await call(client, "get-sum", {"a": 3, "b": 4}))

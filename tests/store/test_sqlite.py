@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import tempfile
@@ -349,3 +350,16 @@ def test_an_error_of_sqlite_within_the_work_fails_the_group(store: Store) -> Non
     with pytest.raises(StoreError, match="no such table"):
         store.write_sync(broken)
     assert store.write_sync(add("whole")) == 2
+
+
+def test_values_that_served_their_purpose_are_forgotten_at_the_next_start(tmp_path: Path) -> None:
+    keys = load_or_create(tmp_path / "keys")
+    with Store.open(tmp_path / "state", keys) as store:
+        store.write_sync(lambda tx: tx.take_key("scope", "old", "sha256:x", "call_1"))
+        store.write_sync(lambda tx: tx.settle_key("scope", "old", "done", {"result": "planted"}))
+        store.write_sync(lambda tx: tx.take_key("scope", "new", "sha256:x", "call_2"))
+    with contextlib.closing(sqlite3.connect(tmp_path / "state" / "ringfence.db")) as connection, connection:
+        connection.execute("UPDATE keys SET at = at - 8 * 86400 WHERE key = 'old'")
+    with Store.open(tmp_path / "state", keys) as store:
+        assert store.reader().key("scope", "old") is None
+        assert store.reader().key("scope", "new") is not None

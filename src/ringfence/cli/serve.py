@@ -101,7 +101,7 @@ async def _http(app: App, listen: tuple[str, int], demo: bool) -> None:
     address, port = socket.getsockname()[:2]
     front = app.http = HttpFront(app.front, same_user(lambda: app.agent), LOOPBACK, port)
     listener = Listener(Site(front))
-    url = f"http://{address}:{port}"
+    url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     # What is loaded now stays for good: the collector need not look at it again for every few calls.
     gc.collect()
     gc.freeze()
@@ -142,9 +142,17 @@ def announce(app: App, url: str, demo: bool) -> None:
     print("Paste into .mcp.json:\n", flush=True)
     print(f'  {{"mcpServers": {{"ringfence": {{"type": "http", "url": "{url}/mcp"}}}}}}\n', flush=True)
     if demo:
-        # Right after `make run` the command is in a virtual environment that no shell knows of.
-        command = "ringfence" if shutil.which("ringfence") else shlex.quote(sys.argv[0])
+        command = _own_command()
         print(_TRY.replace("URL", f"{url}/mcp").replace("ringfence ", f"{command} "), flush=True)
+
+
+def _own_command() -> str:
+    """What to type for `ringfence`: right after `make run` it is in a virtual environment that no shell knows of."""
+    if shutil.which("ringfence"):
+        return "ringfence"
+    if sys.argv[0].endswith(".py"):
+        return f"{shlex.quote(sys.executable)} -m ringfence.cli.main"
+    return shlex.quote(sys.argv[0])
 
 
 _TRY = """Three calls to try, in another terminal:

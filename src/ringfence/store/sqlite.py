@@ -34,6 +34,10 @@ from ringfence.store.writer import Job, Writer
 T = TypeVar("T")
 
 
+KEPT_SECONDS = 7 * 24 * 3600.0
+"""How long an idempotency key keeps its outcome, and a settled question what people were shown."""
+
+
 class Store:
     """The state of this installation, open for this process."""
 
@@ -82,6 +86,7 @@ class Store:
                 connection.execute("INSERT INTO chains (chain) VALUES (?)", (chain,))
                 transaction.append("chain_opened", None, _opening(connection, keys))
                 recovery.adopt(transaction)
+                transaction.forget_before(time.time() - KEPT_SECONDS)
                 head = transaction.head
             checkpoints.write(head, durable=True)
             writer = Writer(folder, connection, head, checkpoints)

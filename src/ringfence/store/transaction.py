@@ -238,6 +238,13 @@ class Transaction:
         self.erased = self.erased or gone > 0
         return gone > 0
 
+    def forget_before(self, moment: float) -> None:
+        """Values that served their purpose before `moment` go: outcomes kept for replay, and what people were shown."""
+        self._connection.execute("DELETE FROM keys WHERE at < ? AND state <> 'started'", (moment,))
+        self._connection.execute(
+            "UPDATE approvals SET summary = '{}' WHERE expires_at < ? AND summary <> '{}'", (moment,)
+        )
+
     def spend(self, scope: str, day: str, limit: int) -> bool:
         """Take one of `limit` for this day; False where none is left."""
         self._connection.execute("DELETE FROM quotas WHERE scope = ? AND day < ?", (scope, day))
