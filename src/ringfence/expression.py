@@ -41,6 +41,8 @@ class Expression:
 
     def __init__(self, source: str, *, result: str = "bool") -> None:
         self.source = source
+        # Converting what a condition does not mention would cost more than evaluating it.
+        self._names = tuple(name for name in _VARIABLES if re.search(rf"\b{name}\b", source))
         try:
             self._program = _env.compile(source)
         except Exception as exc:  # the binding raises plain RuntimeError and friends for every compile error
@@ -65,7 +67,7 @@ class Expression:
 
     def _evaluate(self, variables: Mapping[str, Any]) -> Any:
         try:
-            value = self._program.eval(data=dict(variables))
+            value = self._program.eval(data={name: variables[name] for name in self._names if name in variables})
             if value.type() == cel.Type.ERROR:
                 raise ExpressionError(f"{self.source!r} failed: {value.value()}")
             return value.value()

@@ -184,11 +184,22 @@ async def call_once(stage: Stage, gateway: Running, step: int, told: list[Said])
             told.append(await caller.call("append", stage.line(f"step {step}")))
 
 
-@pytest.mark.parametrize(("call", "steps"), [("pwrite64", 40), ("fdatasync", 12), ("fsync", 4)])
-def test_a_kill_at_each_step_of_a_start(stage: Stage, call: str, steps: int) -> None:
-    """Over what the killed starts before it left; the first of them makes the state."""
+@pytest.mark.parametrize(
+    ("call", "steps", "made"),
+    [
+        ("pwrite64", 8, False),
+        ("fdatasync", 4, False),
+        ("fsync", 4, False),
+        ("pwrite64", 30, True),
+        ("fdatasync", 8, True),
+    ],
+)
+def test_a_kill_at_each_step_of_a_start(stage: Stage, call: str, steps: int, made: bool) -> None:
+    """Each over what the killed starts before it left; the first of them over no state, or over a crashed gateway's."""
     tooling.need("strace")
     config = stage.configure()
+    if made:
+        stage.start(config).kill()
     for step in range(1, steps + 1):
         log = stage.folder / f"start-{step}.log"
         order = {"argv": ["serve", "--config", str(config)], "env": stage.env, "log": str(log), "stopped": True}

@@ -33,8 +33,12 @@ def traced(pid: int, arguments: Sequence[str]) -> Iterator[None]:
         try:
             yield
         finally:
-            tracer.send_signal(signal.SIGINT)
-            tracer.communicate(timeout=30)
+            # It lets a living process go on; over a dead one it may wait for ever for the last thread.
+            tracer.send_signal(signal.SIGINT if tooling.alive(pid) else signal.SIGKILL)
+            try:
+                tracer.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                tracer.kill()
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Starts gateways quickly: the program is imported once here, and each gateway is a fork that runs its command line.
 
 What is killed, traced or starved is then a real process of the real program; only its second of imports is saved.
-One JSON object per line comes on stdin: `{"argv", "env", "log"}`, with `exec` for a start like
-a user's own, `tmpfs` for a small disk, and `stopped` to wait for a SIGCONT; the process id goes out. The exit code is left beside the log. The zygote
-ends with its stdin, and every gateway with it.
+One JSON object per line comes on stdin: `{"argv", "env", "log"}`, with `exec` for a start like a user's own, `tmpfs`
+for a small disk, and `stopped` to wait for a SIGCONT; the process id goes out. The exit code is left beside the log.
+The zygote ends with its stdin, and every gateway with it.
 
     python zygote.py
 """

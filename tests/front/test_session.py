@@ -30,6 +30,9 @@ class NoPool:
     async def unsubscribe(self, server: str, principal: Principal, uri: str) -> None:
         return None
 
+    def release(self, session: str) -> None:
+        return None
+
 
 @asynccontextmanager
 async def fronted(folder: Path) -> AsyncIterator[Sessions]:

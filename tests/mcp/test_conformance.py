@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ class Report:
         return {name for name in self.scored if self.scenarios[name]}
 
 
+@cache
 def required(revision: str) -> set[str]:
     """The names of the server scenarios that the suite says a revision requires."""
     told = subprocess.run(

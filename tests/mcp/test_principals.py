@@ -102,6 +102,20 @@ async def test_clients_of_two_principals_meet_nowhere(tmp_path: Path, hostile_co
         assert len(pids["ann"]) == 2, "a client that can be asked does not share with one that cannot"
 
 
+async def test_process_of_a_session_ends_with_it(tmp_path: Path, hostile_command: list[str]) -> None:
+    async def elicit(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        return types.ElicitResult(action="decline")
+
+    async with shared(tmp_path, hostile(hostile_command)) as both:
+        async with both.client(ANN, "legacy", elicitation_callback=elicit) as client:
+            pid = json.loads(text_of(await client.call_tool("environ", {})))["pid"]
+            again = json.loads(text_of(await client.call_tool("environ", {})))["pid"]
+            assert pid == again and tooling.alive(pid)
+        with anyio.fail_after(10):
+            while tooling.alive(pid):
+                await anyio.sleep(0.05)
+
+
 async def test_session_of_another_principal_does_not_exist(tmp_path: Path, hostile_command: list[str]) -> None:
     async with shared(tmp_path, hostile(hostile_command)) as both, httpx2.AsyncClient(timeout=30) as http:
         headers = {**ACCEPT, "x-agent": "ann"}

@@ -105,6 +105,7 @@ async def _http(app: App, listen: tuple[str, int], demo: bool) -> None:
     # What is loaded now stays for good: the collector need not look at it again for every few calls.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     announce(app, url, demo)
     async with anyio.create_task_group() as group:
         group.start_soon(front.sessions.sweep)

@@ -25,8 +25,11 @@ _EVENT_HEADERS = [
 ]
 
 
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def encode(message: Json) -> bytes:
-    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return _encoder.encode(message).encode("utf-8", "surrogatepass")
 
 
 def event(message: Json) -> bytes:

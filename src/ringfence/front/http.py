@@ -6,6 +6,7 @@ and Origin are checked on every bind address, and because a call that just ends 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -27,7 +28,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ringfence import canonical
 from ringfence.front.exchange import Exchange, encode
-from ringfence.front.inbound import Inbound, with_params
+from ringfence.front.inbound import Asked, Inbound, with_params
 from ringfence.front.mcp import McpFront
 from ringfence.front.session import Session, Sessions
 from ringfence.model import Json, Principal
@@ -47,8 +48,8 @@ class HttpFront:
     def __init__(self, front: McpFront, identify: Identify, hosts: frozenset[str], port: int) -> None:
         self._front = front
         self._identify = identify
-        self._hosts = hosts
-        self._port = port
+        self._own = frozenset(f"{host}:{port}" for host in hosts)
+        self._origins = frozenset(f"http://{own}" for own in self._own)
         self.sessions = Sessions(front)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,16 +74,12 @@ class HttpFront:
 
     def foreign(self, headers: dict[str, str]) -> Callable[[Send], Awaitable[None]] | None:
         """A page in a browser must not reach us through a name or an origin that is not ours."""
-        host = headers.get("host", "").lower()
-        if host not in self._own():
+        if headers.get("host", "").lower() not in self._own:
             return lambda send: _plain(send, 421, "Host is not this gateway")
         origin = headers.get("origin")
-        if origin is not None and origin.lower() not in {f"http://{h}" for h in self._own()}:
+        if origin is not None and origin.lower() not in self._origins:
             return lambda send: _plain(send, 403, "Origin is not this gateway")
         return None
-
-    def _own(self) -> set[str]:
-        return {f"{h}:{self._port}" for h in self._hosts}
 
     # ── handshake era ─────────────────────────────────────────────────────────────────────────────
 
@@ -153,13 +150,20 @@ class HttpFront:
             with exchange.attended(receive, None):
                 with anyio.CancelScope() as scope:
                     session.in_flight.setdefault(ident, (scope, exchange))
-                    reply = await _outcome(session.runner.on_request(exchange, value["method"], _params(value)))
+                    reply = await _outcome(self._served(session, value, exchange, inbound))
                 await exchange.finish({"jsonrpc": "2.0", "id": ident, **reply}, 200)
         finally:
             session.busy -= 1
             if not taken:
                 session.in_flight.pop(ident, None)
         return "result" in reply
+
+    def _served(self, session: Session, value: Json, exchange: Exchange, inbound: Inbound) -> Awaitable[Json]:
+        method, params = value["method"], _params(value)
+        version = session.connection.protocol_version
+        if session.connection.client_params is not None and self._front.answers(method, version):
+            return self._front.answer(Asked(method, params or {}, version, inbound, session.declared))
+        return session.runner.on_request(exchange, method, params)
 
     async def _session_request(
         self, method: str, headers: dict[str, str], principal: Principal, receive: Receive, send: Send
@@ -205,13 +209,22 @@ class HttpFront:
         exchange = Exchange(value["id"], value.get("params"), None, send)
         inbound.outbound = exchange
         exchange.message_metadata.request_context = inbound
-        connection = Connection.from_envelope(route.protocol_version, route.client_info, route.client_capabilities)
-        runner: ServerRunner[Any] = ServerRunner(self._front.server, connection, None)
         # Closing the connection is how a client of this era cancels.
         with anyio.CancelScope() as scope, exchange.attended(receive, scope):
-            reply = await _outcome(runner.on_request(exchange, value["method"], _params(value)))
+            reply = await _outcome(self._served_alone(value, route, exchange, inbound))
             status = ERROR_CODE_HTTP_STATUS.get(reply["error"]["code"], 200) if "error" in reply else 200
             await exchange.finish({"jsonrpc": "2.0", "id": value["id"], **reply}, status)
+
+    def _served_alone(
+        self, value: Json, route: InboundModernRoute, exchange: Exchange, inbound: Inbound
+    ) -> Awaitable[Json]:
+        method, params, version = value["method"], value["params"], route.protocol_version
+        if self._front.answers(method, version):
+            declared = route.client_capabilities if isinstance(route.client_capabilities, dict) else {}
+            return self._front.answer(Asked(method, params, version, inbound, declared))
+        connection = Connection.from_envelope(version, route.client_info, route.client_capabilities)
+        runner: ServerRunner[Any] = ServerRunner(self._front.server, connection, None)
+        return runner.on_request(exchange, method, params)
 
     def _route(self, scope: Scope, headers: dict[str, str], value: Json) -> InboundModernRoute | InboundLadderRejection:
         raw = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"]]
@@ -254,7 +267,7 @@ async def _read(headers: dict[str, str], receive: Receive, send: Send) -> tuple[
         await _error(send, 415, INVALID_REQUEST, "Content-Type must be application/json")
         return None
     try:
-        with anyio.fail_after(_BODY_SECONDS):
+        async with asyncio.timeout(_BODY_SECONDS):
             body = await _body(headers, receive)
     except TimeoutError:
         await _error(send, 408, INVALID_REQUEST, f"the body did not arrive within {_BODY_SECONDS:g} s")

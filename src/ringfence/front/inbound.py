@@ -47,6 +47,18 @@ def with_params(value: Any, fault: str | None) -> tuple[Any, str | None]:
     return value, fault
 
 
+@dataclass(slots=True)
+class Asked:
+    """A request that concerns what lies behind the gateway, whichever transport and revision it came by."""
+
+    method: str
+    params: Mapping[str, Any]
+    version: str
+    inbound: Inbound
+    capabilities: Json
+    """What the client declared: in its handshake, or with this very request."""
+
+
 class ClientChannel:
     """The way back to a handshake-era client: questions are requests on the call's own stream."""
 

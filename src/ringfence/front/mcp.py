@@ -23,7 +23,7 @@ from mcp_types import INVALID_PARAMS, SubscriptionsListenRequestParams, Subscrip
 from ringfence import canonical
 from ringfence.errors import RingfenceError
 from ringfence.front import wire
-from ringfence.front.inbound import LOG_LEVEL_KEY, LOG_LEVELS, ClientChannel, Inbound, PausableChannel
+from ringfence.front.inbound import LOG_LEVEL_KEY, LOG_LEVELS, Asked, ClientChannel, Inbound, PausableChannel
 from ringfence.front.paused import Paused
 from ringfence.front.shelf import Shelf
 from ringfence.model import Call, CallKind, Json, Outcome, Principal
@@ -49,7 +49,7 @@ class McpFront:
         self._watchers: Counter[tuple[str, str]] = Counter()
         self._buses: dict[str, InMemorySubscriptionBus] = {}
         self._listeners: dict[str, ListenHandler] = {}
-        self._methods: dict[str, Callable[[Context, Inbound], Awaitable[Json]]] = {
+        self._methods: dict[str, Callable[[Asked, Inbound], Awaitable[Json]]] = {
             "tools/list": self._list_tools,
             "tools/call": self._call_tool,
             "resources/list": self._list_resources,
@@ -80,21 +80,30 @@ class McpFront:
         return self.server.create_initialization_options(changes)
 
     async def _middleware(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        handler = self._methods.get(ctx.method)
-        modern = ctx.protocol_version == MODERN
-        if handler is None or ctx.request_id is None or (modern and ctx.method in _HANDSHAKE_ONLY):
+        if ctx.request_id is None or not self.answers(ctx.method, ctx.protocol_version):
             return await call_next(ctx)
-        if not modern and ctx.session.client_params is None:
+        if ctx.protocol_version != MODERN and ctx.session.client_params is None:
             raise MCPError(INVALID_PARAMS, "the session is not initialized")
         inbound = ctx.request
         assert isinstance(inbound, Inbound)
-        result = await handler(ctx, inbound)
-        return wire.stamp(result, ctx.method, self._stamp) if modern else wire.unstamp(result)
+        declared = wire.declared(ctx.session.client_capabilities)
+        return await self.answer(Asked(ctx.method, ctx.params or {}, ctx.protocol_version, inbound, declared))
+
+    def answers(self, method: str, version: str) -> bool:
+        """Whether a method is ours; the others are the SDK's."""
+        return method in self._methods and not (version == MODERN and method in _HANDSHAKE_ONLY)
+
+    async def answer(self, asked: Asked) -> Json:
+        """The result of a method that is ours. Raises MCPError."""
+        result = await self._methods[asked.method](asked, asked.inbound)
+        if asked.version == MODERN:
+            return wire.stamp(result, asked.method, self._stamp)
+        return wire.unstamp(result)
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
 
-    async def _call_tool(self, ctx: Context, inbound: Inbound) -> Json:
-        params = dict(ctx.params or {})
+    async def _call_tool(self, asked: Asked, inbound: Inbound) -> Json:
+        params = asked.params
         name, arguments = params.get("name"), params.get("arguments")
         fault = inbound.fault
         if not isinstance(name, str):
@@ -103,19 +112,19 @@ class McpFront:
             arguments = {}
         if not isinstance(arguments, dict):
             fault, arguments = fault or "arguments must be an object", {}
-        call = self._make(ctx, "tool", name, arguments)
-        outcome = await self._run(ctx, inbound, call if fault is None else wire.with_fault(call, fault))
+        call = self._make(asked, "tool", name, arguments)
+        outcome = await self._run(asked, inbound, call if fault is None else wire.with_fault(call, fault))
         return outcome if isinstance(outcome, dict) else wire.tool_result(outcome, call)
 
-    async def _resource(self, ctx: Context, inbound: Inbound) -> Json:
-        uri = (ctx.params or {}).get("uri")
+    async def _resource(self, asked: Asked, inbound: Inbound) -> Json:
+        uri = asked.params.get("uri")
         if not isinstance(uri, str):
             raise MCPError(INVALID_PARAMS, "uri must be a string")
         server = await self.shelf.resource_server(inbound.principal, uri)
-        return await self._item(ctx, inbound, self._make(ctx, "resource", uri, {"uri": uri}, server))
+        return await self._item(asked, inbound, self._make(asked, "resource", uri, {"uri": uri}, server))
 
-    async def _prompt(self, ctx: Context, inbound: Inbound) -> Json:
-        params = dict(ctx.params or {})
+    async def _prompt(self, asked: Asked, inbound: Inbound) -> Json:
+        params = asked.params
         name = params.get("name")
         if not isinstance(name, str):
             raise MCPError(INVALID_PARAMS, "name must be a string")
@@ -123,10 +132,10 @@ class McpFront:
         wanted: Json = {"name": own}
         if isinstance(params.get("arguments"), dict):
             wanted["arguments"] = params["arguments"]
-        return await self._item(ctx, inbound, self._make(ctx, "prompt", name, wanted, server))
+        return await self._item(asked, inbound, self._make(asked, "prompt", name, wanted, server))
 
-    async def _complete(self, ctx: Context, inbound: Inbound) -> Json:
-        params = {k: v for k, v in (ctx.params or {}).items() if k in ("ref", "argument", "context")}
+    async def _complete(self, asked: Asked, inbound: Inbound) -> Json:
+        params = {k: v for k, v in asked.params.items() if k in ("ref", "argument", "context")}
         ref = params.get("ref")
         ref = ref if isinstance(ref, dict) else {}
         server: str | None = None
@@ -137,25 +146,22 @@ class McpFront:
         elif isinstance(ref.get("uri"), str):
             server = await self.shelf.resource_server(inbound.principal, ref["uri"])
         target = str(ref.get("name") or ref.get("uri") or "")
-        return await self._item(ctx, inbound, self._make(ctx, "completion", target, params, server))
+        return await self._item(asked, inbound, self._make(asked, "completion", target, params, server))
 
-    async def _item(self, ctx: Context, inbound: Inbound, call: Call) -> Json:
-        outcome = await self._run(ctx, inbound, call)
+    async def _item(self, asked: Asked, inbound: Inbound, call: Call) -> Json:
+        outcome = await self._run(asked, inbound, call)
         if isinstance(outcome, dict):
             return outcome
         if outcome.ok and outcome.result is not None:
             return wire.with_meta(outcome.result, outcome, call)
-        raise wire.item_error(outcome, call, ctx.protocol_version)
+        raise wire.item_error(outcome, call, asked.version)
 
-    def _make(self, ctx: Context, kind: CallKind, tool: str, arguments: Json, server: str | None = None) -> Call:
-        inbound = ctx.request
-        assert isinstance(inbound, Inbound)
-        meta = ctx.params.get("_meta") if ctx.params else None
-        meta = meta if isinstance(meta, dict) else {}
+    def _make(self, asked: Asked, kind: CallKind, tool: str, arguments: Json, server: str | None = None) -> Call:
+        inbound, meta = asked.inbound, wire.meta_of(asked.params)
         key = meta.get("ringfence/idempotency_key")
-        inputs = ctx.params.get("inputResponses") if ctx.params else None
+        inputs = asked.params.get("inputResponses")
         forwarded = wire.forwardable(meta)
-        if ctx.protocol_version != MODERN:
+        if asked.version != MODERN:
             forwarded[LOG_LEVEL_KEY] = inbound.log_level[0]  # a server of 2026-07-28 logs only what is asked for
         return Call(
             id=canonical.new_id("call"),
@@ -166,24 +172,23 @@ class McpFront:
             origin=inbound.origin,
             server=server,
             # 2026-07-28 has no sessions: each of its calls stands for itself, also on one pipe.
-            session=inbound.session if ctx.protocol_version != MODERN else None,
+            session=inbound.session if asked.version != MODERN else None,
             idempotency_key=key if isinstance(key, str) else None,
             trace=meta.get("traceparent") if isinstance(meta.get("traceparent"), str) else None,
             fault=inbound.fault,
-            method=ctx.method,
+            method=asked.method,
             meta=forwarded,
             inputs=inputs if isinstance(inputs, dict) else None,
         )
 
-    async def _run(self, ctx: Context, inbound: Inbound, call: Call) -> Outcome | Json:
+    async def _run(self, asked: Asked, inbound: Inbound, call: Call) -> Outcome | Json:
         """The outcome, or the `input_required` answer of a call that waits for its client."""
         assert inbound.outbound is not None
-        if ctx.protocol_version != MODERN:
-            own = ClientChannel(inbound.outbound, wire.declared(ctx), inbound.log_level[0])
+        if asked.version != MODERN:
+            own = ClientChannel(inbound.outbound, asked.capabilities, inbound.log_level[0])
             return await self._pipeline.handle(call, own)
-        meta = wire.meta_of(ctx.params)
-        capabilities, level = meta.get(wire.CAPABILITIES_KEY) or {}, meta.get(LOG_LEVEL_KEY)
-        state = (ctx.params or {}).get("requestState")
+        capabilities, level = asked.capabilities, wire.meta_of(asked.params).get(LOG_LEVEL_KEY)
+        state = asked.params.get("requestState")
         if state is None and not any(q in capabilities for q in _QUESTIONS):
             return await self._pipeline.handle(call, ClientChannel(inbound.outbound, capabilities, level))
         channel = PausableChannel(capabilities)
@@ -194,29 +199,29 @@ class McpFront:
 
     # ── lists ─────────────────────────────────────────────────────────────────────────────────────
 
-    async def _list_tools(self, ctx: Context, inbound: Inbound) -> Json:
+    async def _list_tools(self, asked: Asked, inbound: Inbound) -> Json:
         return {"tools": self.shelf.tools()}
 
-    async def _list_prompts(self, ctx: Context, inbound: Inbound) -> Json:
+    async def _list_prompts(self, asked: Asked, inbound: Inbound) -> Json:
         return {"prompts": self.shelf.prompts()}
 
-    async def _list_resources(self, ctx: Context, inbound: Inbound) -> Json:
+    async def _list_resources(self, asked: Asked, inbound: Inbound) -> Json:
         return {"resources": await self.shelf.resources(inbound.principal, templates=False)}
 
-    async def _list_templates(self, ctx: Context, inbound: Inbound) -> Json:
+    async def _list_templates(self, asked: Asked, inbound: Inbound) -> Json:
         return {"resourceTemplates": await self.shelf.resources(inbound.principal, templates=True)}
 
     # ── what clients want to be told ──────────────────────────────────────────────────────────────
 
-    async def _subscribe(self, ctx: Context, inbound: Inbound) -> Json:
-        uri = str((ctx.params or {}).get("uri"))
+    async def _subscribe(self, asked: Asked, inbound: Inbound) -> Json:
+        uri = str(asked.params.get("uri"))
         if uri not in inbound.watching:
             await self._watch(inbound.principal, uri)
             inbound.watching.add(uri)
         return {}
 
-    async def _unsubscribe(self, ctx: Context, inbound: Inbound) -> Json:
-        uri = str((ctx.params or {}).get("uri"))
+    async def _unsubscribe(self, asked: Asked, inbound: Inbound) -> Json:
+        uri = str(asked.params.get("uri"))
         if uri in inbound.watching:
             inbound.watching.discard(uri)
             await self.forget(inbound.principal, {uri})
@@ -250,8 +255,8 @@ class McpFront:
                 except RingfenceError as exc:
                     log.debug("server %s did not take the end of a subscription: %s", server, exc)
 
-    async def _set_level(self, ctx: Context, inbound: Inbound) -> Json:
-        level = (ctx.params or {}).get("level")
+    async def _set_level(self, asked: Asked, inbound: Inbound) -> Json:
+        level = asked.params.get("level")
         if level not in LOG_LEVELS:
             raise MCPError(INVALID_PARAMS, f"level must be one of {', '.join(LOG_LEVELS)}")
         inbound.log_level[0] = str(level)
@@ -284,6 +289,11 @@ class McpFront:
         buses = list(self._buses.values()) if principal is None else [self._bus(principal)]
         for bus in buses:
             await bus.publish(event)
+
+    async def ended(self, session: str, principal: Principal, watched: set[str]) -> None:
+        """A client's session is over: what was kept for it alone goes."""
+        await self.forget(principal, watched)
+        self._pool.release(session)
 
     def close(self) -> None:
         for listener in self._listeners.values():

@@ -15,6 +15,7 @@ from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 from starlette.types import Receive, Send
 
+from ringfence.front import wire
 from ringfence.front.exchange import PING_SECONDS, Exchange, event
 from ringfence.front.inbound import Inbound, wants
 from ringfence.front.mcp import McpFront
@@ -47,6 +48,7 @@ class Session:
         self._inbox: MemoryObjectReceiveStream[Json]
         self._outbox, self._inbox = anyio.create_memory_object_stream[Json](_BACKLOG)
         self._listening = False
+        self._declared: Json | None = None
 
     def inbound(self, fault: str | None) -> Inbound:
         return Inbound(
@@ -57,6 +59,13 @@ class Session:
             log_level=self.log_level,
             watching=self.watching,
         )
+
+    @property
+    def declared(self) -> Json:
+        """What the client declared in its handshake."""
+        if self._declared is None:
+            self._declared = wire.declared(self.connection.client_capabilities)
+        return self._declared
 
     # ── the client's messages ─────────────────────────────────────────────────────────────────────
 
@@ -181,8 +190,8 @@ class Sessions:
 
     async def end(self, session: Session) -> None:
         self._sessions.pop(session.id, None)
-        await self._front.forget(session.principal, session.watching)
         await session.close()
+        await self._front.ended(session.id, session.principal, session.watching)
 
     async def close(self) -> None:
         """The gateway stops: every session ends."""

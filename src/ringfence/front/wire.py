@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS
+from mcp_types import INVALID_PARAMS, ClientCapabilities
 
 from ringfence.model import Call, Json, Outcome, Status
 from ringfence.upstream.link import MODERN
 
 _PREFIX = "io.modelcontextprotocol/"
-CAPABILITIES_KEY = f"{_PREFIX}clientCapabilities"
 _LOG_LEVEL = f"{_PREFIX}logLevel"
 _SERVER_INFO = f"{_PREFIX}serverInfo"
 _CACHEABLE = frozenset({"tools/list", "resources/list", "resources/templates/list", "resources/read", "prompts/list"})
@@ -28,9 +26,8 @@ def meta_of(params: Mapping[str, Any] | None) -> Json:
     return meta if isinstance(meta, dict) else {}
 
 
-def declared(ctx: ServerRequestContext[Any, Any]) -> Json:
-    """The capabilities of a handshake-era client, as it sent them."""
-    capabilities = ctx.session.client_capabilities
+def declared(capabilities: ClientCapabilities | None) -> Json:
+    """What a client declared, as it sent it."""
     return {} if capabilities is None else capabilities.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 

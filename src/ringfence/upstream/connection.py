@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -78,7 +77,8 @@ class Connection:
         with anyio.move_on_after(_PROBE_SECONDS):
             params, headers = self._envelope("server/discover", {}, {}, None)
             try:
-                result = await self.link.request("server/discover", params, replace(exchange, headers=headers))
+                exchange.headers = headers
+                result = await self.link.request("server/discover", params, exchange)
             except RpcError:
                 return False
             except Unavailable as exc:
@@ -97,6 +97,7 @@ class Connection:
             "capabilities": self._client_capabilities,
             "clientInfo": CLIENT_INFO,
         }
+        exchange.headers = {}  # the handshake itself is of no revision yet
         try:
             result = await self.link.request("initialize", params, exchange)
         except RpcError as exc:
@@ -241,7 +242,8 @@ class Connection:
             headers = {"mcp-protocol-version": self.version} if self.version else {}
             if _LOG_LEVEL in _mapping(params.get("_meta")):
                 params = {**params, "_meta": {k: v for k, v in params["_meta"].items() if k != _LOG_LEVEL}}
-        return await self.link.request(method, params, replace(exchange, headers=headers))
+        exchange.headers = headers
+        return await self.link.request(method, params, exchange)
 
     def _envelope(
         self, method: str, params: Json, capabilities: Json, definition: Definition | None

@@ -28,6 +28,8 @@ _NEVER_RAN = (400, 401, 403, 404, 405, 406, 413, 415, 421, 429, 503)
 _REOPEN_SECONDS = 1.0
 _CONNECT_SECONDS = 10.0
 
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
 Tell = Callable[[str, Json], Awaitable[None]]
 
 
@@ -103,7 +105,7 @@ class HttpLink:
             raise OutcomeUnknown("answer_lost", f"server {self._name}: the answer was lost ({exc})") from None
 
     async def _post(self, client: aiohttp.ClientSession, message: Json, exchange: Exchange) -> Json:
-        body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+        body = _encoder.encode(message).encode()
         headers = self._headers(exchange.headers)
         async with client.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
             if response.status >= 300:
@@ -211,7 +213,7 @@ class HttpLink:
     async def _send_aside(self, message: Json, headers: Mapping[str, str]) -> None:
         if self._client is None:
             return
-        body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+        body = _encoder.encode(message).encode()
         try:
             sending = self._client.post(self._url, data=body, headers=self._headers(headers), allow_redirects=False)
             async with sending:

@@ -165,6 +165,9 @@ class Pool:
         spec = self._servers.get(request.server)
         if spec is None:
             raise Unavailable("no_server", f"no server {request.server!r} is configured")
+        plain = self._held.get((request.server, request.principal.key, ""))
+        if plain is not None and not plain.closed and plain.connection.modern:
+            return plain  # 2026-07-28 says with each request who asks: nothing about the connection is one client's
         capabilities = relayable(spec, request.channel.capabilities)
         with anyio.move_on_after(request.timeout):
             for owner in _owners(request, capabilities):
@@ -303,6 +306,12 @@ class Pool:
                     log.exception("the subscription stream of server %s failed inside the gateway", held.key[0])
 
         self._group.start_soon(listen)
+
+    def release(self, session: str) -> None:
+        """A client's session has ended, and with it the connections that were its own."""
+        for held in list(self._held.values()):
+            if held.key[2].startswith(f"{session} "):
+                self._drop(held)
 
     def _drop(self, held: Held) -> None:
         held.closed = True
