@@ -101,7 +101,9 @@ class Pipeline:
         trip.contract = implicit_contract(spec)
         trip.isolation = self._dispatcher.isolation(trip.contract)
         try:
-            trip.started = await self._store.write(lambda tx: tx.append("started", call.id, journal.started(trip)))
+            # A process on this host may do anything: that it was started is on disk before it is.
+            work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call.id, journal.started(trip))  # noqa: E731
+            trip.started = await self._store.write(work, durable=spec.url is None)
         except StoreError:
             raise Unavailable("store", f"the start of server {spec.name} could not be recorded") from None
         trip.dispatched = True
