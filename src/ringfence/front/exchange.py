@@ -25,7 +25,7 @@ _EVENT_HEADERS = [
 ]
 
 
-_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
 
 def encode(message: Json) -> bytes:

@@ -28,7 +28,7 @@ _NEVER_RAN = (400, 401, 403, 404, 405, 406, 413, 415, 421, 429, 503)
 _REOPEN_SECONDS = 1.0
 _CONNECT_SECONDS = 10.0
 
-_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
 Tell = Callable[[str, Json], Awaitable[None]]
 

@@ -85,19 +85,24 @@ class Pool:
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
 
     async def request(self, request: UpstreamRequest) -> Json:
-        async with self._using(request) as held:
+        held = await self._get(request)
+        held.users += 1
+        health = self._health.setdefault(request.server, Health())
+        try:
             self._check_pin(held.connection, request.definition)
-            try:
-                result = await held.connection.request(request)
-            except (OutcomeUnknown, Unavailable) as exc:
-                # A dead process or a forgotten session is of no further use; a lost HTTP answer harms only itself.
-                if exc.reason_code in ("server_died", "session_lost", "server_down"):
-                    self._drop(held)
-                if exc.reason_code == "server_died":
-                    self._health.setdefault(request.server, Health()).punish(exc.message)
-                raise
-            self._health.setdefault(request.server, Health()).failures = 0
-            return result
+            result = await held.connection.request(request)
+        except (OutcomeUnknown, Unavailable) as exc:
+            # A dead process or a forgotten session is of no further use; a lost HTTP answer harms only itself.
+            if exc.reason_code in ("server_died", "session_lost", "server_down"):
+                self._drop(held)
+            if exc.reason_code == "server_died":
+                health.punish(exc.message)
+            raise
+        finally:
+            held.users -= 1
+            held.last_used = anyio.current_time()
+        health.failures = 0
+        return result
 
     async def definitions(self, server: str, principal: Principal) -> list[Definition]:
         """What the server offers `principal` now, on the connection that its plain calls will use."""
