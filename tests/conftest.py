@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from tests import tooling
 # A loaded machine is no defect: examples have no deadline.
 settings.register_profile("ringfence", deadline=None, print_blob=True)
 settings.load_profile("ringfence")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So it is in the background of a shell without job control; what we start would never see an interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,6 @@ from ringfence.app import App
 from ringfence.cli import common
 from ringfence.cli.demo.narrate import narrate
 from ringfence.config import Config
-from ringfence.errors import RingfenceError
 from ringfence.front.http import HttpFront
 from ringfence.front.listen import LOOPBACK, Listener, Site, open_socket, same_user
 from ringfence.front.stdio import StdioFront
@@ -57,18 +56,9 @@ def serve(
     for warning in settings.warnings:
         log.warning("%s", warning)
     try:
-        anyio.run(_main, settings, stdio, listen, demo, backend_options={"use_uvloop": True})
-    except* RingfenceError as group:
-        common.fail("\n".join(str(e) for e in _flat(group)), 1)
-    except* KeyboardInterrupt:
-        pass
-
-
-def _flat(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    out: list[BaseException] = []
-    for item in group.exceptions:
-        out.extend(_flat(item) if isinstance(item, BaseExceptionGroup) else [item])
-    return out
+        common.run(_main, settings, stdio, listen, demo, fast=True)
+    except KeyboardInterrupt:
+        return
 
 
 def demo_config(port: int | None) -> Config:
