@@ -227,7 +227,7 @@ class HttpFront:
         return runner.on_request(exchange, method, params)
 
     def _route(self, scope: Scope, headers: dict[str, str], value: Json) -> InboundModernRoute | InboundLadderRejection:
-        raw = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"]]
+        raw = [(k.decode("latin-1"), "") for k, _ in scope["headers"] if k.startswith(b"mcp-")]
         duplicated = find_duplicated_routing_header(raw)
         if duplicated is not None:
             return InboundLadderRejection(HEADER_MISMATCH, f"{duplicated} header appears more than once")
