@@ -118,14 +118,12 @@ class Exchange:
         going away is the client's word for it."""
         # A bare task and timer, not a task group: this is on the path of every call and must cost next to nothing.
         loop = asyncio.get_running_loop()
-        # Where going away means nothing, nobody need look: what is sent to nobody is dropped.
-        watcher = loop.create_task(self._watch(receive, scope)) if scope is not None else None
+        watcher = loop.create_task(self._watch(receive, scope))
         self._timer = loop.call_later(PING_SECONDS, self._ping_soon, loop)
         try:
             yield
         finally:
-            if watcher is not None:
-                watcher.cancel()
+            watcher.cancel()
             self._timer.cancel()
 
     async def _watch(self, receive: Receive, scope: anyio.CancelScope | None) -> None:
