@@ -27,7 +27,7 @@ test:
 	@scripts/setup --tests
 	@$(MAKE) --no-print-directory lint
 	@mkdir -p .tools && rm -f .coverage .coverage.*
-	@COVERAGE_CORE=sysmon $(PYTHON) -m coverage run -m pytest -n $(JOBS) | tee .tools/pytest.log
+	@COVERED=1 COVERAGE_CORE=sysmon $(PYTHON) -m pytest -n $(JOBS) | tee .tools/pytest.log
 	@$(PYTHON) -m coverage combine --quiet && $(PYTHON) -m coverage report
 	@tail -n 1 .tools/pytest.log
 

@@ -7,10 +7,16 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import coverage
 import pytest
 from hypothesis import settings
 
 from tests import tooling
+
+# The workers measure themselves: what they start is left alone, since measuring it takes longer than testing it.
+_measured = coverage.Coverage() if "PYTEST_XDIST_WORKER" in os.environ and "COVERED" in os.environ else None
+if _measured is not None:
+    _measured.start()
 
 # A loaded machine is no defect: examples have no deadline.
 settings.register_profile("ringfence", deadline=None, print_blob=True)
@@ -20,6 +26,12 @@ settings.load_profile("ringfence")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So it is in the background of a shell without job control; what we start would never see an interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure() -> None:
+    if _measured is not None:
+        _measured.stop()
+        _measured.save()
 
 
 @pytest.fixture(scope="session")

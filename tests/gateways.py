@@ -15,6 +15,9 @@ from ringfence import config
 from ringfence.audit.chain import Report
 from ringfence.audit.export import verify_live
 from ringfence.audit.keys import Keys, load_or_create
+from ringfence.errors import Unavailable
+from ringfence.runs import make_executor
+from ringfence.sandbox.tools import TOOLS
 from ringfence.store import Reader
 from tests import tooling
 
@@ -67,6 +70,15 @@ def serve(path: Path) -> Iterator[Served]:
         started.wait_for("Paste into .mcp.json")
         started.wait_for_port(port)
         yield Served(started, f"http://127.0.0.1:{port}/mcp", path, config.load(path).gateway.state)
+
+
+def own_tools() -> list[str]:
+    """Tools of our own that a gateway offers on this host without being told to."""
+    try:
+        make_executor(config.SandboxSettings())
+    except Unavailable:
+        return []
+    return list(TOOLS)
 
 
 def keys() -> Keys:

@@ -14,10 +14,11 @@ import pytest
 
 from ringfence import app as apps
 from ringfence import approval, canonical, config, identity
-from ringfence.app import NOBODY, App
+from ringfence.app import App
 from ringfence.errors import Refused
 from ringfence.model import Call, Definition, Outcome, Person
 from ringfence.ports import UpstreamRequest
+from ringfence.runs import NOBODY
 from tests import gateways
 from tests.faking import Client
 
@@ -55,7 +56,11 @@ async def call(app: App, tool: str = "echo", **arguments: Any) -> Outcome:
 
 
 def offered(app: App) -> list[str]:
-    return [tool["name"] for tool in app.front.shelf.tools()]
+    """Tools of servers; our own come after them."""
+    names = [tool["name"] for tool in app.front.shelf.tools()]
+    own = gateways.own_tools()
+    assert names[len(names) - len(own) :] == own
+    return names[: len(names) - len(own)]
 
 
 def kinds(folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import canonical
-from ringfence.contract import MAX_ARGUMENTS_BYTES, Capability, Catalog, Schemas, build, sealed
+from ringfence.contract import MAX_ARGUMENTS_BYTES, Capability, Catalog, Schemas, build, built_in, sealed
 from ringfence.errors import Refused
 from ringfence.model import Contract, Mode, Mount, Rate, ResultPolicy, Retry, Status, Transport
 from tests.making import READ, WRITE, call, definition
@@ -63,6 +63,8 @@ def test_every_key_arrives() -> None:
         secrets=["a", "b"],
         environments=["production"],
         isolation="gvisor",
+        memory_layout="fresh",
+        template="data",
         timeout_seconds=5,
         retry={"attempts": 1, "on": ["timeout"]},
         idempotent=True,
@@ -119,7 +121,8 @@ def test_the_digest_covers_every_other_field() -> None:
     others: dict[str, Any] = {
         "name": "b", "transport": Transport.DIRECT, "server": "s", "tool": "t", "mode": Mode.READ, "description": "d",
         "network": "n", "mounts": (Mount("/a", "/b"),), "secrets": ("s",), "environments": (), "isolation": "process",
-        "timeout_seconds": 1.0, "retry": Retry(1), "idempotent": True, "idempotent_key": "k", "rate": Rate(1),
+        "memory_layout": "fresh", "template": "data", "timeout_seconds": 1.0,
+        "retry": Retry(1), "idempotent": True, "idempotent_key": "k", "rate": Rate(1),
         "approval": "always", "log": replace(base.log, result="names"), "redact": ("x",), "result": ResultPolicy(1),
         "effects": replace(base.effects, reversible=True), "labels": ("l",), "record": "full",
     }  # fmt: skip
@@ -285,11 +288,26 @@ def test_a_contract_may_go_by_another_name_than_its_tool() -> None:
     assert refusal(catalog(named), "create_ticket").reason_code == "unknown_tool"
 
 
-def test_what_needs_no_server_needs_no_pin() -> None:
-    shell = Contract(name="run_shell", transport=Transport.SANDBOXED_EXEC, tool="run_shell", mode=Mode.HIGH_RISK)
-    where = catalog(shell, definitions={})
-    assert where.resolve(call("run_shell", {"command": "ls"}), "development") == Capability(shell, None)
-    assert refusal(where, "run_shell", {"command": float("nan")}).reason_code == "bad_arguments"
+def test_what_runs_in_a_box_is_defined_by_us() -> None:
+    shell = Contract(name="sh", transport=Transport.SANDBOXED_EXEC, tool="run_shell", mode=Mode.HIGH_RISK)
+    own = definition(name="run_shell")
+    where = Catalog({"sh": shell}, {}, own={"sh": own})
+    assert where.resolve(call("sh", {"command": "ls"}), "development") == Capability(shell, own)
+    assert refusal(where, "sh", {"command": float("nan")}).reason_code == "bad_arguments"
+    assert refusal(Catalog({"sh": shell}, {}), "sh", {}).reason_code == "no_backend"
+    why = Refused(Status.UNAVAILABLE, "no_backend", "no user namespaces")
+    without = Catalog({"sh": shell}, {}, own={"sh": why})
+    assert without.offered("development") == []
+    assert refusal(without, "sh", {}).message == "no user namespaces"
+
+
+def test_built_in_contracts_ask_nobody_and_are_shut_off() -> None:
+    contract = built_in("execute_python", 12.0)
+    assert (contract.name, contract.tool, contract.transport) == ("execute_python", "execute_python", "sandboxed_exec")
+    assert (contract.mode, contract.approval, contract.retry.attempts) == ("high_risk", "none", 0)
+    assert (contract.network, contract.secrets, contract.mounts) == ("denied", (), ())
+    assert (contract.timeout_seconds, contract.isolation, contract.memory_layout) == (12.0, "process", "shared")
+    assert built_in("run_shell", 1.0, 5).result.max_bytes == 5
 
 
 # ── Pins ──────────────────────────────────────────────────────────────────────────────────────────

@@ -9,9 +9,11 @@ import anyio
 import pytest
 
 from ringfence import dispatch
-from ringfence.dispatch import Dispatcher, Surroundings
+from ringfence.contract import build
+from ringfence.dispatch import Dispatcher, Surroundings, network_allows
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
-from ringfence.model import Contract, Decision, Grant, NetworkSpec, Principal, ServerSpec
+from ringfence.model import Contract, Decision, Grant, NetworkSpec, Principal, ServerSpec, Status
+from tests.boxing import fake, report
 from tests.faking import OK, Client, Reply, Servers, contract, definition, make_call
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +49,7 @@ async def test_a_grant_runs_once_with_what_it_names() -> None:
     channel = Client()
     given = grant(contract("talk", tool="echo", timeout_seconds=7), principal=Principal("a"), session="s")
     answer = await desk.run(given, channel)
-    assert (answer.result, answer.is_error, answer.attempts) == (OK, False, 1)
+    assert (answer.result, answer.status, answer.attempts) == (OK, Status.SUCCESS, 1)
     assert answer.isolation == {"backend": "host", "level": "none", "protections": {}}
     (sent,) = servers.requests
     assert (sent.server, sent.principal, sent.session, sent.timeout) == ("desk", Principal("a"), "s", 7)
@@ -74,7 +76,8 @@ async def test_the_callers_deadline_shortens_the_contracts() -> None:
 async def test_an_error_of_the_tool_is_kept() -> None:
     desk, _ = dispatcher({"content": [], "isError": True, "x": 1})
     answer = await desk.run(grant(), Client())
-    assert (answer.is_error, answer.result["x"]) == (True, 1)
+    assert (answer.status, answer.reason_code) == (Status.FAILED, "tool_error")
+    assert answer.result is not None and answer.result["x"] == 1
 
 
 async def test_what_is_no_tool_goes_on_as_it_came() -> None:
@@ -149,7 +152,7 @@ def test_what_cannot_be_given_is_refused(case: str) -> None:
     inside, outside = NetworkSpec("inside", ("*.corp.example",)), NetworkSpec("outside", ("example.org:443",))
     desk, _ = dispatcher(server=server, inside=inside, outside=outside)
     with pytest.raises((Unavailable, Refused)) as refused:
-        desk.check(contract("echo", **given), decision)
+        desk.check(make_call(), contract("echo", **given), decision)
     assert isinstance(refused.value, Unavailable | Refused)
     assert refused.value.reason_code == code
 
@@ -167,7 +170,76 @@ def test_what_cannot_be_given_is_refused(case: str) -> None:
 def test_a_network_is_held_against_the_servers_address(url: str, allowed: bool) -> None:
     desk, _ = dispatcher(server=ServerSpec("desk", url=url), inside=NetworkSpec("inside", ("*.corp.example:443",)))
     if allowed:
-        desk.check(contract("echo", network="inside"), ALLOWED)
+        desk.check(make_call(), contract("echo", network="inside"), ALLOWED)
     else:
         with pytest.raises(Refused):
-            desk.check(contract("echo", network="inside"), ALLOWED)
+            desk.check(make_call(), contract("echo", network="inside"), ALLOWED)
+
+
+# ── boxes ──
+
+BOX, _ = build("execute_python", {"transport": "sandboxed_exec", "mode": "high_risk"})
+
+
+@pytest.mark.parametrize("decision", [ALLOWED, BOXED], ids=["allowed", "only in a sandbox"])
+async def test_what_runs_in_a_box_needs_no_server_and_is_sandboxed_as_it_is(decision: Decision) -> None:
+    executor, backend = fake(report(exit_status=3))
+    desk = Dispatcher(Servers(), Surroundings({}, {}), executor)
+    call = make_call("execute_python", {"code": "1"})
+    desk.check(call, BOX, decision)
+    assert desk.isolation(BOX) == {"backend": "process", "level": "process"}
+    answer = await desk.run(Grant(call, BOX, decision, None, "d", None, time.monotonic() + 1), Client())
+    assert (answer.status, answer.reason_code, answer.attempts) == (Status.FAILED, "exit_status", 1)
+    assert backend.specs[0].program.source == b"1"
+
+
+async def test_a_box_that_could_not_be_made_is_tried_again_where_the_contract_says_so() -> None:
+    executor, backend = fake(Unavailable("no_box", "gone"), report())
+    contract, _ = build("execute_python", {"transport": "sandboxed_exec", "mode": "read"})
+    desk = Dispatcher(Servers(), Surroundings({}, {}), executor)
+    call = make_call("execute_python", {"code": "1"})
+    answer = await desk.run(Grant(call, contract, ALLOWED, None, "d", None, time.monotonic() + 1), Client())
+    assert (answer.attempts, len(backend.specs)) == (2, 2)
+    executor, backend = fake(Unavailable("no_box", "gone"), report())
+    desk.executor = executor
+    with pytest.raises(Unavailable):
+        await desk.run(Grant(call, BOX, ALLOWED, None, "d", None, time.monotonic() + 1), Client())
+    assert len(backend.specs) == 1, "high_risk is never tried again"
+
+
+# ── networks ──
+
+
+@pytest.mark.parametrize(
+    ("entry", "host", "port", "allowed"),
+    [
+        ("api.example", "api.example", 443, True),
+        ("api.example", "API.Example.", 80, True),
+        ("API.example.", "api.example", 80, True),
+        ("api.example", "x.api.example", 443, False),
+        ("api.example:443", "api.example", 443, True),
+        ("api.example:443", "api.example", 80, False),
+        ("*.corp.example", "a.corp.example", 1, True),
+        ("*.corp.example", "a.b.corp.example", 1, True),
+        ("*.corp.example", "corp.example", 1, False),
+        ("*.corp.example", ".corp.example", 1, False),
+        ("*.corp.example", "evilcorp.example", 1, False),
+        ("*.corp.example:443", "a.corp.example", 443, True),
+        ("*.corp.example:443", "a.corp.example", 444, False),
+        ("127.0.0.1:9101", "127.0.0.1", 9101, True),
+        ("[::1]:80", "::1", 80, True),
+        ("[::1]", "[::1]", 80, True),
+        ("::1", "::1", 80, False),
+        ("*", "a", 1, False),
+        ("*.", "a.", 1, False),
+        ("", "", 1, False),
+        ("a:b:c", "a", 1, False),
+    ],
+)
+def test_a_network_allows_what_it_lists(entry: str, host: str, port: int, allowed: bool) -> None:
+    assert network_allows(NetworkSpec("n", (entry,)), host, port) is allowed
+
+
+def test_a_network_without_a_list_allows_nothing() -> None:
+    assert not network_allows(NetworkSpec("n"), "a", 1)
+    assert network_allows(NetworkSpec("n", ("b", "a")), "a", 1)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import boxing
 from tests.tooling import ROOT, free_port, serve
 
 EXAMPLES = ROOT / "examples"
@@ -13,6 +14,21 @@ EXAMPLES = ROOT / "examples"
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_boxes_example_tells_what_became_of_each_program() -> None:
+    boxing.need_boxes()
+    done = run(str(EXAMPLES / "boxes.py"))
+    assert done.returncode == 0, done.stderr
+    told = [line.split(":")[:2] for line in done.stdout.splitlines()]
+    assert told[:5] == [
+        ["works", " success, -"],
+        ["fails", " failed, KeyError"],
+        ["hangs", " timeout, timeout"],
+        ["eats", " killed, memory"],
+        ["phones home", " failed, URLError"],
+    ]
+    assert done.stdout.splitlines()[5] == "hello 0 ['/workspace/output/sorted']"
 
 
 def test_the_gateway_example_reads_asks_and_refuses() -> None:

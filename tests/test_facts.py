@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 
 from ringfence import canonical
+from ringfence.box import MIB, BoxReport, Captured, FileFact, Limits, Ran, Usage
 from ringfence.facts import Ending, build, could_act, effect, explanation
 from ringfence.model import Contract, Decision, Effect, Mode, Mount, Status, Transport
+from ringfence.sandbox.executor import judge
+from tests.boxing import report
 from tests.making import READ, WRITE, call
 
 KEYS = [
@@ -90,6 +94,105 @@ def test_how_it_ended(status: Status, code: str, ended: str) -> None:
     assert facts["ended"] == ended
     assert facts["timed_out"] is (status is Status.TIMEOUT)
     assert facts["limit"] == ("wall" if status is Status.TIMEOUT else None)
+
+
+# ── Boxes ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def boxed(seen: BoxReport, limits: Limits = Limits(), **more: Any) -> Ending:  # noqa: B008
+    status, code = judge(seen)
+    return ending(status, code, contract=BOX, ran=Ran(limits, seen), isolation=seen.isolation, **more)
+
+
+def test_the_facts_of_a_box_are_its_supervisors() -> None:
+    seen = report(
+        "timeout", b"out", b"err", signal=9, limit="wall", wall_ms=8003.1234,
+        usage=Usage(7990.21234, 18350080, 0, 1), denials={"io_uring_setup": 1},
+        inputs=(FileFact("/workspace/input/a", 1, "ab"),), files=(FileFact("/workspace/output/r", 2, "cd"),),
+        skipped={"link": "a link"}, trouble=("its group stayed",),
+    )  # fmt: skip
+    facts = build(replace(boxed(seen), wall_ms=40_000.0))
+    assert set(KEYS) <= set(facts)
+    assert (facts["ended"], facts["exit_status"], facts["signal"], facts["limit"]) == ("timeout", None, 9, "wall")
+    assert (facts["timed_out"], facts["effect"], facts["wall_ms"]) == (True, "none", 8003.123)
+    assert facts["usage"] == {"cpu_ms": 7990.212, "peak_memory_bytes": 18350080, "io_bytes": 0, "processes": 1}
+    assert facts["isolation"] == seen.isolation
+    assert facts["network"] == {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
+    assert facts["inputs"] == [{"path": "/workspace/input/a", "bytes": 1, "sha256": "ab"}]
+    assert facts["files"] == [{"path": "/workspace/output/r", "bytes": 2, "sha256": "cd"}]
+    assert (facts["denials"], facts["skipped"], facts["trouble"]) == (
+        {"io_uring_setup": 1}, {"link": "a link"}, ["its group stayed"],
+    )  # fmt: skip
+    assert facts["explanation"] == (
+        "terminated by timeout after 8.0 s; refused system calls: io_uring_setup (1); "
+        "network was denied; no side effect was possible"
+    )
+    canonical.dumps(facts)
+
+
+@pytest.mark.parametrize(("stdout", "stderr"), [(b"a", b""), (b"", b"b"), (b"", b"")])
+def test_the_digest_of_one_stream_is_the_digest_of_all_output(stdout: bytes, stderr: bytes) -> None:
+    output = build(boxed(report(stdout=stdout, stderr=stderr)))["output"]
+    assert output["sha256"] == hashlib.sha256(stdout + stderr).hexdigest()
+    assert (output["stdout_bytes"], output["stderr_bytes"], output["truncated"]) == (len(stdout), len(stderr), False)
+
+
+def test_the_digest_of_two_streams_tells_them_apart() -> None:
+    one, other = (build(boxed(report(stdout=a, stderr=b)))["output"] for a, b in ((b"ab", b"c"), (b"a", b"bc")))
+    assert one["sha256"] != other["sha256"]
+    assert one["stdout_sha256"] == hashlib.sha256(b"ab").hexdigest()
+    cut = replace(report(), stdout=Captured(b"a", b"z", 100, "ab"))
+    assert build(boxed(cut))["output"]["truncated"] is True
+
+
+def test_many_files_are_counted() -> None:
+    files = tuple(FileFact(f"/workspace/output/{n}", 1, "ab") for n in range(1200))
+    facts = build(boxed(report(files=files)))
+    assert (len(facts["files"]), facts["files_left_out"]) == (1000, 200)
+
+
+SMALL = Limits(wall_seconds=2, cpu_cores=0.5, memory_bytes=64 * MIB, processes=5, file_bytes=100)
+
+
+@pytest.mark.parametrize(
+    ("seen", "sentence"),
+    [
+        (report(), "exited with status 0 after 12 ms"),
+        (report(exit_status=1), "exited with status 1 after 12 ms"),
+        (report(limit="disk"), "exited with status 0 after 12 ms, having met its limit of 512 MiB of disk"),
+        (report(limit="pids"), "exited with status 0 after 12 ms, having met its limit of 5 processes"),
+        (report(limit="inodes"), "exited with status 0 after 12 ms, having met its limit of 65536 files on its disk"),
+        (report(limit="files"), "exited with status 0 after 12 ms, having met its limit of 1024 open files"),
+        (report("signalled", signal=11), "ended by signal 11 (SIGSEGV) after 12 ms"),
+        (report("signalled", signal=99), "ended by signal 99 after 12 ms"),
+        (report("timeout", limit="wall", wall_ms=2003), "terminated by timeout after 2.0 s"),
+        (report("timeout", limit="cpu"), "terminated after 12 ms for using more than 1 s of processor time"),
+        (report("oom", limit="memory"), "killed for using more than 64 MiB of memory after 12 ms"),
+        (report("pids", limit="pids"), "killed for using more than 5 processes after 12 ms"),
+        (report("disk", limit="disk"), "killed for using more than 512 MiB of disk after 12 ms"),
+        (report("disk", limit="file_size"), "killed for using more than 100 bytes in one file after 12 ms"),
+        (report("output", limit="output"), "killed for using more than 64 MiB of output after 12 ms"),
+        (report("policy"), "killed for breaking the rules of its box after 12 ms"),
+        (report("cancelled"), "cancelled after 12 ms"),
+        (report("infra"), "the box itself failed after 12 ms (box_failed)"),
+        (
+            report(denials={"bpf": 2, "ptrace": 1}),
+            "exited with status 0 after 12 ms; refused system calls: bpf (2), ptrace (1)",
+        ),
+    ],
+)  # fmt: skip
+def test_each_ending_of_a_box_has_its_sentence(seen: BoxReport, sentence: str) -> None:
+    assert explanation(boxed(seen, SMALL)) == f"{sentence}; network was denied; no side effect was possible"
+
+
+def test_a_long_list_of_refusals_is_cut() -> None:
+    said = explanation(boxed(report(denials={f"call{n}": 1 for n in range(9)})))
+    assert "call4 (1), 4 more;" in said
+
+
+def test_output_that_was_withheld_is_told() -> None:
+    told = replace(boxed(report()), status=Status.FAILED, reason_code="bad_output")
+    assert "exited with status 0 after 12 ms, but its output was withheld (bad_output)" in explanation(told)
 
 
 # ── Effects ───────────────────────────────────────────────────────────────────────────────────────

@@ -102,7 +102,7 @@ def test_a_record_says_who_what_and_by_whose_leave() -> None:
         "apr_1", "d", "call_0", "p", None, "echo", {"secret": "summary"}, "boss", (), False, 1, "consumed", 1.0, 2.0,
         (Answered("bob", True, 1.5), Answered("eve", False, 1.6)),
     )  # fmt: skip
-    made.started = Receipt("c", 7, "h")
+    made.started, made.effect_possible = Receipt("c", 7, "h"), True
     started, finished = journal.started(made), ended(made, Outcome(Status.SUCCESS, "ok", result={"content": []}))
     assert started["call"] == {
         "id": made.call.id, "kind": "tool", "method": "tools/call", "tool": "echo", "server": "desk", "origin": "sdk",
@@ -141,3 +141,16 @@ def test_time_passes_on_the_way() -> None:
     assert 0 <= first <= made.wall_ms
     assert not made.effect_possible
     assert not Trip(made.call, "development").effect_possible
+
+
+def test_files_are_on_record_by_salted_digest_and_not_by_the_name_that_a_program_gave_them() -> None:
+    made = trip({"a": 1}, ECHO)
+    files = [{"path": f"/workspace/output/SECRET-{n}", "bytes": n, "sha256": "ab" * 32} for n in range(300)]
+    facts = {"inputs": files[:1], "files": files, "skipped": {"SECRET": "a link"}, "output": {"sha256": "cd"}}
+    facts["output"] |= {"stdout_sha256": "ef", "stderr_sha256": "ef", "stdout_bytes": 3}
+    told = journal.finished(made, Outcome(Status.SUCCESS, "ok", facts=facts))["facts"]
+    assert "SECRET" not in str(told) and "abab" not in str(told) and "ef" not in str(told["output"].values())
+    assert (len(told["files"]), told["skipped"], told["output"]["stdout_bytes"]) == (100, 1, 3)
+    assert set(told["inputs"][0]) == {"bytes", "digest"}
+    assert told["inputs"][0]["digest"] == canonical.salted_bytes(("ab" * 32).encode(), made.salt)
+    assert facts["files"] == files, "what the caller gets is not touched"

@@ -83,9 +83,10 @@ def test_importing_the_package_loads_nothing_else() -> None:
 
 
 def test_public_names() -> None:
-    assert ringfence.__all__ == ["Gateway", "__version__"]
-    assert ringfence.Gateway.__module__ == "ringfence.sdk"
-    assert "Gateway" in dir(ringfence)
+    boxes = ["AsyncSandbox", "CommandResult", "Execution", "Limits", "Sandbox", "run_code"]
+    assert sorted(ringfence.__all__) == sorted([*boxes, "Gateway", "__version__"])
+    assert ringfence.Gateway.__module__ == "ringfence.sdk.gateway"
+    assert set(ringfence.__all__) <= set(dir(ringfence))
     with pytest.raises(AttributeError, match="Gatway"):
         _ = ringfence.Gatway  # type: ignore[attr-defined]
     assert (SOURCE / "py.typed").exists()
@@ -111,7 +112,7 @@ def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
 def test_layers_are_enforced(tmp_path: Path, module: str, source: str, complaint: str) -> None:
     package = tmp_path / "src" / "ringfence"
     package.mkdir(parents=True)
-    for room in ("__init__", "canonical", "model", "errors", "guard", "budget", "pipeline"):
+    for room in ("__init__", "canonical", "box", "model", "errors", "guard", "budget", "pipeline"):
         (package / f"{room}.py").touch()
     (package / f"{module}.py").write_text(source)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

@@ -228,6 +228,19 @@ def test_what_is_remembered_of_one_caller_is_not_used_for_another() -> None:
     assert rules.decide(call(), WRITE).allowed
 
 
+def test_what_is_remembered_of_one_call_is_not_used_for_other_arguments() -> None:
+    rules = [rule("audit", f"r{n}", argument_patterns={"text": f"<{n}>"}) for n in range(8)]
+    broken = rule("deny", "broken", argument_patterns={"text": "broken"}, when="args.missing == 1")
+    used = policy(rule("allow", "all"), *rules, broken)
+    for number in [*range(256), *range(256)]:  # more sets of rules than are remembered, each of them twice
+        struck = [n for n in range(8) if number >> n & 1]
+        text = "".join(f"<{n}>" for n in struck)
+        decision = used.decide(call(arguments={"text": text}), WRITE)
+        assert (decision.allowed, decision.error) == (True, None)
+        assert decision.rules == ("all", *(f"r{n}" for n in struck))
+        assert not used.decide(call(arguments={"text": f"broken {text}"}), WRITE).allowed
+
+
 def test_defect_20_what_is_remembered_per_tool_is_bounded() -> None:
     rules = policy(rule("allow", tool_patterns=("file:.*",)))
     for number in range(5000):
@@ -282,3 +295,24 @@ def test_a_problem_in_a_condition_has_its_place_inside_the_text() -> None:
 def test_all_problems_come_at_once() -> None:
     broken = rule("allow", tool_patterns=("(", "["), argument_patterns={"a": "*"}, when="nope", approval="x")
     assert len(rule_problems(broken)) == 5
+
+
+# ── What can never be ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("rules", "preset", "never"),
+    [
+        ((), "none", True),
+        ((), "standard", False),
+        ((rule("deny"),), "standard", True),
+        ((rule("deny", tool_patterns=("create_.*",)),), "standard", True),
+        ((rule("deny", tool_patterns=("delete_.*",)),), "standard", False),
+        ((rule("deny", when="has(args.x)"),), "standard", False),
+        ((rule("deny", argument_patterns={"code": "rm"}),), "standard", False),
+        ((rule("ask"),), "none", False),
+        ((rule("sandbox"),), "none", False),
+    ],
+)
+def test_what_policy_never_allows_is_known_without_a_call(rules: Any, preset: str, never: bool) -> None:
+    assert policy(*rules, preset=preset).never_allows(call(), WRITE) is never

@@ -1,12 +1,12 @@
-"""The composition root: the only place that names implementations and puts them together."""
+"""The composition root: with `runs`, the only place that names implementations and puts them together."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -22,11 +22,12 @@ from mcp.server.subscriptions import (
 from ringfence import __version__, canonical, config, identity
 from ringfence.approval import ALWAYS, Approvals, Requirement
 from ringfence.audit.keys import load_or_create
+from ringfence.box import BoxSpec, Program
 from ringfence.budget import Budget
 from ringfence.config import Config
 from ringfence.contract import GONE, Catalog, Schemas
 from ringfence.dispatch import Dispatcher, Surroundings
-from ringfence.errors import ConfigError, Refused, RingfenceError, StoreError
+from ringfence.errors import ConfigError, Refused, RingfenceError, StoreError, Unavailable
 from ringfence.front.http import HttpFront
 from ringfence.front.mcp import McpFront
 from ringfence.front.stdio import StdioFront
@@ -34,8 +35,10 @@ from ringfence.guard import Guard
 from ringfence.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec
 from ringfence.pipeline import Pipeline
 from ringfence.policy import Policy
-from ringfence.ports import Channel, UpstreamRequest
+from ringfence.ports import Backend, Channel, Readying, UpstreamRequest
 from ringfence.rulebook import Rulebook, implicit_contract
+from ringfence.runs import make_executor, own_contracts, own_definitions, provision
+from ringfence.sandbox.executor import Executor
 from ringfence.store import Store
 from ringfence.upstream.pool import Pool
 
@@ -56,7 +59,12 @@ class App:
         self.pool = Pool(settings.servers, config.process_environment(), self._consent, self._on_event)
         self.pool.starting = self._starting
         self.pool.changed = self._lists_changed
+        self._executor: Executor | None = None
+        self._no_boxes: str | None = None
+        """Why there are none."""
+        self._backends: list[Backend] = []
         self.dispatcher = Dispatcher(self.pool, Surroundings(settings.servers, settings.networks))
+        self._provide_boxes(settings)
         self._guard = Guard(self._schemas.result_problem)
         self.pipeline = Pipeline(store, self._rulebook(settings), self.dispatcher, self._guard, Budget())
         self.front = McpFront(self.pipeline, self.pool, group, __version__)
@@ -78,6 +86,8 @@ class App:
                         yield app
                     finally:
                         app.front.close()
+                        with anyio.CancelScope(shield=True):
+                            await app.end_boxes()
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
@@ -140,6 +150,34 @@ class App:
             )
         await self.pipeline.server_start(spec, principal, start)
 
+    # ── boxes ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _provide_boxes(self, settings: Config) -> None:
+        """Boxes as the configuration wants them. Those that run go on as they were begun."""
+        try:
+            self._executor, self._no_boxes = make_executor(settings.sandbox), None
+            self._backends.append(self._executor.backend)
+        except Unavailable as exc:
+            self._executor, self._no_boxes = None, exc.message
+        self.dispatcher.executor = self._executor
+
+    async def warm(self) -> None:
+        """Have boxes ready before the first call; where none can be made, our own tools are no longer offered."""
+        executor = self._executor
+        if executor is None or not isinstance(executor.backend, Readying) or not own_contracts(self.config):
+            return
+        try:
+            await executor.backend.warm(BoxSpec(Program("python"), executor.provision.limits))
+        except Unavailable as exc:
+            log.warning("tools that need a box are not offered: %s", exc)
+            if self._executor is executor:
+                self._no_boxes = exc.message
+                await self.refresh()
+
+    async def end_boxes(self) -> None:
+        for backend in self._backends:
+            await backend.close()
+
     # ── the configuration in force ────────────────────────────────────────────────────────────────
 
     def _rulebook(self, settings: Config) -> Rulebook:
@@ -154,9 +192,11 @@ class App:
             and d.server in settings.servers
             and self._live.get(d.server, {}).get(("prompt", d.name), d).digest == d.digest
         }
+        contracts = {**settings.contracts, **own_contracts(settings)}
+        own = own_definitions(contracts, provision(settings.sandbox), missing=self._no_boxes)
         return Rulebook(
             environment=settings.environment,
-            catalog=Catalog(settings.contracts, tools, live=live, schemas=self._schemas),
+            catalog=Catalog(contracts, tools, live=live, schemas=self._schemas, own=own),
             policy=Policy(
                 settings.policy.rules,
                 preset=settings.policy.preset,
@@ -187,6 +227,8 @@ class App:
         body = {"cause": cause, "digest": settings.digest, "before": self.config.digest}
         await self.store.write(lambda tx: tx.append("reload", None, body), durable=True)
         before = self.front.shelf.digest()
+        if settings.sandbox != self.config.sandbox:
+            self._provide_boxes(settings)
         self.config = settings
         self.agent = identity.local_agent(settings.people, identity.os_user())
         self.pool.replace_servers(settings.servers)
@@ -312,19 +354,3 @@ def _stamps(files: tuple[Path, ...]) -> list[tuple[int, int] | None]:
         except OSError:
             out.append(None)
     return out
-
-
-@dataclass(frozen=True, slots=True)
-class Silent:
-    """The channel of a call whose caller cannot be asked."""
-
-    capabilities: Json
-
-    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
-        return {}
-
-    async def notify(self, method: str, params: Json) -> None:
-        return None
-
-
-NOBODY = Silent({})

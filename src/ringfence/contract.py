@@ -69,6 +69,8 @@ def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[Problem]]
         secrets=_names(given.get("secrets")),
         environments=None if environments is None else tuple(environments),
         isolation=given.get("isolation") or ("process" if transport is Transport.SANDBOXED_EXEC else "none"),
+        memory_layout=given.get("memory_layout") or "shared",
+        template=given.get("template") or "python",
         timeout_seconds=float(given.get("timeout_seconds", 30.0)),
         retry=_retry(given.get("retry") or {}, mode, bool(idempotent)),
         idempotent=bool(idempotent),
@@ -83,6 +85,14 @@ def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[Problem]]
         record=given.get("record") or "facts",
     )
     return sealed(contract), list(_contradictions(contract))
+
+
+def built_in(tool: str, timeout_seconds: float, most_bytes: int | None = None) -> Contract:
+    """The contract of one of our own tools that nobody declared. It asks nobody, since the box is the control."""
+    given: dict[str, Any] = {"transport": "sandboxed_exec", "mode": "high_risk", "approval": "none"}
+    if most_bytes is not None:
+        given["result"] = {"max_bytes": most_bytes}
+    return build(tool, {**given, "timeout_seconds": timeout_seconds})[0]
 
 
 def sealed(contract: Contract) -> Contract:
@@ -137,8 +147,9 @@ _ANYTHING = Schema(True)
 class Schemas:
     """Compiled schemas by the digest of the definition they came in. Nothing is ever fetched for one."""
 
-    def __init__(self, kept: int = 1024) -> None:
+    def __init__(self, kept: int = 1024, most_bytes: int = MAX_ARGUMENTS_BYTES) -> None:
         self._kept = kept
+        self._most_bytes = most_bytes
         self._cache: OrderedDict[tuple[str, str], Schema | str] = OrderedDict()
 
     def unusable(self, definition: Definition) -> str | None:
@@ -155,7 +166,7 @@ class Schemas:
         if definition is not None and isinstance(schema, str):
             raise _bad_schema(definition.name, f"its inputSchema cannot be used: {schema}")
         checked = schema if isinstance(schema, Schema) else _ANYTHING  # still plain JSON, and of bounded size
-        return checked.problem(arguments, "arguments", MAX_ARGUMENTS_BYTES)
+        return checked.problem(arguments, "arguments", self._most_bytes)
 
     def result_problem(self, definition: Definition, structured: Any) -> str | None:
         """What is wrong with a successful result's structured content; None stands for none at all."""
@@ -216,12 +227,15 @@ class Catalog:
         *,
         live: Mapping[tuple[str, str], str] | None = None,
         schemas: Schemas | None = None,
+        own: Mapping[str, Definition | Refused] | None = None,
     ) -> None:
-        """`definitions` are the accepted ones by (server, tool); `live` are the digests that servers show now."""
+        """`definitions` are the accepted ones by (server, tool); `live` are the digests that servers show now; `own`
+        are those of capabilities that run in a box, by their names, or why they cannot run."""
         self.schemas = schemas or Schemas()
         self._contracts = dict(contracts)
         self._definitions = dict(definitions)
         self._live = dict(live or {})
+        self._own = dict(own or {})
         self._usable: dict[str, Capability | Refused] = {n: self._usability(c) for n, c in self._contracts.items()}
 
     def offered(self, environment: str) -> list[Capability]:
@@ -259,9 +273,13 @@ class Catalog:
 
     def _usability(self, contract: Contract) -> Capability | Refused:
         """The capability, or the refusal that every call of it gets."""
-        if contract.transport is not Transport.MCP:
-            definition = self._definitions.get((contract.server or "", contract.tool))
-        else:
+        definition: Definition | None = None
+        if contract.transport is Transport.SANDBOXED_EXEC:
+            own = self._own.get(contract.name) or _no_backend(contract.name)
+            if isinstance(own, Refused):
+                return own
+            definition = own
+        elif contract.transport is Transport.MCP:
             servers = [contract.server] if contract.server else [s for s, t in self._definitions if t == contract.tool]
             if len(servers) > 1:
                 text = f"The tool {contract.name!r} is not available: several servers have it, the contract names none."
@@ -281,6 +299,11 @@ class Catalog:
                 contract = sealed(replace(contract, server=definition.server))
         problem = self.schemas.unusable(definition) if definition is not None else None
         return Capability(contract, definition) if problem is None else _bad_schema(contract.name, problem)
+
+
+def _no_backend(tool: str) -> Refused:
+    text = f"The tool {tool!r} is not available: it needs a sandbox, and no sandbox backend is available."
+    return Refused(Status.UNAVAILABLE, "no_backend", text)
 
 
 def _in(contract: Contract, environment: str) -> bool:

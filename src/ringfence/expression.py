@@ -68,9 +68,11 @@ class Expression:
     def _evaluate(self, variables: Mapping[str, Any]) -> Any:
         try:
             value = self._program.eval(data={name: variables[name] for name in self._names if name in variables})
-            if value.type() == cel.Type.ERROR:
-                raise ExpressionError(f"{self.source!r} failed: {value.value()}")
-            return value.value()
+            found = value.value()
+            # What is true or false is no error, and nearly everything is; its type is the dearest thing to ask for.
+            if found is not True and found is not False and value.type() == cel.Type.ERROR:
+                raise ExpressionError(f"{self.source!r} failed: {found}")
+            return found
         except ExpressionError:
             raise
         except Exception as exc:  # a value that the binding cannot convert is an error of the condition too

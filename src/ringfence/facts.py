@@ -1,21 +1,26 @@
-"""What is known of how a call ended. Facts come from the gateway's own observation; what it cannot see is null.
+"""What is known of how a call ended. Facts come from our own observation; what we cannot see is null.
 
 A call to an upstream server runs outside of any box of ours, so its use of processor, memory and network is unknown,
-never zero.
+never zero. Of a box the supervisor saw everything; nothing here is what the program said of itself.
 """
 
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 
 from ringfence import canonical
+from ringfence.box import MIB, BoxReport, Captured, FileFact, Limits, Ran
 from ringfence.model import Call, Contract, Decision, Effect, Json, Mode, Status, Transport
 
 _NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE})
 _WITHHELD = frozenset({"result_too_large", "bad_output"})
+_MOST_FILES = 1000
+_MOST_DENIALS = 5
 _ENDED = {
     Status.SUCCESS: "exited",
     Status.FAILED: "exited",
@@ -29,7 +34,8 @@ _ENDED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, which would triple what it costs: one is made for every call, and read once.
+@dataclass(slots=True)
 class Ending:
     """What the way of a call left behind when it ended."""
 
@@ -47,6 +53,13 @@ class Ending:
     encoded: bytes | None = None
     """The result's canonical form, where somebody had to make it already."""
     redactions: Mapping[str, int] = field(default_factory=dict)
+    ran: Ran | None = None
+    """What the supervisor saw, of what ran in a box."""
+
+    @property
+    def took_ms(self) -> float:
+        """How long it ran: of a box its own time, without the way to it."""
+        return self.wall_ms if self.ran is None else self.ran.report.wall_ms
 
 
 def build(ending: Ending) -> Json:
@@ -54,13 +67,13 @@ def build(ending: Ending) -> Json:
     contract, decision = ending.contract, ending.decision
     ran = ending.dispatched
     timed_out = ending.status is Status.TIMEOUT
-    return {
+    told: Json = {
         "call_id": ending.call.id,
         "decision_id": decision.id if decision is not None else None,
         "rules": list(decision.rules) if decision is not None else [],
         "contract_digest": contract.digest if contract is not None else None,
         "started_at": _zulu(ending.started_at),
-        "wall_ms": round(ending.wall_ms, 3),
+        "wall_ms": round(ending.took_ms, 3),
         "ended": "cancelled" if ending.reason_code == "cancelled" else _ENDED[ending.status],
         "exit_status": None,
         "signal": None,
@@ -82,6 +95,56 @@ def build(ending: Ending) -> Json:
         "denials": None if ran else {},
         "explanation": explanation(ending),
     }
+    return told if ending.ran is None else {**told, **_of_box(ending.ran.report)}
+
+
+def _of_box(report: BoxReport) -> Json:
+    usage = report.usage
+    seen: Json = {
+        "ended": report.ended,
+        "exit_status": report.exit_status,
+        "signal": report.signal,
+        "timed_out": report.ended == "timeout",
+        "limit": report.limit,
+        "usage": {
+            "cpu_ms": None if usage.cpu_ms is None else round(usage.cpu_ms, 3),
+            "peak_memory_bytes": usage.peak_memory_bytes,
+            "io_bytes": usage.io_bytes,
+            "processes": usage.processes,
+        },
+        "network": {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0},
+        "inputs": [_file(fact) for fact in report.inputs],
+        "files": [_file(fact) for fact in report.files[:_MOST_FILES]],
+        "output": {
+            "stdout_bytes": report.stdout.total,
+            "stderr_bytes": report.stderr.total,
+            "sha256": _of_both(report.stdout, report.stderr),
+            "truncated": report.stdout.truncated or report.stderr.truncated,
+            "stdout_sha256": report.stdout.sha256,
+            "stderr_sha256": report.stderr.sha256,
+        },
+        "denials": dict(report.denials),
+    }
+    if len(report.files) > _MOST_FILES:
+        seen["files_left_out"] = len(report.files) - _MOST_FILES
+    if report.skipped:
+        seen["skipped"] = dict(islice(report.skipped.items(), _MOST_FILES))
+    if report.trouble:
+        seen["trouble"] = list(report.trouble)
+    return seen
+
+
+def _file(fact: FileFact) -> Json:
+    return {"path": fact.path, "bytes": fact.bytes, "sha256": fact.sha256}
+
+
+def _of_both(stdout: Captured, stderr: Captured) -> str:
+    """Of all output: where one stream is empty the other's digest, else the digest of both digests, stdout first."""
+    if stderr.total == 0:
+        return stdout.sha256
+    if stdout.total == 0:
+        return stderr.sha256
+    return hashlib.sha256(bytes.fromhex(stdout.sha256) + bytes.fromhex(stderr.sha256)).hexdigest()
 
 
 def _sha256(ending: Ending) -> str:
@@ -118,11 +181,13 @@ def could_act(contract: Contract) -> bool:
 
 def explanation(ending: Ending) -> str:
     """The ending in one sentence, for a model and for a person."""
-    return f"{_what_happened(ending)}; {_what_changed(ending)}"
+    return "; ".join(part for part in (_what_happened(ending), _refused_calls(ending), _what_changed(ending)) if part)
 
 
 def _what_happened(ending: Ending) -> str:
-    status, code, took = ending.status, ending.reason_code, _span(ending.wall_ms)
+    if ending.ran is not None and ending.status is not Status.UNKNOWN:
+        return _in_a_box(ending, ending.ran)
+    status, code, took = ending.status, ending.reason_code, _span(ending.took_ms)
     match status:
         case Status.SUCCESS:
             return f"the tool answered after {took}" if ending.dispatched else "answered with an earlier call's result"
@@ -143,7 +208,75 @@ def _what_happened(ending: Ending) -> str:
         case Status.UNAVAILABLE:
             return f"something it needs was not available ({code})"
         case Status.UNKNOWN:
-            return f"the answer was lost after {took} ({code})"
+            lost = "the answer was lost" if ending.ran is None else "the box itself failed"
+            return f"{lost} after {took} ({code})"
+
+
+def _in_a_box(ending: Ending, ran: Ran) -> str:
+    report, took = ran.report, _span(ending.took_ms)
+    withheld = "" if ending.reason_code not in _WITHHELD else f", but its output was withheld ({ending.reason_code})"
+    match report.ended:
+        case "exited":
+            met = f", having met its limit of {_limit(report.limit, ran.limits)}" if report.limit is not None else ""
+            return f"exited with status {report.exit_status} after {took}{met}{withheld}"
+        case "signalled":
+            return f"ended by {_signal(report.signal)} after {took}{withheld}"
+        case "timeout" if report.limit == "cpu":
+            return f"terminated after {took} for using more than {_limit('cpu', ran.limits)}"
+        case "timeout":
+            return f"terminated by timeout after {took}"
+        case "cancelled":
+            return f"cancelled after {took}"
+        case "policy":
+            return f"killed for breaking the rules of its box after {took}"
+        case "oom":
+            return f"killed for using more than {_limit('memory', ran.limits)} after {took}"
+        case "pids" | "disk" | "output":
+            return f"killed for using more than {_limit(report.limit or report.ended, ran.limits)} after {took}"
+        case "infra":
+            return f"the box itself failed after {took}"
+
+
+def _limit(name: str, limits: Limits) -> str:
+    match name:
+        case "memory":
+            return f"{_mib(limits.memory_bytes)} of memory"
+        case "disk":
+            return f"{_mib(limits.disk_bytes)} of disk"
+        case "output":
+            return f"{_mib(limits.output_bytes)} of output"
+        case "file_size":
+            return f"{_mib(limits.disk_bytes if limits.file_bytes is None else limits.file_bytes)} in one file"
+        case "pids":
+            return f"{limits.processes} processes"
+        case "inodes":
+            return f"{limits.inodes} files on its disk"
+        case "files":
+            return f"{limits.open_files} open files"
+        case "cpu":
+            seconds = limits.cpu_seconds if limits.cpu_seconds is not None else limits.wall_seconds * limits.cpu_cores
+            return f"{seconds:g} s of processor time"
+        case _:
+            return f"{limits.wall_seconds:g} s"
+
+
+def _mib(number: int) -> str:
+    return f"{number / MIB:g} MiB" if number >= MIB else f"{number} bytes"
+
+
+def _signal(number: int | None) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number or 0).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _refused_calls(ending: Ending) -> str:
+    denials = ending.ran.report.denials if ending.ran is not None else {}
+    shown = [f"{name} ({count})" for name, count in islice(denials.items(), _MOST_DENIALS)]
+    if len(denials) > _MOST_DENIALS:
+        shown.append(f"{len(denials) - _MOST_DENIALS} more")
+    return f"refused system calls: {', '.join(shown)}" if shown else ""
 
 
 def _denied(ending: Ending) -> str:

@@ -166,7 +166,7 @@ class Guard:
     def _clean(self, item: _Item) -> None:
         # Control characters go before redaction looks: they could cut a secret in two that the reader joins again.
         patterns = _compiled(item.contract.redact)
-        if patterns or self._redactor is not None or _SUSPECT.search(item.encoded):
+        if patterns or self._redactor is not None or _suspect(item.encoded):
             item.result = self._walk(item.result, patterns, item.struck)
 
     # ── Texts ─────────────────────────────────────────────────────────────────────────────────────
@@ -212,6 +212,13 @@ class Guard:
                 struck[f"redact[{index}]"] += count
                 text = clean
         return text
+
+
+def _suspect(encoded: bytes) -> bool:
+    # Plain text without an escape, which nearly all is, is told apart at a tenth of the pattern's cost.
+    if encoded.isascii() and b"\\" not in encoded and b"\x7f" not in encoded:
+        return False
+    return _SUSPECT.search(encoded) is not None
 
 
 def _opaque(key: str, value: Any) -> bool:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ringfence import canonical
+from ringfence.box import Ran
 from ringfence.model import Call, Contract, Decision, Definition, Json, Outcome, Receipt
 from ringfence.store import Approval
 
@@ -24,6 +25,7 @@ _SAID_BY_OTHERS = frozenset(
 
 
 _NAME_LENGTH = 1000
+_MOST_FILES = 100
 
 
 @dataclass(slots=True)
@@ -46,6 +48,9 @@ class Trip:
     attempts: int = 0
     redactions: dict[str, int] = field(default_factory=dict)
     isolation: Json = field(default_factory=dict)
+    ran: Ran | None = None
+    effect_possible: bool = False
+    """Whether anything outside may change: then what is recorded is on disk first."""
     encoded_result: bytes | None = None
     """The guarded result's canonical form."""
     about: Json | None = None
@@ -54,10 +59,6 @@ class Trip:
     @property
     def wall_ms(self) -> float:
         return (time.monotonic() - self.began) * 1000.0
-
-    @property
-    def effect_possible(self) -> bool:
-        return self.contract is not None and self.contract.mode != "read"
 
 
 def common(trip: Trip) -> Json:
@@ -119,19 +120,27 @@ def finished(trip: Trip, outcome: Outcome) -> Json:
         "message": "" if outcome.reason_code in _SAID_BY_OTHERS else outcome.message,
         "effect": outcome.facts.get("effect"),
         "result": result,
-        "facts": _unlinked(outcome.facts),
+        "facts": _unlinked(outcome.facts, trip.salt),
         "started_seq": trip.started.seq if trip.started is not None else None,
         "replayed_from": trip.replayed_from,
         "attempts": trip.attempts,
     }
 
 
-def _unlinked(told: Json) -> Json:
-    """Facts as they go on record: without the plain digest of the output, which could be tried against guesses."""
-    output = told.get("output")
-    if not isinstance(output, dict) or output.get("sha256") is None:
-        return told
-    return {**told, "output": {**output, "sha256": None}}
+def _unlinked(told: Json, salt: bytes) -> Json:
+    """Facts as they go on record: without plain digests, which could be tried against guesses, and without names that
+    a program in a box chose for its files."""
+    output, out = told.get("output"), told
+    if isinstance(output, dict) and output.get("sha256") is not None:
+        out = {**out, "output": {**output, **{name: None for name in output if name.endswith("sha256")}}}
+    for part in ("inputs", "files"):
+        if told.get(part):
+            out = {**out, part: [_file(entry, salt) for entry in told[part][:_MOST_FILES]]}
+    return {**out, "skipped": len(told["skipped"])} if told.get("skipped") else out
+
+
+def _file(entry: Json, salt: bytes) -> Json:
+    return {"bytes": entry["bytes"], "digest": canonical.salted_bytes(entry["sha256"].encode(), salt)}
 
 
 def _decision(decision: Decision) -> Json:

@@ -7,11 +7,12 @@ outcome too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
+
+from ringfence.box import Attached, Ran
 
 Json = dict[str, Any]
 """A JSON object as read from the wire."""
@@ -115,6 +116,8 @@ class Call:
     """The client's `_meta` that goes on to the server; nothing that MCP or we reserve."""
     inputs: Json | None = None
     """Answers that a 2026-07-28 client gave before it was asked."""
+    attached: Attached | None = None
+    """Bytes beside the arguments, from a caller in this process."""
 
 
 # ── Contracts ─────────────────────────────────────────────────────────────────────────────────────
@@ -178,6 +181,8 @@ class Contract:
     secrets: tuple[str, ...] = ()
     environments: tuple[str, ...] | None = None
     isolation: Literal["none", "process", "gvisor", "microvm"] = "none"
+    memory_layout: Literal["shared", "fresh"] = "shared"
+    template: str = "python"
     timeout_seconds: float = 30.0
     retry: Retry = Retry()
     idempotent: bool = False
@@ -229,20 +234,6 @@ class ServerSpec:
 class NetworkSpec:
     name: str
     allow: tuple[str, ...] = ()
-
-
-_ALLOWED = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?")
-
-
-def network_allows(network: NetworkSpec, host: str, port: int) -> bool:
-    """Whether an entry (`host`, `*.ending` or `[address]`, each with `:port` or for every port) covers this one."""
-    wanted = host.strip("[]").removesuffix(".").lower()
-    for entry in filter(None, map(_ALLOWED.fullmatch, network.allow)):
-        name = entry[1].strip("[]").removesuffix(".").lower()
-        under = len(name) > 2 and name.startswith("*.") and wanted.endswith(name[1:]) and wanted != name[1:]
-        if wanted and (under or wanted == name) and entry[2] in (None, str(port)):
-            return True
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,11 +345,15 @@ class Grant:
 class Answer:
     """What came back from where a grant was dispatched to, before the guard saw it."""
 
-    result: Json
-    """The upstream's raw result object, unknown fields and all."""
-    is_error: bool = False
+    result: Json | None
+    """The raw result object, unknown fields and all; None where there is none to give."""
+    status: Status = Status.SUCCESS
+    reason_code: str = "ok"
+    message: str = ""
     isolation: Json = field(default_factory=dict)
     attempts: int = 1
+    ran: Ran | None = None
+    """What the supervisor saw, of what ran in a box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +372,8 @@ class Outcome:
     receipt: Receipt | None = None
     error: Json | None = None
     """The JSON-RPC error (code, message, data) that a server answered with, where that was it."""
+    ran: Ran | None = None
+    """What ran in a box, its output as it came, for a caller in this process."""
 
     @property
     def ok(self) -> bool:

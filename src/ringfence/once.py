@@ -11,7 +11,7 @@ from ringfence import canonical
 from ringfence.errors import Refused
 from ringfence.expression import Expression, ExpressionError
 from ringfence.model import Call, Contract, Json, Outcome, Status
-from ringfence.store import KeyRow, Store
+from ringfence.store import KeyRow, Store, Transaction
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 5.0
@@ -77,6 +77,17 @@ def judge(row: KeyRow, key: Key) -> tuple[str, Json]:
     raise Refused(
         Status.UNKNOWN, "key_unknown", f"the outcome of {row.call_id} under the same key is unknown; it may have run"
     )
+
+
+def settle(tx: Transaction, key: Key, call_id: str, outcome: Outcome | None) -> None:
+    """What the key says from now on: the outcome, that it is unknown, or nothing if the call never ran (None)."""
+    if outcome is None:
+        # A failed write may have taken the key all the same; one that another call has stays with it.
+        tx.release_key(key.scope, key.name, call_id)
+    elif outcome.status in (Status.SUCCESS, Status.FAILED):
+        tx.settle_key(key.scope, key.name, "done", pack(outcome))
+    else:
+        tx.settle_key(key.scope, key.name, "unknown", None)
 
 
 def pack(outcome: Outcome) -> Json:

@@ -38,6 +38,7 @@ from ringfence.model import (
 from ringfence.once import Key, Once
 from ringfence.ports import Channel
 from ringfence.rulebook import Rulebook, implicit_contract, is_listed
+from ringfence.sandbox.tools import complete
 from ringfence.store import Approval, Store, Transaction
 
 log = logging.getLogger("ringfence.pipeline")
@@ -64,7 +65,7 @@ class Pipeline:
         try:
             contract = self._contract(rules, trip)
             self._policy(rules, trip, contract)
-            self._dispatcher.check(contract, trip.decision)  # type: ignore[arg-type]
+            self._dispatcher.check(call, contract, trip.decision)  # type: ignore[arg-type]
             key, replayed = await self._earlier(rules, trip, contract)
             if replayed is not None:
                 outcome = replayed
@@ -132,6 +133,7 @@ class Pipeline:
             trip.contract, trip.definition = capability.contract, capability.definition
         else:
             trip.contract = self._listed(rules, trip)
+        trip.effect_possible = facts.could_act(trip.contract)
         return trip.contract
 
     def _listed(self, rules: Rulebook, trip: Trip) -> Contract:
@@ -214,8 +216,9 @@ class Pipeline:
                 if not tx.spend(scope, trip.began_at.date().isoformat(), contract.rate.per_day):
                     raise Refused(Status.DENIED, "quota", f"the day's quota of {contract.name} is used up")
             kept = self._kept(contract, trip.call.arguments, contract.log.arguments)
-            tx.put_payload(trip.call.id, "arguments", trip.salt, kept)
-            return tx.append("started", trip.call.id, journal.started(trip)), approval
+            if kept is not None:
+                tx.put_payload(trip.call.id, "arguments", trip.salt, kept)
+            return tx.append("started", trip.call.id, journal.started(trip), salt=trip.salt), approval
 
         try:
             trip.started, trip.approval = await self._store.write(work, durable=trip.effect_possible)
@@ -277,17 +280,21 @@ class Pipeline:
         trip.dispatched = True
         try:
             answer = await self._dispatcher.run(grant, GuardedChannel(self._guard, grant.contract, channel))
-        except Unavailable:
-            trip.dispatched = False  # provably never started
+        except (Unavailable, Refused) as exc:
+            if isinstance(exc, Unavailable) or exc.status is Status.VALIDATION_FAILURE:
+                trip.dispatched = False  # provably never started
             raise
-        trip.attempts, trip.isolation = answer.attempts, answer.isolation
+        trip.attempts, trip.isolation, trip.ran = answer.attempts, answer.isolation, answer.ran
+        if answer.result is None:
+            return Outcome(answer.status, answer.reason_code, self._guard.message(answer.message))
         guarded = self._guard.inspect(grant.contract, grant.definition, answer.result)
         trip.redactions, trip.encoded_result = dict(guarded.redactions), guarded.encoded
         if guarded.problem is not None:
             code, text = guarded.problem
             return Outcome(Status.FAILED, code, text, trust=guarded.trust)
-        status, code = (Status.FAILED, "tool_error") if answer.is_error else (Status.SUCCESS, "ok")
-        return Outcome(status, code, result=guarded.result, trust=guarded.trust)
+        # Output as it came is for nobody where the contract has something removed from it.
+        ran = answer.ran if not grant.contract.redact and grant.contract.result.fields is None else None
+        return Outcome(answer.status, answer.reason_code, result=guarded.result, trust=guarded.trust, ran=ran)
 
     def _refusal(self, trip: Trip, exc: Refused) -> Outcome:
         error: Json | None = None
@@ -307,6 +314,8 @@ class Pipeline:
         elif trip.arguments_digest:
             self._budget.note(trip.call, trip.arguments_digest, outcome.status)
         outcome = _completed(outcome, self._facts(trip, outcome))
+        if trip.ran is not None and outcome.result is not None:
+            complete(outcome.result, outcome.facts)
 
         def work(tx: Transaction) -> Receipt:
             contract = trip.contract
@@ -315,7 +324,7 @@ class Pipeline:
                 if kept is not None:
                     tx.put_payload(trip.call.id, "result", trip.salt, kept)
             if key is not None:
-                _settle(tx, key, trip, outcome)
+                once.settle(tx, key, trip.call.id, outcome if trip.dispatched else None)
             return tx.append("finished", trip.call.id, journal.finished(trip, outcome))
 
         try:
@@ -342,6 +351,7 @@ class Pipeline:
                 result=outcome.result,
                 encoded=trip.encoded_result if outcome.result is not None else None,
                 redactions=trip.redactions,
+                ran=trip.ran,
             )
         )
 
@@ -364,6 +374,7 @@ def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) ->
         outcome.approval_id,
         receipt,
         outcome.error,
+        outcome.ran,
     )
 
 
@@ -380,14 +391,3 @@ class _AlreadyUsed(Exception):
 
 class _KeyTaken(Exception):
     """Another call took the key first."""
-
-
-def _settle(tx: Transaction, key: Key, trip: Trip, outcome: Outcome) -> None:
-    """What the key says from now on: the outcome, that it is unknown, or nothing if the call never ran."""
-    if not trip.dispatched:
-        # A failed write may have taken the key all the same; one that another call has stays with it.
-        tx.release_key(key.scope, key.name, trip.call.id)
-    elif outcome.status in (Status.SUCCESS, Status.FAILED):
-        tx.settle_key(key.scope, key.name, "done", once.pack(outcome))
-    else:
-        tx.settle_key(key.scope, key.name, "unknown", None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -24,6 +24,8 @@ ANY_ARGUMENT = "*"
 
 _CACHED = 4096
 """Calls name tools as they like, so what is remembered per tool is bounded."""
+_JOINED = 64
+"""Likewise for what their arguments make of its rules."""
 
 RuleProblem = tuple[tuple[str | int, ...], str, int, int]
 """Path of the field inside the rule, what is wrong, and the line and column (from 0) inside the field's text."""
@@ -215,6 +217,8 @@ class _Candidates:
     rules: tuple[_Compiled, ...]
     settled: Decision | None
     """The decision itself, but for its id, where no rule looks at the call's arguments or condition."""
+    joined: dict[int, Decision] = field(default_factory=dict)
+    """Where some do: what those that matched come to, by their places as bits."""
 
 
 class Policy:
@@ -246,7 +250,7 @@ class Policy:
         candidates = self._candidates(call, contract)
         if candidates.settled is not None:
             return _with_new_id(candidates.settled)
-        matched: list[Rule] = []
+        matched = 0
         errors: list[str] = []
         seen: Json = {}
 
@@ -255,13 +259,24 @@ class Policy:
                 seen.update(variables(call, contract, self.environment))
             return seen
 
-        for compiled in candidates.rules:
+        for place, compiled in enumerate(candidates.rules):
             try:
                 if compiled.matches(call.arguments, see):
-                    matched.append(compiled.rule)
+                    matched |= 1 << place
             except (ValueError, TypeError, RecursionError) as exc:
                 errors.append(f"rule {compiled.rule.id!r} could not be evaluated: {_harmless(exc, compiled.rule)}")
-        return _with_new_id(self._join(matched, errors, contract.mode))
+        decision = None if errors else candidates.joined.get(matched)
+        if decision is None:
+            rules = [compiled.rule for place, compiled in enumerate(candidates.rules) if matched >> place & 1]
+            decision = self._join(rules, errors, contract.mode)
+            if not errors and len(candidates.joined) < _JOINED:
+                candidates.joined[matched] = decision
+        return _with_new_id(decision)
+
+    def never_allows(self, call: Call, contract: Contract) -> bool:
+        """Whether calls like this one are denied whatever their arguments are."""
+        settled = self._candidates(call, contract).settled
+        return settled is not None and not settled.allowed
 
     def _candidates(self, call: Call, contract: Contract) -> _Candidates:
         server = contract.server if contract.server is not None else call.server

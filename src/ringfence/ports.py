@@ -5,10 +5,11 @@ A protocol here has at most three methods; whatever needs more is two protocols,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from ringfence.box import BoxReport, BoxSpec, Stream
 from ringfence.model import Definition, Json, Principal
 
 
@@ -70,4 +71,31 @@ class Redactor(Protocol):
 
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
         """The text without it, and how often each rule struck."""
+        ...
+
+
+class Backend(Protocol):
+    """Makes boxes. One that cannot give all that a spec asks refuses, and says what is missing."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+        """Run a program in a fresh box, to the end of the box. `tell` gets output as it comes.
+
+        Raises ValueError for a spec that makes no sense, Unavailable where nothing was run. Cancelling kills the box.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End every box and whatever was kept ready."""
+        ...
+
+
+@runtime_checkable
+class Readying(Protocol):
+    """A backend that can have boxes ready before they are asked for."""
+
+    async def warm(self, spec: BoxSpec) -> None:
+        """For specs like this one. Raises Unavailable where there can be none."""
         ...

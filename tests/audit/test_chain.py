@@ -23,6 +23,7 @@ from ringfence.audit.chain import (
     Report,
     is_chain_name,
     seal,
+    sign_statement,
     verify_records,
 )
 
@@ -198,6 +199,16 @@ def test_no_such_name_is_ever_a_chains(name: object) -> None:
 def test_a_signed_checkpoint_reads_back(period: Period | None) -> None:
     checkpoint = Checkpoint(CHAIN, 9, "f" * 64, 9, 1234.5, period)
     assert Checkpoint.verify(KEY.public_key(), checkpoint.sign(KEY)) == checkpoint
+
+
+@given(
+    st.floats(allow_nan=False, allow_infinity=False) | st.integers(0, 2**40),
+    st.integers(0, 2**63),
+    st.binary(max_size=64),
+)
+def test_a_checkpoint_is_signed_in_canonical_form(at: float, seq: int, data: bytes) -> None:
+    checkpoint = Checkpoint(CHAIN, seq, hashlib.sha256(data).hexdigest(), seq, at)
+    assert checkpoint.sign(KEY) == sign_statement(KEY, checkpoint.statement())
 
 
 @given(st.data())

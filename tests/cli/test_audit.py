@@ -14,9 +14,10 @@ import anyio
 import pytest
 
 from ringfence import config
-from ringfence.app import NOBODY, App
+from ringfence.app import App
 from ringfence.audit.keys import PUBLIC, load_or_create
 from ringfence.model import Call
+from ringfence.runs import NOBODY
 from ringfence.store import Reader
 from tests import gateways, tooling
 from tests.gateways import run

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ringfence.cli.call import EXIT
+from ringfence.cli.telling import EXIT
 from ringfence.model import Status
 from tests import gateways, tooling
 

@@ -73,7 +73,8 @@ def test_a_broken_file_starts_nothing(tmp_path: Path) -> None:
 
 def test_what_a_person_sees(served: Served) -> None:
     shown = served.started.output()
-    assert f"Ringfence serves 2 tools at {served.url}: echo, environ" in shown
+    tools = ["echo", "environ", *gateways.own_tools()]
+    assert f"Ringfence serves {len(tools)} tools at {served.url}: {', '.join(tools)}" in shown
     assert str(served.state) in shown
     snippet = re.search(r'^\s*(\{"mcpServers".*\})$', shown, re.MULTILINE)
     assert snippet is not None
@@ -180,7 +181,7 @@ def test_a_definition_that_somebody_accepts_is_offered(tmp_path: Path) -> None:
     path = configured(tmp_path)
     path.write_text(path.read_text().replace(", pins: first_use", ""))
     with gateways.serve(path) as served:
-        assert "serves 0 tools" in served.started.output()
+        assert f"serves {len(gateways.own_tools())} tools" in served.started.output()
         assert run("call", "echo", "--url", served.url).returncode == 125
         assert run("check", path, "--accept", "--yes").returncode == 0
         deadline = time.monotonic() + 15

@@ -341,7 +341,7 @@ def test_presets(old: str, new: str, looser: bool) -> None:
 def test_mounts_may_become_fewer_or_read_only() -> None:
     def mounted(*mounts: str) -> config.Config:
         return build(
-            more_capabilities=f", e: {{transport: sandboxed_exec, filesystem: {{mounts: [{', '.join(mounts)}]}}}}"
+            more_capabilities=f", e: {{transport: sandboxed_exec, tool: run_shell, filesystem: {{mounts: [{', '.join(mounts)}]}}}}"
         )
 
     one, two = "{host: /a, at: /w, mode: rw}", "{host: /b, at: /v}"

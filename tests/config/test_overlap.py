@@ -26,7 +26,7 @@ def found(conf: Path, text: str, state: str = "../state") -> list[str]:
 
 def box(host: str, mode: str = "rw") -> str:
     mounts = f"[{{host: {host}, at: /w, mode: {mode}}}]"
-    return f"capabilities: {{e: {{transport: sandboxed_exec, filesystem: {{mounts: {mounts}}}}}}}"
+    return f"capabilities: {{e: {{transport: sandboxed_exec, tool: run_shell, filesystem: {{mounts: {mounts}}}}}}}"
 
 
 def server(*arguments: str, more: str = "") -> str:

@@ -140,7 +140,26 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
         ("capabilities: {a: {retry: {attempts: 1}}}", "1:38: a write is retried only where it is idempotent"),
         ("capabilities: {a: {retry: {on: []}}}", "1:32: must not be empty"),
         ("capabilities: {a: {retry: {on: [failed]}}}", "1:33: must be 'unavailable', this is 'failed'"),
-        ("capabilities: {a: {transport: sandboxed_exec, server: b}}", "1:47: transport sandboxed_exec has no server"),
+        (
+            "capabilities: {run_shell: {transport: sandboxed_exec, server: b}}",
+            "1:55: transport sandboxed_exec has no server",
+        ),
+        (
+            "capabilities: {run_shel: {transport: sandboxed_exec}}",
+            "1:16: a box has no tool 'run_shel', only execute_python and run_shell; name one with tool:"
+            " (did you mean 'run_shell'?)",
+        ),
+        ("capabilities: {a: {transport: sandboxed_exec, tool: eval}}", "1:53: a box has no tool 'eval', only"),
+        ("capabilities: {a: {memory_layout: fresh}}", "1:20: memory_layout is for transport sandboxed_exec"),
+        ("capabilities: {a: {template: data}}", "1:20: template is for transport sandboxed_exec"),
+        (
+            "capabilities: {run_shell: {transport: sandboxed_exec, template: dta}}",
+            "1:65: no template named 'dta' (did you mean 'data'?)",
+        ),
+        ("sandbox: {templates: {data: {}}}", "1:23: the name 'data' is taken: choose another"),
+        ("sandbox: {templates: {ml: {packages: ['a b']}}}", "1:39: 'a b' is not the name of a Python module"),
+        ("sandbox: {accept_missing: [landlok]}", "1:28: a box can do without landlock at most, not 'landlok' (did you"),
+        ("sandbox: {max_processes: 0}", "1:26: must be at least 1, this is 0"),
         ("capabilities: {a: {effects: {preview: b}}}", "1:39: no capability named 'b'"),
         ("networks: {denied: {}}", "1:12: the name 'denied' is taken: choose another"),
         ("networks: {a: {allow: ['*.0.0.1']}}", "1:24: '0.0.1' is not a host"),

@@ -67,6 +67,8 @@ def test_what_is_not_built_says_so(place: str, text: str) -> None:
         "servers: {s: {command: [x], mounts: [], network: denied, secrets: none, placement: unsafe_host}}",
         LOCAL + "capabilities: {a: {isolation: none, record: full}}",
         REMOTE + "capabilities: {a: {isolation: process}}",
+        "capabilities: {run_shell: {transport: sandboxed_exec, isolation: process, memory_layout: fresh}}",
+        "sandbox: {max_processes: 8, max_output_mb: 1, capture_bytes: 0, templates: {ml: {packages: [sklearn.svm]}}}",
         "policy: {rules: [{id: a, action: deny, taint_labels: [], conditions: {}}]}",
         "networks: {n: {methods: null, paths: null, max_bytes_out: null}}",
         "sandbox: {backend: process, network_enabled: false, allowed_egress_domains: [], max_memory_mb: 64}",
@@ -90,8 +92,12 @@ def test_isolation_of_a_capability_that_may_be_on_a_command_needs_its_server_nam
 
 
 def test_calls_that_will_be_refused_are_warned_of() -> None:
-    assert warnings("capabilities: {a: {transport: sandboxed_exec}}") == [
-        "f:1:16: every call of 'a' will be refused: the sandbox is not built yet"
+    box = "capabilities: {run_shell: {transport: sandboxed_exec, secrets: [k], network: n, isolation: microvm, "
+    assert warnings(NAMES + box + "filesystem: {mounts: [{host: /a, at: /b}]}}}") == [
+        "f:3:55: every call of 'run_shell' will be refused: delivering secrets is not built yet",
+        "f:3:69: every call of 'run_shell' will be refused: a network in a box is not built yet",
+        "f:3:81: every call of 'run_shell' will be refused: isolation microvm is not built yet",
+        "f:3:101: every call of 'run_shell' will be refused: mounting folders in a box is not built yet",
     ]
     assert warnings(NAMES + LOCAL + "capabilities: {a: {secrets: [k], network: n}}") == [
         "f:4:20: every call of 'a' will be refused: delivering secrets is not built yet",

@@ -16,8 +16,9 @@ import anyio
 import pytest
 
 from ringfence import canonical, config
-from ringfence.app import NOBODY, App
+from ringfence.app import App
 from ringfence.model import Call, Outcome, Principal
+from ringfence.runs import NOBODY
 from ringfence.upstream import pool
 from tests import gateways
 

@@ -34,7 +34,7 @@ rules:
 """
 NAMES = """
 version: 1
-gateway: {state: ./state}
+gateway: {state: ./state, approval_wait_seconds: 0}
 servers: {helpdesk: {url: "@URL@", pins: first_use}}
 networks: {internal_only: {allow: ["127.0.0.1"]}}
 secrets: {service_account_helpdesk: {from: env, name: HELPDESK_TOKEN}}
@@ -100,7 +100,9 @@ async def test_defect_01_documented_configuration_with_policy_files_starts_and_s
         assert found.content == [types.TextContent(type="text", text="Found: refunds")]
         # What cannot be given yet is refused by name, never done with less.
         assert (about(filed)["status"], about(filed)["reason_code"]) == ("unavailable", "no_secret")
-        assert (about(shell)["status"], about(shell)["reason_code"]) == ("unavailable", "no_backend")
+        # It runs in a box, which is what the rule wants; and its contract asks a person.
+        status = "approval_required" if "run_shell" in listed else "unavailable"
+        assert about(shell)["status"] == status
         rules = {body["call"]["tool"]: body["decision"]["rules"] for body in gateways.finished(served.state)}
         assert rules["run_shell"][0] == "sandbox-exec"
         assert "sandbox-exec" not in rules["search_docs"]

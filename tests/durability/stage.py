@@ -230,7 +230,7 @@ class Stage:
                 if record.body["call"]["tool"] != "append":
                     continue
                 payload = reader.payload(str(record.call_id), "arguments")
-                assert payload is not None and payload.body is not None
+                assert payload is not None
                 assert canonical.salted_bytes(payload.body, payload.salt) == record.body["arguments"]["digest"]
                 begun[json.loads(payload.body)["text"]] += 1
         assert self.done() - begun == Counter()

@@ -158,7 +158,7 @@ def assert_whole(stage: Stage) -> None:
     wait_for_no_servers(stage)
 
 
-@pytest.mark.parametrize(("call", "steps"), [("pwrite64", 26), ("fdatasync", 4)])
+@pytest.mark.parametrize(("call", "steps"), [("pwrite64", 26), ("fdatasync", 2)])
 async def test_a_kill_before_each_write_and_sync_of_a_call(stage: Stage, call: str, steps: int) -> None:
     """Each time the next gateway finds what the last one left."""
     tooling.need("strace")
@@ -174,7 +174,7 @@ async def test_a_kill_before_each_write_and_sync_of_a_call(stage: Stage, call: s
         if tooling.alive(gateway.pid):
             gateway.kill()
         stage.assert_kept(receipts(told))
-    assert len(told) < steps // 2
+    assert len(told) <= steps // 3
     assert_whole(stage)
 
 

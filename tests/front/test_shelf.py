@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 
 from ringfence import canonical
+from ringfence.box import Limits
+from ringfence.contract import Catalog, built_in
 from ringfence.errors import Unavailable
 from ringfence.front.shelf import Shelf
 from ringfence.model import Definition, Json, Principal, ServerSpec
 from ringfence.rulebook import Rulebook
+from ringfence.sandbox.tools import TOOLS
+from ringfence.sandbox.tools import definition as own_definition
 from tests.faking import Said, contract, definition, governed, rulebook
+from tests.making import rule
 
 pytestmark = pytest.mark.anyio
 
@@ -141,3 +146,24 @@ async def test_what_is_learnt_is_bounded(tmp_path: Path) -> None:
         for number in range(25_000):
             shelf._learn(ALICE, f"doc:{number}", "a")
         assert len(shelf._owners) <= 10_001
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (Said(preset="standard"), ["execute_python", "run_shell"]),
+        (Said(preset="strict"), ["execute_python", "run_shell"]),
+        (Said(preset="none"), []),
+        (Said(preset="standard", rules=(rule("deny", tool_patterns=("run_.*",)),)), ["execute_python"]),
+        (Said(preset="standard", rules=(rule("deny", when="call.origin == 'cli'"),)), ["execute_python", "run_shell"]),
+    ],
+)
+async def test_a_tool_of_our_own_is_shown_where_policy_can_allow_it(
+    tmp_path: Path, said: Said, shown: list[str]
+) -> None:
+    contracts = {tool: built_in(tool, 30) for tool in TOOLS}
+    own = {name: own_definition(one, Limits(), ()) for name, one in contracts.items()}
+    async with shelved(tmp_path, said) as (shelf, way):
+        way.pipeline.rules = replace(way.pipeline.rules, catalog=Catalog(contracts, {}, own=own))
+        assert [tool["name"] for tool in shelf.tools()] == shown
+        assert all("Limits: 30 s, 256 MiB" in tool["description"] for tool in shelf.tools())

@@ -18,10 +18,11 @@ from mcp.client.streamable_http import streamable_http_client
 from starlette.types import Scope
 
 from ringfence import canonical, config
-from ringfence.app import NOBODY, App
+from ringfence.app import App
 from ringfence.front.http import HttpFront
 from ringfence.front.listen import LOOPBACK, Listener, Site, open_socket
 from ringfence.model import Call, Principal
+from ringfence.runs import NOBODY
 from tests import tooling
 from tests.mcp import gateway
 from tests.mcp.gateway import ACCEPT, ERAS, JSON, about, text_of

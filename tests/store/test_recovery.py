@@ -87,7 +87,7 @@ def test_a_checkpoint_older_than_the_database_is_brought_up(
     folder: Path, keys: Keys, verified: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Store.open(folder, keys)
-    monkeypatch.setattr(writer.Writer, "_cover", lambda self, durable: None)
+    monkeypatch.setattr(writer.Writer, "_cover", lambda self: None)
     begin(first, "c1")
     crash(first)
     monkeypatch.undo()
@@ -102,7 +102,7 @@ def test_a_chain_closed_without_its_last_checkpoint_is_settled(
     folder: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch, verified: Callable[[], None]
 ) -> None:
     first = Store.open(folder, keys)
-    monkeypatch.setattr(writer.Writer, "_cover", lambda self, durable: None)
+    monkeypatch.setattr(writer.Writer, "_cover", lambda self: None)
     monkeypatch.setattr(Store, "_settle", lambda self: None)
     first.close()
     monkeypatch.undo()

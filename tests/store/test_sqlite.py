@@ -253,7 +253,8 @@ async def test_an_absurd_queue_is_refused_at_once(store: Store, monkeypatch: pyt
     tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(store.write(lambda tx: release.wait(10)))]
     await asyncio.sleep(0.05)
     tasks += [asyncio.ensure_future(store.write(add(str(n)))) for n in range(8)]
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+    assert [task.done() for task in tasks] == [False] * 6 + [True] * 3
     release.set()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     refused = [answer for answer in answers if isinstance(answer, StoreError)]

@@ -237,7 +237,10 @@ def key_id(public: Ed25519PublicKey) -> str:
 
 def sign_statement(private: Ed25519PrivateKey, statement: Json) -> bytes:
     """One line, `{"signature":…,"statement":…}`, in canonical form and without the newline."""
-    message = canonical.dumps(statement)
+    return _signed(private, canonical.dumps(statement))
+
+
+def _signed(private: Ed25519PrivateKey, message: bytes) -> bytes:
     signature = private.sign(_SIGNED + message).hex()
     return b'{"signature":"' + signature.encode() + b'","statement":' + message + b"}"
 
@@ -290,7 +293,14 @@ class Checkpoint:
         return {"type": "closing", **out, "from": self.period.since, "to": self.period.until}
 
     def sign(self, private: Ed25519PrivateKey) -> bytes:
-        return sign_statement(private, self.statement())
+        if self.period is not None:
+            return sign_statement(private, self.statement())
+        # The same bytes, written out: this is signed twice in every call.
+        message = (
+            f'{{"at":{self.at!r},"chain":"{self.chain}","count":{self.count},"head":"{self.head}",'
+            f'"seq":{self.seq},"type":"checkpoint"}}'
+        )
+        return _signed(private, message.encode())
 
     @classmethod
     def verify(cls, public: Ed25519PublicKey, line: bytes | str) -> Checkpoint | None:

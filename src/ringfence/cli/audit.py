@@ -274,7 +274,7 @@ def _last(reader: Reader) -> str:
 
 def _kept(reader: Reader, call_id: str, part: Part) -> Any:
     payload = reader.payload(call_id, part)
-    if payload is None or payload.body is None:
+    if payload is None:
         return None
     try:
         return canonical.loads(payload.body)

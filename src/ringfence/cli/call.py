@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,22 +12,10 @@ import typer
 
 from ringfence import canonical
 from ringfence.cli import common, remote
+from ringfence.cli.telling import EXIT, Told, say
 from ringfence.cli.terminal import json_text, safe
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
 from ringfence.model import Json, Status
-
-EXIT = {
-    Status.SUCCESS: 0,
-    Status.FAILED: 1,
-    Status.VALIDATION_FAILURE: 2,
-    Status.TIMEOUT: 124,
-    Status.UNAVAILABLE: 125,
-    Status.UNKNOWN: 125,
-    Status.DENIED: 126,
-    Status.APPROVAL_REQUIRED: 126,
-    Status.KILLED: 137,
-}
-_WAITING = re.compile(r"waiting for a person to answer (apr_[0-9a-f]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,32 +95,6 @@ def _wanted(tool: str, args: str, timeout: float | None, key: str | None) -> Wan
     return Wanted(name, args, value, fault, timeout, key)
 
 
-class Told:
-    """The channel of a caller at a terminal: it is told things and cannot be asked any."""
-
-    def __init__(self, where: str) -> None:
-        self.capabilities: Json = {}
-        self._where = where
-        self._seen: set[str] = set()
-
-    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
-        return {}
-
-    async def notify(self, method: str, params: Json) -> None:
-        if method == "notifications/progress":
-            self.progress(params)
-
-    def progress(self, params: Json) -> None:
-        message = str(params.get("message") or "")
-        waiting = _WAITING.fullmatch(message)
-        if waiting is None:
-            total = f"/{params['total']}" if params.get("total") is not None else ""
-            _say(f"progress {params.get('progress')}{total} {message}".rstrip())
-        elif waiting[1] not in self._seen:
-            self._seen.add(waiting[1])
-            _say(f"waiting for a person; in another terminal: ringfence approvals approve {waiting[1]}{self._where}")
-
-
 def failed(status: Status, reason_code: str, message: str, call_id: str | None = None) -> Ended:
     content = [{"type": "text", "text": message}]
     return Ended(status, reason_code, content, more={} if call_id is None else {"call_id": call_id})
@@ -194,7 +154,7 @@ def _show(ended: Ended, as_json: bool) -> None:
     call_id, explanation = ended.more.get("call_id"), ended.facts.get("explanation")
     line = f"{ended.status} ({ended.reason_code})"
     line += f", call {call_id}" if call_id else ""
-    _say(f"{line}: {explanation}" if explanation else line)
+    say(f"{line}: {explanation}" if explanation else line)
 
 
 def _block(block: Any) -> str:
@@ -209,7 +169,3 @@ def _block(block: Any) -> str:
     if isinstance(data, str):
         return f"[{block.get('type')}, {held.get('mimeType', 'unknown type')}, {len(data) * 3 // 4} bytes]"
     return json_text(block, indent=None)
-
-
-def _say(text: str) -> None:
-    print(safe(text), file=sys.stderr, flush=True)

@@ -10,8 +10,9 @@ import anyio
 from ringfence import canonical
 from ringfence.app import App
 from ringfence.cli import common
-from ringfence.cli.call import Ended, Told, Wanted, failed
+from ringfence.cli.call import Ended, Wanted, failed
 from ringfence.cli.serve import demo_config
+from ringfence.cli.telling import Told
 from ringfence.config import Config
 from ringfence.errors import StoreError
 from ringfence.model import Call, Json, Outcome, Status

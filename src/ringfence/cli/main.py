@@ -13,6 +13,8 @@ from ringfence.cli.terminal import safe
 from ringfence.errors import RingfenceError
 
 VERBS = {
+    "run": "Run a program in a fresh box.",
+    "doctor": "Try on this host what boxes promise.",
     "serve": "Serve the gateway that a ringfence.yaml describes.",
     "check": "Read a ringfence.yaml and say everything that is wrong with it.",
     "call": "Call one tool, through a running gateway or in this process.",
@@ -34,9 +36,10 @@ def root(
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more on stderr."),
 ) -> None:
     """The layer between an AI agent and everything it can do: an MCP gateway with contracts, policy,
-    approvals and an audit log that can be checked.
+    approvals and an audit log that can be checked, and boxes for whatever code comes along.
 
     \b
+    ringfence run -c 'print(6 * 7)'     run something in a box
     ringfence serve --demo              try it without any configuration
     ringfence check                     is ./ringfence.yaml right?
     ringfence audit explain last        why was the last call allowed or refused?

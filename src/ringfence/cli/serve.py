@@ -78,6 +78,7 @@ async def _main(settings: Config, stdio: bool, listen: tuple[str, int], demo: bo
             group.start_soon(narrate, app.store)
         if not demo:
             group.start_soon(app.watch)
+        group.start_soon(app.warm)
         if stdio:
             app.stdio = StdioFront(app.front, lambda: app.agent)
             await app.stdio.run()

@@ -131,12 +131,18 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else str(value)
 
 
+_SANDBOX: Mapping[str, Holds] = {
+    **dict.fromkeys(("default_timeout_seconds", "max_cpu_cores", "max_memory_mb", "max_disk_mb"), _no_more),
+    **dict.fromkeys(("max_processes", "max_output_mb", "capture_bytes", "network_enabled"), _no_more),
+    "accept_missing": _within,
+}
+
+
 def _settings(old: Config, new: Config) -> Iterator[str]:
     if old.environment != new.environment:
         yield f"the environment changes from {old.environment} to {new.environment}"
     yield from _changes("gateway", old.gateway, new.gateway, {"approval_wait_seconds": _no_more})
-    limits = ("default_timeout_seconds", "max_cpu_cores", "max_memory_mb", "max_disk_mb", "network_enabled")
-    yield from _changes("sandbox", old.sandbox, new.sandbox, dict.fromkeys(limits, _no_more))
+    yield from _changes("sandbox", old.sandbox, new.sandbox, _SANDBOX)
     if old.policy.default != new.policy.default and new.policy.default != "deny":
         yield f"policy: what no rule matches changes from {old.policy.default} to {new.policy.default}"
 
@@ -187,6 +193,7 @@ _CONTRACT: Mapping[str, Holds] = {
     "secrets": _within,
     "environments": _within,
     "isolation": _along("none", "process", "gvisor", "microvm"),
+    "memory_layout": _along("shared", "fresh"),
     "timeout_seconds": _no_more,
     "retry": _retry,
     "rate": _rate,

@@ -11,6 +11,8 @@ from ringfence.config.nearest import did_you_mean
 from ringfence.config.shaping import Shaped
 from ringfence.config.source import Where
 from ringfence.expression import Expression, ExpressionError
+from ringfence.sandbox.process.host import CAN_DO_WITHOUT
+from ringfence.sandbox.tools import TEMPLATES, TOOLS
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
@@ -29,6 +31,7 @@ def check(draft: Draft) -> None:
         _secret(draft, secret)
     for approval in draft.approvals.values():
         _approval(draft, approval)
+    _sandbox(draft)
 
 
 def expect(draft: Draft, where: Where, what: str, known: Collection[str]) -> None:
@@ -96,6 +99,7 @@ def _capability(draft: Draft, capability: Shaped[schema.Capability]) -> None:
         draft.problem((*where, "server"), f"transport {shape.transport} has no server", key=True)
     elif shape.server is not None:
         expect(draft, (*where, "server", shape.server), "server", draft.servers)
+    _boxed(draft, capability)
     if shape.network != "denied":
         expect(draft, (*where, "network", shape.network), "network", draft.networks)
     if shape.approval is not None:
@@ -107,6 +111,33 @@ def _capability(draft: Draft, capability: Shaped[schema.Capability]) -> None:
             expect(draft, (*where, "effects", effect, named), "capability", draft.capabilities)
     if isinstance(shape.idempotent, schema.Idempotent):
         condition(draft, (*where, "idempotent", "key"), shape.idempotent.key, result="text")
+
+
+def _boxed(draft: Draft, capability: Shaped[schema.Capability]) -> None:
+    shape, where = capability.shape, capability.where
+    if shape.transport == "sandboxed_exec":
+        tool = shape.tool or str(where[-1])
+        if tool not in TOOLS and "tool" not in capability.broken:
+            at, text = (("tool",), "") if shape.tool else ((), "; name one with tool:")
+            known = f"a box has no tool {tool!r}, only {' and '.join(TOOLS)}{text}{did_you_mean(tool, TOOLS)}"
+            draft.problem((*where, *at), known, key=not at)
+        if shape.template not in (known_templates := [*TEMPLATES, *draft.sandbox.shape.templates]):
+            expect(draft, (*where, "template", shape.template), "template", known_templates)
+        return
+    for key in ("memory_layout", "template"):
+        if key in capability.given:
+            draft.problem((*where, key), f"{key} is for transport sandboxed_exec", key=True)
+
+
+def _sandbox(draft: Draft) -> None:
+    where = draft.sandbox.where
+    for index, name in enumerate(draft.sandbox.shape.accept_missing):
+        if name not in CAN_DO_WITHOUT:
+            known = f"a box can do without {', '.join(CAN_DO_WITHOUT)} at most, not {name!r}"
+            draft.problem((*where, "accept_missing", index), f"{known}{did_you_mean(name, CAN_DO_WITHOUT)}")
+    for name in draft.sandbox.shape.templates:
+        if name in TEMPLATES:
+            draft.problem((*where, "templates", name), f"the name {name!r} is taken: choose another", key=True)
 
 
 def _secret(draft: Draft, secret: Shaped[schema.Secret]) -> None:

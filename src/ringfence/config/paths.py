@@ -21,6 +21,12 @@ def default_paths() -> tuple[Path, ...]:
     return (_absolute(CONFIG_NAME), _base("XDG_CONFIG_HOME", ".config") / CONFIG_NAME)
 
 
+def own_paths() -> tuple[Path, ...]:
+    """The same without the folder that we happen to stand in: what lies there may be what is to be confined."""
+    named = os.environ.get("RINGFENCE_CONFIG")
+    return (_absolute(named) if named else _base("XDG_CONFIG_HOME", ".config") / CONFIG_NAME,)
+
+
 def state_folder() -> Path:
     """Where the state lies unless `gateway.state` says otherwise."""
     return _base("XDG_STATE_HOME", ".local/state")

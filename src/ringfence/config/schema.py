@@ -30,6 +30,7 @@ Word = Annotated[str, AfterValidator(words.word)]
 Glob = Annotated[str, AfterValidator(words.glob)]
 HostPattern = Annotated[str, AfterValidator(words.host_pattern)]
 Variable = Annotated[str, AfterValidator(words.variable)]
+Module = Annotated[str, AfterValidator(words.module)]
 Url = Annotated[str, AfterValidator(words.url)]
 Command = Annotated[list[Text], Field(min_length=1), BeforeValidator(words.argv)]
 SecretNames = Annotated[list[Word], BeforeValidator(words.secret_names)]
@@ -141,6 +142,8 @@ class Capability(Shape):
     secrets: SecretNames = []
     environments: Annotated[list[Word], Field(min_length=1)] | None = None
     isolation: Literal["none", "process", "gvisor", "microvm"] | None = None
+    memory_layout: Literal["shared", "fresh"] = "shared"
+    template: Word = "python"
     timeout_seconds: Seconds = 30.0
     retry: Retry = Retry()
     idempotent: Annotated[
@@ -224,14 +227,23 @@ class PolicyFile(Shape):
     rules: list[Any] | None = []
 
 
+class Template(Shape):
+    packages: list[Module] = []
+
+
 class Sandbox(Shape):
     backend: Literal["process", "wasm", "oci", "gvisor", "docker", "microvm", "firecracker", "microsandbox", "auto"] = (
         "process"
     )
     default_timeout_seconds: Annotated[float, Field(ge=1, le=86_400)] = 30.0
     max_cpu_cores: Annotated[float, Field(gt=0, le=1024)] = 1.0
-    max_memory_mb: Annotated[int, Field(ge=64)] = 256
-    max_disk_mb: Annotated[int, Field(ge=64)] = 512
+    max_memory_mb: Annotated[int, Field(ge=64, le=16_777_216)] = 256
+    max_disk_mb: Annotated[int, Field(ge=64, le=16_777_216)] = 512
+    max_processes: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    max_output_mb: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    capture_bytes: Annotated[int, Field(ge=0, le=64 * 1024 * 1024)] = 1_000_000
+    accept_missing: list[Word] = []
+    templates: dict[Word, Template] = {}
     network_enabled: bool = False
     allowed_egress_domains: list[HostPattern] = []
     docker_image: Text | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,13 @@ class SandboxSettings:
     max_cpu_cores: float = 1.0
     max_memory_mb: int = 256
     max_disk_mb: int = 512
+    max_processes: int = 64
+    max_output_mb: int = 64
+    capture_bytes: int = 1_000_000
+    accept_missing: tuple[str, ...] = ()
+    """Protections that the operator knowingly does without."""
+    templates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Packages that are ready in boxes of a template, by its name."""
     network_enabled: bool = False
 
 
@@ -55,6 +62,8 @@ class Config:
     approvals: Mapping[str, ApprovalRule]
     policy: PolicySettings
     sandbox: SandboxSettings
+    own_tools: bool = True
+    """Whether tools of our own are offered that no capability declares."""
     warnings: tuple[Problem, ...] = ()
     """What loads, but every call to which will be refused."""
     files: tuple[Path, ...] = ()

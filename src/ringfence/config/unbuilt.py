@@ -13,7 +13,8 @@ from ringfence.config import schema, words
 from ringfence.config.draft import Draft
 from ringfence.config.shaping import Shaped
 from ringfence.config.source import Where
-from ringfence.model import NetworkSpec, network_allows
+from ringfence.dispatch import network_allows
+from ringfence.model import NetworkSpec
 
 _NOT_BUILT = "is not built yet"
 
@@ -115,11 +116,16 @@ def _capability(draft: Draft, capability: Shaped[schema.Capability]) -> None:
 def _refused_calls(draft: Draft, name: str, capability: Shaped[schema.Capability]) -> None:
     shape, where = capability.shape, capability.where
     refused = f"every call of {name!r} will be refused"
-    if shape.transport == "sandboxed_exec":
-        draft.warn(where, f"{refused}: the sandbox {_NOT_BUILT}")
-        return
     if shape.secrets:
         draft.warn((*where, "secrets"), f"{refused}: delivering secrets {_NOT_BUILT}")
+    if shape.transport == "sandboxed_exec":
+        if shape.network != "denied":
+            draft.warn((*where, "network"), f"{refused}: a network in a box {_NOT_BUILT}")
+        if shape.filesystem is not None and shape.filesystem.mounts:
+            draft.warn((*where, "filesystem"), f"{refused}: mounting folders in a box {_NOT_BUILT}")
+        if shape.isolation in ("gvisor", "microvm"):
+            draft.warn((*where, "isolation"), f"{refused}: isolation {shape.isolation} {_NOT_BUILT}")
+        return
     servers = draft.candidates(capability)
     if shape.transport == "mcp" and not draft.servers:
         draft.warn(where, f"{refused}: no server is declared")

@@ -24,6 +24,13 @@ def word(text: str) -> str:
     return text
 
 
+def module(text: str) -> str:
+    """A Python module's name."""
+    if not all(part.isidentifier() for part in text.split(".")):
+        raise ValueError(f"{text[:80]!r} is not the name of a Python module")
+    return text
+
+
 def glob(text: str) -> str:
     """A pattern of `*`, `?` and `[…]`."""
     if not text:

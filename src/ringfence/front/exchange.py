@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Protocol
 
 import anyio
@@ -15,9 +15,12 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 from starlette.types import Receive, Send
 
+from ringfence import canonical
 from ringfence.model import Json
 
 PING_SECONDS = 15.0
+ATTEND_SECONDS = 0.02
+"""A call that takes longer is worth watching whether its client is still there."""
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -25,11 +28,8 @@ _EVENT_HEADERS = [
 ]
 
 
-_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
-
-
 def encode(message: Json) -> bytes:
-    return _encoder.encode(message).encode("utf-8", "surrogatepass")
+    return canonical.message(message, "surrogatepass")
 
 
 def event(message: Json) -> bytes:
@@ -49,7 +49,6 @@ class Exchange:
         self.request_id = request_id
         self.transport = TransportContext(kind="streamable-http", can_send_request=asks is not None)
         self.message_metadata = ServerMessageMetadata()
-        self.cancel_requested = anyio.Event()
         self.headers: list[tuple[bytes, bytes]] = []
         self._asks = asks
         self._send = send
@@ -57,11 +56,16 @@ class Exchange:
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
         self._pinging: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         meta = params.get("_meta") if isinstance(params, dict) else None
         token = meta.get("progressToken") if isinstance(meta, dict) else None
         self._progress_token = token if isinstance(token, str | int) and not isinstance(token, bool) else None
 
     # ── what the SDK asks of a dispatch context ───────────────────────────────────────────────────
+
+    @cached_property
+    def cancel_requested(self) -> anyio.Event:
+        return anyio.Event()  # made when somebody looks: nobody does in a call of ours that just ends
 
     @property
     def can_send_request(self) -> bool:
@@ -116,15 +120,19 @@ class Exchange:
     def attended(self, receive: Receive, scope: anyio.CancelScope | None) -> Iterator[None]:
         """While this holds, a silent stream is pinged, and when the client goes away `scope` is cancelled, where
         going away is the client's word for it."""
-        # A bare task and timer, not a task group: this is on the path of every call and must cost next to nothing.
+        # A timer, not a task: this is on the path of every call, and most are over before a task would be worth it.
         loop = asyncio.get_running_loop()
-        watcher = loop.create_task(self._watch(receive, scope))
-        self._timer = loop.call_later(PING_SECONDS, self._ping_soon, loop)
+        self._timer = loop.call_later(ATTEND_SECONDS, self._attend, loop, receive, scope)
         try:
             yield
         finally:
-            watcher.cancel()
             self._timer.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
+
+    def _attend(self, loop: asyncio.AbstractEventLoop, receive: Receive, scope: anyio.CancelScope | None) -> None:
+        self._watching = loop.create_task(self._watch(receive, scope))
+        self._timer = loop.call_later(PING_SECONDS, self._ping_soon, loop)
 
     async def _watch(self, receive: Receive, scope: anyio.CancelScope | None) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ringfence import canonical
 from ringfence.errors import RingfenceError
-from ringfence.model import Json, Principal, ServerSpec
+from ringfence.identity import LOCAL_AGENT
+from ringfence.model import Call, Contract, Json, Principal, ServerSpec, Transport
 from ringfence.pipeline import Pipeline
 from ringfence.rulebook import Rulebook, allowed_item
 from ringfence.upstream.pool import Pool
@@ -26,9 +27,9 @@ def _offer(rules: Rulebook) -> _Offer:
     tools: list[Json] = []
     header_schemas: dict[str, Json] = {}
     for capability in rules.catalog.offered(rules.environment):
-        if capability.definition is None:
-            continue
         name = capability.contract.name
+        if capability.definition is None or _pointless(rules, capability.contract):
+            continue
         body = {**capability.definition.body, "name": name}
         if capability.contract.description is not None:
             body["description"] = capability.contract.description
@@ -39,6 +40,13 @@ def _offer(rules: Rulebook) -> _Offer:
             header_schemas[name] = schema
         tools.append(body)
     return _Offer(rules, tools, header_schemas)
+
+
+def _pointless(rules: Rulebook, contract: Contract) -> bool:
+    """A tool of our own that policy never lets anybody use. It is there by itself, so nobody is told of it."""
+    if contract.transport is not Transport.SANDBOXED_EXEC:
+        return False
+    return rules.policy.never_allows(Call("", Principal(LOCAL_AGENT), contract.name, {}), contract)
 
 
 class Shelf:

@@ -1,4 +1,5 @@
 -- The audit log. `id` is the order of commit over all chains; everything but `text` and `hash` repeats the text.
+-- `salt` is no part of the record: it opens the digests in its text, and can be erased without breaking the chain.
 CREATE TABLE records (
     id      INTEGER PRIMARY KEY,
     chain   TEXT    NOT NULL,
@@ -7,12 +8,12 @@ CREATE TABLE records (
     kind    TEXT    NOT NULL,
     call_id TEXT,
     text    TEXT    NOT NULL,
-    hash    TEXT    NOT NULL
+    hash    TEXT    NOT NULL,
+    salt    BLOB
 );
 CREATE UNIQUE INDEX records_by_place ON records (chain, seq);
-CREATE INDEX records_by_call ON records (call_id) WHERE call_id IS NOT NULL;
--- A call closes exactly once.
-CREATE UNIQUE INDEX records_finished ON records (call_id) WHERE kind = 'finished';
+-- Finds the records of a call, and lets it close only once: of its records all but *finished* differ by their hash.
+CREATE UNIQUE INDEX records_by_call ON records (call_id, iif(kind = 'finished', '', hash)) WHERE call_id IS NOT NULL;
 
 -- One chain per process that ever wrote. `settled`: closed with its last checkpoint, or given up as damaged.
 CREATE TABLE chains (
@@ -80,12 +81,12 @@ CREATE TABLE pins (
     PRIMARY KEY (server, kind, name)
 );
 
--- Payloads and the salts of their digests lie apart from the log, so that they can be erased without breaking it.
+-- Payloads that may be kept, with the salts of their digests, lie apart from the log, so that they can be erased without breaking it.
 CREATE TABLE payloads (
     call_id TEXT NOT NULL,
     part    TEXT NOT NULL,
     salt    BLOB NOT NULL,
-    body    BLOB,
+    body    BLOB NOT NULL,
     PRIMARY KEY (call_id, part)
 ) WITHOUT ROWID;
 

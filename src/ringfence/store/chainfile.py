@@ -74,7 +74,7 @@ class CheckpointFile:
         made = cls(folder, head.chain, keys)
         try:
             _write_all(made._descriptor, slots.EMPTY * slots.SLOTS, 0)
-            made.write(head, durable=True)
+            made.write(head, synced=True)
             parent = os.open(made._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(parent)
@@ -92,12 +92,16 @@ class CheckpointFile:
         self._next = 0 if found.index < 0 else 1 - found.index
         return found
 
-    def write(self, head: Head, *, durable: bool) -> None:
-        """Sign `head`; synced to disk when it must outlive the machine. Raises OSError."""
+    def write(self, head: Head, *, synced: bool = False) -> None:
+        """Sign `head`. Raises OSError.
+
+        A record is synced where it must outlive the machine; its checkpoint need not be: one that is older than the
+        log is what a crash leaves anyway, and a slot is one sector, so it reaches the disk whole or not at all.
+        """
         checkpoint = Checkpoint(head.chain, head.seq, head.hash, head.seq, time.time())
         slot = slots.pack(checkpoint.sign(self._keys.private))
         _write_all(self._descriptor, slot, self._next * slots.SLOT_BYTES)
-        if durable:
+        if synced:
             _sync(self._descriptor)
         # Only now is the other slot free to be overwritten: a failed write is tried again in the same place.
         self._next = 1 - self._next

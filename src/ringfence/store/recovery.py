@@ -131,7 +131,7 @@ class Recovery:
                 transaction.append(CLOSED, None, {"recovered": True, "calls": len(closed)})
             head = transaction.head
         self._calls += closed
-        self._attempt(name, lambda: file.write(head, durable=True))
+        self._attempt(name, lambda: file.write(head, synced=True))
         with durable_transaction(self._connection, head):
             self._settle(name)
         self._chains.append(name)

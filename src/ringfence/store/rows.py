@@ -96,10 +96,10 @@ class KeyRow:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What is kept of one payload; `body` is None where only the salt is."""
+    """What is kept of one payload, and the salt of its digest."""
 
     salt: bytes
-    body: bytes | None
+    body: bytes
 
 
 def pack(value: Any) -> str:

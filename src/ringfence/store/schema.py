@@ -108,8 +108,6 @@ def _set_up(connection: sqlite3.Connection) -> None:
     # What is erased must be gone from the file, not only from the tables.
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute("PRAGMA journal_size_limit = 67108864")
-    # Pages are written over and over: waiting longer before they are copied home saves most of the copying.
-    connection.execute("PRAGMA wal_autocheckpoint = 8000")
 
 
 def _patiently(step: Callable[[], T]) -> T:

@@ -88,7 +88,7 @@ class Store:
                 recovery.adopt(transaction)
                 transaction.forget_before(time.time() - KEPT_SECONDS)
                 head = transaction.head
-            checkpoints.write(head, durable=True)
+            checkpoints.write(head, synced=True)
             writer = Writer(folder, connection, head, checkpoints)
         except BaseException as exc:
             if checkpoints is not None:
@@ -113,8 +113,18 @@ class Store:
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        self._writer.submit(Job(work, durable, loop, task=answer))
+        # Not at once: the writer would wake while this thread still holds the interpreter's lock, and the two would
+        # fight over it. By its next turn the loop has little left to do but wait.
+        loop.call_soon(self._submit, Job(work, durable, loop, task=answer))
         return await answer
+
+    def _submit(self, job: Job) -> None:
+        """Out of the loop nobody would hear that the queue refused a job; who waits for it does."""
+        try:
+            self._writer.submit(job)
+        except StoreError as exc:
+            job.error = exc
+            job.resolve()
 
     def write_sync(self, work: Callable[[Transaction], T], *, durable: bool = True) -> T:
         """The same from a thread without an event loop."""
@@ -155,6 +165,7 @@ class Store:
             raise error
 
     async def aclose(self) -> None:
+        await asyncio.sleep(0)  # what was given to `write` before now gets into the queue before its end
         await asyncio.to_thread(self.close)
 
     def _end(self, transaction: Transaction) -> None:

@@ -30,7 +30,7 @@ from ringfence.store.rows import (
 )
 
 _COPIED = ("call", "contract", "pin", "decision", "approval", "arguments", "durable", "effect_possible")
-_INSERT = "INSERT INTO records (chain, seq, at, kind, call_id, text, hash) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_INSERT = "INSERT INTO records (chain, seq, at, kind, call_id, text, hash, salt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class Transaction:
@@ -44,13 +44,13 @@ class Transaction:
 
     # ── The log ──
 
-    def append(self, kind: str, call_id: str | None, body: Json) -> Receipt:
-        """Add a record to this process's chain."""
+    def append(self, kind: str, call_id: str | None, body: Json, *, salt: bytes | None = None) -> Receipt:
+        """Add a record to this process's chain; `salt`, which opens the digests in it, lies beside it."""
         try:
             record = chain.seal(self.head, time.time(), kind, call_id, body)
         except ValueError as exc:
             raise StoreError(f"a record cannot be written: {exc}") from None
-        row = (record.chain, record.seq, record.at, kind, call_id, record.text, record.hash)
+        row = (record.chain, record.seq, record.at, kind, call_id, record.text, record.hash, salt)
         try:
             self._connection.execute(_INSERT, row)
         except sqlite3.IntegrityError as exc:
@@ -215,8 +215,8 @@ class Transaction:
     def pins(self, server: str | None = None) -> list[Definition]:
         return pin_rows(self._connection, server)
 
-    def put_payload(self, call_id: str, part: Part, salt: bytes, body: bytes | None) -> None:
-        """Keep a payload's salt, and the payload where the contract allows, apart from the log."""
+    def put_payload(self, call_id: str, part: Part, salt: bytes, body: bytes) -> None:
+        """Keep a payload that the contract lets us keep, and its salt, apart from the log."""
         self._connection.execute(
             "INSERT OR REPLACE INTO payloads (call_id, part, salt, body) VALUES (?, ?, ?, ?)",
             (call_id, part, salt, body),
@@ -228,6 +228,9 @@ class Transaction:
         A kept outcome and what people were shown go too. True where there was something to erase.
         """
         gone = self._connection.execute("DELETE FROM payloads WHERE call_id = ?", (call_id,)).rowcount
+        gone += self._connection.execute(
+            "UPDATE records SET salt = NULL WHERE call_id = ? AND salt IS NOT NULL", (call_id,)
+        ).rowcount
         gone += self._connection.execute(
             "UPDATE keys SET outcome = NULL WHERE call_id = ? AND outcome IS NOT NULL", (call_id,)
         ).rowcount

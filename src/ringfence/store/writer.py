@@ -118,17 +118,14 @@ class Writer(threading.Thread):
         job = self._jobs.get()
         while job is not None:
             group.append(job)
-            if len(group) == MAX_GROUP:
+            if len(group) == MAX_GROUP or self._jobs.empty():  # nobody else takes from it
                 return group, True
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return group, True
+            job = self._jobs.get()
         return group, False
 
     def _commit(self, group: list[Job]) -> None:
         connection = self._connect()
-        durable = any(job.durable for job in group)
+        durable = True in [job.durable for job in group]
         try:
             if durable is not self._full:
                 connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
@@ -144,8 +141,8 @@ class Writer(threading.Thread):
         except sqlite3.Error as exc:
             self._drop_connection()
             raise StoreError(f"the record could not be written: {exc}") from exc
-        if self._head.seq > self._covered or durable:
-            self._cover(durable=durable)
+        if self._head.seq > self._covered:
+            self._cover()
         if transaction.erased:
             self._empty_log(connection)
 
@@ -171,9 +168,9 @@ class Writer(threading.Thread):
                 connection.execute("RELEASE job")
         return kept
 
-    def _cover(self, *, durable: bool) -> None:
+    def _cover(self) -> None:
         try:
-            self._checkpoints.write(self._head, durable=durable)
+            self._checkpoints.write(self._head)
         except OSError as exc:
             raise StoreError(f"the checkpoint could not be written: {exc.strerror or exc}") from exc
         self._covered = self._head.seq

@@ -157,10 +157,12 @@ class Connection:
     async def request(self, request: UpstreamRequest) -> Json:
         """One governed request; raises what `ports.Upstreams.request` says."""
         with anyio.CancelScope(deadline=anyio.current_time() + request.timeout) as clock:
-            one_at_a_time = anyio.Lock()
+            turns: list[anyio.Lock] = []  # made for the first question: most calls have none
 
             async def asking(questions: Mapping[str, Json]) -> Mapping[str, Json]:
-                async with one_at_a_time:
+                if not turns:
+                    turns.append(anyio.Lock())
+                async with turns[0]:
                     left = clock.deadline - anyio.current_time()
                     clock.deadline = float("inf")  # a person thinks; the server's time stands still
                     try:

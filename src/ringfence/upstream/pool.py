@@ -87,7 +87,9 @@ class Pool:
     async def request(self, request: UpstreamRequest) -> Json:
         held = await self._get(request)
         held.users += 1
-        health = self._health.setdefault(request.server, Health())
+        health = self._health.get(request.server)
+        if health is None:
+            health = self._health[request.server] = Health()
         try:
             self._check_pin(held.connection, request.definition)
             result = await held.connection.request(request)

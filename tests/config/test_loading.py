@@ -87,7 +87,7 @@ def test_an_empty_file_permits_nothing(home: Path) -> None:
     assert (settings.policy.preset, settings.policy.default, settings.policy.rules) == ("standard", "deny", ())
     assert not settings.contracts
     assert not settings.servers
-    assert settings.sandbox == config.SandboxSettings("process", 30, 1.0, 256, 512, False)
+    assert settings.sandbox == config.SandboxSettings("process", 30, 1.0, 256, 512, 64, 64, 1_000_000, (), {}, False)
 
 
 @pytest.mark.parametrize("text", ["servers:\ncapabilities:\npolicy:\n", "policy: {rules: }", "--- \n# nothing\n"])
@@ -109,7 +109,6 @@ def test_the_capabilities_of_the_design_load(tmp_path: Path) -> None:
     assert rule.tool_patterns == ("execute_.*", "run_.*", "code_.*")
     assert [str(warning) for warning in settings.warnings] == [
         "f:3:72: every call of 'create_ticket' will be refused: delivering secrets is not built yet",
-        "f:5:3: every call of 'run_shell' will be refused: the sandbox is not built yet",
     ]
 
 
@@ -162,7 +161,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "conf").mkdir()
     text = (
         "gateway: {state: ../state}\nservers: {s: {command: [x], cwd: work}}\n"
-        "capabilities: {e: {transport: sandboxed_exec, filesystem: {mounts: [{host: data, at: /workspace/in}]}}}\n"
+        "capabilities: {e: {transport: sandboxed_exec, tool: run_shell, filesystem: {mounts: [{host: data, at: /workspace/in}]}}}\n"
         "secrets: {f: {from: file, path: ~/token}}\npolicy: {files: [p.yaml]}"
     )
     (tmp_path / "conf/ringfence.yaml").write_text(text)

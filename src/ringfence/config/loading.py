@@ -69,6 +69,8 @@ def _contract(draft: Draft, name: str, capability: Shaped[schema.Capability]) ->
     # Where several servers are declared, which of them has the tool is known only when they have been asked.
     if capability.shape.transport == "mcp" and "server" not in given and len(draft.servers) == 1:
         given["server"] = next(iter(draft.servers))
+    if capability.shape.transport == "sandboxed_exec":
+        given.setdefault("timeout_seconds", draft.sandbox.shape.default_timeout_seconds)
     mounts = capability.shape.filesystem.mounts if capability.shape.filesystem is not None else []
     if mounts:
         resolved = [{"host": str(paths.resolve(m.host, draft.base)), "at": m.at, "mode": m.mode} for m in mounts]
@@ -141,5 +143,10 @@ def _sandbox(shape: schema.Sandbox) -> SandboxSettings:
         max_cpu_cores=shape.max_cpu_cores,
         max_memory_mb=shape.max_memory_mb,
         max_disk_mb=shape.max_disk_mb,
+        max_processes=shape.max_processes,
+        max_output_mb=shape.max_output_mb,
+        capture_bytes=shape.capture_bytes,
+        accept_missing=tuple(shape.accept_missing),
+        templates={name: tuple(template.packages) for name, template in shape.templates.items()},
         network_enabled=shape.network_enabled,
     )

@@ -13,7 +13,7 @@ import pytest
 from ringfence import Gateway
 from ringfence.errors import ConfigError, StoreError, Unavailable
 from ringfence.model import Mode, Status
-from ringfence.sdk import _contract
+from ringfence.sdk.gateway import _contract
 from tests import gateways, tooling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:servers run on this host:UserWarning")]

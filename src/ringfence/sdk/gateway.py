@@ -17,12 +17,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from ringfence import canonical, config
-from ringfence.app import NOBODY, App
+from ringfence.app import App
 from ringfence.config import Config, GatewaySettings, PolicySettings, SandboxSettings
 from ringfence.contract import build
 from ringfence.errors import ConfigError, Problem, Unavailable
 from ringfence.model import Call, Contract, Json, Outcome, ServerSpec
 from ringfence.policy import PRESETS
+from ringfence.runs import NOBODY
 
 Upstream = str | Sequence[str] | Mapping[str, Any]
 """A URL, a command as a list of words, or a mapping with the keys of a server in `ringfence.yaml` and `name`."""
@@ -150,6 +151,7 @@ class Gateway:
                 approvals={},
                 policy=PolicySettings(preset=self._policy),
                 sandbox=SandboxSettings(),
+                own_tools=False,
             )
         )
 

@@ -1,0 +1,20 @@
+"""Code that nobody checked, in boxes. Whatever it does, it ends as an Execution with facts."""
+
+import ringfence
+
+PROGRAMS = {
+    "works": "print(sum(range(10)))",
+    "fails": "{}['missing']",
+    "hangs": "while True: pass",
+    "eats": "x = [0] * 10**9",
+    "phones home": "import urllib.request; urllib.request.urlopen('http://192.0.2.1/', timeout=5)",
+}
+
+for name, code in PROGRAMS.items():
+    execution = ringfence.run_code(code, timeout=2)
+    error = execution.error.name if execution.error else "-"
+    print(f"{name}: {execution.status}, {error}: {execution.facts['explanation']}")
+
+with ringfence.Sandbox.create(envs={"GREETING": "hello"}) as sandbox:
+    made = sandbox.commands.run("echo $GREETING; sort input/names > output/sorted", inputs={"names": "b\na\n"})
+    print(made.stdout.strip(), made.exit_code, [file["path"] for file in made.facts["files"]])

@@ -1,0 +1,205 @@
+"""`ringfence doctor`: tries on this host what boxes promise, and says what came of it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import typer
+
+from ringfence.cli import common
+from ringfence.cli.boxed import settings
+from ringfence.cli.terminal import cut, safe
+from ringfence.config.settings import SandboxSettings
+from ringfence.errors import Unavailable
+from ringfence.model import Json
+from ringfence.promises import CATALOGUE, CLASSES, Case, Options, Report, Result, run
+from ringfence.runs import BACKENDS, make_executor
+
+_BROKEN, _USAGE, _UNAVAILABLE = 1, 2, 125
+_CLASSES = ", ".join(f"{letter} {name}" for letter, name in CLASSES.items())
+_WORDS = {True: "kept", False: "BROKEN", None: "n/a"}
+
+
+def doctor(
+    backend: str | None = typer.Option(
+        None, "--backend", metavar="B", help="The sandbox backend. Left out: the default."
+    ),
+    every: bool = typer.Option(False, "--all", help="Every backend that can make boxes here."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON: an object, or with --all a list of them."),
+    classes: str | None = typer.Option(None, "--class", metavar="F,K", help=f"Only these classes: {_CLASSES}."),
+    only: list[str] | None = typer.Option(None, "--case", metavar="ID", help="Only this case. May be repeated."),
+    control: bool = typer.Option(True, "--control/--no-control", help="Also try each case outside of any box."),
+    config_path: Path | None = typer.Option(
+        None, "--config", help="A ringfence.yaml for the sandbox settings. Left out: the user's own, if any."
+    ),
+) -> None:
+    """Try every promise of a box on this host: hostile programs, each in a fresh box, each saying what came of it.
+
+    A case is kept when the program could not do what it tries, and the facts say so where they should. It is counted
+    only where its control, the same program outside of any box but as an unprivileged user in namespaces of its own,
+    can do it: what is impossible anyway shows nothing, and is n/a. Nothing of yours is touched: canaries, listeners and
+    victims are the doctor's own.
+
+    Exit code 1 where a promise is broken, 125 where no box can be made here, and what is missing is named.
+
+    \b
+    ringfence doctor                         all cases, as a table
+    ringfence doctor --class K,N             the kernel's surface and the network
+    ringfence doctor --case F01 --json       one case, for a program
+    """
+    if every and backend is not None:
+        common.fail("--all and --backend exclude each other", _USAGE)
+    cases = _chosen(classes, only or [])
+    wanted = settings(config_path, backend).sandbox
+    options = Options(cases=cases, controls=control)
+    reports, missing = common.run(_examine, _named(wanted, every), options)
+    if as_json:
+        told = [report.as_json() for report in reports]
+        if told:
+            common.dump(told if every else told[0])
+    else:
+        for report in reports:
+            print(text(report))
+    for name, problem in missing:
+        print(safe(f"{name}: {problem}"), file=sys.stderr)
+    if not reports:
+        raise typer.Exit(_UNAVAILABLE)
+    raise typer.Exit(_BROKEN if any(report.broken for report in reports) else 0)
+
+
+def _chosen(classes: str | None, ids: list[str]) -> tuple[Case, ...]:
+    letters = {word.strip().upper() for word in classes.split(",")} if classes is not None else set()
+    known = {case.id for case in CATALOGUE}
+    wrong = sorted(letters - CLASSES.keys()) + sorted({word.upper() for word in ids} - known)
+    if wrong:
+        common.fail(
+            f"there is no class or case {', '.join(wrong)}; classes are {', '.join(CLASSES)}, cases e.g. F01", _USAGE
+        )
+    if not letters and not ids:
+        return CATALOGUE
+    named = {word.upper() for word in ids}
+    return tuple(case for case in CATALOGUE if case.kind in letters or case.id in named)
+
+
+@dataclass(frozen=True, slots=True)
+class _Backend:
+    """One that is to be examined, and how it is made."""
+
+    name: str
+    sandbox: SandboxSettings
+
+
+def _named(sandbox: SandboxSettings, every: bool) -> list[_Backend]:
+    names = [name for name in BACKENDS if name != "auto"] if every else [sandbox.backend]
+    return [_Backend(name, _with(sandbox, name)) for name in names]
+
+
+def _with(sandbox: SandboxSettings, name: str) -> SandboxSettings:
+    return sandbox if sandbox.backend == name else SandboxSettings(backend=name, accept_missing=sandbox.accept_missing)
+
+
+async def _examine(backends: Iterable[_Backend], options: Options) -> tuple[list[Report], list[tuple[str, str]]]:
+    """Reports, and why there is none of a backend."""
+    reports: list[Report] = []
+    missing: list[tuple[str, str]] = []
+    for each in backends:
+        try:
+            backend = make_executor(each.sandbox).backend
+        except Unavailable as exc:
+            missing.append((each.name, exc.message))
+            continue
+        try:
+            with _progress(len(options.cases)) as options.progress:
+                reports.append(await run(backend, options))
+        except Unavailable as exc:
+            missing.append((each.name, exc.message))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await backend.close()
+    return reports, missing
+
+
+@dataclass(slots=True)
+class _Progress:
+    """One line on a terminal."""
+
+    total: int
+    done: int = 0
+    broken: list[str] = field(default_factory=list)
+
+    def __call__(self, result: Result) -> None:
+        self.done += 1
+        if result.kept is False:
+            self.broken.append(result.case.id)
+        shown = f"{self.done}/{self.total}  broken: {' '.join(self.broken) or 'none'}"
+        print(f"\r\x1b[K{cut(shown, 100)}", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[Result], None] | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        yield _Progress(total)
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+# ── For people ────────────────────────────────────────────────────────────────────────────────────
+
+
+def text(report: Report) -> str:
+    """The whole report as a table, what is broken in full, the host's protections, and a last line that counts."""
+    host = report.host
+    lines = [safe(f"{report.backend} on {host['system']} {host['kernel']} {host['machine']}, as {host['user']}")]
+    width = max(80, shutil.get_terminal_size((140, 24)).columns)
+    for kind, name in CLASSES.items():
+        results = [result for result in report.results if result.case.kind == kind]
+        if results:
+            lines += ["", f"{kind}  {name}", *(_row(result, width) for result in results)]
+    for result in report.results:
+        if result.kept is False:
+            lines += ["", *_in_full(result)]
+    lines += ["", *_protections(report.isolation), "", _summary(report)]
+    return "\n".join(lines)
+
+
+def _row(result: Result, width: int) -> str:
+    tried = max(40, (width - 16) * 3 // 5)
+    head = f"{result.case.id:5} {_WORDS[result.kept]:7} {cut(result.case.tried, tried):{tried}}  "
+    return head + cut(result.got, max(20, width - len(head)))
+
+
+def _in_full(result: Result) -> list[str]:
+    case = result.case
+    return [
+        safe(f"BROKEN {case.id}: {case.tried}"),
+        safe(f"  expected  {case.expected}"),
+        safe(f"  got       {result.got}"),
+        safe(f"  control   {result.control}"),
+    ]
+
+
+def _protections(isolation: Json) -> list[str]:
+    found: Json = isolation.get("protections") or {}
+    lines = ["protections"]
+    for name, how in found.items():
+        verified = f"verified: {how.get('verified')}" if how.get("verified") else "not verified"
+        lines.append(safe(f"  {name:20} {'on' if how.get('on') else 'OFF':4} {verified}"))
+    for name, how in (isolation.get("limits") or {}).items():
+        lines.append(safe(f"  limit of {name:11} by {how.get('by')}"))
+    return lines
+
+
+def _summary(report: Report) -> str:
+    parts = [f"{report.kept} kept", f"{report.broken} broken"]
+    if report.not_counted:
+        parts.append(f"{report.not_counted} not counted, since the control could not do it either")
+    return ", ".join(parts)

@@ -1,0 +1,187 @@
+"""What `ringfence run` is to run, and what goes in and out: read and checked before anything runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringfence.box import Input
+from ringfence.cli import common
+
+MAX_SOURCE_BYTES = 10 * 1024 * 1024
+_INSIDE = "/workspace/input"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_RUN_BY = {".js": "node", ".mjs": "node", ".cjs": "node", ".sh": "sh"}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Python source, or the words of a command; and the file that the command needs, if it is a script."""
+
+    code: str | None = None
+    command: str | None = None
+    argv: tuple[str, ...] = ()
+    name: str | None = None
+    script: Input | None = None
+    reads_stdin: bool = False
+    """The source itself came from there."""
+
+
+def chosen(words: list[str], code: str | None, shell: str | None) -> Program:
+    """The one program that the command line names."""
+    if code is not None and shell is not None:
+        common.fail("-c and --shell: give one of them", 2)
+    for word in (*words, code or "", shell or ""):
+        _proper(word)
+    if code is not None:
+        return Program(code=_text(code.encode(), "-c"), argv=tuple(words))
+    if shell is not None:
+        return Program(argv=("/bin/sh", "-c", shell, "sh", *words)) if words else Program(command=shell)
+    if not words:
+        common.fail("nothing to run: give a FILE, -c CODE or --shell CMD (ringfence run --help)", 2)
+    return _file(words[0], words[1:])
+
+
+def _proper(word: str) -> None:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        common.fail("the command line is not UTF-8", 2)
+
+
+def _file(given: str, words: list[str]) -> Program:
+    data = _read(given)
+    text = _text(data, given)
+    if given == "-":
+        return Program(code=text, argv=tuple(words), reads_stdin=True)
+    by, name = _interpreter(given, text), Path(given).name
+    if by is None:
+        # It finds itself where it would if it had been copied into the workspace.
+        folder = "/workspace/tmp" if name in ("input", "output", "tmp") else "/workspace"
+        return Program(code=text, argv=tuple(words), name=f"{folder}/{name}")
+    if not by[0].startswith("/") and shutil.which(by[0], path=_PATH) is None:
+        common.fail(f"{given}: {by[0]} is not installed where boxes find it ({_PATH})", 2)
+    return Program(argv=(*by, f"{_INSIDE}/{name}", *words), script=Input(name, data))
+
+
+def _read(given: str) -> bytes:
+    try:
+        with open(0 if given == "-" else given, "rb", closefd=given != "-") as file:
+            data = file.read(MAX_SOURCE_BYTES + 1)
+    except (OSError, ValueError) as exc:
+        common.fail(f"{given}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
+    if len(data) > MAX_SOURCE_BYTES:
+        common.fail(f"{given}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB, which is the most for a program", 2)
+    return data
+
+
+def _text(data: bytes, what: str) -> str:
+    if len(data) > MAX_SOURCE_BYTES:
+        common.fail(f"{what}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB, which is the most for a program", 2)
+    if b"\0" in data:
+        common.fail(f"{what}: a NUL byte at offset {data.index(0)}: this is no source", 2)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        common.fail(f"{what}: not UTF-8: byte 0x{data[exc.start]:02x} at offset {exc.start}", 2)
+
+
+def _interpreter(given: str, text: str) -> tuple[str, ...] | None:
+    """The command that runs this file; None where that is Python."""
+    if text.startswith("#!"):
+        # As the kernel reads it: a program, and all that follows is one word.
+        words = text.partition("\n")[0].removeprefix("#!").strip().split(maxsplit=1)
+        through = words[-1].split() if words and Path(words[0]).name == "env" and len(words) > 1 else words
+        names = [Path(word).name for word in through if not word.startswith("-")]
+        if names:
+            return None if names[0].startswith(("python", "pypy")) else tuple(words)
+    by = _RUN_BY.get(Path(given).suffix.lower())
+    return None if by is None else (by,)
+
+
+# ── Files in and out ──────────────────────────────────────────────────────────────────────────────
+
+
+def inputs(given: list[Path], script: Input | None) -> tuple[Input, ...]:
+    """The files behind `--input`, each under its own name; of a folder everything below it."""
+    found = [script] if script is not None else []
+    for path in given:
+        found += _tree(path) if path.is_dir() else [Input(path.name, _readable(path))]
+    names: set[str] = set()
+    for each in found:
+        if each.name in names:
+            common.fail(f"--input: two of them are called {each.name}", 2)
+        names.add(each.name)
+    return tuple(found)
+
+
+def _readable(path: Path) -> Path:
+    try:
+        real = path.resolve(strict=True)
+        regular = stat.S_ISREG(real.stat().st_mode)
+    except (OSError, RuntimeError, ValueError) as exc:
+        common.fail(f"--input {path}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
+    if not regular:
+        common.fail(f"--input {path}: neither a file nor a folder", 2)
+    if not os.access(real, os.R_OK):
+        common.fail(f"--input {path}: cannot be read", 2)
+    return real
+
+
+def _tree(folder: Path) -> list[Input]:
+    real = folder.resolve()
+    out: list[Input] = []
+    left_out = 0
+    for root, folders, files in os.walk(real, onerror=_unreadable):
+        left_out += sum((Path(root) / name).is_symlink() for name in folders)
+        for name in sorted(files):
+            path = Path(root) / name
+            # A link could lead to what nobody meant to show; whoever wants it names it.
+            if path.is_symlink() or not path.is_file():
+                left_out += 1
+                continue
+            out.append(Input(str(Path(real.name) / path.relative_to(real)), _readable(path)))
+    if left_out:
+        print(f"ringfence: --input {folder}: {left_out} links and special files left out", file=sys.stderr)
+    return out
+
+
+def _unreadable(exc: OSError) -> None:
+    common.fail(f"--input {exc.filename}: {exc.strerror}", 2)
+
+
+def output_folder(path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as exc:
+        common.fail(f"--output {path}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
+    if not os.access(real, os.W_OK | os.X_OK):
+        common.fail(f"--output {path}: cannot be written to", 2)
+    return real
+
+
+def trees(given: list[Path]) -> tuple[Path, ...]:
+    for path in given:
+        if not path.is_dir():
+            common.fail(f"--tree {path}: not a folder", 2)
+        if not os.access(path, os.R_OK | os.X_OK):
+            common.fail(f"--tree {path}: cannot be read", 2)
+    return tuple(path.resolve() for path in given)
+
+
+def environment(given: list[str]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    for pair in given:
+        _proper(pair)
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            common.fail(f"--env {pair}: write it as NAME=VALUE", 2)
+        out[name] = value
+    return out

@@ -1,0 +1,42 @@
+"""How the harness finds a box on the host."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from ringfence.model import Json
+from ringfence.promises.props import Props
+
+
+def box_processes(facts: Json) -> list[Path]:
+    """The processes of a box, as the host sees them, by the namespace that the box says it is in."""
+    wanted, found = facts.get("spaces", {}).get("pid"), []
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdigit() and os.readlink(path / "ns" / "pid") == wanted:
+                found.append(path)
+        except OSError:
+            continue
+    return found
+
+
+def surroundings(props: Props, facts: Json) -> Json:
+    """The namespaces of whatever the box was made by, which stand outside of it."""
+    inside = box_processes(facts)
+    outside = {_parent(process) for process in inside} - set(inside) - {Path("/proc/0")}
+    found: dict[str, list[str]] = {}
+    for process in outside:
+        for name in facts.get("spaces", {}):
+            with suppress(OSError):
+                found.setdefault(name, []).append(os.readlink(process / "ns" / name))
+    return {"outside": found}
+
+
+def _parent(process: Path) -> Path:
+    try:
+        text = (process / "stat").read_text()
+    except OSError:
+        return Path("/proc/0")
+    return Path("/proc", text.rpartition(")")[2].split()[1])

@@ -1,0 +1,281 @@
+"""Runs the cases against a backend, each in a box of its own, and against their controls."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from textwrap import dedent
+
+import anyio
+from anyio import CapacityLimiter, to_thread
+
+from ringfence.box import BoxReport, BoxSpec, Captured, Input, Program, Stream
+from ringfence.errors import RingfenceError, Unavailable
+from ringfence.model import Json
+from ringfence.ports import Backend
+from ringfence.promises import judging
+from ringfence.promises.case import Case, Report, Result, Trial
+from ringfence.promises.cases import CATALOGUE
+from ringfence.promises.control import ControlBackend, Launcher
+from ringfence.promises.props import Props
+from ringfence.promises.stage import Stage
+
+_PRELUDE = Path(__file__).with_name("probe.py").read_text()
+_PACKAGE = Path(__file__).parents[1]
+_READY_SECONDS = 10.0
+_GONE_SECONDS = 0.05
+
+
+@dataclass(slots=True)
+class Options:
+    """How the suite is run."""
+
+    cases: tuple[Case, ...] = CATALOGUE
+    controls: bool = True
+    parallel: int = field(default_factory=lambda: max(2, min(8, 2 * (os.cpu_count() or 1))))
+    progress: Callable[[Result], None] | None = None
+    known: dict[str, tuple[bool, str]] = field(default_factory=dict)
+    """What controls said already: they do not depend on the backend."""
+
+
+async def run(backend: Backend, options: Options | None = None) -> Report:
+    """Try every case. Raises Unavailable where the backend makes no boxes here."""
+    options = options or Options()
+    with Stage() as stage, closing(Launcher()) as launcher:
+        first = await backend.run(BoxSpec(Program("python", b"pass")))
+        if first.ended != "exited":
+            raise Unavailable("no_box", "; ".join(("a box for nothing at all failed", *first.trouble)))
+        results: dict[str, Result] = {}
+        limiter = CapacityLimiter(options.parallel)
+
+        async def one(case: Case) -> None:
+            async with limiter:
+                result = await _Tries(backend, stage, launcher).result(case, options)
+            results[case.id] = result
+            if options.progress is not None:
+                options.progress(result)
+
+        async with anyio.create_task_group() as group:
+            for case in options.cases:
+                group.start_soon(one, case)
+    ordered = tuple(results[case.id] for case in options.cases)
+    return Report(backend.name, _host(), ordered, first.isolation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tries:
+    """Where cases are tried: in the backend's boxes, and as controls."""
+
+    backend: Backend
+    stage: Stage
+    launcher: Launcher
+
+    async def result(self, case: Case, options: Options) -> Result:
+        could, control = True, "not run"
+        if options.controls:
+            if case.id not in options.known:
+                options.known[case.id] = await self.control(case)
+            could, control = options.known[case.id]
+        try:
+            kept, got = await self._tried(self.backend, case, judging.verdict)
+        except (RingfenceError, ValueError, OSError) as exc:
+            return Result(case, f"no box was made: {exc}", control, False)
+        return Result(case, got, control, kept if could or not kept else None)
+
+    async def control(self, case: Case) -> tuple[bool, str]:
+        """Could it be done where nothing stands in its way, and what happened there."""
+        if case.control.impossible:
+            return False, f"not possible here: {case.control.impossible}"
+        backend = ControlBackend(self.launcher, case.control)
+        try:
+            return await self._tried(backend, case, judging.control_says)
+        except (RingfenceError, OSError) as exc:
+            return False, f"not possible here: {exc}"
+
+    async def _tried(
+        self, backend: Backend, case: Case, judge: Callable[[Case, Trial], tuple[bool, str]]
+    ) -> tuple[bool, str]:
+        """Set up, run, judge while the props still stand."""
+        props = self.stage.props(case.props)
+        try:
+            return judge(case, await _Attempt(backend, case, props).made())
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+        finally:
+            props.close()
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Of several errors at once, the first."""
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+class _Attempt:
+    """One case in one place."""
+
+    def __init__(self, backend: Backend, case: Case, props: Props) -> None:
+        self._backend = backend
+        self._case = case
+        self._props = props
+        self._seen: Json = {}
+        self._marker = f"{secrets.randbelow(10**9):09d}"
+        if "planted" in case.inputs:
+            props.plant(case.inputs["planted"].decode())
+
+    async def made(self) -> Trial:
+        case, beside = self._case, _Ear()
+        async with anyio.create_task_group() as group:
+            neighbour: Json = {}
+            if case.beside:
+                group.start_soon(self._run, self._spec(case.beside, {}), beside)
+                neighbour = await beside.ready()
+            spec = self._spec(case.program, neighbour)
+            ear = _Ear()
+            if case.observe is not None:
+                group.start_soon(self._look, ear)
+            report, after = await self._reports(spec, ear, neighbour)
+        await self._count_left()
+        return Trial(
+            report=report,
+            limits=case.limits,
+            props=self._props,
+            claim=claim_of(report.stdout),
+            after=claim_of(after.stdout) if after else None,
+            after_report=after,
+            beside=neighbour or None,
+            seen=self._seen,
+        )
+
+    async def _reports(self, spec: BoxSpec, ear: _Ear, neighbour: Json) -> tuple[BoxReport, BoxReport | None]:
+        if not self._case.then:
+            return await self._run(spec, ear), None
+        following = self._spec(self._case.then, neighbour)
+        if isinstance(self._backend, ControlBackend):
+            both = await self._backend.run_all([spec, following], ear.hear)
+            return both[0], both[1]
+        report = await self._run(spec, ear)
+        return report, await self._run(following, _Ear())
+
+    async def _run(self, spec: BoxSpec, ear: _Ear) -> BoxReport:
+        try:
+            return await self._backend.run(spec, ear.hear)
+        finally:
+            ear.ended()
+
+    def _spec(self, program: str, neighbour: Json) -> BoxSpec:
+        case, props = self._case, self._props
+        given = {
+            "limits": asdict(case.limits),
+            "marker": self._marker,
+            "neighbour": neighbour,
+            "package": str(_PACKAGE),
+            **props.given,
+        }
+        source = text_of(program, given)
+        inputs = tuple(Input(name, content) for name, content in case.inputs.items() if name != "planted")
+        what = (
+            Program("command", argv=case.command, stdin=program.encode()) if case.command else Program("python", source)
+        )
+        return BoxSpec(
+            what, case.limits, env=case.env, inputs=inputs, output=props.output, trees=props.trees, layout=case.layout
+        )
+
+    async def _look(self, ear: _Ear) -> None:
+        facts = await ear.ready()
+        if facts and self._case.observe is not None:
+            self._seen |= await to_thread.run_sync(self._case.observe, self._props, facts)
+
+    async def _count_left(self) -> None:
+        """Processes of this trial that are there a moment after its end."""
+        if "marker" not in self._case.program:
+            return
+        await anyio.sleep(_GONE_SECONDS)
+        left = await to_thread.run_sync(running, self._marker)
+        if left:
+            self._seen["left"] = len(left)
+
+
+class _Ear:
+    """Hears what a program says while it runs, and notices when it says that it is ready."""
+
+    def __init__(self) -> None:
+        self._heard = bytearray()
+        self._event = anyio.Event()
+        self._facts: Json = {}
+
+    def hear(self, stream: Stream, data: bytes) -> None:
+        if stream != "stdout" or self._event.is_set():
+            return
+        self._heard += data
+        for line in bytes(self._heard).split(b"\n")[:-1]:
+            found = _object(line)
+            if found and found.get("ready"):
+                self._facts = found
+                self._event.set()
+
+    def ended(self) -> None:
+        self._event.set()
+
+    async def ready(self) -> Json:
+        with anyio.move_on_after(_READY_SECONDS):
+            await self._event.wait()
+        return self._facts
+
+
+def text_of(program: str, given: Json) -> bytes:
+    """The whole source that is sent: what all programs share, what this one is told, and its own."""
+    told = f"given.update(json.loads({json.dumps(json.dumps(given))}))\ngiven.update(globals().get('HERE', {{}}))\n"
+    return f"{_PRELUDE}\n{told}\n{dedent(program)}\n".encode()
+
+
+def claim_of(stdout: Captured) -> Json | None:
+    """The last thing that a program said of itself."""
+    for line in reversed((stdout.head + b"\n" + stdout.tail).split(b"\n")):
+        found = _object(line)
+        if found is not None and isinstance(found.get("done"), bool):
+            return found
+    return None
+
+
+def _object(line: bytes) -> Json | None:
+    if not line.startswith(b"{"):
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def running(marker: str) -> list[int]:
+    """Processes on this host with this word in their command line."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            command = Path("/proc", name, "cmdline").read_bytes()
+        except OSError:
+            continue
+        if marker.encode() in command:
+            found.append(int(name))
+    return found
+
+
+def _host() -> Json:
+    return {
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "user": "root" if os.geteuid() == 0 else "ordinary user",
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }

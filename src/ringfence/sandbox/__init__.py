@@ -1,0 +1,1 @@
+"""Boxes: what executes does so in one of these."""

@@ -1,0 +1,1 @@
+"""The embedded Linux backend: namespaces, Landlock, seccomp and cgroups, in Python alone."""

@@ -1,0 +1,195 @@
+"""The `process` backend: no container engine, no root needed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from ringfence.box import BoxReport, BoxSpec, Limits, Program, Stream
+from ringfence.errors import Unavailable
+from ringfence.model import Json
+from ringfence.sandbox.process import host, inputs, selftest
+from ringfence.sandbox.process.box import Box
+from ringfence.sandbox.process.cgroup import Cgroups, sweep
+from ringfence.sandbox.process.confine import Shape
+from ringfence.sandbox.process.groups import Groups
+from ringfence.sandbox.process.pool import Pool
+from ringfence.sandbox.process.run import Run
+from ringfence.sandbox.process.zygotes import Baseline, interpreter
+from ringfence.sandbox.tools import TEMPLATES
+
+log = logging.getLogger(__name__)
+
+_REAP_SECONDS = 10.0
+_READ_AT_START = ("PYTHON", "LANG", "LC_", "LD_", "GLIBC_", "MALLOC_")
+"""Environment variables that a process looks at once, when it starts."""
+
+
+class ProcessBackend:
+    """Boxes made of namespaces, Landlock, seccomp and control groups, forked from zygotes."""
+
+    name = "process"
+
+    def __init__(
+        self,
+        *,
+        accept_missing: Sequence[str] = (),
+        templates: Mapping[str, tuple[str, ...]] = TEMPLATES,
+        without: Sequence[str] = (),
+        depth: int | None = None,
+    ) -> None:
+        """`without` leaves confinement steps out, to show what each is good for; facts and `doctor` tell."""
+        self._accepted = tuple(accept_missing)
+        self._templates = templates
+        self._without = tuple(without)
+        self._cgroups: Cgroups | None = None
+        self._depth = depth
+        self._pool: Pool | None = None
+        self._host: host.Host | None = None
+        self._tested: host.Tested | None = None
+        self._opening = asyncio.Lock()
+        self._made = 0
+        self._groups: Groups | None = None
+
+    # ── The port ──
+
+    async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+        host.check_spec(spec, self._templates)
+        inputs.check_inputs(spec.inputs, spec.output)
+        if spec.program.kind == "python" and any(name.startswith(_READ_AT_START) for name in spec.env):
+            spec = replace(spec, layout="fresh")  # an interpreter that runs already would not look at them
+        await self._open()
+        return await self._run(spec, tell)
+
+    async def _run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+        assert self._pool is not None
+        pool, baseline, limits = self._pool, self._baseline(spec), spec.limits
+        box = await pool.take(baseline, limits, self._shape(limits))
+        asyncio.get_running_loop().call_soon(pool.refill, baseline, limits)
+        run = Run(box, spec, str(interpreter()), tell)
+        try:
+            report = await run.to_the_end()
+        finally:
+            await self._remove(box)
+        if report.ended == "infra" and not box.begun:
+            raise Unavailable("no_box", "the box ended before the program began: " + ("; ".join(box.trouble) or "?"))
+        return replace(report, isolation=self._isolation(box, spec, run.overshoot), trouble=tuple(box.trouble))
+
+    async def warm(self, spec: BoxSpec) -> None:
+        """Have boxes for specs like this one ready. Raises Unavailable."""
+        host.check_spec(spec, self._templates)
+        await self._open()
+        assert self._pool is not None
+        await self._pool.fill(self._baseline(spec), spec.limits, self._shape(spec.limits))
+
+    async def drain(self) -> None:
+        """Let go of the boxes that are kept ready."""
+        if self._pool is not None:
+            await self._pool.drain()
+
+    async def close(self) -> None:
+        if self._groups is not None:
+            self._groups.close()
+        if self._pool is not None:
+            await self._pool.close()
+            self._pool = self._tested = None
+
+    # ── The end of a box ──
+
+    async def _remove(self, box: Box) -> None:
+        try:
+            if not box.ended.done():
+                box.kill()
+                async with asyncio.timeout(_REAP_SECONDS):
+                    await asyncio.shield(box.ended)
+        except TimeoutError:
+            box.trouble.append("the box did not end when it was killed; its slot is not used again")
+            log.error("a box did not end when it was killed (process %d)", box.pid)
+            return
+        if not box.remove():
+            log.error("a box could not be removed: %s", "; ".join(box.trouble))
+
+    # ── What boxes are made of ──
+
+    async def _open(self) -> None:
+        """Raises Unavailable where this host lacks a protection that was not given up."""
+        if self._tested is not None:
+            return
+        async with self._opening:
+            if self._tested is not None:
+                return
+            if self._pool is None:
+                self._host = host.Host.detect()
+                self._host.require(self._accepted)
+                self._cgroups = Cgroups.detect()
+                for left in sweep(self._cgroups):
+                    log.info("removed what a dead supervisor left: %s", left)
+                self._groups = Groups(self._cgroups)
+                self._pool = Pool(self._groups, self._depth)
+            self._tested = await self._test()
+
+    async def _test(self) -> host.Tested:
+        """Look at a box before the first program is let into one."""
+        assert self._host is not None
+        left_out = frozenset({*self._without, *(name for name in self._accepted if name in self._host.missing)})
+        self._tested = host.Tested({}, "", left_out)
+        try:
+            report = await self._run(BoxSpec(Program("python", source=selftest.PROGRAM)))
+        finally:
+            self._tested = None
+        try:
+            found = selftest.judge(report.stdout.head, Limits())
+        except (ValueError, KeyError, IndexError) as exc:
+            if self._without:
+                return host.Tested({}, "", left_out)  # it may need just what was left out
+            said = report.stderr.text.strip().splitlines()[-1:] or [str(exc)]
+            raise Unavailable("self_test", f"a box could not be looked at: {report.ended}, {said[0]}") from None
+        lacking = sorted(name for name, on in found.items() if not on and name not in left_out)
+        if lacking and not self._without:
+            raise Unavailable("self_test", f"a box on this host lacks: {', '.join(lacking)}")
+        return host.Tested(found, datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), left_out)
+
+    def _baseline(self, spec: BoxSpec) -> Baseline:
+        assert self._host is not None
+        trees = tuple(sorted(os.path.realpath(tree) for tree in spec.trees))
+        preload = self._templates[spec.template]
+        if preload:
+            trees = tuple(sorted({*trees, *(path for path in sys.path if path.endswith("site-packages"))}))
+        left_out = {*self._without, *(name for name in self._accepted if name in self._host.missing)}
+        if not self._counts("memory"):
+            left_out.add("memfd")  # nothing else would see it
+        return Baseline(spec.tenant, spec.template, preload, trees, tuple(sorted(left_out)))
+
+    def _counts(self, what: str) -> bool:
+        return self._cgroups is not None and what in self._cgroups.available
+
+    def _shape(self, limits: Limits) -> Shape:
+        cores: list[int] = []
+        if not self._counts("cpu"):
+            every = sorted(os.sched_getaffinity(0))
+            wanted = max(1, math.ceil(limits.cpu_cores))
+            cores = [every[(self._made + n) % len(every)] for n in range(wanted)] if wanted < len(every) else []
+        return {
+            "disk_bytes": limits.disk_bytes,
+            "inodes": limits.inodes,
+            "processes": limits.processes,
+            "open_files": limits.open_files,
+            # A file that fills the disk is to meet the disk's limit first.
+            "file_bytes": limits.file_bytes or limits.disk_bytes + 4096,
+            "cpu_seconds": math.ceil(limits.cpu_seconds or 0),
+            "data_bytes": 0 if self._counts("memory") else 2 * limits.memory_bytes,
+            "cores": cores,
+        }
+
+    def _isolation(self, box: Box, spec: BoxSpec, overshoot: int | None) -> Json:
+        assert self._host is not None and self._tested is not None
+        means: Json = {name: {"by": "cgroup" if self._counts(name) else how} for name, how in host.MEANS.items()}
+        if overshoot is not None and not self._counts("memory"):
+            means["memory"]["overshoot_bytes"] = overshoot
+        return self._host.isolation(box.isolation, self._tested, spec.layout, means)

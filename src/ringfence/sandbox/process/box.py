@@ -1,0 +1,165 @@
+"""The supervisor's end of one box: its descriptors, and what it and its zygote say of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ringfence.box import Limits
+from ringfence.errors import Unavailable
+from ringfence.model import Json
+from ringfence.sandbox.process import host
+from ringfence.sandbox.process.cgroup import Group
+from ringfence.sandbox.process.groups import Groups
+from ringfence.sandbox.process.hub import Hub
+
+CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What the kernel said when the box's first process was reaped, all its descendants included."""
+
+    status: int
+    cpu_ms: float
+    peak_memory_bytes: int
+    """Of the largest single process."""
+    io_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all boxes of a backend have in common on the supervisor's side."""
+
+    hub: Hub
+    groups: Groups
+
+
+class Box:
+    """A box from its fork to its removal."""
+
+    def __init__(self, number: int, slot: int, channel: socket.socket, limits: Limits, shared: Shared) -> None:
+        loop = asyncio.get_running_loop()
+        self.number = number
+        self.slot = slot
+        self.limits = limits
+        self.hub = shared.hub
+        self._groups = shared.groups
+        self.host_id: int | None = None
+        """Who it is on the host, where that is not the supervisor's own user."""
+        self.pid = 0
+        self.group: Group | None = None
+        self.descriptors: dict[str, int] = {}
+        self.trouble: list[str] = []
+        self.worker_status: int | None = None
+        self.begun = False
+        self.ended: asyncio.Future[Ended | None] = loop.create_future()
+        self.on_removed: Callable[[], object] = lambda: None
+        self._channel: socket.socket | None = channel
+        self._handle = -1
+        self._closed: asyncio.Future[None] = loop.create_future()
+        self.isolation: Json = {}
+        """What was read back of it from the kernel once it was closed."""
+        self.hub.add(channel.fileno(), self._hear)
+
+    # ── Before the order ──
+
+    async def closed(self) -> None:
+        """Wait until every confinement step is done and the worker is there. Raises Unavailable."""
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await self._closed
+
+    def born(self, pid: int, handle: int) -> None:
+        self.pid, self._handle = pid, handle
+        self._look_if_closed()
+
+    def _look_if_closed(self) -> None:
+        if self.pid and self.descriptors and not self._closed.done():
+            self.isolation = host.read_back(self.pid)
+            self._closed.set_result(None)
+
+    def fail(self, text: str) -> None:
+        self.trouble.append(text)
+        if not self._closed.done():
+            self._closed.set_exception(Unavailable("no_box", f"the box could not be made: {text}"))
+
+    # ── The order, and what comes back ──
+
+    def order(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Straight to the worker. Raises OSError where the box is gone."""
+        assert self._channel is not None
+        # What it says from now on can wait until it has ended.
+        self.hub.remove(self._channel.fileno())
+        socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
+
+    def _hear(self) -> None:
+        assert self._channel is not None
+        for _ in range(8):
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._channel, 65536, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, descriptors = b"", []
+            if not data:
+                self.hub.remove(self._channel.fileno())
+                return
+            word, _, rest = data.decode("utf-8", "replace").partition(" ")
+            if word == "closed":
+                self.descriptors = dict(zip(rest.split(" "), descriptors, strict=False))
+                self._look_if_closed()
+            elif word == "begun":
+                self.begun = True
+            elif word == "exit":
+                self.worker_status = int(rest)
+            elif word == "failed":
+                self.fail(rest)
+
+    def kill(self) -> None:
+        """Its first process, and so all of it."""
+        if self._handle >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def over(self, ended: Ended | None) -> None:
+        """It was reaped; None where nobody was there to reap it."""
+        if self._channel is not None and self.worker_status is None:
+            self._hear()
+        if not self._closed.done():
+            self._closed.set_exception(Unavailable("no_box", "the box ended before it was ready"))
+            self._closed.exception()
+        if not self.ended.done():
+            self.ended.set_result(ended)
+
+    # ── Tear-down ──
+
+    def remove(self) -> bool:
+        """Let go of everything of it. False where something could not be removed: `trouble` says what."""
+        clean = True
+        if self._channel is not None:
+            self.hub.remove(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+        for descriptor in self.descriptors.values():
+            os.close(descriptor)
+        self.descriptors = {}
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+        if self.group is not None:
+            try:
+                self._groups.give_back(self.group, self.limits)
+            except OSError as exc:
+                self.trouble.append(f"its control group could not be removed: {exc}")
+                clean = False
+            self.group = None
+        if clean:
+            self.on_removed()
+        return clean

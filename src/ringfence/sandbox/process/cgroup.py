@@ -1,0 +1,372 @@
+"""Control groups of boxes, made below our own group and nowhere else, for cgroup v1, v2, and both side by side.
+
+A group stands for one box and is one folder in each hierarchy that we can use. A *role* is what a folder is used for:
+`memory`, `pids` and `cpu` limit, `freezer` stops, `time` counts processor time, `kill` ends everything at once. With v1
+each controller has a hierarchy of its own; with v2 one folder has all roles; a host with v1 controllers usually has an
+empty v2 hierarchy beside them, which still serves `freezer`, `time` and `kill`.
+
+What a kernel does not tell is None. Everything here is synchronous, and cheap where it does not say otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from ringfence.sandbox.process.cgroupfs import fields, limit_cpu, limit_memory, number, read, rmdir, write
+from ringfence.sandbox.process.hierarchy import Folder, Owner, find, left_behind, roles_of
+from ringfence.sandbox.process.memorywatch import MemoryWatch, watch_v1, watch_v2
+
+LIMITING = ("memory", "pids", "cpu", "freezer")
+STALE_CACHE_BYTES = 8 * 1024 * 1024
+"""A group that is used again gives back file cache beyond this much; below it that costs more than it is worth."""
+
+LEAST_PROCESSES = 2
+"""No box has fewer, so a peak that is no higher can stay: the next one will be at least as high."""
+
+HANDLES = 128
+
+
+class Throttled(NamedTuple):
+    """How often, and for how long, the processor limit held a group back."""
+
+    periods: int
+    ms: float
+
+
+NOT_THROTTLED = Throttled(0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The limits of a group, kept to be set again."""
+
+    memory_bytes: int
+    hard_bytes: int
+    processes: int
+    cpu_cores: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What the kernel had already counted when a group was last made as good as new."""
+
+    peak: int = 0
+    oom_kills: int = 0
+    cpu_ms: float = 0.0
+    throttled: Throttled = NOT_THROTTLED
+
+
+class Group:
+    """One box's group."""
+
+    def __init__(self, name: str, folders: Mapping[str, Folder]) -> None:
+        """`folders`: where each role of this group lives. They must exist: `Cgroups.make` makes them."""
+        self.name = name
+        self._folders = dict(folders)
+        self.paths = tuple(dict.fromkeys(folder.path for folder in folders.values()))
+        """Its folders, each once."""
+        self._allowance: Allowance | None = None
+        self._watch: MemoryWatch | None = None
+        self._before = _Before()
+
+    def limit(self, *, memory_bytes: int, hard_bytes: int, processes: int, cpu_cores: float) -> None:
+        """Set what the group may use. The kernel enforces `hard_bytes`; `watch_memory` looks at `memory_bytes`."""
+        self._allowance = Allowance(memory_bytes, hard_bytes, processes, cpu_cores)
+        self._apply(self._allowance, self.paths)
+
+    def _apply(self, limits: Allowance, paths: Collection[str]) -> None:
+        memory, pids, cpu = (self._folders.get(role) for role in ("memory", "pids", "cpu"))
+        if memory and memory.path in paths:
+            limit_memory(memory.path, memory.v2, limits.hard_bytes)
+        if pids and pids.path in paths:
+            write(pids.path + "/pids.max", str(limits.processes))
+        if cpu and cpu.path in paths:
+            limit_cpu(cpu.path, cpu.v2, limits.cpu_cores)
+
+    def entrances(self) -> list[int]:
+        """Descriptors, the caller's to close. Whoever writes "0" into each is in the group."""
+        opened: list[int] = []
+        try:
+            for path in self.paths:
+                opened.append(os.open(path + "/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+        except OSError:
+            for descriptor in opened:
+                os.close(descriptor)
+            raise
+        return opened
+
+    def add(self, pid: int) -> None:
+        """Take in a process, and with it all that it will start. Memory that it already has stays where it was."""
+        for path in self.paths:
+            write(path + "/cgroup.procs", str(pid))
+
+    def processes(self) -> frozenset[int]:
+        """Everything in the group now; what has ended and waits to be reaped does not count."""
+        listed = (int(pid) for path in self.paths for pid in read(path + "/cgroup.procs").split())
+        # 0 stands for a process that our pid namespace does not show.
+        return frozenset(pid for pid in listed if pid)
+
+    def usage(self) -> int | None:
+        """Bytes in use now, without file cache that the kernel would give up for the asking."""
+        memory = self._folders.get("memory")
+        if memory is None:
+            return None
+        stat = fields(memory.path + "/memory.stat")
+        if memory.v2:
+            kernel = stat.get("kernel", 0) - stat.get("slab_reclaimable", 0)
+            return stat["anon"] + stat["shmem"] + max(0, kernel)
+        kernel = number(memory.path + "/memory.kmem.usage_in_bytes") or 0
+        return stat["total_rss"] + stat["total_shmem"] + stat.get("total_swap", 0) + kernel
+
+    def peak(self) -> int | None:
+        """The most bytes charged at one time, file cache included."""
+        memory = self._folders.get("memory")
+        if memory is None:
+            return None
+        most = number(memory.path + ("/memory.peak" if memory.v2 else "/memory.max_usage_in_bytes"))
+        return None if most is None else max(0, most - self._before.peak)
+
+    def oom_kills(self) -> int | None:
+        """How many processes the kernel ended because the group met `hard_bytes`."""
+        if memory := self._folders.get("memory"):
+            told = fields(memory.path + ("/memory.events" if memory.v2 else "/memory.oom_control"))
+            if "oom_kill" in told:
+                return told["oom_kill"] - self._before.oom_kills
+        return None
+
+    def pids_denied(self) -> int | None:
+        """How many processes or threads were refused."""
+        pids = self._folders.get("pids")
+        return fields(pids.path + "/pids.events").get("max") if pids else None
+
+    def pids_peak(self) -> int | None:
+        """The most processes and threads at one time."""
+        pids = self._folders.get("pids")
+        return number(pids.path + "/pids.peak") if pids else None
+
+    def cpu_ms(self) -> float | None:
+        """Processor time used so far, by what still runs and by what has ended."""
+        if folder := self._folders.get("time"):
+            used = (
+                fields(folder.path + "/cpu.stat").get("usage_usec", 0) / 1e3
+                if folder.v2
+                else (number(folder.path + "/cpuacct.usage") or 0) / 1e6
+            )
+            return used - self._before.cpu_ms
+        return None
+
+    def throttled(self) -> Throttled | None:
+        if cpu := self._folders.get("cpu"):
+            stat = fields(cpu.path + "/cpu.stat")
+            ms = stat.get("throttled_usec", 0) / 1e3 if cpu.v2 else stat.get("throttled_time", 0) / 1e6
+            before = self._before.throttled
+            return Throttled(stat.get("nr_throttled", 0) - before.periods, ms - before.ms)
+        return None
+
+    def watch_memory(self, threshold_bytes: int | None = None) -> int | None:
+        """A descriptor that turns readable when what is charged to the group crosses the threshold.
+
+        Left out, the threshold is the `memory_bytes` of the limits. The descriptor belongs to the group and is closed
+        with it. Readable says only *look*: charges include file cache and the box's files, v1 tells of crossings in
+        both directions, and v2 of every attempt to reclaim. So compare `usage()` less the files with the limit, and
+        then call this again with the same threshold, which costs microseconds, to be told of the next crossing.
+
+        v1 tells nothing more while the charges stay above the threshold: from there look from time to time, or take a
+        higher threshold. A new threshold costs a grace period of the kernel, 8 ms and more, so it belongs into the
+        preparation of a box; `reset` keeps it. v2 sets `memory.high`, where the kernel slows the box down: a box
+        that is above it with its files alone needs a higher threshold at once.
+        """
+        memory = self._folders.get("memory")
+        if memory is None:
+            return None
+        if threshold_bytes is None:
+            if self._allowance is None:
+                raise ValueError("a group without limits needs a threshold")
+            threshold_bytes = self._allowance.memory_bytes
+        if self._watch is None or self._watch.threshold != threshold_bytes:
+            self._unwatch()
+            self._watch = (watch_v2 if memory.v2 else watch_v1)(memory.path, threshold_bytes)
+        self._watch.settle()
+        return self._watch.fd
+
+    def kill(self) -> None:
+        """End everything in the group; returns when all of it was told to."""
+        if folder := self._folders.get("kill"):
+            write(folder.path + "/cgroup.kill", "1")
+        else:
+            if pids := self._folders.get("pids"):
+                # Nothing is born while we count.
+                write(pids.path + "/pids.max", "0")
+            deadline = time.monotonic() + 1.0
+            while self._signal_all() and time.monotonic() < deadline:
+                self._thaw_dying()
+                time.sleep(0.001)
+        self._thaw_dying()
+
+    def freeze(self) -> None:
+        """Stop everything in the group. It stands still once `frozen` says so, a fraction of a millisecond later."""
+        self._set_frozen(True)
+
+    def thaw(self) -> None:
+        self._set_frozen(False)
+
+    def frozen(self) -> bool | None:
+        if folder := self._folders.get("freezer"):
+            if folder.v2:
+                return fields(folder.path + "/cgroup.events").get("frozen") == 1
+            return read(folder.path + "/freezer.state").strip() == "FROZEN"
+        return None
+
+    def reset(self) -> None:
+        """Make the empty group as good as new for the next box, with the same limits.
+
+        Where memory has a v1 hierarchy the folders stay, but for that of `pids` if there was a crowd, since no kernel
+        sets its peak back: the watch is dear, and while file cache of a box lives, the kernel keeps a removed memory
+        group in memory. With v2 all is made anew, which ends the watch. Close what holds files of the box open first:
+        they are charged to it.
+        Raises OSError when something still lives in the group.
+        """
+        memory, pids = self._folders.get("memory"), self._folders.get("pids")
+        renewed = self.paths
+        if memory is not None and not memory.v2:
+            crowded = (self.pids_peak() or 0) > LEAST_PROCESSES or self.pids_denied()
+            renewed = (pids.path,) if pids is not None and pids.path != memory.path and crowded else ()
+        if not renewed and read(self.paths[0] + "/cgroup.procs"):
+            raise OSError(errno.EBUSY, "processes still live in the group", self.name)
+        for path in renewed:
+            rmdir(path, patience=0.2)
+            os.mkdir(path)
+        if memory is None or memory.path in renewed:
+            self._unwatch()
+            self._before = _Before()
+        else:
+            self._before = self._counted_before(memory.path)
+        if self._allowance is not None:
+            self._apply(self._allowance, renewed)
+
+    def remove(self, *, patience: float = 0.2) -> None:
+        """Remove the folders, waiting this many seconds for what is just ending. Raises OSError if one stays."""
+        self._unwatch()
+        stayed: OSError | None = None
+        for path in self.paths:
+            try:
+                rmdir(path, patience=patience)
+            except OSError as problem:
+                stayed = problem
+        if stayed is not None:
+            raise stayed
+
+    def _signal_all(self) -> bool:
+        """Send SIGKILL to all, or to the first of very many; False if there was nobody."""
+        handles: dict[int, int] = {}
+        try:
+            for pid in islice(self.processes(), HANDLES):
+                with suppress(ProcessLookupError):
+                    handles[pid] = os.pidfd_open(pid)
+            # A number may have passed to a stranger before its handle was opened; strangers are not in the group.
+            for pid in self.processes() & handles.keys():
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+        return bool(handles)
+
+    def _thaw_dying(self) -> None:
+        """With v1 a frozen process does not even die."""
+        folder = self._folders.get("freezer")
+        if folder is not None and not folder.v2:
+            self.thaw()
+
+    def _set_frozen(self, frozen: bool) -> None:
+        if folder := self._folders.get("freezer"):
+            if folder.v2:
+                write(folder.path + "/cgroup.freeze", "1" if frozen else "0")
+            else:
+                write(folder.path + "/freezer.state", "FROZEN" if frozen else "THAWED")
+
+    def _counted_before(self, memory: str) -> _Before:
+        """Set the counters of kept v1 folders back, and return what cannot be set back."""
+        self._before = _Before()
+        charged = number(memory + "/memory.usage_in_bytes") or 0
+        if charged > STALE_CACHE_BYTES:
+            with suppress(OSError):  # it gives back what it can
+                write(memory + "/memory.force_empty", "0")
+            charged = number(memory + "/memory.usage_in_bytes") or 0
+        write(memory + "/memory.max_usage_in_bytes", "0")
+        if self._watch is not None:
+            self._watch.settle()
+        throttled = self.throttled() or NOT_THROTTLED
+        return _Before(charged, self.oom_kills() or 0, self.cpu_ms() or 0.0, throttled)
+
+    def _unwatch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+
+class Cgroups:
+    """Where groups can be made on this host, by us."""
+
+    def __init__(self, folders: Mapping[str, Folder], why: Mapping[str, str], owner: Owner) -> None:
+        self.available = frozenset(role for role in LIMITING if role in folders)
+        self.why = {role: why[role] for role in LIMITING if role not in folders}
+        """Why the others are not available."""
+        self._folders = dict(folders)
+        self._owner = owner
+
+    @classmethod
+    def detect(cls, proc: str = "/proc") -> Cgroups:
+        """Find out by trying, which takes about a millisecond. Never fails: what cannot be had is in `why`."""
+        owner = Owner.of_this_process()
+        folders, why = find(proc, owner.group("probe"))
+        return cls(folders, why, owner)
+
+    def make(self, name: str, roles: Collection[str] | None = None) -> Group:
+        """A new group without limits. The name needs to be unique in this process. Raises OSError."""
+        inside = self._owner.group(name)
+        wanted = self._folders if roles is None else [role for role in self._folders if role in roles]
+        group = Group(inside, {role: self._folders[role].below(inside) for role in wanted})
+        made: list[str] = []
+        try:
+            for path in group.paths:
+                os.mkdir(path)
+                made.append(path)
+        except OSError:
+            for path in made:
+                with suppress(OSError):
+                    os.rmdir(path)
+            raise
+        return group
+
+    def left_behind(self) -> list[Group]:
+        """The groups, ours by name, whose maker lives no more.
+
+        A maker that was killed may have been in another group than we are, so all that is mounted is looked at.
+        """
+        groups: dict[str, dict[str, Folder]] = {}
+        for mount, v2 in {folder.mount: folder.v2 for folder in self._folders.values()}.items():
+            for path in left_behind(mount):
+                folder = Folder(path, v2, mount)
+                groups.setdefault(os.path.basename(path), {}).update(dict.fromkeys(roles_of(folder), folder))
+        return [Group(name, folders) for name, folders in groups.items()]
+
+
+def sweep(cgroups: Cgroups) -> tuple[str, ...]:
+    """Remove the groups whose maker lives no more, ending what is still in them; returns the folders removed."""
+    removed: list[str] = []
+    for group in cgroups.left_behind():
+        with suppress(OSError):  # another start may be sweeping too, and what stays is found again by the next
+            group.kill()
+        with suppress(OSError):
+            group.remove()
+        removed += [path for path in group.paths if not os.path.exists(path)]
+    return tuple(removed)

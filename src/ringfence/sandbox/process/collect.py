@@ -1,0 +1,200 @@
+"""Files that come out of a box.
+
+What lies in /workspace/output was put there by hostile code, and what lies in the host folder that it is copied to may
+have been put there by an earlier run. So everything goes by open folders and single names: no link is followed on
+either side, nothing but regular files is opened, nothing waits, and sizes are counted while reading. Hard links are
+files like any other: inside the box they lead nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from ringfence.box import FileFact
+from ringfence.sandbox.process.files import (
+    CREATE,
+    DEEPEST,
+    FOLDER,
+    LONGEST_PATH,
+    READ,
+    Copy,
+    LeftOut,
+    kind,
+    opened,
+    shown,
+    unfit,
+)
+
+OUTPUT = "/workspace/output"
+MOST_ENTRIES = 200_000
+MOST_REASONS = 1000
+"""Beyond this many, what is left out is counted and no longer named."""
+
+ACTED_UPON = frozenset(
+    {
+        *(".git", ".gitmodules", ".gitconfig", ".hg", ".svn", ".husky", ".pre-commit-config.yaml"),
+        *(".ssh", ".gnupg", ".netrc", ".npmrc", ".yarnrc", ".pypirc"),
+        *(".profile", ".bashrc", ".bash_profile", ".bash_login", ".bash_logout"),
+        *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".envrc"),
+        *(".mcp.json", ".claude", ".cursor", ".codex", ".vscode", ".idea", ".devcontainer"),
+    }
+)
+"""Names that tools on the host look for and run or obey by themselves. A box must not plant them."""
+
+
+def collect(
+    root_fd: int, output: Path | None, *, max_bytes: int, max_files: int
+) -> tuple[tuple[FileFact, ...], dict[str, str]]:
+    """Read the files below an open folder, and copy them to `output` if one is given; what was left out, and why.
+
+    `output` is made when there is something to put into it. Regular files there are replaced, each as a whole. Files
+    keep the right to be executed and no other. Reads up to `max_bytes`, so give it a thread where that is much.
+    """
+    collector = _Collector(max_bytes, max_files)
+    target = _Target(None, output) if output is not None else None
+    try:
+        with opened(".", FOLDER, root_fd) as root:
+            collector.device = os.fstat(root).st_dev
+            collector.folder(root, (), target)
+    except OSError as problem:
+        # A box may have taken away the right to look into its own folder.
+        collector.skipped[OUTPUT] = f"it cannot be read: {problem.strerror}"
+    finally:
+        if target is not None:
+            target.close()
+    if collector.unnamed:
+        collector.skipped[OUTPUT] = f"{collector.unnamed} more were left out"
+    return tuple(sorted(collector.files, key=lambda fact: fact.path)), collector.skipped
+
+
+class _Collector:
+    """The state of one walk: what was found, and how much more may be read."""
+
+    def __init__(self, max_bytes: int, max_files: int) -> None:
+        self.files: list[FileFact] = []
+        self.skipped: dict[str, str] = {}
+        self.unnamed = 0
+        self.device = 0
+        self._bytes_left, self._max_files, self._entries_left = max_bytes, max_files, MOST_ENTRIES
+
+    def folder(self, folder: int, inside: tuple[str, ...], target: _Target | None) -> None:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, self._entries_left + 1)]
+        if len(names) > self._entries_left:
+            self._skip(inside, f"there are more than {MOST_ENTRIES} entries to look at")
+            return
+        self._entries_left -= len(names)
+        for name in sorted(names, key=os.fsencode):
+            parts = (*inside, name)
+            try:
+                self._entry(folder, parts, target)
+            except LeftOut as why:
+                self._skip(parts, str(why))
+            except OSError as problem:
+                self._skip(parts, f"it cannot be read: {problem.strerror}")
+
+    def _entry(self, folder: int, parts: tuple[str, ...], target: _Target | None) -> None:
+        name = parts[-1]
+        if problem := unfit(name):
+            raise LeftOut(problem)
+        if name.casefold() in ACTED_UPON:
+            raise LeftOut("tools on the host act upon a file of this name by themselves")
+        if len(os.fsencode("/".join(parts))) > LONGEST_PATH:
+            raise LeftOut(f"its path is longer than {LONGEST_PATH} bytes")
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode):
+            if len(parts) > DEEPEST:
+                raise LeftOut(f"it is deeper than {DEEPEST} folders")
+            with opened(name, FOLDER, folder) as below:
+                if os.fstat(below).st_dev != self.device:
+                    raise LeftOut("it is on another file system")
+                below_target = None if target is None else _Target(target, name)
+                try:
+                    self.folder(below, parts, below_target)
+                finally:
+                    if below_target is not None:
+                        below_target.close()
+        elif stat.S_ISREG(found.st_mode):
+            with opened(name, READ, folder) as source:
+                self._file(source, parts, target)
+        else:
+            raise LeftOut(f"it is {kind(found)}")
+
+    def _file(self, source: int, parts: tuple[str, ...], target: _Target | None) -> None:
+        found = os.fstat(source)
+        if not stat.S_ISREG(found.st_mode):
+            raise LeftOut(f"it is {kind(found)}")
+        if len(self.files) >= self._max_files:
+            raise LeftOut(f"there are more than {self._max_files} files")
+        if found.st_size > self._bytes_left:
+            raise LeftOut(f"it has {found.st_size} bytes, and {self._bytes_left} more may be collected")
+        copy = Copy(source, self._bytes_left)
+        try:
+            if target is None:
+                copy.run(None)
+            else:
+                target.receive(parts[-1], copy, executable=bool(found.st_mode & stat.S_IXUSR))
+        finally:
+            self._bytes_left -= min(copy.size, self._bytes_left)
+        self.files.append(FileFact("/".join((OUTPUT, *parts)), copy.size, copy.digest.hexdigest()))
+
+    def _skip(self, parts: tuple[str, ...], reason: str) -> None:
+        if len(self.skipped) < MOST_REASONS:
+            self.skipped["/".join((OUTPUT, *map(shown, parts)))] = reason
+        else:
+            self.unnamed += 1
+
+
+class _Target:
+    """A folder on the host that is made and opened once there is something to put into it."""
+
+    def __init__(self, above: _Target | None, name: str | Path) -> None:
+        self._above = above
+        self._name = name
+        self._fd: int | None = None
+
+    def receive(self, name: str, copy: Copy, *, executable: bool) -> None:
+        """Write a file beside the one that is there, if any, and put it in its place."""
+        try:
+            folder = self._open()
+        except (FileExistsError, NotADirectoryError) as problem:
+            raise LeftOut("on the host something that is not a folder is in the place of its folder") from problem
+        except OSError as problem:
+            raise LeftOut(f"its folder on the host cannot be had: {problem.strerror}") from problem
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                raise LeftOut("on the host something that is not a regular file is in its place")
+        part = f".ringfence-{secrets.token_hex(8)}.part"
+        try:
+            with opened(part, CREATE, folder, 0o755 if executable else 0o644) as written:
+                try:
+                    copy.run(written)
+                    os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+                except BaseException:
+                    os.unlink(part, dir_fd=folder)
+                    raise
+        except OSError as problem:
+            raise LeftOut(f"it cannot be written: {problem.strerror}") from problem
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _open(self) -> int:
+        if self._fd is None:
+            if self._above is None:
+                # The folder that the user named may be reached by links of theirs; none below it may be a link.
+                os.makedirs(self._name, exist_ok=True)
+                self._fd = os.open(self._name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            else:
+                above = self._above._open()
+                with suppress(FileExistsError):
+                    os.mkdir(self._name, 0o755, dir_fd=above)
+                self._fd = os.open(self._name, FOLDER, dir_fd=above)
+        return self._fd

@@ -1,0 +1,223 @@
+"""Runs one Python program as `python FILE` would, in an interpreter that was forked ready. Imports nothing of ours.
+
+Whoever runs a program does it so, at the bottom of the stack, since a program can see all frames below its own:
+
+    program = guest.Program(source, name, arguments)
+    try:
+        exec(program.code(), program.namespace)
+    except BaseException as exc:
+        program.failed(exc)
+    os._exit(program.finish())
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]
+import _thread
+import atexit
+import ctypes
+import gc
+import os
+import sys
+from _weakref import ref
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+else:
+    ModuleType = type(sys)  # `types` would have to be loaded
+
+_write_out_c = ctypes.pythonapi.fflush
+FRAMES = 1
+"""Of ours that lie below the program's own; so much deeper it may recurse."""
+
+
+class Program:
+    """From its source to its exit status."""
+
+    def __init__(self, source: bytes, name: str, arguments: list[str]) -> None:
+        self._source = source
+        self._name = name
+        self._shown = "<string>" if name == "-c" else name
+        self._status = 0
+        self._interrupted = False
+        _forget_ourselves()
+        if name != "-c":
+            put(source, name)
+        self._module: ModuleType | None = _fresh_main(name)
+        self.namespace = self._module.__dict__
+        sys.argv = [name, *arguments]
+        sys.orig_argv = [sys.executable, *((name, source.decode("utf-8", "replace")) if name == "-c" else (name,))]
+        sys.orig_argv += arguments
+        sys.path.insert(0, "" if name == "-c" else os.path.dirname(name))
+        if "TZ" in os.environ:
+            sys.modules["time"].tzset()
+        sys.setrecursionlimit(sys.getrecursionlimit() + FRAMES)
+        self._known = frozenset(sys.modules)
+
+    def code(self) -> CodeType:
+        return compile(self._source, self._shown, "exec", dont_inherit=True)
+
+    # ── An exception that nobody caught ──
+
+    def failed(self, exc: BaseException) -> None:
+        """Do what the interpreter does with it; our own frames left out."""
+        if isinstance(exc, SystemExit):
+            self._status = _exit_status(exc.code)
+            return
+        trace = exc.__traceback__ and exc.__traceback__.tb_next
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        exc.__traceback__ = trace
+        self._show_lines()
+        self._status = 1
+        self._interrupted = isinstance(exc, KeyboardInterrupt)
+        sys.last_type, sys.last_value, sys.last_traceback = type(exc), exc, trace
+        if sys.version_info >= (3, 12):
+            sys.last_exc = exc
+        self._complain(exc)
+
+    def _complain(self, exc: BaseException) -> None:
+        hook = getattr(sys, "excepthook", None) or sys.__excepthook__
+        try:
+            hook(type(exc), exc, exc.__traceback__)
+        except SystemExit as again:
+            self._status = _exit_status(again.code)
+        except BaseException as worse:
+            worse.__traceback__ = worse.__traceback__ and worse.__traceback__.tb_next
+            worse.__context__ = None
+            _say("Error in sys.excepthook:\n")
+            sys.__excepthook__(type(worse), worse, worse.__traceback__)
+            _say("\nOriginal exception was:\n")
+            sys.__excepthook__(type(exc), exc, exc.__traceback__)
+
+    def _show_lines(self) -> None:
+        """So that tracebacks quote a program that is in no file, as the interpreter does from 3.13 on."""
+        if self._shown == "<string>" and sys.version_info >= (3, 13):
+            import linecache  # noqa: PLC0415 - only for a program that failed
+
+            lines = self._source.decode("utf-8", "replace").splitlines(keepends=True)
+            linecache.cache[self._shown] = (len(self._source), None, lines, self._shown)
+
+    # ── The end ──
+
+    def finish(self) -> int:
+        """What the interpreter does at its end, without taking the whole interpreter apart. The exit status."""
+        threading = sys.modules.get("threading")
+        if threading is not None:
+            try:
+                threading._shutdown()
+            except BaseException as exc:
+                sys.excepthook(type(exc), exc, exc.__traceback__)
+        atexit._run_exitfuncs()
+        written = _flush(sys.stdout)
+        _flush(sys.stderr)
+        if _thread._count():
+            _write_out_files()  # daemons go on; whatever is taken from them now, they would complain about
+        else:
+            self._take_apart()
+        written = _flush(sys.stdout) and written
+        _flush(sys.stderr)
+        _write_out_c(None)
+        if self._interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        return self._status if written else 120
+
+    def _take_apart(self) -> None:
+        """Let go of all that the program made, in the interpreter's order: finalizers run, files are written out."""
+        for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+            sys.__dict__.pop(name, None)
+        gc.collect()
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        self._module, self.namespace = None, {}
+        gone: list[ref[ModuleType]] = []
+        for name in [name for name in sys.modules if name not in self._known or name == "__main__"]:
+            module = sys.modules.pop(name)
+            if isinstance(module, ModuleType):
+                gone.append(ref(module))
+            del module
+        gc.collect()
+        for held in reversed(gone):
+            still = held()
+            if still is not None:
+                _clear(still.__dict__)
+
+
+def put(source: bytes, name: str) -> None:
+    """Where a program expects to find itself, and tracebacks its lines."""
+    with open(name, "wb") as file:
+        file.write(source)
+
+
+def _forget_ourselves() -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "ringfence":
+            del sys.modules[name]
+
+
+def _fresh_main(name: str) -> ModuleType:
+    module = ModuleType("__main__")
+    names = module.__dict__
+    names["__builtins__"] = sys.modules["builtins"]
+    if sys.version_info < (3, 14):
+        names["__annotations__"] = {}
+    if name == "-c":
+        names["__loader__"] = sys.modules["_frozen_importlib"].BuiltinImporter
+    else:
+        names["__file__"] = name
+        names["__cached__"] = None
+        names["__loader__"] = sys.modules["_frozen_importlib_external"].SourceFileLoader("__main__", name)
+    sys.modules["__main__"] = module
+    return module
+
+
+def _exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
+    _flush(sys.stdout)
+    _say(f"{code}\n")
+    return 1
+
+
+def _say(text: str) -> None:
+    """On stderr, whatever has become of it."""
+    if sys.stderr is None:
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except Exception:  # nobody is left to be told
+        return
+
+
+def _write_out_files() -> None:
+    from _io import BufferedWriter, TextIOWrapper  # noqa: PLC0415 - only where daemons are left
+
+    for kind in (TextIOWrapper, BufferedWriter):
+        for found in gc.get_objects():
+            if type(found) is kind and not found.closed and found.writable():
+                _flush(found)
+
+
+def _clear(names: dict[str, object]) -> None:
+    """As the interpreter does it: what is private first."""
+    for name in [name for name in names if name[:1] == "_" and name[1:2] != "_"]:
+        names[name] = None
+    for name in [name for name in names if name != "__builtins__"]:
+        names[name] = None
+
+
+def _flush(stream: object) -> bool:
+    if stream is None or getattr(stream, "closed", False):
+        return True
+    try:
+        stream.flush()  # type: ignore[attr-defined]
+    except Exception as exc:  # the stream may be anything that the program put there
+        if stream is not sys.stderr:
+            _say(f"Exception ignored in: {stream!r}\n{type(exc).__name__}: {exc}\n")
+        return False
+    return True

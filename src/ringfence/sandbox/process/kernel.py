@@ -1,0 +1,201 @@
+"""System calls that Python has no name for, by number through libc. Used inside the zygote; imports nothing of ours.
+
+Only for a process with a single thread: `clone` here is a fork that glibc does not know of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+from ctypes import c_char_p, c_int, c_long, c_ulong
+
+NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
+SIGCHLD = 17
+
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 1, 4, 24, 28
+PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
+
+LAST_CAPABILITY = 63
+"""The kernel answers EINVAL past the last that it knows."""
+
+_NUMBERS = {
+    "x86_64": {
+        "clone": 56,
+        "pivot_root": 155,
+        "mount": 165,
+        "umount2": 166,
+        "capset": 126,
+        "keyctl": 250,
+        "unshare": 272,
+        "seccomp": 317,
+        "close_range": 436,
+        "mount_setattr": 442,
+        "landlock_create_ruleset": 444,
+        "landlock_add_rule": 445,
+        "landlock_restrict_self": 446,
+    },
+    "aarch64": {
+        "clone": 220,
+        "pivot_root": 41,
+        "mount": 40,
+        "umount2": 39,
+        "capset": 91,
+        "keyctl": 219,
+        "unshare": 97,
+        "seccomp": 277,
+        "close_range": 436,
+        "mount_setattr": 442,
+        "landlock_create_ruleset": 444,
+        "landlock_add_rule": 445,
+        "landlock_restrict_self": 446,
+    },
+}
+NUMBERS = _NUMBERS.get(os.uname().machine, {})
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = c_long
+
+
+def call(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
+    """One system call. Raises OSError with its name."""
+    passed = [c_long(value) if isinstance(value, int) else value for value in arguments]
+    result = int(_syscall(c_long(NUMBERS[name]), *passed))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
+
+
+def prctl(option: int, second: int = 0, third: int = 0) -> int:
+    result = int(_libc.prctl(c_int(option), c_ulong(second), c_ulong(third), c_ulong(0), c_ulong(0)))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl {option}: {os.strerror(number)}")
+    return result
+
+
+def clone(flags: int) -> int:
+    """Fork into new namespaces; 0 in the child."""
+    api = ctypes.pythonapi
+    api.PyOS_BeforeFork()
+    pid = int(_syscall(c_long(NUMBERS["clone"]), c_long(flags | SIGCHLD), c_long(0), c_long(0), c_long(0), c_long(0)))
+    if pid == 0:
+        api.PyOS_AfterFork_Child()
+        return 0
+    number = ctypes.get_errno()
+    api.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(number, f"clone: {os.strerror(number)}")
+    return pid
+
+
+def unshare(flags: int) -> None:
+    call("unshare", flags)
+
+
+def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
+    words = [None if word is None else word.encode() for word in (source, target, kind, data)]
+    call("mount", words[0], words[1], words[2], flags, words[3])
+
+
+def set_mount(path: str, attributes: int, *, recursive: bool = False) -> None:
+    """Set flags of a mount, of all beneath it too."""
+    wanted = ctypes.create_string_buffer(struct.pack("QQQQ", attributes, 0, 0, 0), 32)
+    call("mount_setattr", -100, path.encode(), 0x8000 if recursive else 0, wanted, 32)
+
+
+def bind(source: str, target: str, attributes: int) -> None:
+    """Show `source` at `target`, with everything mounted beneath it, under these flags."""
+    mount(source, target, None, MS_BIND | MS_REC)
+    set_mount(target, attributes, recursive=True)
+
+
+def pivot(root: str) -> None:
+    """Make `root` the root, and let go of all that was mounted before."""
+    os.chdir(root)
+    call("pivot_root", b".", b".")
+    call("umount2", b".", MNT_DETACH)
+    os.chdir("/")
+
+
+def drop_capabilities() -> None:
+    """From the effective, permitted, inheritable and ambient sets."""
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0), 8)
+    call("capset", header, ctypes.create_string_buffer(24))
+
+
+def drop_bounding_set() -> None:
+    drop = _libc.prctl
+    for number in range(LAST_CAPABILITY + 1):
+        if drop(PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+            break
+
+
+def close_from(first: int, last: int = 0xFFFFFFFF) -> None:
+    if first <= last:
+        call("close_range", first, last, 0)
+
+
+def new_session_keyring() -> None:
+    call("keyctl", 1, None)
+
+
+def set_host_name(name: str) -> None:
+    encoded = name.encode()
+    if _libc.sethostname(c_char_p(encoded), ctypes.c_size_t(len(encoded))) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"sethostname: {os.strerror(number)}")
+
+
+def bring_up_loopback() -> None:
+    """So that programs of one box can talk to each other over 127.0.0.1, as they do on any machine."""
+    descriptor = int(_libc.socket(2, 2 | 0o2000000, 0))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), "socket")
+    try:
+        request = ctypes.create_string_buffer(struct.pack("16sh", b"lo", 0x1 | 0x40), 40)
+        if _libc.ioctl(c_int(descriptor), c_ulong(0x8914), request) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"bringing up lo: {os.strerror(number)}")
+    finally:
+        os.close(descriptor)
+
+
+class Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
+
+
+def prepare_filter(instructions: bytes) -> Filter:
+    """A seccomp filter, ready to be installed without allocating anything."""
+    buffer = ctypes.create_string_buffer(instructions, len(instructions))
+    program = Filter(len(instructions) // 8, ctypes.cast(buffer, ctypes.c_void_p))
+    program.kept = buffer
+    return program
+
+
+def install_filter(program: Filter, *, listener: bool) -> int:
+    """For this process and all that it starts, for good. The listener's descriptor, or 0."""
+    result = int(_syscall(c_long(NUMBERS["seccomp"]), c_ulong(1), c_ulong(8 if listener else 0), ctypes.byref(program)))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"seccomp: {os.strerror(number)}")
+    return result
+
+
+def set_flags(**values: int) -> None:
+    """Set `sys.flags`: programs go by them, and pass them on to what they start; how we were started is ours alone."""
+    api, flags = ctypes.pythonapi, ctypes.py_object(sys.flags)
+    names = type(sys.flags).__match_args__
+    for name, value in values.items():
+        item = ctypes.py_object(value)
+        api.Py_IncRef(item)
+        api.PyStructSequence_SetItem(flags, ctypes.c_ssize_t(names.index(name)), item)

@@ -1,0 +1,179 @@
+"""Zygotes and the boxes they have ready. A box that is taken from here waits only for its order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections import OrderedDict, deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+
+from ringfence.box import Limits
+from ringfence.errors import Unavailable
+from ringfence.sandbox.process.box import Box, Shared
+from ringfence.sandbox.process.confine import Shape
+from ringfence.sandbox.process.groups import Groups
+from ringfence.sandbox.process.hub import Hub
+from ringfence.sandbox.process.zygotes import Baseline, Zygote
+
+log = logging.getLogger(__name__)
+
+KINDS = 4
+"""So many kinds of boxes are kept ready, those that were asked for last."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Boxes of one baseline under the same limits."""
+
+    baseline: Baseline
+    limits: Limits
+    shape: Shape
+    ready: deque[Box] = field(default_factory=deque)
+    coming: int = 0
+
+
+class Pool:
+    def __init__(self, groups: Groups, depth: int | None = None) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self._shared = Shared(Hub(), groups)
+        self._cores = cores
+        self._depth = depth if depth is not None else 2 * cores
+        """Boxes of a kind that are kept ready."""
+        self._zygotes: dict[Baseline, list[Zygote]] = {}
+        self._starting: dict[Baseline, asyncio.Task[Zygote]] = {}
+        self._kinds: OrderedDict[tuple[Baseline, Limits], _Kind] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._shut = False
+
+    async def take(self, baseline: Baseline, limits: Limits, shape: Shape) -> Box:
+        """A ready box, or one made now. Raises Unavailable."""
+        kind = self._kind(baseline, limits, shape)
+        while kind.ready:
+            box = kind.ready.popleft()
+            if not box.ended.done():
+                return box
+            box.remove()
+        return await self._make(kind)
+
+    def refill(self, baseline: Baseline, limits: Limits) -> None:
+        """Make up for what was taken; called when whoever took it no longer waits."""
+        kind = self._kinds.get((baseline, limits))
+        while kind is not None and not self._shut and len(kind.ready) + kind.coming < self._depth:
+            kind.coming += 1
+            self._do(self._add(kind))
+
+    async def fill(self, baseline: Baseline, limits: Limits, shape: Shape) -> None:
+        """Have boxes of this kind ready before the first is asked for. Raises Unavailable."""
+        kind = self._kind(baseline, limits, shape)
+        kind.ready.append(await self._make(kind))
+        self.refill(baseline, limits)
+
+    async def drain(self) -> None:
+        """Let go of every box that is ready."""
+        for kind in self._kinds.values():
+            await self._empty(kind)
+
+    def _kind(self, baseline: Baseline, limits: Limits, shape: Shape) -> _Kind:
+        key = (baseline, limits)
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = _Kind(baseline, limits, shape)
+            if len(self._kinds) > KINDS:
+                _, oldest = self._kinds.popitem(last=False)
+                self._do(self._empty(oldest))
+        self._kinds.move_to_end(key)
+        return found
+
+    async def _add(self, kind: _Kind) -> None:
+        try:
+            box = await self._make(kind)
+        except Unavailable as exc:
+            if not self._shut:
+                log.warning("no box could be kept ready: %s", exc)
+            return
+        finally:
+            kind.coming -= 1
+        if self._shut or self._kinds.get((kind.baseline, kind.limits)) is not kind:
+            await _end(box)
+        else:
+            kind.ready.append(box)
+
+    async def _make(self, kind: _Kind) -> Box:
+        zygote = await self._zygote(kind.baseline)
+        try:
+            return await zygote.spawn(kind.limits, kind.shape)
+        except TimeoutError:
+            raise Unavailable("no_box", "the box was not ready in time") from None
+
+    async def _empty(self, kind: _Kind) -> None:
+        while kind.ready:
+            await _end(kind.ready.popleft())
+
+    # ── Zygotes ──
+
+    async def _zygote(self, baseline: Baseline) -> Zygote:
+        """The least busy one; a second is started as soon as the first is worth its keep."""
+        those = self._zygotes.setdefault(baseline, [])
+        for old in [zygote for zygote in those if not zygote.alive or (zygote.worn and not zygote.live)]:
+            those.remove(old)
+            old.stop()
+        usable = [zygote for zygote in those if not zygote.worn and not zygote.full]
+        if not usable:
+            return await asyncio.shield(self._start(baseline))
+        if len(usable) < self._cores and sum(zygote.made for zygote in usable) > 2 * self._depth:
+            self._start(baseline)
+        return min(usable, key=lambda zygote: zygote.live)
+
+    def _start(self, baseline: Baseline) -> asyncio.Task[Zygote]:
+        if baseline not in self._starting:
+            task = asyncio.get_running_loop().create_task(self._started(baseline))
+            self._starting[baseline] = task
+            task.add_done_callback(lambda done: self._began(baseline, done))
+        return self._starting[baseline]
+
+    async def _started(self, baseline: Baseline) -> Zygote:
+        zygote = Zygote(baseline, self._shared)
+        await zygote.start()
+        if self._shut:
+            zygote.stop()
+            raise Unavailable("closed", "the backend is closed")
+        self._zygotes.setdefault(baseline, []).append(zygote)
+        return zygote
+
+    def _began(self, baseline: Baseline, task: asyncio.Task[Zygote]) -> None:
+        self._starting.pop(baseline, None)
+        if not task.cancelled() and task.exception() is not None:
+            log.debug("a zygote could not be started: %s", task.exception())
+
+    # ── The end ──
+
+    def _do(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        self._shut = True
+        for starting in list(self._starting.values()):
+            with contextlib.suppress(Unavailable):
+                await starting
+        for zygotes in self._zygotes.values():
+            for zygote in zygotes:
+                zygote.stop()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # those that are done leave the set only now
+        for kind in self._kinds.values():
+            while kind.ready:
+                kind.ready.popleft().remove()
+        self._shared.hub.close()
+
+
+async def _end(box: Box) -> None:
+    """A box that nobody wants any more."""
+    box.kill()
+    await box.ended
+    box.remove()

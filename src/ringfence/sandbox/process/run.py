@@ -1,0 +1,270 @@
+"""One run in one box: give the order, watch the limits, take what comes out, say how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ringfence.box import BoxReport, BoxSpec, Captured, FileFact, Limit, Program, Stream, Usage
+from ringfence.box import Ended as Ending
+from ringfence.errors import Unavailable
+from ringfence.sandbox.process import collect
+from ringfence.sandbox.process import inputs as feeding
+from ringfence.sandbox.process.box import Box, Ended
+from ringfence.sandbox.process.capture import Capture
+from ringfence.sandbox.process.denials import Denials
+from ringfence.sandbox.process.watch import Watch
+
+_CHUNK = 65536
+_REAP_SECONDS = 10.0
+MAX_DENIALS = 20_000
+"""Each costs the supervisor a moment; a program that goes on like this has no honest purpose."""
+_MAX_FILES = 10_000
+_MUCH = 1_000_000
+_INLINE = 32_768
+"""Shorter source goes into the order itself, which only the box's worker reads."""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+Tell = Callable[[Stream, bytes], None]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Why the supervisor ended the run, if it did; the first reason counts."""
+
+    ended: Ending | None = None
+    limit: Limit | None = None
+
+
+@dataclass(slots=True)
+class Run:
+    """The supervisor's side of one run."""
+
+    box: Box
+    spec: BoxSpec
+    interpreter: str
+    tell: Tell | None = None
+    verdict: Verdict = field(default_factory=Verdict)
+    overshoot: int | None = None
+    """How far beyond its limit the memory was when that was seen, if it was."""
+    _captures: dict[int, tuple[Stream, Capture]] = field(default_factory=dict)
+    _open: set[int] = field(default_factory=set)
+    _drained: asyncio.Event = field(default_factory=asyncio.Event)
+    _said: int = 0
+    _began: float = 0.0
+
+    async def to_the_end(self) -> BoxReport:
+        """Raises Unavailable where the program was never started. Cancelling kills the box."""
+        spec, box = self.spec, self.box
+        loop = asyncio.get_running_loop()
+        inputs = feeding.put_inputs(box.descriptors["input"], spec.inputs, box.host_id) if spec.inputs else ()
+        denials = Denials(box.descriptors.get("denials"))
+        self._began = time.monotonic()
+        self._start()
+        if denials.descriptor is not None:
+            box.hub.add(denials.descriptor, lambda: self._deny(denials))
+        clock = loop.call_later(spec.limits.wall_seconds, self.stop, "timeout", "wall")
+        watch = Watch(box, spec.limits, self.stop)
+        watch.start()
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            ended = await self._ended()
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+            self.stop("cancelled", None)
+            ended = await asyncio.shield(self._ended())
+        finally:
+            clock.cancel()
+            watch.stop()
+            if denials.descriptor is not None:
+                box.hub.remove(denials.descriptor)
+            self._close_streams()
+        self.overshoot = watch.overshoot if self.verdict.ended == "oom" else None
+        report = await self._report(ended, watch, denials, inputs)
+        if cancelled is not None:
+            raise cancelled
+        return report
+
+    # ── The start ──
+
+    def _start(self) -> None:
+        program = self.spec.program
+        given: list[int] = []
+        try:
+            given.append(os.dup(program.stdin) if isinstance(program.stdin, int) else _memory_file(program.stdin))
+            for name in ("stdout", "stderr"):
+                ours, theirs = os.pipe2(os.O_CLOEXEC)
+                os.set_blocking(ours, False)
+                given.append(theirs)
+                self._captures[ours] = (name, Capture(self.spec.limits.capture_bytes))
+            order = self._order()
+            if program.kind == "python" and (len(program.source) > _INLINE or order["kind"] == "fresh"):
+                given.append(_memory_file(program.source))
+            elif program.kind == "python":
+                order["source"] = program.source
+            self.box.order(order, given)
+        except OSError as exc:
+            raise Unavailable("no_box", f"the box was gone before it could be told what to run: {exc}") from None
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+        for ours in self._captures:
+            self._open.add(ours)
+            self.box.hub.add(ours, partial(self._read, ours))
+
+    def _order(self) -> dict[str, Any]:
+        program, spec = self.spec.program, self.spec
+        env = {"PATH": f"{os.path.dirname(self.interpreter)}:{_PATH}", "HOME": "/workspace", "LANG": "C.UTF-8"}
+        env |= {"TMPDIR": "/workspace/tmp", "USER": "box", "LOGNAME": "box"}
+        if program.kind == "python" and spec.layout == "fresh":
+            argv, kind = [self.interpreter, *_start(program), *program.argv], "fresh"
+        else:
+            argv, kind = list(program.argv), program.kind
+        return {"kind": kind, "name": program.name, "argv": argv, "env": {**env, **spec.env}, "cwd": "/workspace"}
+
+    # ── While it runs ──
+
+    def _read(self, descriptor: int) -> None:
+        stream, capture = self._captures[descriptor]
+        try:
+            chunk = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self.box.hub.remove(descriptor)
+            os.close(descriptor)
+            self._open.discard(descriptor)
+            if not self._open:
+                self._drained.set()
+            return
+        self._said += len(chunk)
+        if self._said > self.spec.limits.output_bytes:
+            self.stop("output", "output")
+        capture.feed(chunk)
+        if self.tell is not None:
+            self.tell(stream, chunk)
+
+    def _deny(self, denials: Denials) -> None:
+        if not denials.answer():
+            self.box.hub.remove(denials.descriptor or 0)
+        elif denials.total > MAX_DENIALS:
+            self.stop("policy", None)
+
+    def stop(self, ended: Ending, limit: Limit | None) -> None:
+        """End the run for this reason."""
+        if self.verdict.ended is None:
+            self.verdict.ended, self.verdict.limit = ended, limit
+        self.box.kill()
+
+    async def _ended(self) -> Ended | None:
+        ended = await asyncio.shield(self.box.ended)
+        try:
+            # All that could write is dead, so what is left in the pipes is all there is.
+            if not self._drained.is_set():
+                async with asyncio.timeout(_REAP_SECONDS):
+                    await self._drained.wait()
+        except TimeoutError:
+            self.box.trouble.append("the output did not end with the box")
+        return ended
+
+    def _close_streams(self) -> None:
+        for descriptor in self._open:
+            self.box.hub.remove(descriptor)
+            os.close(descriptor)
+
+    # ── Afterwards ──
+
+    async def _report(
+        self, ended: Ended | None, watch: Watch, denials: Denials, inputs: tuple[FileFact, ...]
+    ) -> BoxReport:
+        wall = (time.monotonic() - self._began) * 1000.0
+        how, status, number, limit = self._how(ended, watch)
+        # Much to read would keep everybody else waiting.
+        much = watch.on_disk() > _MUCH
+        files, skipped = await asyncio.to_thread(self._files) if much else self._files()
+        streams = {stream: capture.done() for stream, capture in self._captures.values()}
+        return BoxReport(
+            ended=how,
+            exit_status=status,
+            signal=number,
+            limit=limit,
+            wall_ms=wall,
+            usage=Usage(
+                cpu_ms=round(watch.cpu_ms(ended.cpu_ms if ended is not None else 0.0), 3),
+                peak_memory_bytes=watch.peak_memory(ended.peak_memory_bytes if ended is not None else 0),
+                io_bytes=ended.io_bytes if ended is not None else None,
+                processes=watch.most_processes(),
+            ),
+            denials=dict(denials.by_name),
+            stdout=streams.get("stdout", Captured()),
+            stderr=streams.get("stderr", Captured()),
+            inputs=inputs,
+            files=files,
+            skipped=skipped,
+            trouble=tuple(self.box.trouble),
+        )
+
+    def _files(self) -> tuple[tuple[FileFact, ...], dict[str, str]]:
+        """What was left in /workspace/output; its name, too, was in the program's hands."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            output = os.open("output", flags, dir_fd=self.box.descriptors["workspace"])
+        except OSError:
+            return (), {}
+        try:
+            most = self.spec.limits.disk_bytes
+            return collect.collect(output, self.spec.output, max_bytes=most, max_files=_MAX_FILES)
+        finally:
+            os.close(output)
+
+    def _how(self, ended: Ended | None, watch: Watch) -> tuple[Ending, int | None, int | None, Limit | None]:
+        """Ended how, with which exit status or signal, for which limit."""
+        status = self.box.worker_status
+        if self.verdict.ended is not None:
+            return self.verdict.ended, None, int(signal.SIGKILL), self.verdict.limit
+        if status is None:
+            if watch.out_of_memory():
+                return "oom", None, int(signal.SIGKILL), "memory"
+            return "infra", None, None, None
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            if number == signal.SIGKILL and watch.out_of_memory():
+                return "oom", None, number, "memory"
+            if number == signal.SIGXFSZ:
+                return "disk", None, number, "file_size"
+            used = ended.cpu_ms if ended is not None else 0.0
+            if number in (signal.SIGXCPU, signal.SIGKILL) and watch.out_of_time(used):
+                return "timeout", None, number, "cpu"
+            return "signalled", None, number, watch.met()
+        return "exited", os.WEXITSTATUS(status), None, watch.met()
+
+
+_FROM_DESCRIPTOR = "with open(3, 'rb') as f: f = f.read()\nexec(compile(f, '<string>', 'exec', dont_inherit=True))"
+
+
+def _start(program: Program) -> list[str]:
+    """What tells a new interpreter where its program is; it may be longer than any argument."""
+    if program.name != "-c":
+        return [program.name]
+    short = len(program.source) < _INLINE and b"\0" not in program.source
+    return ["-c", os.fsdecode(program.source) if short else _FROM_DESCRIPTOR]
+
+
+def _memory_file(data: bytes) -> int:
+    """Read-only to whoever gets it, and at its beginning."""
+    if not data:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.memfd_create("payload", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,103 @@
+"""The policy of system calls as a filter for the kernel.
+
+Unknown and newer calls are answered ENOSYS, as an older kernel would, and so are the x32 twins of x86_64. A call in the
+manner of another machine (32-bit code) ends the process. What is allowed whatever its arguments are is decided by the
+number alone, so that the kernel remembers it and does not even run the filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ringfence.sandbox.process.bpf import Goal, Place, Program
+from ringfence.sandbox.process.syscalls import name_of, numbers_of
+from ringfence.sandbox.process.verdicts import ENOSYS, POLICY, WORD, Arg, Rule, Verdict
+
+__all__ = ["Verdict", "compile_filter", "name_of", "verdict"]
+
+_UNCOUNTED = ("memfd_create", "shmget", "semget", "msgget")
+"""Makers of memory that belongs to no process: without a memory cgroup nobody could say how much of it there is."""
+
+
+def _policy(memfd: bool) -> Mapping[str, Verdict | Rule]:
+    return POLICY if memfd else {**POLICY, **dict.fromkeys(_UNCOUNTED, ENOSYS)}
+
+
+def verdict(machine: str, name: str, args: Sequence[int], *, memfd: bool = True) -> Verdict:
+    """What the filter says to a call with these six arguments."""
+    judgement = _policy(memfd)[name] if name in numbers_of(machine) else ENOSYS
+    return judgement.judge(args) if isinstance(judgement, Rule) else judgement
+
+
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_KILL_PROCESS, _RET_ERRNO, _USER_NOTIF, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FC00000, 0x7FFF0000
+# Within struct seccomp_data, on a little-endian machine: the number, the machine, and six arguments of 64 bits.
+_NUMBER, _ARCH, _ARGS = 0, 4, 16
+
+
+def compile_filter(machine: str, *, memfd: bool = True, notify: bool = True) -> bytes:
+    """The policy as `struct sock_filter[]`. Raises Unavailable for a machine that no box runs on.
+
+    `memfd=False` takes away the memory that belongs to no process. With `notify=False` the filter itself answers what
+    the supervisor would have heard of.
+    """
+    policy, numbers = _policy(memfd), numbers_of(machine)
+    judgements = {number: policy[name] for name, number in numbers.items()}
+    edges = {number: judgements.get(number, ENOSYS) for number in range(max(judgements) + 2)}
+    program = _Filter(notify)
+    number = program.load(_NUMBER, program.choose(_spans(edges), program.judgement))
+    # The same number is another call to another machine's code, so the machine is looked at first.
+    program.load(_ARCH, program.among((_AUDIT_ARCH[machine],), number, program.give(_KILL_PROCESS)))
+    return bytes(program)
+
+
+def _spans(edges: Mapping[int, Goal]) -> list[tuple[int, Goal]]:
+    """From goals in the order of their first values: neighbours with one goal become one."""
+    spans: list[tuple[int, Goal]] = []
+    for first, goal in edges.items():
+        if not spans or spans[-1][1] != goal:
+            spans.append((first, goal))
+    return spans
+
+
+class _Filter(Program):
+    """Writes judgements."""
+
+    def __init__(self, notify: bool) -> None:
+        super().__init__()
+        self._notify = notify
+
+    def judgement(self, judgement: Verdict | Rule) -> Place:
+        if isinstance(judgement, Verdict):
+            return self._verdict(judgement)
+        place = self._verdict(judgement.otherwise)
+        for case in reversed(judgement.cases):
+            holds = self._verdict(case.then)
+            for arg in reversed(case.when):
+                holds = self._arg(arg, holds, place)
+            place = holds
+        return place
+
+    def among(self, values: Sequence[int], yes: Place, no: Place) -> Place:
+        edges = {0: no}
+        for value in sorted(values):
+            edges[value] = yes
+            edges[value + 1] = no
+        edges.pop(WORD + 1, None)
+        return self.choose(_spans(edges), lambda place: place)
+
+    def _arg(self, arg: Arg, yes: Place, no: Place) -> Place:
+        place = self.among(arg.among, yes, no)
+        if arg.mask != WORD:
+            place = self.keep(arg.mask, place)
+        place = self.load(_ARGS + 8 * arg.index, place)
+        if arg.wide:
+            place = self.load(_ARGS + 8 * arg.index + 4, self.among((0,), place, no))
+        return place
+
+    def _verdict(self, verdict: Verdict) -> Place:
+        if verdict.action == "allow":
+            return self.give(_RET_ALLOW)
+        if verdict.action == "notify" and self._notify:
+            return self.give(_USER_NOTIF)
+        return self.give(_RET_ERRNO | verdict.errno)

@@ -1,0 +1,143 @@
+"""What all boxes of a zygote see: a root of their own, with the interpreter and system libraries read-only in it.
+
+Built once, in the zygote's mount namespace. Imports nothing else of ours than the system calls.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.sandbox.process import kernel
+from ringfence.sandbox.process.confine import INSIDE_ID, TEMPLATE
+
+STEPS = {
+    "trees_read_only": "nothing of the host's is writable, whoever owns it; no setuid file in it counts, no device",
+    "own_devices": "five harmless device nodes; the host's /dev has disks, terminals and doors to the kernel",
+}
+"""What is done once for all boxes of a zygote; the rest is `confine.STEPS`."""
+_BASE = "/tmp"  # noqa: S108 - only a place to mount on, in a mount namespace of our own
+_READ_ONLY = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+_SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_ETC = (
+    "alternatives",
+    "fonts",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "protocols",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+)
+_LARGEST_FILE = 4 * 1024 * 1024
+_WRITTEN = {
+    "passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nbox:x:{INSIDE_ID}:{INSIDE_ID}:box:/workspace:/bin/sh\n",
+    "group": f"root:x:0:\nbox:x:{INSIDE_ID}:\n",
+    "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
+    "hostname": "box\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "resolv.conf": "",
+}
+
+
+class Held:
+    """A tree of the host, opened while we could still see it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def hold(paths: list[str]) -> list[Held]:
+    """Open every tree before its path is out of reach: it may lie below a folder that only its owner may enter."""
+    system = [f"/{name}" for name in _SYSTEM if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
+    wanted: list[str] = []
+    for path in sorted({*system, *paths}):
+        if not any(path == known or path.startswith(f"{known}/") for known in wanted):
+            wanted.append(path)
+    return [Held(path) for path in wanted]
+
+
+def build(held: list[Held], without: frozenset[str]) -> None:
+    """Make the template and make everything else disappear."""
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("zygote", _BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m,nr_inodes=64")
+    os.mkdir(f"{_BASE}/proc", 0o755)
+    place = f"{_BASE}{TEMPLATE}"
+    os.mkdir(place, 0o755)
+    kernel.mount("template", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=64m,nr_inodes=16k")
+    _skeleton(place)
+    for tree in held:
+        target = f"{place}{tree.path}"
+        os.makedirs(target, 0o755, exist_ok=True)
+        kernel.bind(f"/proc/self/fd/{tree.descriptor}", target, 0 if "trees_read_only" in without else _READ_ONLY)
+        os.close(tree.descriptor)
+    if "own_devices" in without:
+        kernel.mount("/dev", f"{place}/dev", None, kernel.MS_BIND | kernel.MS_REC)
+    else:
+        _devices(place)
+    # A box can only mount a /proc of its own while a whole one is in sight; this one stays outside of the template.
+    kernel.mount("/proc", f"{_BASE}/proc", None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.pivot(_BASE)
+
+
+def _skeleton(place: str) -> None:
+    for name in ("etc", "dev", "proc", "workspace", "sys", "run", "home", "var", "opt"):
+        os.mkdir(f"{place}/{name}", 0o755)
+    for name in ("tmp", "dev/shm", "var/tmp"):
+        os.symlink("/workspace/tmp", f"{place}/{name}")
+    for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(f"/proc/self/{target}", f"{place}/dev/{name}")
+    for name in _SYSTEM:
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{place}/{name}")
+    for name in _ETC:
+        _copy(f"/etc/{name}", f"{place}/etc/{name}")
+    for entry in os.listdir("/etc"):
+        if entry.startswith("python3"):
+            _copy(f"/etc/{entry}", f"{place}/etc/{entry}")
+    for name, text in _WRITTEN.items():
+        with open(f"{place}/etc/{name}", "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _copy(source: str, target: str) -> None:
+    """Small and public things are copied: a mount for each would have to be made again for every box."""
+    try:
+        os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+        if os.path.islink(source):
+            os.symlink(os.readlink(source), target)
+        elif os.path.isdir(source):
+            os.makedirs(target, 0o755, exist_ok=True)
+            for entry in os.listdir(source):
+                _copy(f"{source}/{entry}", f"{target}/{entry}")
+        elif os.path.isfile(source) and os.path.getsize(source) <= _LARGEST_FILE:
+            with open(source, "rb") as old, open(target, "wb") as new:
+                new.write(old.read())
+    except OSError:
+        return  # not there, or not for everybody: then not for boxes either
+
+
+def _devices(place: str) -> None:
+    for name in _DEVICES:
+        target = f"{place}/dev/{name}"
+        os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o644))
+        kernel.bind(f"/dev/{name}", target, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NOEXEC)
+
+
+class Inside:
+    """For a moment, paths mean what they mean in a box: imports find the interpreter's own files."""
+
+    def __enter__(self) -> None:
+        self._outside = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.chroot(TEMPLATE)
+        os.chdir("/")
+
+    def __exit__(self, *_: object) -> None:
+        os.fchdir(self._outside)
+        os.chroot(".")
+        os.chdir("/")
+        os.close(self._outside)

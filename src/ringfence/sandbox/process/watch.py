@@ -1,0 +1,163 @@
+"""Watches what the kernel does not end a box for by itself, and knows afterwards which limits it met."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ringfence.box import Ended, Limit, Limits
+from ringfence.sandbox.process.box import Box
+
+FIRST_SECONDS = 0.01
+SECONDS = 0.02
+"""How often it looks: what is used beyond the limit before it is seen is bounded by this."""
+
+Stop = Callable[[Ended, Limit | None], None]
+
+
+class Watch:
+    """Of one run. With a control group it reads the kernel's own count, else it adds up the processes."""
+
+    def __init__(self, box: Box, limits: Limits, stop: Stop) -> None:
+        self._box = box
+        self._limits = limits
+        self._stop = stop
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._full: Limit | None = None
+        self._processes = 0
+        self._cpu_ms = 0.0
+        self.peak = 0
+        """The most memory seen."""
+        self.overshoot = 0
+        """How far memory was beyond its limit when that was seen."""
+
+    def start(self) -> None:
+        self._timer = self._loop.call_later(FIRST_SECONDS, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_at_disk()
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(SECONDS, self._look)
+        self._look_at_disk()
+        used, cpu_ms = self._usage()
+        self.peak = max(self.peak, used)
+        self._cpu_ms = max(self._cpu_ms, cpu_ms)
+        if used > self._limits.memory_bytes:
+            self.overshoot = used - self._limits.memory_bytes
+            self._stop("oom", "memory")
+        most = self._limits.cpu_seconds
+        if most is not None and cpu_ms > most * 1000:
+            self._stop("timeout", "cpu")
+
+    def _usage(self) -> tuple[int, float]:
+        """Memory and processor time; the files of the workspace are disk, though they are kept in memory."""
+        group = self._box.group
+        used = group.usage() if group is not None else None
+        if used is not None and group is not None:
+            return max(0, used - self.on_disk()), group.cpu_ms() or 0.0
+        memory, cpu_ms, count = 0, 0.0, 0
+        pids = list(_descendants(self._box.pid))
+        for pid in pids:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                memory += _resident(pid)
+                cpu_ms += _cpu_ms(pid)
+                count += _threads(pid)
+        self._processes = max(self._processes, count - 1)  # our own first process
+        if memory > self._limits.memory_bytes or count > 2:
+            # Processes share what they were forked with; only now is it worth asking how much.
+            memory = sum(_share(pid) for pid in pids)
+        return memory, cpu_ms
+
+    def on_disk(self) -> int:
+        """Bytes in the workspace now."""
+        state = os.fstatvfs(self._box.descriptors["workspace"])
+        return (state.f_blocks - state.f_bfree) * state.f_frsize
+
+    def _look_at_disk(self) -> None:
+        with contextlib.suppress(OSError, KeyError):
+            state = os.fstatvfs(self._box.descriptors["workspace"])
+            if state.f_bfree == 0:
+                self._full = "disk"
+            elif state.f_ffree == 0:
+                self._full = "inodes"
+
+    # ── Afterwards ──
+
+    def out_of_memory(self) -> bool:
+        group = self._box.group
+        return group is not None and bool(group.oom_kills())
+
+    def out_of_time(self, reaped: float) -> bool:
+        """A program can have itself killed in the same way; only what was used tells."""
+        most = self._limits.cpu_seconds
+        return most is not None and self.cpu_ms(reaped) >= most * 750  # the kernel counts in ticks
+
+    def cpu_ms(self, reaped: float) -> float:
+        """All that was used; what was killed with the box's first process is not in the account of the reaped."""
+        group = self._box.group
+        counted = group.cpu_ms() if group is not None else None
+        return max(reaped, self._cpu_ms, counted or 0.0)
+
+    def peak_memory(self, largest: int) -> int:
+        """The most that was used; files of the workspace are charged to the group too, but are no memory."""
+        group = self._box.group
+        charged = group.peak() if group is not None else None
+        return max(self.peak, largest, (charged or 0) - self.on_disk())
+
+    def most_processes(self) -> int | None:
+        group = self._box.group
+        peak = group.pids_peak() if group is not None else None
+        return peak if peak is not None else self._processes or None
+
+    def met(self) -> Limit | None:
+        """A limit that the program met and survived."""
+        group = self._box.group
+        if self.out_of_memory():
+            return "memory"
+        if group is not None and group.pids_denied():
+            return "pids"
+        if group is None and self._processes >= self._limits.processes:
+            return "pids"
+        return self._full
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """A process and everything below it. What is orphaned in a box belongs to its first process."""
+    waiting = [pid]
+    while waiting:
+        pid = waiting.pop()
+        yield pid
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                waiting += [int(word) for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+
+
+def _resident(pid: int) -> int:
+    """Anonymous and shared memory; what is mapped from files can be given up at any time."""
+    wanted = ("RssAnon:", "RssShmem:")
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(wanted))
+
+
+def _share(pid: int) -> int:
+    """The same, with what several processes share divided between them."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+    return 0
+
+
+def _cpu_ms(pid: int) -> float:
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(word) for word in words[11:15]) * 1000.0 / os.sysconf("SC_CLK_TCK")
+
+
+def _threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))

@@ -1,0 +1,262 @@
+"""The supervisor's end of a zygote: starts it, has it fork boxes, hears what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import marshal
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ringfence
+from ringfence.box import Limits
+from ringfence.errors import Unavailable
+from ringfence.sandbox.process import seccomp
+from ringfence.sandbox.process.box import Box, Ended, Shared
+from ringfence.sandbox.process.confine import Shape
+from ringfence.sandbox.process.uids import Block, take_block
+
+log = logging.getLogger(__name__)
+
+_SOURCE_ROOT = str(Path(ringfence.__file__).parent.parent)
+_PROGRAM = str(Path(__file__).with_name("zygote.py"))
+START_SECONDS = 30.0
+RECYCLE_AFTER = 2000
+"""Boxes from one zygote; then a new one takes its place, so that nothing can grow in it for ever."""
+_LAST_WORDS = 2000
+
+
+@cache
+def interpreter() -> Path:
+    """The interpreter of boxes, by its real path: a virtual environment's is a link to it."""
+    return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What all boxes of a zygote have in common."""
+
+    tenant: str = "local"
+    template: str = "python"
+    preload: tuple[str, ...] = ()
+    trees: tuple[str, ...] = ()
+    """Host folders that are readable in the boxes, the interpreter's own not among them."""
+    without: tuple[str, ...] = ()
+    """Confinement steps that are left out: what the operator accepted to do without."""
+
+
+@dataclass(slots=True)
+class Zygote:
+    """One zygote process."""
+
+    baseline: Baseline
+    shared: Shared
+    landlock: int = 0
+    made: int = 0
+    alive: bool = False
+    stopping: bool = False
+    _process: subprocess.Popen[bytes] | None = None
+    _control: socket.socket | None = None
+    _block: Block | None = None
+    _boxes: dict[int, Box] = field(default_factory=dict)
+    _free: list[int] = field(default_factory=list)
+    _ready: asyncio.Future[int] | None = None
+    _errors: int = -1
+    _last_words: bytearray = field(default_factory=bytearray)
+
+    async def start(self) -> None:
+        """Raises Unavailable with the zygote's own words where this host does not let it be."""
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        root = os.geteuid() == 0
+        if root:
+            self._block = take_block()
+        self._free = list(range((self._block.size if self._block else 512) - 1, 0, -1))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._errors, errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            os.set_blocking(errors, True)
+            command = [str(interpreter()), "-I", _PROGRAM, _SOURCE_ROOT, str(theirs.fileno())]
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - it returns as soon as the child is there
+                command,
+                env={"LANG": "C.UTF-8"},  # read once, at the start, and so the same for all boxes
+                cwd="/",
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+            os.close(errors)
+        ours.setblocking(False)
+        self._control, self.alive = ours, True
+        self.shared.hub.add(ours.fileno(), self._hear)
+        self.shared.hub.add(self._errors, self._hear_errors)
+        self._configure()
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                self.landlock = await self._ready
+        except TimeoutError:
+            self.stop()
+            raise Unavailable("no_zygote", f"the zygote was not ready within {START_SECONDS:g} s") from None
+
+    def _configure(self) -> None:
+        trees = sorted({os.path.realpath(sys.base_prefix), *self.baseline.trees})
+        config = {"trees": trees, "preload": list(self.baseline.preload), "without": list(self.baseline.without)}
+        memfd = os.memfd_create("filter", os.MFD_CLOEXEC)
+        try:
+            os.write(memfd, seccomp.compile_filter(os.uname().machine, memfd="memfd" not in self.baseline.without))
+            os.lseek(memfd, 0, os.SEEK_SET)
+            self._tell(config, [memfd])
+        finally:
+            os.close(memfd)
+
+    def _tell(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        assert self._control is not None
+        socket.send_fds(self._control, [marshal.dumps(message)], list(descriptors))
+
+    # ── Boxes ──
+
+    @property
+    def full(self) -> bool:
+        return not self._free
+
+    @property
+    def worn(self) -> bool:
+        return self.made >= RECYCLE_AFTER
+
+    @property
+    def live(self) -> int:
+        return len(self._boxes)
+
+    async def spawn(self, limits: Limits, shape: Shape) -> Box:
+        """A box that is closed and waits for its order. Raises Unavailable."""
+        if not self.alive or not self._free:
+            raise Unavailable("no_zygote", "the zygote is gone" if not self.alive else "the zygote has no slot left")
+        try:
+            group = self.shared.groups.take(limits)
+            entrances = group.entrances() if group is not None else []
+        except OSError as exc:
+            raise Unavailable("no_group", f"there is no control group for a box: {exc}") from None
+        self.made += 1
+        slot = self._free.pop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        box = Box(self.made, slot, ours, limits, self.shared)
+        box.group = group
+        box.host_id = None if self._block is None else self._block.base + slot
+        self._boxes[box.number] = box
+        order = {"box": box.number, "slot": slot, "shape": shape, "without": list(self.baseline.without)}
+        try:
+            with theirs:
+                self._tell(order, [theirs.fileno(), *entrances])
+        finally:
+            for descriptor in entrances:
+                os.close(descriptor)
+        try:
+            await box.closed()
+        except BaseException:
+            box.kill()
+            box.ended.add_done_callback(lambda _: box.remove())
+            raise
+        return box
+
+    # ── What the zygote says ──
+
+    def _hear(self) -> None:
+        assert self._control is not None
+        for _ in range(64):
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._control, 65536, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, descriptors = b"", []
+            if not data:
+                self._gone()
+                return
+            word, _, rest = data.decode("utf-8", "replace").partition(" ")
+            self._heard(word, rest.split(" "), descriptors)
+
+    def _heard(self, word: str, rest: list[str], descriptors: list[int]) -> None:
+        if word == "map":
+            assert self._block is not None
+            for name in ("uid_map", "gid_map"):
+                Path(f"/proc/{rest[0]}/{name}").write_text(f"0 {self._block.base} {self._block.size}")
+            self._tell({})
+        elif word == "ready":
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(int(rest[0]))
+        elif (box := self._boxes.get(int(rest[0]))) is None:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif word == "box":
+            box.born(int(rest[1]), descriptors[0])
+        elif word == "failed":
+            box.fail(" ".join(rest[1:]))
+            self._release(box)
+            box.over(None)
+        elif word == "ended":
+            status, cpu, memory, disk = int(rest[1]), float(rest[2]), int(rest[3]), int(rest[4])
+            box.over(Ended(status, cpu * 1000.0, memory, disk))
+            self._release(box)
+
+    def _release(self, box: Box) -> None:
+        del self._boxes[box.number]
+        # Where tear-down fails this is never called: the slot, and with it a host id, is not given to another box.
+        box.on_removed = lambda: self._free.append(box.slot)
+
+    def _hear_errors(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            chunk = os.read(self._errors, 65536)
+            if chunk:
+                self._last_words = (self._last_words + chunk)[-_LAST_WORDS:]
+            else:
+                self.shared.hub.remove(self._errors)
+
+    # ── Its end ──
+
+    def _gone(self) -> None:
+        """It died, or was stopped; the kernel has killed its boxes."""
+        if not self.alive:
+            return
+        self._hear_errors()
+        self._shut()
+        lines = self._last_words.decode("utf-8", "replace").strip().splitlines()
+        words = lines[-1] if lines else "it said nothing"
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(Unavailable("no_zygote", f"no box can be made on this host: {words}"))
+        elif self._boxes and not self.stopping:
+            log.error("a zygote died with %d boxes: %s", len(self._boxes), words)
+        for box in list(self._boxes.values()):
+            box.fail("its zygote died")
+            box.over(None)
+        self._boxes.clear()
+
+    def stop(self) -> None:
+        """End it, and with it every box it made."""
+        if self.alive:
+            self.stopping = True
+            self._gone()
+
+    def _shut(self) -> None:
+        self.alive = False
+        assert self._control is not None and self._process is not None
+        self.shared.hub.remove(self._control.fileno())
+        self.shared.hub.remove(self._errors)
+        self._control.close()
+        os.close(self._errors)
+        self._process.kill()
+        self._process.wait()
+        if self._block is not None:
+            self._block.release()

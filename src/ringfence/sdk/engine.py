@@ -1,0 +1,140 @@
+"""The governed way of this process, kept open: one event loop in a thread of its own serves every sandbox.
+
+It is opened by the first run and closed when the process ends. A forked child has none of it and opens its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import queue
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from ringfence import config
+from ringfence.box import Stream
+from ringfence.config.settings import Config
+from ringfence.model import Outcome
+from ringfence.runs import Runs, Wanted, unwritten
+
+T = TypeVar("T")
+
+_CLOSE_SECONDS = 10.0
+
+
+class Engine:
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._runs: asyncio.Future[Runs] | None = None
+        self._holder: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._work, name="ringfence", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    # ── On the loop ──
+
+    async def run(self, wanted: Wanted, tell: Callable[[Stream, bytes], None] | None) -> Outcome:
+        """One run. Raises Unavailable, StoreError where the way cannot be opened."""
+        runs = await asyncio.shield(self._opened())
+        return await runs.run(wanted, origin="sdk", tell=tell)
+
+    def _opened(self) -> asyncio.Future[Runs]:
+        """Opened once; what failed is tried again by the next run."""
+        if self._runs is None or (self._runs.done() and self._runs.exception() is not None):
+            self._runs = self._loop.create_future()
+            self._holder = self._loop.create_task(self._hold(self._runs))
+        return self._runs
+
+    async def _hold(self, opened: asyncio.Future[Runs]) -> None:
+        try:
+            async with Runs.open(_settings()) as runs:
+                opened.set_result(runs)
+                await self._over.wait()
+        except Exception as exc:  # whatever it is, it belongs to whoever waits for the way to open
+            if opened.done():
+                raise
+            opened.set_exception(exc)
+
+    # ── From other threads ──
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def wait(self, work: Coroutine[Any, Any, T], heard: queue.SimpleQueue[Callable[[], object] | None]) -> T:
+        """Run `work` to its end on the loop, and meanwhile, in this thread, whatever it puts into `heard`."""
+        future = self.submit(work)
+        future.add_done_callback(lambda _: heard.put(None))
+        try:
+            while (call := heard.get()) is not None:
+                call()
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    @property
+    def here(self) -> bool:
+        """Whether we are on the loop already."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """End the boxes and close the record."""
+        if self._thread.is_alive():
+            future = self.submit(self._close())
+            try:
+                future.result(_CLOSE_SECONDS)
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(_CLOSE_SECONDS)
+
+    async def _close(self) -> None:
+        self._over.set()
+        if self._holder is not None:
+            await asyncio.wait({self._holder})
+
+
+def _settings() -> Config:
+    """The user's own configuration, if there is one; never one that happens to lie in the current folder."""
+    found = next((path for path in config.own_paths() if path.is_file()), None)
+    return unwritten() if found is None else config.load(found)
+
+
+_lock = threading.Lock()
+_current: list[Engine] = []
+_of_parents: list[Engine] = []
+"""Kept for ever: to take apart what a fork copied would disturb the process that it was copied from."""
+
+
+def engine() -> Engine:
+    """The one of this process."""
+    with _lock:
+        if not _current:
+            _current.append(Engine())
+        return _current[0]
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _of_parents.extend(_current)
+    _current.clear()
+
+
+def close() -> None:
+    """At the end of the process; the next run would open another."""
+    with _lock:
+        closing, _current[:] = list(_current), []
+    for one in closing:
+        one.close()
+
+
+os.register_at_fork(after_in_child=_forked)
+atexit.register(close)

@@ -1,0 +1,112 @@
+"""`ringfence doctor`: a table for people, JSON for programs, and an exit code that says whether promises are kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+
+import pytest
+
+from ringfence import config
+from ringfence.cli import doctor
+from ringfence.cli.main import command_line
+from ringfence.errors import Unavailable
+from ringfence.promises import CATALOGUE, Report, Result
+from ringfence.promises.control import ControlBackend, Launcher
+from ringfence.runs import make_executor
+from tests.gateways import run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="boxes are made on Linux")
+
+FIRST = CATALOGUE[0]
+
+
+@pytest.fixture
+def boxes() -> None:
+    try:
+        make_executor(config.SandboxSettings())
+    except Unavailable as exc:
+        pytest.skip(f"no box can be made here: {exc}")
+
+
+@pytest.mark.usefixtures("boxes")
+def test_a_case_is_tried_and_told_to_a_program() -> None:
+    shown = run("doctor", "--case", FIRST.id, "--json")
+    told = json.loads(shown.stdout)
+    assert (shown.returncode, told["backend"], told["kept"], told["broken"]) == (0, "process", 1, 0)
+    assert set(told) == {"backend", "host", "cases", "kept", "broken"}
+    assert told["cases"][0]["control"] == "succeeded: it read the canary"
+    assert shown.stderr == ""
+
+
+@pytest.mark.usefixtures("boxes")
+def test_a_table_is_for_people() -> None:
+    shown = run("doctor", "--class", "d", "--no-control")
+    lines = shown.stdout.splitlines()
+    assert shown.returncode == 0 and lines[0].startswith("process on Linux ")
+    assert "D  devices" in lines and any(line.startswith("D01   kept ") for line in lines)
+    assert "protections" in lines and any("seccomp" in line and " on " in line for line in lines)
+    assert lines[-1].endswith(" kept, 0 broken")
+
+
+@pytest.mark.usefixtures("boxes")
+def test_every_backend_that_is_there_is_a_list() -> None:
+    shown = run("doctor", "--all", "--case", FIRST.id, "--no-control", "--json")
+    assert [report["backend"] for report in json.loads(shown.stdout)] == ["process"]
+    assert "microvm: " in shown.stderr and shown.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--class", "Q"), 2, "there is no class or case Q"),
+        (("--case", "F999"), 2, "there is no class or case F999"),
+        (("--all", "--backend", "process"), 2, "exclude each other"),
+        (("--backend", "microvm"), 125, "microvm"),
+        (("--backend", "nonsense"), 125, "does not exist"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line(words: tuple[str, ...], code: int, said: str) -> None:
+    shown = run("doctor", *words)
+    assert (shown.returncode, shown.stdout, shown.stderr.count("\n")) == (code, "", 1)
+    assert said in shown.stderr
+
+
+@dataclass
+class Leaky:
+    """Where the executor should be: boxes that protect nothing."""
+
+    backend: ControlBackend
+
+
+def test_a_broken_promise_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    launcher = Launcher()
+    monkeypatch.setattr(doctor, "make_executor", lambda settings: Leaky(ControlBackend(launcher)))
+    words = ["doctor", "--case", FIRST.id, "--no-control"]
+    with pytest.raises(SystemExit) as ended:
+        command_line(words)(words)
+    launcher.close()
+    shown = capsys.readouterr()
+    if ended.value.code == 125:
+        pytest.skip(f"no control can be run here: {shown.err}")
+    assert ended.value.code == 1
+    assert f"BROKEN {FIRST.id}: {FIRST.tried}" in shown.out and f"  expected  {FIRST.expected}" in shown.out
+    assert shown.out.endswith("0 kept, 1 broken\n")
+
+
+def test_what_a_program_said_cannot_steer_the_terminal() -> None:
+    case = replace(FIRST, tried="x")
+    hostile = "\x1b[2J\x07\nF99   kept"
+    shown = doctor.text(Report("process\x1b[1m", HOST, (Result(case, hostile, hostile, False),)))
+    assert "\x1b" not in shown and "\x07" not in shown
+    assert not any(line.startswith("F99") for line in shown.splitlines())
+
+
+def test_what_is_not_counted_is_said() -> None:
+    shown = doctor.text(Report("process", HOST, (Result(FIRST, "ENOENT", "failed: ENOENT", None),)))
+    assert shown.splitlines()[-1] == "0 kept, 0 broken, 1 not counted, since the control could not do it either"
+    assert f"{FIRST.id}   n/a " in shown
+
+
+HOST = {"system": "Linux", "kernel": "6.0", "machine": "x86_64", "user": "root"}

@@ -1,0 +1,202 @@
+"""What `ringfence run` is to run: read and checked before anything runs, each problem in one sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from ringfence.box import Input
+from ringfence.cli import program
+
+
+def refused(capsys: pytest.CaptureFixture[str]) -> str:
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and told.endswith("\n")
+    return told[:-1]
+
+
+def test_code_a_line_and_a_file(tmp_path: Path) -> None:
+    assert program.chosen(["a", "-b"], "print(1)", None) == program.Program(code="print(1)", argv=("a", "-b"))
+    assert program.chosen([], None, "ls | wc") == program.Program(command="ls | wc")
+    words = program.chosen(["x", "y"], None, "echo $1").argv
+    assert words == ("/bin/sh", "-c", "echo $1", "sh", "x", "y")
+    file = tmp_path / "x.py"
+    file.write_text("print(1)")
+    assert program.chosen([str(file), "a"], None, None) == program.Program(
+        code="print(1)", argv=("a",), name="/workspace/x.py"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "by"),
+    [
+        ("x.py", "1", None),
+        ("x", "1", None),
+        ("x.txt", "#!/usr/bin/env python3\n1", None),
+        ("x.txt", "#!/opt/python3.13/bin/python3.13 -u\n1", None),
+        ("x.txt", "#!/usr/bin/env -S python3 -u\n1", None),
+        ("x.js", "#!/usr/bin/python3\n1", None),
+        ("x.sh", "1", ("sh",)),
+        ("x.SH", "1", ("sh",)),
+        ("x.py", "#!/bin/sh -e\n1", ("/bin/sh", "-e")),
+        ("x", "#!/usr/bin/env -S awk -f x\n1", ("/usr/bin/env", "-S awk -f x")),
+        ("x", "#! /usr/bin/awk -f\n1", ("/usr/bin/awk", "-f")),
+        ("x", "#!\n1", None),
+        ("#!", "1", None),
+    ],
+)
+def test_who_runs_a_file(tmp_path: Path, name: str, text: str, by: tuple[str, ...] | None) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    chosen = program.chosen([str(file), "a"], None, None)
+    if by is None:
+        assert (chosen.code, chosen.argv, chosen.name) == (text, ("a",), f"/workspace/{name}")
+    else:
+        assert (chosen.code, chosen.argv) == (None, (*by, f"/workspace/input/{name}", "a"))
+        assert chosen.script == Input(name, text.encode())
+
+
+def test_an_interpreter_that_is_not_there_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "_PATH", str(tmp_path))
+    (tmp_path / "x.js").write_text("1")
+    with pytest.raises(typer.Exit):
+        program.chosen([str(tmp_path / "x.js")], None, None)
+    assert "node is not installed where boxes find it" in refused(capsys)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"a\0b", "a NUL byte at offset 1: this is no source"),
+        (b"ab\xff", "not UTF-8: byte 0xff at offset 2"),
+        (b"#" * (10 * 1024 * 1024 + 1), "longer than 10 MiB"),
+        (None, "No such file or directory"),
+        ("folder", "Is a directory"),
+    ],
+)
+def test_what_is_no_source_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes | str | None, problem: str
+) -> None:
+    file = tmp_path / "x.py"
+    if isinstance(data, bytes):
+        file.write_bytes(data)
+    elif data == "folder":
+        file.mkdir()
+    with pytest.raises(typer.Exit) as ended:
+        program.chosen([str(file)], None, None)
+    assert ended.value.exit_code == 2
+    assert refused(capsys).startswith(f"{file}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "shell", "problem"),
+    [
+        ([], None, None, "nothing to run"),
+        ([], "1", "ls", "give one of them"),
+        (["\udcff"], None, None, "not UTF-8"),
+        ([], "\udcff", None, "not UTF-8"),
+        ([], "a\0b", None, "-c: a NUL byte"),
+    ],
+)
+def test_one_program_is_named(
+    words: list[str], code: str | None, shell: str | None, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        program.chosen(words, code, shell)
+    assert ended.value.exit_code == 2 and problem in refused(capsys)
+
+
+# ── files in and out ──
+
+
+def test_inputs_are_files_under_their_names_and_folders_with_all_below(tmp_path: Path) -> None:
+    (tmp_path / "data/deep").mkdir(parents=True)
+    (tmp_path / "a.csv").write_text("a")
+    (tmp_path / "data/b.csv").write_text("b")
+    (tmp_path / "data/deep/c.csv").write_text("c")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "a.csv")
+    found = program.inputs([tmp_path / "a.csv", tmp_path / "link.csv", tmp_path / "data"], Input("s.js", b"1"))
+    assert {each.name: each.source for each in found} == {
+        "s.js": b"1", "a.csv": tmp_path / "a.csv", "link.csv": tmp_path / "a.csv",
+        "data/b.csv": tmp_path / "data/b.csv", "data/deep/c.csv": tmp_path / "data/deep/c.csv",
+    }  # fmt: skip
+
+
+def test_links_in_a_folder_are_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a").write_text("a")
+    (tmp_path / "data/secret").symlink_to("/etc/passwd")
+    (tmp_path / "data/folder").symlink_to("/etc")
+    os.mkfifo(tmp_path / "data/pipe")
+    assert [each.name for each in program.inputs([tmp_path / "data"], None)] == ["data/a"]
+    assert "3 links and special files left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["missing", "pipe", "loop", "same", "unreadable"])
+def test_an_input_that_cannot_be_given_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    given, problem = [tmp_path / what], "--input "
+    if what == "pipe":
+        os.mkfifo(given[0])
+    elif what == "loop":
+        given[0].symlink_to(given[0])
+    elif what == "same":
+        for folder in ("a", "b"):
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "x").touch()
+        given, problem = [tmp_path / "a/x", tmp_path / "b/x"], "two of them are called x"
+    elif what == "unreadable":
+        if os.geteuid() == 0:
+            pytest.skip("root reads everything")
+        given[0].touch(0)
+    with pytest.raises(typer.Exit) as ended:
+        program.inputs(given, None)
+    assert ended.value.exit_code == 2 and problem in refused(capsys)
+
+
+def test_an_output_folder_is_made(tmp_path: Path) -> None:
+    assert program.output_folder(None) is None
+    assert program.output_folder(tmp_path / "a/b") == tmp_path / "a/b"
+    assert (tmp_path / "a/b").is_dir()
+
+
+@pytest.mark.parametrize("what", ["file", "read-only"])
+def test_an_output_folder_that_cannot_be_written_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    place = tmp_path / "out"
+    if what == "file":
+        place.touch()
+    elif os.geteuid() == 0:
+        place = Path("/proc/self")  # where not even root can
+    else:
+        place.mkdir(0o500)
+    with pytest.raises(typer.Exit) as ended:
+        program.output_folder(place)
+    assert ended.value.exit_code == 2 and refused(capsys).startswith("--output ")
+
+
+def test_trees_are_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.trees([tmp_path]) == (tmp_path.resolve(),)
+    with pytest.raises(typer.Exit):
+        program.trees([Path(sys.executable)])
+    assert "not a folder" in refused(capsys)
+
+
+def test_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.environment(["A=b", "C=", "D=e=f", "A=g"]) == {"A": "g", "C": "", "D": "e=f"}
+    for wrong in ("A", "=b", ""):
+        with pytest.raises(typer.Exit) as ended:
+            program.environment([wrong])
+        assert ended.value.exit_code == 2 and "NAME=VALUE" in refused(capsys)
+
+
+@pytest.mark.parametrize("name", ["input", "output", "tmp"])
+def test_a_file_named_like_a_folder_of_the_workspace_is_not_in_its_way(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("1")
+    assert program.chosen([str(tmp_path / name)], None, None).name == f"/workspace/tmp/{name}"

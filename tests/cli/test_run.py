@@ -1,0 +1,293 @@
+"""`ringfence run`: real programs in real boxes; what is printed where, what is kept, and what the exit code says."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.box import Ran
+from ringfence.cli import boxed
+from ringfence.cli.streams import Sink, Source
+from ringfence.model import Outcome, Status
+from tests import boxing, gateways, tooling
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _boxes() -> None:
+    boxing.need_boxes()
+
+
+def run(*words: str | Path, stdin: str | bytes = "", **more: Any) -> subprocess.CompletedProcess[str]:
+    command = gateways.ringfence("run", *words)
+    given = {"text": True, "encoding": "utf-8", "errors": "surrogateescape", "input": stdin, "timeout": 60, **more}
+    ended = subprocess.run(command, capture_output=True, check=False, **given)
+    assert "Traceback" not in ended.stderr or "most recent call last" in ended.stderr
+    return ended  # type: ignore[no-any-return]
+
+
+def last(own_home: Path) -> dict[str, Any]:
+    return gateways.finished(own_home / ".local/state/ringfence")[-1]
+
+
+# ── programs ──
+
+
+def test_python_with_arguments_stdin_and_an_exit_code_of_its_own(tmp_path: Path, own_home: Path) -> None:
+    file = tmp_path / "sum.py"
+    file.write_text("import sys\nprint(sum(map(int, sys.stdin.read().split())), sys.argv[1:], __name__)\nsys.exit(7)\n")
+    ended = run(file, "--timeout", "20", "--", "-x", "--timeout", stdin="1 2 3")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "6 ['-x', '--timeout'] __main__\n", "")
+    record = last(own_home)
+    assert (record["call"]["tool"], record["call"]["origin"], record["status"]) == ("execute_python", "cli", "failed")
+    assert gateways.run("audit", "explain", "last", cwd=tmp_path).stdout.startswith("execute_python was asked")
+
+
+def test_scripts_are_run_by_who_they_are_for(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text('echo "$@" from $0; pwd')
+    assert run(tmp_path / "a.sh", "--", "1", "2").stdout == "1 2 from /workspace/input/a.sh\n/workspace\n"
+    (tmp_path / "b").write_text("#!/usr/bin/env -S sed -n s/a/b/p\n")
+    assert run(tmp_path / "b", "--", "input/b").stdout.startswith("#!/usr/bin/env")
+
+
+def test_node_where_it_is_installed(tmp_path: Path) -> None:
+    if not Path("/usr/bin/node").exists():
+        pytest.skip("no Node under /usr/bin")
+    (tmp_path / "a.js").write_text("console.log(process.argv.slice(2).join())")
+    assert run(tmp_path / "a.js", "--", "x", "y").stdout == "x,y\n"
+
+
+def test_a_program_from_stdin_and_a_line_for_the_shell() -> None:
+    assert run("-", "--", "a", stdin="import sys; print(sys.argv)").stdout == "['-c', 'a']\n"
+    ended = run("--shell", "echo out; echo err >&2; exit 3")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "out\n", "err\n")
+
+
+def test_a_syntax_error_is_the_programs_own() -> None:
+    ended = run("-c", "def f(:")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.splitlines()[-1] == "SyntaxError: invalid syntax"
+
+
+def test_what_goes_in_and_comes_out(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.csv").write_text("1\n2\n")
+    code = "cat input/data/a.csv; echo $WHO; cp input/data/a.csv output/b.csv; echo x > input/y || echo read-only"
+    facts = tmp_path / "facts.json"
+    files = ("--input", tmp_path / "data", "--output", tmp_path / "out/deep", "--facts", facts)
+    ended = run("--shell", code, "--env", "WHO=me", *files)
+    assert ended.stdout == "1\n2\nme\nread-only\n"
+    assert (tmp_path / "out/deep/b.csv").read_text() == "1\n2\n"
+    told = json.loads(facts.read_text())
+    assert [entry["path"] for entry in told["inputs"]] == ["/workspace/input/data/a.csv"]
+    assert [(entry["path"], entry["bytes"]) for entry in told["files"]] == [("/workspace/output/b.csv", 4)]
+    assert told["isolation"]["backend"] == "process" and told["ended"] == "exited"
+
+
+def test_output_is_the_very_bytes() -> None:
+    code = "import sys; sys.stdout.buffer.write(bytes(range(256)))"
+    ended = subprocess.run(gateways.ringfence("run", "-c", code), capture_output=True, check=True)
+    assert ended.stdout == bytes(range(256))
+
+
+def test_output_comes_as_it_is_written() -> None:
+    code = "import time; print('first', flush=True); time.sleep(30)"
+    with tooling.start_process(gateways.ringfence("run", "-c", code)) as started:
+        started.wait_for("first")
+        began = time.monotonic()
+        started.process.send_signal(signal.SIGTERM)
+        assert started.process.wait(10) == 143
+        assert time.monotonic() - began < 10
+
+
+def test_nothing_of_the_callers_is_there(tmp_path: Path) -> None:
+    code = "import os; print('SECRET' in os.environ, os.path.exists('/home'), os.listdir('/home'), os.getuid())"
+    ended = run("-c", code, env={**os.environ, "SECRET": "x"})
+    assert ended.stdout == "False True [] 1000\n"
+
+
+# ── endings ──
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence", "status"),
+    [
+        (
+            ("-c", "import time; time.sleep(30)", "--timeout", "0.5"),
+            124,
+            "terminated by timeout after 0.5 s",
+            "timeout",
+        ),
+        (
+            ("-c", "x = b'x' * (90 << 20)", "--memory", "64"),
+            137,
+            "killed for using more than 64 MiB of memory",
+            "killed",
+        ),
+        (("-c", "import os; os.kill(os.getpid(), 11)"), 139, "ended by signal 11 (SIGSEGV)", "failed"),
+    ],
+    ids=["timeout", "memory", "signal"],
+)
+def test_the_exit_code_tells_how_it_ended(
+    own_home: Path, words: tuple[str, ...], code: int, sentence: str, status: str
+) -> None:
+    ended = run(*words)
+    assert ended.returncode == code
+    assert ended.stderr.startswith("ringfence: ") and ended.stderr.count("\n") == 1
+    assert sentence.replace("0.5 s", "") in ended.stderr
+    assert last(own_home)["status"] == status
+
+
+def test_limits_can_be_set_for_one_run() -> None:
+    code = "try: open('x', 'wb').write(b'x' * (3 << 20))\nexcept OSError as e: print(e.errno)"
+    assert run("-c", code, "--disk", "2").stdout == "28\n"
+    assert run("-c", code, "--disk", "8").stdout == ""
+
+
+def test_a_policy_refuses_with_126(tmp_path: Path) -> None:
+    path = gateways.write(tmp_path, "gateway: {state: ./state}\npolicy: {preset: none}\n")
+    ended = run("-c", "print(1)", "--config", path, "--facts", "-")
+    assert (ended.returncode, ended.stdout) == (126, "")
+    assert "Refused by policy: denied: no rule matched" in ended.stderr and '"ended": "policy"' in ended.stderr
+    assert gateways.finished(tmp_path / "state")[-1]["status"] == "denied"
+    asking = gateways.write(tmp_path, "gateway: {state: ./state, approval_wait_seconds: 0}\npolicy: {preset: strict}\n")
+    ended = run("-c", "print(1)", "--config", asking)
+    assert ended.returncode == 126 and "apr_" in ended.stderr
+
+
+def test_a_configuration_in_this_folder_is_not_taken(tmp_path: Path) -> None:
+    gateways.write(tmp_path, "policy: {preset: none}")
+    assert run("-c", "print(1)", cwd=tmp_path).stdout == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (("-c", "1", "--allow", "example.org"), 125, "network access is not built yet"),
+        (("-c", "1", "--backend", "docker"), 125, "sandbox backend docker is not built yet"),
+        (("-c", "1", "--config", "missing.yaml"), 125, "missing.yaml"),
+        (("-c", "1", "--template", "dta"), 2, "there is no template"),
+        (("-c", "1", "--memory", "-5"), 2, "Invalid value for '--memory'"),
+        (("-c", "1", "--pids", "0"), 2, "Invalid value for '--pids'"),
+        (("-c", "1", "--disk", "99999999999"), 2, "Invalid value for '--disk'"),
+        (("-c", "1", "--timeout", "nan"), 2, "--timeout"),
+        (("-c", "1", "--facts", "/nonexistent/facts"), 2, "--facts /nonexistent/facts: No such file"),
+        (("-c", "1", "--input", "missing"), 2, "--input missing: No such file"),
+        ((), 2, "nothing to run"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_runs(words: tuple[str, ...], code: int, problem: str) -> None:
+    ended = run(*words)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert problem in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_state_that_cannot_be_written_runs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = run("-c", "print(1)", env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "file")})
+    assert (ended.returncode, ended.stdout) == (125, "")
+    assert ended.stderr.startswith("ringfence: ") and ended.stderr.count("\n") == 1
+
+
+def test_an_interrupted_run_leaves_a_cancelled_call(own_home: Path) -> None:
+    code = "import time; print('up', flush=True); time.sleep(30)"
+    with tooling.start_process(gateways.ringfence("run", "-c", code)) as started:
+        started.wait_for("up")
+        started.process.send_signal(signal.SIGINT)
+        assert started.process.wait(20) == 130
+    record = last(own_home)
+    assert (record["reason_code"], record["facts"]["ended"], record["effect"]) == ("cancelled", "cancelled", "none")
+
+
+def test_nobody_reads_any_more(own_home: Path) -> None:
+    code = "while True: print('x' * 1000)"
+    with subprocess.Popen(gateways.ringfence("run", "-c", code), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(20) == 141
+    assert last(own_home)["reason_code"] == "cancelled"
+
+
+def test_a_stdin_that_never_ends_is_no_matter() -> None:
+    reading, writing = os.pipe()
+    try:
+        ended = subprocess.run(
+            gateways.ringfence("run", "-c", "print(1)"), stdin=reading, capture_output=True, timeout=30, check=False
+        )
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert (ended.returncode, ended.stdout) == (0, b"1\n")
+
+
+def test_a_terminal_gets_nothing_that_it_would_act_upon() -> None:
+    code = "print('\\x1b]52;c;AAAA\\x07 \\x9b2J caf\\u00e9')"
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(gateways.ringfence("run", "-c", code), stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:
+                break
+            if not chunk:
+                break
+            shown += chunk
+        assert process.wait(20) == 0
+    os.close(ours)
+    assert shown.decode().strip() == "\\x1b]52;c;AAAA\\x07 \\x9b2J café"
+
+
+# ── parts ──
+
+
+def test_a_contract_that_redacts_is_shown_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    structured = {"stdout": "a [redacted]\n", "stderr": "e"}
+    outcome = Outcome(
+        Status.FAILED,
+        "exit_status",
+        result={"structuredContent": structured},
+        facts={"exit_status": 4, "explanation": "x"},
+    )
+    assert boxed._ended(outcome, Sink(), boxed.Report(None)) == 4
+    assert capsys.readouterr() == ("a [redacted]\n", "eringfence: x\n")
+
+
+@pytest.mark.parametrize(("ended", "code"), [({"exit_status": 0}, 0), ({"exit_status": 255}, 255)])
+def test_a_plain_exit_says_nothing(ended: Any, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = boxing.report(**ended)
+    status = Status.FAILED if code else Status.SUCCESS
+    outcome = Outcome(status, "x", result={}, ran=Ran(boxing.fake()[0].provision.limits, seen))
+    assert boxed._ended(outcome, Sink(), boxed.Report(None)) == code
+    assert capsys.readouterr() == ("", "")
+
+
+def test_output_is_written_in_order_and_a_broken_pipe_ends_it(capfd: pytest.CaptureFixture[str]) -> None:
+    sink = Sink()
+    for number in range(100):
+        sink.tell("stdout", f"{number}\n".encode())
+    sink.close()
+    assert capfd.readouterr().out.split() == [str(number) for number in range(100)]
+    assert sink.heard and not sink.broken
+
+
+def test_stdin_of_a_terminal_or_none_is_not_passed_on() -> None:
+    code = "from ringfence.cli.streams import Source; print(Source.there())"
+    for stdin, there in ((subprocess.DEVNULL, True), (subprocess.PIPE, True)):
+        with subprocess.Popen([sys.executable, "-c", code], stdin=stdin, stdout=subprocess.PIPE, text=True) as process:
+            assert process.communicate()[0].strip() == str(there)
+    closed = subprocess.run(
+        ["sh", "-c", f'exec {sys.executable} -c "{code}" <&-'], capture_output=True, text=True, check=True
+    )
+    assert closed.stdout.strip() == "False"
+    assert Source.__doc__

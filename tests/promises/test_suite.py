@@ -1,0 +1,122 @@
+"""The suite itself: a backend that protects nothing breaks most promises, and what could never be is not counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from ringfence.box import BoxReport, BoxSpec, Captured, Stream
+from ringfence.errors import Unavailable
+from ringfence.promises import CATALOGUE, Case, Options, run
+from ringfence.promises.case import Control, Trial
+from ringfence.promises.control import ControlBackend, Launcher
+
+pytestmark = pytest.mark.anyio
+
+
+class Scripted:
+    """A backend whose boxes say what they are told to say, and run nothing."""
+
+    name = "scripted"
+
+    def __init__(self, *, said: bytes = b"", ended: str = "exited", refuses: bool = False) -> None:
+        self._report = BoxReport(ended, 0, stdout=Captured(head=said), denials={"bpf": 1})  # type: ignore[arg-type]
+        self._refuses = refuses
+        self.runs = 0
+
+    async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+        self.runs += 1
+        if self._refuses and self.runs > 1:
+            raise Unavailable("no_box", "there is no box")
+        return self._report
+
+    async def close(self) -> None:
+        return None
+
+
+def case(**more: object) -> Case:
+    return Case("F99", "try", "no", "say(False, 'no')", **more)  # type: ignore[arg-type]
+
+
+async def test_a_backend_that_is_only_the_control_breaks_most_promises(launcher: Launcher) -> None:
+    cases = tuple(each for each in CATALOGUE if each.kind in "FDKX" and not each.beside)
+    report = await run(ControlBackend(launcher), Options(cases=cases, controls=False))
+    assert report.broken > 0.9 * len(cases)
+    assert report.broken + report.kept == len(cases)
+
+
+async def test_what_the_control_could_not_do_either_is_not_counted() -> None:
+    never = case(control=Control(impossible="no"))
+    report = await run(Scripted(said=b'{"done": false, "detail": "EPERM"}\n'), Options(cases=(never,)))
+    assert (report.kept, report.broken, report.not_counted) == (0, 0, 1)
+    assert report.results[0].control == "not possible here: no"
+
+
+async def test_what_is_broken_counts_whatever_the_control_says() -> None:
+    never = case(control=Control(impossible="no"))
+    report = await run(Scripted(said=b'{"done": true, "detail": "did"}\n'), Options(cases=(never,)))
+    assert (report.kept, report.broken, report.results[0].got) == (0, 1, "did")
+
+
+async def test_a_control_that_fails_leaves_the_case_uncounted(launcher: Launcher) -> None:
+    report = await run(Scripted(said=b'{"done": false, "detail": "EPERM"}\n'), Options(cases=(case(),)))
+    assert report.results[0].kept is None and report.results[0].control == "failed: no"
+
+
+async def test_without_controls_everything_counts() -> None:
+    report = await run(Scripted(said=b'{"done": false}\n'), Options(cases=(case(),), controls=False))
+    assert report.results[0].kept is True and report.results[0].control == "not run"
+
+
+async def test_a_backend_that_makes_no_box_at_all_is_unavailable() -> None:
+    with pytest.raises(Unavailable):
+        await run(Scripted(ended="infra"), Options(cases=(case(),), controls=False))
+
+
+async def test_a_box_that_cannot_be_made_for_a_case_breaks_it() -> None:
+    report = await run(Scripted(refuses=True), Options(cases=(case(),), controls=False))
+    assert report.results[0].got == "no box was made: there is no box" and report.broken == 1
+
+
+async def test_a_control_is_run_once_for_several_backends() -> None:
+    asked: list[Trial] = []
+
+    def hit(trial: Trial) -> str | None:
+        asked.append(trial)
+        return None
+
+    options = Options(cases=(case(hit=hit, control=Control(impossible="no")),), known={"F99": (True, "succeeded")})
+    for _ in range(2):
+        report = await run(Scripted(said=b'{"done": false}\n'), options)
+    assert len(asked) == 2 and report.results[0].kept is True
+
+
+async def test_json_has_the_shape_that_programs_rely_on() -> None:
+    report = await run(Scripted(said=b'{"done": false, "detail": "no"}\n'), Options(cases=(case(),), controls=False))
+    told = json.loads(json.dumps(report.as_json()))
+    assert set(told) == {"backend", "host", "cases", "kept", "broken"}
+    assert told["cases"] == [
+        {
+            "id": "F99",
+            "class": "F",
+            "tried": "try",
+            "expected": "no",
+            "got": "no",
+            "control": "not run",
+            "kept": True,
+        }
+    ]
+    assert (told["backend"], told["kept"], told["broken"]) == ("scripted", 1, 0)
+
+
+async def test_results_come_in_the_order_of_the_cases_and_progress_hears_of_each() -> None:
+    from dataclasses import replace
+
+    cases = tuple(replace(case(), id=f"F{n}") for n in range(10, 30))
+    heard: list[str] = []
+    options = Options(cases=cases, controls=False, progress=lambda result: heard.append(result.case.id))
+    report = await run(Scripted(said=b'{"done": false}\n'), options)
+    assert [result.case.id for result in report.results] == [each.id for each in cases]
+    assert sorted(heard) == sorted(each.id for each in cases)

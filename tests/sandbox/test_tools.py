@@ -1,0 +1,119 @@
+"""Our own tools: what they take, in both forms, and that they say what their limits are."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from ringfence.box import MIB, Limits
+from ringfence.contract import built_in
+from ringfence.sandbox.tools import BOUNDS, TEMPLATES, TOOLS, complete, definition, limits_problem, size
+from ringfence.schema import Schema
+
+PYTHON, SHELL = built_in("execute_python", 8), built_in("run_shell", 30)
+
+
+def fits(contract: Any, arguments: Any, *, wide: bool = False) -> bool:
+    body = definition(contract, Limits(), (), wide=wide).body
+    return Schema(body["inputSchema"]).problem(arguments, "arguments") is None
+
+
+@pytest.mark.parametrize(
+    ("contract", "arguments", "agent", "local"),
+    [
+        (PYTHON, {"code": "1"}, True, True),
+        (PYTHON, {"code": "1", "session": "s"}, True, True),
+        (PYTHON, {}, False, False),
+        (PYTHON, {"code": 1}, False, False),
+        (PYTHON, {"code": "1", "limits": {"memory_bytes": 2**30}}, False, True),
+        (PYTHON, {"code": "1", "output": "/etc"}, False, True),
+        (PYTHON, {"code": "1", "trees": ["/home"]}, False, True),
+        (PYTHON, {"code": "1", "env": {"A": "b"}}, False, True),
+        (PYTHON, {"code": "1", "template": "data"}, False, True),
+        (PYTHON, {"code": "1", "argv": ["a"], "name": "x.py", "stdin": "stream"}, False, True),
+        (PYTHON, {"code": "1", "stdin": {"bytes": 1, "sha256": "0"}}, False, True),
+        (PYTHON, {"code": "1", "stdin": "text"}, False, False),
+        (PYTHON, {"code": "1", "limits": {"memory_bytes": -1}}, False, False),
+        (PYTHON, {"code": "1", "limits": {"memory_bytes": 1.5 * 2**30}}, False, True),
+        (PYTHON, {"code": "1", "limits": {"wall_seconds": 1e9}}, False, False),
+        (PYTHON, {"code": "1", "limits": {"wall": 1}}, False, False),
+        (PYTHON, {"code": "1", "root": True}, False, False),
+        (SHELL, {"command": "ls"}, True, True),
+        (SHELL, {"argv": ["ls"]}, False, True),
+        (SHELL, {"argv": ["ls"], "command": "ls"}, False, False),
+        (SHELL, {}, False, False),
+    ],
+)
+def test_an_agent_sends_a_program_and_nothing_else(contract: Any, arguments: Any, agent: bool, local: bool) -> None:
+    assert fits(contract, arguments) is agent
+    assert fits(contract, arguments, wide=True) is local
+
+
+@pytest.mark.parametrize("contract", [PYTHON, SHELL], ids=lambda c: c.tool)
+def test_a_description_states_the_effective_limits(contract: Any) -> None:
+    limits = Limits(memory_bytes=512 * MIB, disk_bytes=2048 * MIB, processes=7, cpu_cores=1.5, output_bytes=MIB)
+    text = definition(contract, limits, TEMPLATES["data"]).body["description"]
+    for stated in (
+        *(f"{contract.timeout_seconds:g} s", "512 MiB of memory", "2 GiB of disk", "7 processes and threads"),
+        *("1.5 processor cores", "1 MiB of output", "1 MB at most", "Network: none", "numpy, pandas, matplotlib"),
+        *("/workspace/output", "/workspace/tmp", "standard library"),
+    ):
+        assert stated in text, stated
+    assert "numpy" not in definition(contract, limits, ()).body["description"]
+
+
+def test_a_definition_changes_with_what_it_promises() -> None:
+    digests = {
+        definition(contract, limits, packages).digest
+        for contract in (PYTHON, SHELL, built_in("execute_python", 9))
+        for limits in (Limits(), Limits(memory_bytes=MIB * 128))
+        for packages in ((), ("numpy",))
+    }
+    assert len(digests) == 12
+    assert definition(PYTHON, Limits(), ()).server == "ringfence"
+    assert [definition(built_in(tool, 1), Limits(), ()).name for tool in TOOLS] == list(TOOLS)
+
+
+def test_every_limit_has_bounds_and_the_defaults_are_within() -> None:
+    assert set(BOUNDS) == {field.name for field in fields(Limits)}
+    assert limits_problem(Limits()) is None
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("value", [-1, 2**60, float("nan"), float("inf"), "5", True, b""], ids=repr)
+def test_absurd_limits_are_told(name: str, value: Any) -> None:
+    problem = limits_problem(replace(Limits(), **{name: value}))
+    assert problem is not None and problem.startswith(f"{name} must be")
+
+
+def test_a_limit_that_may_be_left_open_may_be() -> None:
+    assert limits_problem(Limits(cpu_seconds=None, file_bytes=None)) is None
+    assert limits_problem(replace(Limits(), memory_bytes=None)) is not None  # type: ignore[arg-type]
+    assert limits_problem(replace(Limits(), processes=1.5)) is not None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (512, "512 bytes"),
+        (4096, "4 KiB"),
+        (MIB, "1 MiB"),
+        (3 << 30, "3 GiB"),
+        (1_000_000, "1 MB"),
+        (1_500_000, "1.5 MB"),
+    ],
+)
+def test_sizes_are_said_as_people_say_them(number: int, said: str) -> None:
+    assert size(number) == said
+
+
+def test_a_result_is_completed_with_its_facts() -> None:
+    facts = {"explanation": "ended"}
+    fine: dict[str, Any] = {"content": [], "structuredContent": {"facts": {}}}
+    complete(fine, facts)
+    assert fine == {"content": [], "structuredContent": {"facts": facts}}
+    failed: dict[str, Any] = {"content": [], "isError": True}  # a contract that lets only some fields through
+    complete(failed, facts)
+    assert failed == {"content": [{"type": "text", "text": "[ended]"}], "isError": True}
