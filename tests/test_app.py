@@ -15,11 +15,13 @@ import pytest
 from ringfence import app as apps
 from ringfence import approval, canonical, config, identity
 from ringfence.app import App
-from ringfence.errors import Refused
+from ringfence.box import BoxSpec
+from ringfence.errors import Refused, Unavailable
 from ringfence.model import Call, Definition, Outcome, Person
 from ringfence.ports import UpstreamRequest
 from ringfence.runs import NOBODY
-from tests import gateways
+from ringfence.sandbox.executor import Executor
+from tests import boxing, gateways
 from tests.faking import Client
 
 pytestmark = pytest.mark.anyio
@@ -273,3 +275,73 @@ async def test_whoever_cannot_be_asked_gives_no_answer() -> None:
     assert await NOBODY.ask({"a": {}}) == {}
     assert NOBODY.capabilities == {}
     await NOBODY.notify("notifications/x", {})
+
+
+# ── boxes ──
+
+
+async def test_code_runs_in_a_box_under_the_built_in_contract_or_the_declared_one(tmp_path: Path) -> None:
+    boxing.need_boxes()
+    declared = ", py: {transport: sandboxed_exec, tool: execute_python, mode: high_risk, timeout_seconds: 9}"
+    async with opened(tmp_path, capabilities=declared) as app:
+        names = [tool["name"] for tool in app.front.shelf.tools()]
+        assert names == ["echo", "counter", "py", "run_shell"]
+        assert "Limits: 9 s" in app.front.shelf.tools()[2]["description"]
+        await app.warm()
+        ran = await call(app, "run_shell", command="echo hi; exit 3")
+        assert (ran.status, ran.reason_code, ran.structured["stdout"]) == ("failed", "exit_status", "hi\n")
+        assert ran.facts["isolation"]["backend"] == "process" and ran.facts["effect"] == "none"
+        assert (await call(app, "py", code="1")).status == "approval_required"
+        assert (await call(app, "execute_python", code="1")).reason_code == "unknown_tool"
+        assert (
+            await call(app, "run_shell", command="ls", limits={"memory_bytes": 2**40})
+        ).reason_code == "bad_arguments"
+        assert (await call(app, "run_shell", command="ls", session="s")).reason_code == "no_session"
+
+
+async def test_a_reload_changes_the_limits_of_boxes(tmp_path: Path) -> None:
+    boxing.need_boxes()
+    async with opened(tmp_path) as app:
+        before = app.front.shelf.digest()
+        app.config.path.write_text(text() + "sandbox: {max_memory_mb: 64, default_timeout_seconds: 3}\n")
+        await app.reload(asked=False)
+        assert app.front.shelf.digest() != before
+        assert "3 s, 64 MiB of memory" in app.front.shelf.tools()[-1]["description"]
+        greedy = await call(app, "execute_python", code="x = b'x' * (120 << 20)\nwhile True: pass")
+        assert (greedy.status, greedy.reason_code) == ("killed", "memory")
+        app.config.path.write_text(text())
+        await app.reload(asked=False)
+        assert "64 MiB" in app.front.shelf.tools()[-1]["description"], "more memory waits to be asked for"
+
+
+async def test_where_no_box_can_be_made_nothing_is_offered_and_calls_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(settings: config.SandboxSettings) -> Executor:
+        raise Unavailable("missing_protection", "user_namespace: switched off")
+
+    monkeypatch.setattr(apps, "make_executor", none)
+    async with opened(tmp_path) as app:
+        assert [tool["name"] for tool in app.front.shelf.tools()] == ["echo", "counter"]
+        await app.warm()
+        refused = await call(app, "execute_python", code="1")
+        assert (refused.status, refused.reason_code) == ("unavailable", "no_backend")
+        assert "user_namespace: switched off" in refused.message
+
+
+async def test_boxes_that_turn_out_not_to_work_are_no_longer_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(boxing.FakeBackend):
+        async def warm(self, spec: BoxSpec) -> None:
+            raise Unavailable("no_zygote", "the kernel says no")
+
+    made = boxing.fake()[0]
+    made.backend = Broken()
+    monkeypatch.setattr(apps, "make_executor", lambda settings: made)
+    async with opened(tmp_path) as app:
+        assert len(app.front.shelf.tools()) == 4
+        await app.warm()
+        assert len(app.front.shelf.tools()) == 2
+        assert "the kernel says no" in (await call(app, "run_shell", command="ls")).message
+    assert made.backend.closed

@@ -234,3 +234,9 @@ def test_never_more_at_once_than_there_are_places(places: int, steps: list[bool]
         elif held:
             held.pop().release(Status.SUCCESS)
         assert len(held) <= places
+
+
+def test_loops_are_guarded_only_where_a_model_may_be_in_one() -> None:
+    budget = Budget(guard_loops=False)
+    for _ in range(LOOP_FAILURES + 1):
+        budget.admit(call(), WRITE, "d").release(Status.FAILED)

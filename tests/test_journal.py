@@ -146,8 +146,8 @@ def test_time_passes_on_the_way() -> None:
 def test_files_are_on_record_by_salted_digest_and_not_by_the_name_that_a_program_gave_them() -> None:
     made = trip({"a": 1}, ECHO)
     files = [{"path": f"/workspace/output/SECRET-{n}", "bytes": n, "sha256": "ab" * 32} for n in range(300)]
-    facts = {"inputs": files[:1], "files": files, "skipped": {"SECRET": "a link"}, "output": {"sha256": "cd"}}
-    facts["output"] |= {"stdout_sha256": "ef", "stderr_sha256": "ef", "stdout_bytes": 3}
+    output = {"sha256": "cd", "stdout_sha256": "ef", "stderr_sha256": "ef", "stdout_bytes": 3}
+    facts = {"inputs": files[:1], "files": files, "skipped": {"SECRET": "a link"}, "output": output}
     told = journal.finished(made, Outcome(Status.SUCCESS, "ok", facts=facts))["facts"]
     assert "SECRET" not in str(told) and "abab" not in str(told) and "ef" not in str(told["output"].values())
     assert (len(told["files"]), told["skipped"], told["output"]["stdout_bytes"]) == (100, 1, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ def test_another_backend_is_never_replaced_by_this_one(backend: str, text: str) 
 
 
 def test_elsewhere_than_on_linux_there_is_no_box(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(Unavailable, match="needs Linux, and this is darwin"):
         make_executor(SandboxSettings())
 

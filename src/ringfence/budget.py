@@ -79,8 +79,12 @@ class Ticket:
 class Budget:
     """Rates, places and the loop guard, by principal and capability."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic, kept: int = 10_000) -> None:
+    def __init__(
+        self, *, clock: Callable[[], float] = time.monotonic, kept: int = 10_000, guard_loops: bool = True
+    ) -> None:
+        """`guard_loops` is for callers that may not know what they do: models."""
         self._clock = clock
+        self._guard_loops = guard_loops
         self._buckets: _Recent[tuple[str, str], _Bucket] = _Recent(kept, lambda bucket: bucket.running == 0)
         self._streaks: _Recent[tuple[str, str, str], _Streak] = _Recent(min(kept, 2000), lambda streak: True)
 
@@ -119,6 +123,8 @@ class Budget:
 
     def note(self, call: Call, arguments_digest: str, status: Status) -> None:
         """Remember how a call ended; a success ends its row of failures."""
+        if not self._guard_loops:
+            return
         key = (call.principal.key, call.tool, arguments_digest)
         if status in _FAILURES:
             self._streaks.get(key, _Streak).failed_at.append(self._clock())

@@ -207,7 +207,7 @@ class Runs:
             implicit={},
         )
         dispatcher = Dispatcher(NoServers(), Surroundings({}, settings.networks), executor)
-        self._pipeline = Pipeline(store, rules, dispatcher, Guard(schemas.result_problem), Budget())
+        self._pipeline = Pipeline(store, rules, dispatcher, Guard(schemas.result_problem), Budget(guard_loops=False))
         self._executor = executor
 
     @classmethod

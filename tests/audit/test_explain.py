@@ -176,6 +176,9 @@ def test_isolation_and_network_are_told() -> None:
     }
     text = explain([STARTED, finished("failed", facts={**facts, "exit_status": 3})])
     assert "It ran 2 times at isolation process (backend oci) on server helpdesk, with seccomp." in text
+    many = {f"p{n}": {"on": n != 3} for n in range(33)}
+    told = explain([STARTED, finished("failed", facts={"isolation": {**facts["isolation"], "protections": many}})])  # type: ignore[dict-item]
+    assert "on server helpdesk, with 32 protections." in told
     assert "The network was denied to 198.51.100.7:443." in text
     assert "It ran and failed with exit status 3" in text
 

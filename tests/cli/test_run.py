@@ -127,7 +127,7 @@ def test_nothing_of_the_callers_is_there(tmp_path: Path) -> None:
             "timeout",
         ),
         (
-            ("-c", "x = b'x' * (90 << 20)", "--memory", "64"),
+            ("-c", "x = b'x' * (90 << 20)\nwhile True: pass", "--memory", "64"),
             137,
             "killed for using more than 64 MiB of memory",
             "killed",

@@ -17,6 +17,7 @@ from mcp.client.subscriptions import ResourceUpdated, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 
 from tests import tooling
+from tests.gateways import own_tools
 from tests.mcp import gateway
 from tests.mcp.gateway import ERAS, JSON, MODERN, Gateway, about
 
@@ -71,7 +72,8 @@ async def until(heard: list[str], what: str) -> None:
 
 
 async def names(client: Client) -> set[str]:
-    return {tool.name for tool in (await client.list_tools()).tools}
+    """The tools of servers."""
+    return {tool.name for tool in (await client.list_tools()).tools} - set(own_tools())
 
 
 # ── a rug pulled ──────────────────────────────────────────────────────────────────────────────────
@@ -123,7 +125,8 @@ async def test_changed_description_hides_the_tool_until_accepted(pulled: Gateway
 def test_unaccepted_definitions_are_not_offered(tmp_path: Path, hostile_command: list[str]) -> None:
     config = gateway.configuration({"hostile": {"command": hostile_command}}, gateway.tools("hostile", "echo"))
     with gateway.serve(tmp_path, config) as served, gateway.RawHttp(served) as raw:
-        assert raw.open().result(gateway.request("tools/list"))["tools"] == []
+        listed = raw.open().result(gateway.request("tools/list"))["tools"]
+        assert [tool["name"] for tool in listed] == own_tools()
         told = about(raw.result(gateway.call("echo")))
         assert (told["status"], told["reason_code"]) == ("unavailable", "not_pinned")
         assert served.finished(told["call_id"])["reason_code"] == "not_pinned"

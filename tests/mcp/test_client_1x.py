@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import tooling
+from tests.gateways import own_tools
 from tests.mcp import gateway
 from tests.mcp.gateway import JSON, Gateway, about, text_of
 
@@ -55,7 +56,7 @@ def test_it_is_the_old_line_on_the_old_revision(seen: JSON) -> None:
 
 
 def test_lists_and_calls(seen: JSON) -> None:
-    assert seen["tools"] == [*NAMES, "get-structured-content"]
+    assert seen["tools"] == [*NAMES, "get-structured-content", *own_tools()]
     assert text_of(seen["call"]) == "This is a simple text response for testing."
     told = about(seen["call"])
     assert seen["gateway"].finished(told["call_id"])["call"]["origin"] == f"mcp-{seen['way']}"

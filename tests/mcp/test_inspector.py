@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import tooling
+from tests.gateways import own_tools
 from tests.mcp import gateway
 from tests.mcp.gateway import JSON, Gateway
 
@@ -52,7 +53,7 @@ def own_copy(served: Gateway) -> Path:
 @pytest.mark.parametrize("way", ["http", "stdio"])
 def test_inspector_lists_the_tools(served: Gateway, way: str) -> None:
     listed = inspect(targets(served, way), "--method", "tools/list")
-    assert [tool["name"] for tool in listed["tools"]] == ["echo", "error"]
+    assert [tool["name"] for tool in listed["tools"]] == ["echo", "error", *own_tools()]
 
 
 @pytest.mark.parametrize("way", ["http", "stdio"])

@@ -13,6 +13,7 @@ import pytest
 from mcp import Client
 
 from tests import tooling
+from tests.gateways import own_tools
 from tests.mcp import gateway
 from tests.mcp.gateway import ERAS, JSON, Gateway, about, facts, text_of
 
@@ -83,7 +84,7 @@ async def call(client: Client, tool: str, arguments: JSON | None = None) -> type
 
 async def test_every_tool_is_offered_under_its_contract(house: House, mode: str) -> None:
     async with house.gateway.client(mode) as client:
-        assert {tool.name for tool in (await client.list_tools()).tools} == set(contracts())
+        assert {tool.name for tool in (await client.list_tools()).tools} == {*contracts(), *own_tools()}
         assert client.protocol_version == (gateway.HANDSHAKE if mode == "legacy" else gateway.MODERN)
 
 

@@ -110,7 +110,7 @@ def test_what_lies_among_the_results_counts_whoever_says_what(props: Props) -> N
         (judging.misreported(exit_status=0), {}, True),
         (judging.misreported(exit_status=7), {}, False),
         (judging.outlasted, {"wall_ms": 900.0}, True),
-        (judging.outlasted, {"wall_ms": 1900.0}, False),
+        (judging.outlasted, {"wall_ms": 1950.0}, False),
     ],
 )
 def test_the_facts_are_asked(props: Props, ask: Judge, report: dict[str, Any], right: bool) -> None:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ringfence.box import BoxReport, BoxSpec, Limits, Program
+from ringfence.box import BoxReport, BoxSpec, Layout, Limits, Program
 from ringfence.ports import Backend
 from ringfence.sandbox.process.zygotes import interpreter
 from tests.sandbox import ordinary
 
 PYTHON = str(interpreter())
+LIMITS = Limits(capture_bytes=16_000_000)
+"""The defaults, but for what is returned of the output: all of it is compared."""
 _PATH = f"{os.path.dirname(PYTHON)}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-_ORDINARY = str(Path(ordinary.__file__))
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Honest:
     source: str | bytes
     stdin: bytes = b""
     argv: tuple[str, ...] = ()
+    inline: bool = False
+    """`python -c SOURCE` rather than a file."""
 
     @property
     def code(self) -> bytes:
@@ -52,36 +55,62 @@ def bare(program: Honest, seconds: float = 60.0) -> Seen:
     """Run it without a box. Its folder is called /workspace in what it says."""
     place = os.path.realpath(tempfile.mkdtemp(prefix="bare-"))
     try:
-        _furnish(place, program.code)
-        env = {"PATH": _PATH, "HOME": place, "LANG": "C.UTF-8", "TMPDIR": f"{place}/tmp", "USER": "box", "LOGNAME": "box"}
-        command = [PYTHON, "-I", "-S", _ORDINARY, PYTHON, f"{place}/prog.py", *program.argv]
+        furnish(place, program.code)
+        words = ["-c", os.fsdecode(program.code)] if program.inline else [f"{place}/prog.py"]
         done = subprocess.run(
-            command, cwd=place, env=env, input=program.stdin, capture_output=True, timeout=seconds, start_new_session=True
+            [*ORDINARY, PYTHON, *words, *program.argv],
+            cwd=place,
+            env=environment(place),
+            input=program.stdin,
+            capture_output=True,
+            timeout=seconds,
+            start_new_session=True,
         )
-        said = [stream.replace(place.encode(), b"/workspace") for stream in (done.stdout, done.stderr)]
-        return Seen(done.returncode, said[0], said[1], _files(Path(place, "output")))
+        return _same_words(Seen(done.returncode, done.stdout, done.stderr, _files(Path(place, "output"))), place)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-async def boxed(backend: Backend, program: Honest, limits: Limits = Limits()) -> tuple[Seen, BoxReport]:
+async def boxed(
+    backend: Backend, program: Honest, limits: Limits = LIMITS, layout: Layout = "shared"
+) -> tuple[Seen, BoxReport]:
     """Run it in a box."""
     with tempfile.TemporaryDirectory() as output:
-        order = Program("python", program.code, program.argv, "/workspace/prog.py", program.stdin)
-        report = await backend.run(BoxSpec(order, limits, output=Path(output)))
+        name = "-c" if program.inline else "/workspace/prog.py"
+        order = Program("python", program.code, program.argv, name, program.stdin)
+        report = await backend.run(BoxSpec(order, limits, output=Path(output), layout=layout))
         code = report.exit_status if report.exit_status is not None else -(report.signal or 0)
         streams = [stream.head + stream.tail for stream in (report.stdout, report.stderr)]
-        return Seen(code, streams[0], streams[1], _files(Path(output))), report
+        return _same_words(Seen(code, streams[0], streams[1], _files(Path(output)))), report
 
 
-async def both(backend: Backend, program: Honest, limits: Limits = Limits()) -> tuple[Seen, Seen, BoxReport]:
+async def both(
+    backend: Backend, program: Honest, limits: Limits = LIMITS, layout: Layout = "shared"
+) -> tuple[Seen, Seen, BoxReport]:
     """Side by side: bare, boxed, and what the supervisor says of the latter."""
     without = asyncio.get_running_loop().run_in_executor(None, bare, program)
-    within, report = await boxed(backend, program, limits)
+    within, report = await boxed(backend, program, limits, layout)
     return await without, within, report
 
 
-def _furnish(place: str, source: bytes) -> None:
+# ── What the bare one needs ──
+
+ORDINARY = (PYTHON, "-I", "-S", str(Path(ordinary.__file__)))
+
+
+def environment(place: str) -> dict[str, str]:
+    """What a box has, with this folder for a workspace."""
+    return {
+        "PATH": _PATH,
+        "HOME": place,
+        "LANG": "C.UTF-8",
+        "TMPDIR": f"{place}/tmp",
+        "USER": "box",
+        "LOGNAME": "box",
+    }
+
+
+def furnish(place: str, source: bytes) -> None:
     """Like a workspace, and the property of whoever the program is to run as."""
     os.chmod(place, 0o755)
     for name in ("input", "output", "tmp"):
@@ -94,3 +123,14 @@ def _furnish(place: str, source: bytes) -> None:
 
 def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _same_words(seen: Seen, place: str = "/workspace") -> Seen:
+    """Without what differs from run to run: the folder's name, addresses, and how long something took."""
+
+    def said(text: bytes) -> bytes:
+        text = re.sub(rb"\b0x[0-9a-f]{8,}\b", b"0xADDRESS", text.replace(place.encode(), b"/workspace"))
+        return re.sub(rb"\bin \d+\.\d+s\b", b"in SECONDS", text)
+
+    files = {name: said(content) for name, content in seen.files.items()}
+    return replace(seen, stdout=said(seen.stdout), stderr=said(seen.stderr), files=files)

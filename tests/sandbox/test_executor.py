@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from ringfence import canonical
-from ringfence.box import Attached, BoxReport, Captured, FileFact, Input
+from ringfence.box import Attached, BoxReport, BoxSpec, Captured, FileFact, Input
 from ringfence.contract import build, built_in
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import Answer, Contract, Decision, Grant, Mount, Status
 from ringfence.sandbox.executor import judge
-from tests.boxing import captured, fake, report
+from tests.boxing import FakeBackend, captured, fake, report
 from tests.faking import make_call
 
 pytestmark = pytest.mark.anyio
@@ -93,7 +94,7 @@ async def test_a_result_never_exceeds_its_contract(byte: bytes, streams: str) ->
         "py", {"transport": "sandboxed_exec", "tool": "execute_python", "result": {"max_bytes": 20_000}}
     )
     long = Captured(byte * 30_000, b"the end", 1_000_000, "ab")
-    some = {name: long for name in ("stdout", "stderr") if streams in (name, "both")}
+    some: dict[str, Any] = {name: long for name in ("stdout", "stderr") if streams in (name, "both")}
     answer = await answered(replace(report(), **some), contract=contract)
     assert answer.result is not None and answer.ran is not None
     assert len(canonical.dumps(answer.result)) <= 20_000
@@ -154,6 +155,27 @@ async def test_a_backend_that_could_not_is_unavailable_and_a_senseless_box_is_in
     with pytest.raises(Refused) as refused:
         await answered(ValueError("two inputs have one name"))
     assert (refused.value.status, refused.value.reason_code) == ("validation_failure", "bad_arguments")
+
+
+async def test_a_run_that_is_cancelled_has_the_time_to_remove_its_box() -> None:
+    """However often it is cancelled: a scope of anyio does it again and again."""
+    steps: list[str] = []
+
+    class Slow(FakeBackend):
+        async def run(self, spec: BoxSpec, tell: Any = None) -> BoxReport:
+            try:
+                await anyio.sleep(30)
+            finally:
+                for step in ("killed", "reaped", "removed"):
+                    await anyio.sleep(0.05)
+                    steps.append(step)
+            return report()
+
+    executor, _ = fake()
+    executor.backend = Slow()
+    with anyio.move_on_after(0.1):
+        await executor.run(grant())
+    assert steps == ["killed", "reaped", "removed"]
 
 
 # ── what is refused ──

@@ -81,7 +81,7 @@ async def test_a_gateway_from_a_file(echo_url: str, tmp_path: Path) -> None:
     gateway = Gateway.from_config(path)
     for _ in range(2):  # it can be started again
         async with gateway:
-            assert [tool["name"] for tool in await gateway.list_tools()] == ["talk"]
+            assert [tool["name"] for tool in await gateway.list_tools()] == ["talk", *gateways.own_tools()]
             assert (await gateway.call_tool("talk", {"text": "hi"})).text == "hi"
     assert len(gateways.finished(tmp_path / "state")) == 2
     path.write_text("capabilites: {}\n")

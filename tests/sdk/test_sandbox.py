@@ -51,7 +51,7 @@ def test_a_program_that_fails_is_no_exception() -> None:
     slow = run_code("print('so far', flush=True)\nwhile True: pass", timeout=0.5)
     assert (slow.status, slow.text, slow.facts["ended"]) == ("timeout", "so far\n", "timeout")
     assert slow.error is not None and slow.error.name == "timeout"
-    greedy = run_code("x = b'x' * (200 << 20)", limits=Limits(memory_bytes=64 << 20))
+    greedy = run_code("x = b'x' * (100 << 20)\nwhile True: pass", limits=Limits(memory_bytes=64 << 20))
     assert (greedy.status, greedy.facts["limit"]) == ("killed", "memory")
     assert (greedy.error.name if greedy.error else None) == "memory"
 
@@ -115,6 +115,21 @@ def test_a_callback_that_raises_ends_the_run() -> None:
         run_code("print('x', flush=True)\nimport time; time.sleep(30)", on_stdout=refuse)
     assert time.monotonic() - began < 10
     assert run_code("print(1)").text == "1\n"
+
+
+async def test_an_asynchronous_callback_that_raises_ends_the_run() -> None:
+    async def refuse(text: str) -> None:
+        raise KeyError(text)
+
+    began = time.monotonic()
+    with pytest.raises(KeyError):
+        await AsyncSandbox().run_code("print('x', flush=True)\nimport time; time.sleep(30)", on_stdout=refuse)
+    assert time.monotonic() - began < 10
+
+
+def test_the_same_failure_again_and_again_is_no_loop_of_a_model() -> None:
+    with Sandbox() as box:
+        assert {box.run_code("1/0").status for _ in range(205)} == {"failed"}
 
 
 async def test_the_same_awaited() -> None:
@@ -190,7 +205,7 @@ def test_kill_from_another_thread() -> None:
         ({"backend": "docker"}, Unavailable, "docker is not built yet"),
         ({"network": True}, TypeError, "there is no option network"),
         ({"inputs": {"a": Path("/nonexistent/a")}}, Unavailable, "No such file"),
-        ({"inputs": {"../a": b""}}, Refused, ""),
+        ({"inputs": {"../a": b""}}, Refused, "no such box can be made"),
         ({"envs": {"A=B": "c"}}, Refused, "env"),
     ],
 )

@@ -13,6 +13,8 @@ from typing import Any
 
 from ringfence.model import Json
 
+_FEW = 6
+
 
 def explain(records: list[Json]) -> str:
     """Tell the story of the one call whose record bodies, and those of its approvals, are given."""
@@ -223,7 +225,9 @@ def _isolation(story: Json, started: Json | None) -> list[str]:
         attempts = facts.get("attempts")
         times = f"{attempts} times" if isinstance(attempts, int) and attempts > 1 else "once"
         on_by = [k for k, v in _part(isolation, "protections").items() if isinstance(v, dict) and v.get("on") is True]
-        kept = f", with {_join(sorted(map(str, on_by)))}" if on_by else ""
+        kept = ""
+        if on_by:
+            kept = f", with {_join(sorted(map(str, on_by))) if len(on_by) <= _FEW else f'{len(on_by)} protections'}"
         out.append(f"It ran {times} at isolation {level}{by}{on}{kept}.")
     refused = [d for d in _list(_part(facts, "network").get("denied")) if isinstance(d, dict)]
     hosts = [f"{_text(d.get('host'))}:{_text(d.get('port'))}" for d in refused]

@@ -125,17 +125,19 @@ class ControlBackend:
             order = stack.enter_context(tempfile.TemporaryFile())
             order.write(json.dumps(self._order(specs, folder)).encode())
             order.seek(0)
-            stdin = stack.enter_context(tempfile.TemporaryFile())
             given = specs[0].program.stdin
-            stdin.write(given if isinstance(given, bytes) else b"")
-            stdin.seek(0)
+            held = stack.enter_context(open(os.memfd_create("stdin"), "wb", buffering=0))
+            if isinstance(given, bytes):
+                held.write(given)
+                held.seek(0)
+                given = held.fileno()
             pairs = {"status": os.pipe(), "stdout": _stdout(self._settings), "stderr": os.pipe()}
             for ours, _ in pairs.values():
                 stack.callback(os.close, ours)
             theirs = [theirs for _, theirs in pairs.values()]
             began = time.monotonic()
             try:
-                pid = self._launcher.run([order.fileno(), theirs[0], stdin.fileno(), *theirs[1:]])
+                pid = self._launcher.run([order.fileno(), theirs[0], given, *theirs[1:]])
             finally:
                 for descriptor in theirs:
                     os.close(descriptor)

@@ -48,7 +48,7 @@ def victim_hurt(trial: Trial) -> str | None:
 def outlasted(trial: Trial) -> str | None:
     """It ran for much longer than it may."""
     allowed = trial.limits.wall_seconds * 1000
-    if trial.report.wall_ms > allowed * 1.5 + 100:
+    if trial.report.wall_ms > allowed * 1.9:  # a control is stopped at twice
         return f"it ran for {trial.report.wall_ms / 1000:.1f} s of {trial.limits.wall_seconds:g} s"
     return None
 
@@ -99,6 +99,11 @@ def collector_hurt(trial: Trial) -> str | None:
     if trial.report.ended != "exited":
         return f"the run ended as {trial.report.ended}"
     return outlasted(trial)
+
+
+def looked_at(trial: Trial) -> str | None:
+    """The box was found on the host, or nothing was shown."""
+    return None if trial.seen.get("processes") else "the box could not be found on the host"
 
 
 def either(*judges: Judge) -> Judge:

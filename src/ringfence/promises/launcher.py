@@ -207,7 +207,12 @@ def _first(order: dict[str, Any], status: int) -> None:
             _guarded(lambda at=index: _work(order, at, here))
         _tell(status, status=os.waitpid(worker, 0)[1])
     if victim:
-        _tell(status, victim=os.waitpid(victim, os.WNOHANG)[0] == 0)
+        lives = True
+        for _ in range(10):
+            # What was killed needs a moment to be dead.
+            lives = lives and os.waitpid(victim, os.WNOHANG)[0] == 0
+            time.sleep(0.01 if lives else 0)
+        _tell(status, victim=lives)
     if order["output"]:
         _collect(order["output"], status)
 

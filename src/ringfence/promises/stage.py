@@ -6,6 +6,7 @@ On for as long as the suite runs. A backend that keeps boxes ready must be made 
 from __future__ import annotations
 
 import os
+import pwd
 import resource
 import shutil
 import signal
@@ -86,7 +87,16 @@ class Stage:
 
 def _place() -> Path | None:
     """Where a canary is out of the way: below /tmp a box has a folder of its own, so nothing can be lent there."""
-    mine = [Path("/run")] if os.geteuid() == 0 else [Path(f"/run/user/{os.geteuid()}"), Path.home()]
+    user = os.geteuid()
+    mine = [Path("/run")] if user == 0 else [Path(f"/run/user/{user}"), Path.home(), *_registered_home(user)]
     taken = (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108
     fit = [path for path in mine if os.access(path, os.W_OK) and not any(path.is_relative_to(other) for other in taken)]
     return fit[0] if fit else None
+
+
+def _registered_home(user: int) -> list[Path]:
+    """Where the variable HOME leads below /tmp, there may still be the one of the account."""
+    try:
+        return [Path(pwd.getpwuid(user).pw_dir)]
+    except KeyError:
+        return []

@@ -8,7 +8,7 @@ import platform
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import dedent
@@ -131,17 +131,20 @@ class _Attempt:
             props.plant(case.inputs["planted"].decode())
 
     async def made(self) -> Trial:
-        case, beside = self._case, _Ear()
-        async with anyio.create_task_group() as group:
-            neighbour: Json = {}
-            if case.beside:
-                group.start_soon(self._run, self._spec(case.beside, {}), beside)
-                neighbour = await beside.ready()
-            spec = self._spec(case.program, neighbour)
-            ear = _Ear()
-            if case.observe is not None:
-                group.start_soon(self._look, ear)
-            report, after = await self._reports(spec, ear, neighbour)
+        case = self._case
+        with ExitStack() as stack:
+            async with anyio.create_task_group() as group:
+                neighbour: Json = {}
+                waiting, working = _Visit(stack), _Visit(stack)
+                if case.beside:
+                    group.start_soon(self._run, self._spec(case.beside, {}, waiting), waiting)
+                    neighbour = await waiting.ready()
+                if case.observe is not None:
+                    group.start_soon(self._look, working)
+                try:
+                    report, after = await self._reports(working, neighbour)
+                finally:
+                    waiting.over()
         await self._count_left()
         return Trial(
             report=report,
@@ -154,23 +157,23 @@ class _Attempt:
             seen=self._seen,
         )
 
-    async def _reports(self, spec: BoxSpec, ear: _Ear, neighbour: Json) -> tuple[BoxReport, BoxReport | None]:
+    async def _reports(self, visit: _Visit, neighbour: Json) -> tuple[BoxReport, BoxReport | None]:
+        spec = self._spec(self._case.program, neighbour, visit)
         if not self._case.then:
-            return await self._run(spec, ear), None
+            return await self._run(spec, visit), None
         following = self._spec(self._case.then, neighbour)
         if isinstance(self._backend, ControlBackend):
-            both = await self._backend.run_all([spec, following], ear.hear)
+            both = await self._backend.run_all([spec, following], visit.hear)
             return both[0], both[1]
-        report = await self._run(spec, ear)
-        return report, await self._run(following, _Ear())
+        return await self._run(spec, visit), await self._backend.run(following)
 
-    async def _run(self, spec: BoxSpec, ear: _Ear) -> BoxReport:
+    async def _run(self, spec: BoxSpec, visit: _Visit) -> BoxReport:
         try:
-            return await self._backend.run(spec, ear.hear)
+            return await self._backend.run(spec, visit.hear)
         finally:
-            ear.ended()
+            visit.over()
 
-    def _spec(self, program: str, neighbour: Json) -> BoxSpec:
+    def _spec(self, program: str, neighbour: Json, visit: _Visit | None = None) -> BoxSpec:
         case, props = self._case, self._props
         given = {
             "limits": asdict(case.limits),
@@ -179,19 +182,21 @@ class _Attempt:
             "package": str(_PACKAGE),
             **props.given,
         }
-        source = text_of(program, given)
         inputs = tuple(Input(name, content) for name, content in case.inputs.items() if name != "planted")
-        what = (
-            Program("command", argv=case.command, stdin=program.encode()) if case.command else Program("python", source)
-        )
+        # Only who is looked at waits for it.
+        held = visit.stdin if visit is not None and (case.observe or program is case.beside) else case.stdin
+        what = Program("python", text_of(program, given), stdin=held)
+        if case.command:
+            what = Program("command", argv=case.command, stdin=program.encode())
         return BoxSpec(
             what, case.limits, env=case.env, inputs=inputs, output=props.output, trees=props.trees, layout=case.layout
         )
 
-    async def _look(self, ear: _Ear) -> None:
-        facts = await ear.ready()
+    async def _look(self, visit: _Visit) -> None:
+        facts = await visit.ready()
         if facts and self._case.observe is not None:
             self._seen |= await to_thread.run_sync(self._case.observe, self._props, facts)
+        visit.over()
 
     async def _count_left(self) -> None:
         """Processes of this trial that are there a moment after its end."""
@@ -203,13 +208,18 @@ class _Attempt:
             self._seen["left"] = len(left)
 
 
-class _Ear:
-    """Hears what a program says while it runs, and notices when it says that it is ready."""
+class _Visit:
+    """Hears when a program says that it is ready, and holds its input open until it has been looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, stack: ExitStack) -> None:
         self._heard = bytearray()
         self._event = anyio.Event()
         self._facts: Json = {}
+        self._stack = ExitStack()
+        self.stdin, held = os.pipe()
+        stack.callback(os.close, self.stdin)
+        self._stack.callback(os.close, held)
+        stack.callback(self._stack.close)
 
     def hear(self, stream: Stream, data: bytes) -> None:
         if stream != "stdout" or self._event.is_set():
@@ -221,13 +231,14 @@ class _Ear:
                 self._facts = found
                 self._event.set()
 
-    def ended(self) -> None:
-        self._event.set()
-
     async def ready(self) -> Json:
         with anyio.move_on_after(_READY_SECONDS):
             await self._event.wait()
         return self._facts
+
+    def over(self) -> None:
+        self._event.set()
+        self._stack.close()
 
 
 def text_of(program: str, given: Json) -> bytes:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio
 
 from ringfence import canonical
 from ringfence.box import BoxReport, Captured, Limits, Ran
@@ -76,7 +80,7 @@ class Executor:
         as_it_comes = call.attached is not None and not contract.redact and contract.result.fields is None
         tell = call.attached.tell if call.attached is not None and as_it_comes else None
         try:
-            report = await self.backend.run(wanted, tell)
+            report = await _to_the_end(self.backend.run(wanted, tell))
         except ValueError as exc:
             raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such box can be made: {exc}") from None
         status, code = judge(report)
@@ -90,6 +94,20 @@ class Executor:
             return Answer(None, Status.FAILED, "input_changed", text, isolation, ran=ran)
         fitting, result = _fitting(report, contract.result.max_bytes, is_error=status is not Status.SUCCESS)
         return Answer(result, status, code, isolation=isolation, ran=Ran(wanted.limits, fitting))
+
+
+async def _to_the_end(running: Coroutine[Any, Any, BoxReport]) -> BoxReport:
+    """A run that is cancelled is told so once, and then has the time that it takes to remove its box."""
+    task = asyncio.ensure_future(running)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # looked at; whatever it was, the caller has gone
+        raise
 
 
 def judge(report: BoxReport) -> tuple[Status, str]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import os
 import queue
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ringfence import config
 from ringfence.box import Stream
@@ -23,6 +24,30 @@ from ringfence.runs import Runs, Wanted, unwritten
 T = TypeVar("T")
 
 _CLOSE_SECONDS = 10.0
+
+
+class Job(Generic[T]):
+    """Work on the engine's loop, seen from elsewhere. It is over when the work is, also where it was cancelled."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        self.over: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._loop = loop
+        self._task: asyncio.Task[T] | None = None
+        loop.call_soon_threadsafe(self._begin, work)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> None:
+        self._task = self._loop.create_task(work)
+        self._task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        problem = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if problem is None:
+            self.over.set_result(task.result())
+        else:
+            self.over.set_exception(problem)
+
+    def cancel(self) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._task is not None and self._task.cancel())
 
 
 class Engine:
@@ -65,20 +90,21 @@ class Engine:
 
     # ── From other threads ──
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    def submit(self, work: Coroutine[Any, Any, T]) -> Job[T]:
+        return Job(self._loop, work)
 
     def wait(self, work: Coroutine[Any, Any, T], heard: queue.SimpleQueue[Callable[[], object] | None]) -> T:
         """Run `work` to its end on the loop, and meanwhile, in this thread, whatever it puts into `heard`."""
-        future = self.submit(work)
-        future.add_done_callback(lambda _: heard.put(None))
+        job = self.submit(work)
+        job.over.add_done_callback(lambda _: heard.put(None))
         try:
             while (call := heard.get()) is not None:
                 call()
-            return future.result()
         except BaseException:
-            future.cancel()
+            job.cancel()
+            concurrent.futures.wait((job.over,), _CLOSE_SECONDS)
             raise
+        return job.over.result()
 
     @property
     def here(self) -> bool:
@@ -88,12 +114,10 @@ class Engine:
     def close(self) -> None:
         """End the boxes and close the record."""
         if self._thread.is_alive():
-            future = self.submit(self._close())
-            try:
-                future.result(_CLOSE_SECONDS)
-            finally:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._thread.join(_CLOSE_SECONDS)
+            with contextlib.suppress(TimeoutError):  # the process ends, and what it holds with it
+                self.submit(self._close()).over.result(_CLOSE_SECONDS)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_SECONDS)
 
     async def _close(self) -> None:
         self._over.set()

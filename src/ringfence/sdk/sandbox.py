@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import concurrent.futures
 import inspect
 import math
 import queue
@@ -94,7 +93,7 @@ class AsyncSandbox:
         self.commands = AsyncCommands(self)
         self._options = options
         self._limits = _limits(options)
-        self._running: set[concurrent.futures.Future[Outcome] | asyncio.Task[Any]] = set()
+        self._running: set[engine.Job[Outcome] | asyncio.Task[Any]] = set()
         self._killed = False
 
     @classmethod
@@ -115,8 +114,8 @@ class AsyncSandbox:
     async def kill(self) -> None:
         """End what runs; nothing can be run afterwards."""
         self._killed = True
-        for future in list(self._running):
-            future.cancel()
+        for running in list(self._running):
+            running.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,19 +135,28 @@ class AsyncSandbox:
         loop = asyncio.get_running_loop()
         heard: asyncio.Queue[tuple[Stream, bytes] | None] = asyncio.Queue()
         telling = loop.create_task(_told(heard, callbacks))
+        running = loop.create_task(
+            self._submitted(wanted, lambda stream, data: _quietly(loop, heard.put_nowait, (stream, data)))
+        )
+        # Whoever listens is done early only if they failed: then there is nobody to run for.
+        telling.add_done_callback(lambda _: running.cancel())
         try:
-            return await self._submitted(wanted, lambda stream, data: _quietly(loop, heard.put_nowait, (stream, data)))
-        finally:
+            await asyncio.wait({running})
             loop.call_soon_threadsafe(heard.put_nowait, None)
             await telling
+            return running.result()
+        finally:
+            telling.cancel()
+            if running.cancel():
+                await asyncio.wait({running})
 
     async def _submitted(self, wanted: Wanted, tell: Callable[[Stream, bytes], None] | None) -> Outcome:
         serving = engine.engine()
-        running: concurrent.futures.Future[Outcome] | asyncio.Task[Any] | None = asyncio.current_task()
+        running: engine.Job[Outcome] | asyncio.Task[Any] | None = asyncio.current_task()
         work = serving.run(wanted, tell)
         if not serving.here:  # a loop of the caller's own: there and back
             running = serving.submit(work)
-            work = _from(running)
+            work = _over(running)
         assert running is not None
         self._running.add(running)
         try:
@@ -177,8 +185,16 @@ class AsyncSandbox:
         )
 
 
-async def _from(future: concurrent.futures.Future[T]) -> T:
-    return await asyncio.wrap_future(future)
+async def _over(job: engine.Job[T]) -> T:
+    """Wait for it. Whoever gives up waiting ends it, and waits for that."""
+    ended = asyncio.wrap_future(job.over)
+    try:
+        return await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        job.cancel()
+        await asyncio.wait({ended})
+        ended.exception()  # looked at: it is ours, or that it was cancelled
+        raise
 
 
 def _known(options: Mapping[str, Any], kind: Any) -> None:

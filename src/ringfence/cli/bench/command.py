@@ -9,13 +9,13 @@ import typer
 
 from ringfence import canonical
 from ringfence.cli import common
-from ringfence.cli.bench import gateway
+from ringfence.cli.bench import box, gateway
 from ringfence.cli.bench.measure import Row, as_json, row, table
 from ringfence.contract import build
 from ringfence.model import Action, Call, Principal, Rule
 from ringfence.policy import Policy
 
-NAMES = ("gateway", "policy")
+NAMES = ("policy", "gateway", "box")
 
 
 def bench(
@@ -24,12 +24,21 @@ def bench(
     calls: int = typer.Option(300, "--calls", min=10, help="Calls per case, spread over interleaved rounds."),
     rounds: int = typer.Option(6, "--rounds", min=1, help="Rounds in which the cases alternate."),
     concurrent: int = typer.Option(32, "--concurrent", min=1, help="Callers at once for calls per second."),
+    runs: int = typer.Option(500, "--runs", min=10, help="Boxes per case, for `box`; fewer of what is slow."),
 ) -> None:
     """Measure this machine: each case interleaved with its baseline, as p50, p95, p99 and their ratio.
 
-    `gateway`: a governed call against the same call made directly. `policy`: one decision over 100 rules.
+    \b
+    policy   one decision over 100 rules
+    gateway  a governed call against the same call made directly
+    box      a program in a fresh box against the same program started bare: kept ready and not, by exec, with packages
+             loaded, over MCP, 1, 2 and 8 at once, a burst of 100, and the memory of live boxes
+
+    `cpu_ms` is the processor time of one run, of all processes together. Figures are worth something on a machine that
+    does nothing else.
 
     \b
+    ringfence bench box
     ringfence bench gateway --json
     """
     if name is not None and name not in NAMES:
@@ -41,6 +50,9 @@ def bench(
     if name in (None, "gateway"):
         print(f"gateway: {calls} calls per case in {rounds} rounds …", file=sys.stderr, flush=True)
         rows.extend(gateway.run(calls, rounds, concurrent))
+    if name in (None, "box"):
+        print(f"box: {runs} runs per case …", file=sys.stderr, flush=True)
+        rows.extend(box.run(runs))
     if as_json_:
         common.dump(as_json(rows))
     else:

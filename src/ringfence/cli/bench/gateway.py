@@ -101,18 +101,18 @@ async def _at_once(client: Client, tool: str, concurrent: int, each: int = 20) -
 
 @contextmanager
 def _servers() -> Iterator[Setup]:
-    ports = [_free_port(), _free_port()]
+    ports = [free_port(), free_port()]
     with tempfile.TemporaryDirectory(prefix="ringfence-bench-") as folder:
         path = Path(folder) / "ringfence.yaml"
         text = _CONFIG.format(port=ports[1], echo=ports[0], state=Path(folder) / "state")
         path.write_text(text + "".join(_RULE.format(n=n) for n in range(1, 100)) + _LAST, encoding="utf-8")
         baseline = subprocess.Popen([sys.executable, echo.__file__, str(ports[0])])
         try:
-            _wait(ports[0])
+            wait_for(ports[0])
             command = [sys.executable, "-m", "ringfence.cli.main", "serve", "--config", str(path)]
             gateway = subprocess.Popen(command, stdout=subprocess.DEVNULL)
             try:
-                _wait(ports[1])
+                wait_for(ports[1])
                 yield Setup(f"http://127.0.0.1:{ports[0]}/mcp", f"http://127.0.0.1:{ports[1]}/mcp", gateway.pid)
             finally:
                 gateway.terminate()
@@ -122,12 +122,12 @@ def _servers() -> Iterator[Setup]:
             baseline.wait(10)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with open_socket("127.0.0.1", 0) as probe:
         return int(probe.getsockname()[1])
 
 
-def _wait(port: int) -> None:
+def wait_for(port: int) -> None:
     for _ in range(200):
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

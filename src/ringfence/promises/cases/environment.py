@@ -7,8 +7,8 @@ import socket
 
 from ringfence.model import Json
 from ringfence.promises.case import Case, Control, Trial, claimed
-from ringfence.promises.cases.seeing import box_processes
-from ringfence.promises.judging import claimed_after, seen
+from ringfence.promises.cases.seeing import box_processes, parent_of
+from ringfence.promises.judging import claimed_after, looked_at, seen
 from ringfence.promises.props import Props
 from ringfence.promises.stage import BLOCKED, GROUP, IGNORED, UMASK, VARIABLE
 
@@ -26,21 +26,34 @@ def _same_twice(trial: Trial) -> str | None:
     return f"both got {first}" if first and first == second else None
 
 
+def _neighbours(props: Props, facts: Json) -> Json:
+    """The other box, as the host counts it."""
+    inside = box_processes(facts["neighbour"])
+    outside = {parent_of(process) for process in inside} - set(inside)
+    return {"processes": [int(process.name) for process in {*inside, *outside}]}
+
+
+def _knows_processes(trial: Trial) -> str | None:
+    told = set((trial.claim or {}).get("numbers", ())) & set(trial.seen.get("processes", ()))
+    return f"process {min(told)} of another box" if told else None
+
+
 def _ids(props: Props, facts: Json) -> Json:
     """Who a box is on the host: its user id there, where that tells anything."""
     if os.geteuid() != 0:
-        return {}  # an ordinary user has one id to give
+        return {"processes": len(box_processes(facts))}  # an ordinary user has one id to give
     found = {str(process.stat().st_uid) for process in box_processes(facts)} - {"0"}
     ours = str(os.geteuid())
     neighbour = facts.get("neighbour") or {}
     others = {str(process.stat().st_uid) for process in box_processes(neighbour)} - {"0"} if neighbour else set()
     shared = found & {ours, *others}
-    return {"shared id": ", ".join(sorted(shared))}
+    return {"shared id": ", ".join(sorted(shared)), "processes": len(found)}
 
 
 def _root(props: Props, facts: Json) -> Json:
-    found = [process for process in box_processes(facts) if _user(str(process)) == 0]
-    return {"root": f"process {found[0].name}"} if found else {}
+    inside = box_processes(facts)
+    found = [process for process in inside if _user(str(process)) == 0]
+    return {"root": f"process {found[0].name}" if found else "", "processes": len(inside)}
 
 
 def _user(process: str) -> int:
@@ -92,6 +105,36 @@ CASES = (
         found = memory_of("self", b"the-payload-", b"of-the-first")
         say(bool(found), f"in {found}" if found else "nowhere")
         """,
+    ),
+    Case(
+        "X16",
+        "find the host's process numbers of other boxes in what the interpreter was forked with",
+        "none: what a box is a copy of does not know them, or forgot",
+        """
+        numbers, known = set(), {}
+        def walk(value, depth):
+            if isinstance(value, int):
+                numbers.add(int(value))
+            elif depth == 0 or id(value) in known:
+                return
+            elif isinstance(value, (dict, list, tuple, set, frozenset)):
+                known[id(value)] = value
+                for item in [*value] + ([*value.values()] if isinstance(value, dict) else []):
+                    walk(item, depth - 1)
+            elif hasattr(value, "__dict__") and not isinstance(value, (type, type(sys))):
+                walk(dict(vars(value)), depth - 1)
+        ready(neighbour=given["neighbour"])
+        frame = sys._getframe().f_back
+        while frame is not None:
+            walk(dict(frame.f_locals), 4)
+            walk(dict(frame.f_globals), 4)
+            frame = frame.f_back
+        say(False, f"{len(numbers)} numbers", numbers=sorted(numbers))
+        """,
+        _knows_processes,
+        owed=(looked_at,),
+        beside="ready()",
+        observe=_neighbours,
     ),
     Case(
         "X05",
@@ -182,11 +225,12 @@ CASES = (
         "be the host's root",
         "no process of the box is user 0 on the host",
         """
-        ready(0.4)
+        ready()
         held = open("/proc/self/uid_map").read().split()
         say(held[2] != "1", f"map {' '.join(held)}")
         """,
         seen("root", "a process of the box is root on the host"),
+        owed=(looked_at,),
         observe=_root,
         control=Control(impossible="a control never runs as root"),
     ),
@@ -194,9 +238,10 @@ CASES = (
         "X14",
         "be the same user on the host as another box or as the supervisor, where there can be one for each",
         "a user id of its own",
-        "ready(0.5, neighbour=given['neighbour'])\nsay(False, 'looked at from outside')",
+        "ready(neighbour=given['neighbour'])\nsay(False, 'looked at from outside')",
         seen("shared id", "user on the host"),
-        beside="ready(1.2)",
+        beside="ready()",
+        owed=(looked_at,),
         observe=_ids,
     ),
 )

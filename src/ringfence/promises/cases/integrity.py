@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from ringfence.promises.case import BRIEF, Case, Control, Trial
-from ringfence.promises.judging import misreported, outlasted
+from ringfence.promises.case import BRIEF, TIGHT, Case, Control, Trial
+from ringfence.promises.judging import ended_as, misreported, outlasted
 
 _HELD = 7
 _TRAILER = Control(features=frozenset({"trailer"}))
@@ -21,6 +21,12 @@ def _too_little_time(trial: Trial) -> str | None:
 def _too_little_memory(trial: Trial) -> str | None:
     told = trial.report.usage.peak_memory_bytes
     return None if told is not None and told > 60 * 2**20 else f"the facts count {told} bytes of memory"
+
+
+def _too_much_memory(trial: Trial) -> str | None:
+    told = trial.report.usage.peak_memory_bytes
+    right = told is not None and told <= trial.limits.memory_bytes
+    return None if right else f"the facts count {told} bytes of memory"
 
 
 def _wrong_bytes(trial: Trial) -> str | None:
@@ -139,6 +145,25 @@ CASES = (
         say(False, "given back")
         """,
         _too_little_memory,
+    ),
+    Case(
+        "I13",
+        "read much, so that the account of memory is that of files that everybody reads",
+        "what was used: never more than the limit",
+        """
+        read = 0
+        for folder, _, names in os.walk("/usr/lib"):
+            for name in names:
+                if read < given["limits"]["memory_bytes"] * 1.5 and os.path.isfile(f"{folder}/{name}"):
+                    with open(f"{folder}/{name}", "rb") as file:
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                        while chunk := file.read(MIB):
+                            read += len(chunk)
+        say(False, f"read {read // MIB} MiB")
+        """,
+        _too_much_memory,
+        owed=(ended_as("exited"),),
+        limits=TIGHT,
     ),
     Case(
         "I09",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ringfence.promises.case import Case, Control, Judge, Space, Trial, claimed
 from ringfence.promises.cases.seeing import surroundings
-from ringfence.promises.judging import reached, revealed
+from ringfence.promises.judging import looked_at, reached, revealed
 
 _SHARED_IPC = Control(share=frozenset({"ipc"}))
 _SHARED_NET = Control(share=frozenset({"net"}))
@@ -45,7 +45,7 @@ REACHING = (
 listener = socket.socket(socket.AF_UNIX)
 listener.bind("\\0rf-" + str(given["limits"]["wall_seconds"]) + given["marker"])
 listener.listen()
-ready(1.0)
+ready()
 """,
         control=_SHARED_NET,
     ),
@@ -175,11 +175,6 @@ def _own(space: Space) -> Judge:
     return judge
 
 
-def _looked_at(trial: Trial) -> str | None:
-    """The box was found on the host, or nothing was shown."""
-    return None if trial.seen.get("outside") else "the box could not be found on the host"
-
-
 _SPACES: dict[str, tuple[Space, str]] = {
     "S30": ("user", "user"),
     "S31": ("pid", "process id"),
@@ -195,12 +190,12 @@ NAMESPACES = tuple(
         f"share a {name} namespace with the host, or with what boxes are made by",
         "one of its own",
         f"""
-        ready(0.3)
+        ready()
         name = os.readlink("/proc/self/ns/{space}")
         say(False, name, spaces={{"{space}": name}})
         """,
         _own(space),
-        owed=(_looked_at,),
+        owed=(looked_at,),
         observe=surroundings,
         control=Control(share=frozenset({space})),
     )

@@ -186,6 +186,40 @@ ROUND_ABOUT = (
         """,
     ),
     Case(
+        "K07",
+        "get a handle on the namespace that owns one's own",
+        "ENOTTY or EPERM",
+        """
+        import fcntl
+        def ask():
+            os.close(fcntl.ioctl(os.open("/proc/self/ns/net", os.O_RDONLY), 0xB701))
+        attempt(ask)
+        """,
+    ),
+    Case(
+        "K57",
+        "load a filter program into the kernel through a socket",
+        "EPERM",
+        """
+        import socket
+        allow = buffer(8, struct.pack("HBBI", 6, 0, 0, 0xFFFF))
+        def attach():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as way:
+                way.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HxxxxxxQ", 1, ctypes.addressof(allow)))
+        attempt(attach)
+        """,
+    ),
+    Case(
+        "K58",
+        "have one's memory merged with that of strangers, to learn what is in theirs",
+        "EINVAL or EPERM",
+        """
+        import mmap
+        held = mmap.mmap(-1, 65536, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        attempt(lambda: held.madvise(12))
+        """,
+    ),
+    Case(
         "K66",
         "flood the supervisor with refused calls",
         "each is refused and counted, and the run is not held up",

@@ -212,6 +212,24 @@ def fill():
 bomb(fill)
 """,
     ),
+    Case(
+        "G10",
+        "fill memory through one's own input, opened again for writing",
+        "it cannot be opened or written, or ended=oom",
+        _START
+        + """
+def fill():
+    file = os.open("/proc/self/fd/0", os.O_RDWR)
+    for _ in range(want // MIB):
+        os.write(file, b"x" * MIB)
+    return f"holds {want // MIB} MiB"
+bomb(fill)
+""",
+        owed=(_stopped,),
+        silent=True,
+        limits=_DEFAULT,
+        stdin=b"given",
+    ),
     _bomb(
         "G11",
         "fill the disk first and memory then, at the default limits",

@@ -148,7 +148,7 @@ any_of({server: lambda server=server: ask(server) for server in ("8.8.8.8", "1.1
         + """
 try:
     listener = socket.create_server(("0.0.0.0", 0))
-    ready(0.5, port=listener.getsockname()[1])
+    ready(port=listener.getsockname()[1])
     say(False, "listened, and nobody came")
 except OSError as exc:
     say(False, word(exc))

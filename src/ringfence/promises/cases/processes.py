@@ -190,7 +190,7 @@ FIRST = (
         "end the box's first process, and with it the account of the run",
         _INTACT,
         """
-        for number in (15, 9, 2, 1, 3, 6, 10, 12, 14, 24, 25, 31) if alone() else ():
+        for number in range(1, 65) if alone() else ():
             try:
                 os.kill(1, number)
             except OSError:

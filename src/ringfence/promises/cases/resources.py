@@ -8,7 +8,7 @@ from pathlib import Path
 from ringfence.model import Json
 from ringfence.promises.case import TIGHT, Case, Trial
 from ringfence.promises.cases.seeing import box_processes
-from ringfence.promises.judging import answered, limited
+from ringfence.promises.judging import answered, limited, looked_at
 from ringfence.promises.props import Props
 
 COUNTS = (
@@ -157,10 +157,12 @@ def _ungrouped(props: Props, facts: Json) -> Json:
     """Controllers in which we may make groups, and in which the box has none of its own."""
     ours = _groups(Path("/proc/self/cgroup").read_text())
     missing: set[str] = set()
-    for process in box_processes(facts):
+    inside = box_processes(facts)
+    for process in inside:
         theirs = _groups((process / "cgroup").read_text())
         missing |= {name for name in _CONTROLLERS if theirs.get(name, theirs.get("")) == ours.get(name, ours.get(""))}
-    return {"ungrouped": ", ".join(sorted(name for name in missing if _ours_to_make(name, ours)))}
+    wrong = sorted(name for name in missing if _ours_to_make(name, ours))
+    return {"ungrouped": ", ".join(wrong), "processes": len(inside)}
 
 
 def _ours_to_make(controller: str, ours: dict[str, str]) -> bool:
@@ -182,8 +184,9 @@ GROUPS: tuple[Case, ...] = (
         "G60",
         "share the control groups of whoever started it, whose limits are not the box's",
         "a group of its own for memory, processes and processor time",
-        "ready(0.4)\nsay(False, 'looked at from outside')",
+        "ready()\nsay(False, 'looked at from outside')",
         _ungrouped_though_possible,
+        owed=(looked_at,),
         observe=_ungrouped,
     ),
     Case(

@@ -25,16 +25,16 @@ def box_processes(facts: Json) -> list[Path]:
 def surroundings(props: Props, facts: Json) -> Json:
     """The namespaces of whatever the box was made by, which stand outside of it."""
     inside = box_processes(facts)
-    outside = {_parent(process) for process in inside} - set(inside) - {Path("/proc/0")}
+    outside = {parent_of(process) for process in inside} - set(inside) - {Path("/proc/0")}
     found: dict[str, list[str]] = {}
     for process in outside:
         for name in facts.get("spaces", {}):
             with suppress(OSError):
                 found.setdefault(name, []).append(os.readlink(process / "ns" / name))
-    return {"outside": found}
+    return {"outside": found, "processes": len(inside)}
 
 
-def _parent(process: Path) -> Path:
+def parent_of(process: Path) -> Path:
     try:
         text = (process / "stat").read_text()
     except OSError:

@@ -56,6 +56,7 @@ class ProcessBackend:
         self._opening = asyncio.Lock()
         self._made = 0
         self._groups: Groups | None = None
+        self._running: dict[int, Run] = {}
 
     # ── The port ──
 
@@ -73,10 +74,12 @@ class ProcessBackend:
         box = await pool.take(baseline, limits, self._shape(limits))
         asyncio.get_running_loop().call_soon(pool.refill, baseline, limits)
         run = Run(box, spec, str(interpreter()), tell)
+        self._running[id(run)] = run
         try:
             report = await run.to_the_end()
         finally:
             await self._remove(box)
+            del self._running[id(run)]
         if report.ended == "infra" and not box.begun:
             raise Unavailable("no_box", "the box ended before the program began: " + ("; ".join(box.trouble) or "?"))
         return replace(report, isolation=self._isolation(box, spec, run.overshoot), trouble=tuple(box.trouble))
@@ -94,6 +97,11 @@ class ProcessBackend:
             await self._pool.drain()
 
     async def close(self) -> None:
+        for run in self._running.values():
+            run.stop("cancelled", None)
+        async with asyncio.timeout(_REAP_SECONDS):
+            while self._running:
+                await asyncio.sleep(0.002)
         if self._groups is not None:
             self._groups.close()
         if self._pool is not None:
@@ -178,11 +186,13 @@ class ProcessBackend:
         return {
             "disk_bytes": limits.disk_bytes,
             "inodes": limits.inodes,
-            "processes": limits.processes,
+            # Our own first process, and one more where a control group counts: there it is to be the first to say no.
+            "processes": limits.processes + (2 if self._counts("pids") else 1),
             "open_files": limits.open_files,
             # A file that fills the disk is to meet the disk's limit first.
             "file_bytes": limits.file_bytes or limits.disk_bytes + 4096,
-            "cpu_seconds": math.ceil(limits.cpu_seconds or 0),
+            # For a single process, and counted in ticks; so it comes after the watch, which counts better.
+            "cpu_seconds": math.ceil(limits.cpu_seconds) + 1 if limits.cpu_seconds else 0,
             "data_bytes": 0 if self._counts("memory") else 2 * limits.memory_bytes,
             "cores": cores,
         }

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import marshal
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable
@@ -64,7 +65,9 @@ class Box:
         self.on_removed: Callable[[], object] = lambda: None
         self._channel: socket.socket | None = channel
         self._handle = -1
+        self._unwanted = False
         self._closed: asyncio.Future[None] = loop.create_future()
+        self.seen: list[str] = []
         self.isolation: Json = {}
         """What was read back of it from the kernel once it was closed."""
         self.hub.add(channel.fileno(), self._hear)
@@ -78,11 +81,13 @@ class Box:
 
     def born(self, pid: int, handle: int) -> None:
         self.pid, self._handle = pid, handle
+        if self._unwanted:
+            self.kill()
         self._look_if_closed()
 
     def _look_if_closed(self) -> None:
         if self.pid and self.descriptors and not self._closed.done():
-            self.isolation = host.read_back(self.pid)
+            self.isolation = host.read_back(self.pid) | dict.fromkeys(self.seen, True)
             self._closed.set_result(None)
 
     def fail(self, text: str) -> None:
@@ -112,7 +117,9 @@ class Box:
                 self.hub.remove(self._channel.fileno())
                 return
             word, _, rest = data.decode("utf-8", "replace").partition(" ")
-            if word == "closed":
+            if word == "seen":
+                self.seen = rest.split(" ")
+            elif word == "closed":
                 self.descriptors = dict(zip(rest.split(" "), descriptors, strict=False))
                 self._look_if_closed()
             elif word == "begun":
@@ -122,8 +129,17 @@ class Box:
             elif word == "failed":
                 self.fail(rest)
 
+    def lives(self) -> bool:
+        """Whether its first process is there; its zygote may not have told yet that it is not."""
+        if self.ended.done():
+            return False
+        poll = select.poll()
+        poll.register(self._handle, select.POLLIN)
+        return not poll.poll(0)
+
     def kill(self) -> None:
-        """Its first process, and so all of it."""
+        """Its first process, and so all of it; where it is not there yet, as soon as it is."""
+        self._unwanted = True
         if self._handle >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)

@@ -24,6 +24,7 @@ TEMPLATE = "/t"
 """Where the zygote built what all its boxes have in common; a box sees it as its root."""
 INSIDE_ID = 1000
 HOST_NAME = "box"
+_RLIMIT_SIGPENDING = 11  # which Python has no name for
 
 
 # Plain classes: what the zygote loads, every box is a copy of, and `dataclasses` alone doubles the cost of a fork.
@@ -44,6 +45,8 @@ class Site:
         """Of the box's control group."""
         self.descriptors: dict[str, int] = {}
         """For the supervisor: `workspace`, `input`, `denials`."""
+        self.seen: list[str] = []
+        """Steps that were read back, where nobody but the box's first process can."""
 
 
 class Step:
@@ -73,7 +76,6 @@ NAMESPACES = (
     Namespace("ipc_namespace", kernel.NEWIPC, "no shared memory, semaphores or queues of others"),
     Namespace("uts_namespace", kernel.NEWUTS, "a host name of its own"),
     Namespace("net_namespace", kernel.NEWNET, "no route to anywhere, no socket of the host, abstract ones included"),
-    Namespace("cgroup_namespace", kernel.NEWCGROUP, "the host's control groups have no names here"),
 )
 
 
@@ -83,6 +85,8 @@ def _lifeline(site: Site) -> None:
     try:
         os.read(site.lifeline, 1)
     except BlockingIOError:
+        if kernel.parent_death_signal() == 9:
+            site.seen.append("lifeline")
         return
     os._exit(1)  # the zygote died before the kernel was told to watch it
 
@@ -98,6 +102,17 @@ def _identity(site: Site) -> None:
         os.close(descriptor)
     os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
     os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+
+
+def _shares(site: Site) -> None:
+    # What the box uses of these counts for its user on the host too, and there each user has only so many.
+    for name, most in (("inotify_instances", b"32"), ("inotify_watches", b"16384"), ("user_namespaces", b"0")):
+        descriptor = os.open(f"/proc/sys/user/max_{name}", os.O_RDWR | os.O_CLOEXEC)
+        os.write(descriptor, most)
+        kept = os.pread(descriptor, 16, 0).strip()
+        os.close(descriptor)
+    if kept == most:
+        site.seen.append("shares")
 
 
 def _root(site: Site) -> None:
@@ -152,7 +167,10 @@ def _session(site: Site) -> None:
 
 
 def _keyring(site: Site) -> None:
+    before = kernel.session_keyring()
     kernel.new_session_keyring()
+    if kernel.session_keyring() != before:
+        site.seen.append("keyring")
 
 
 def _umask(site: Site) -> None:
@@ -179,13 +197,14 @@ def _file_size(site: Site) -> None:
 
 
 def _processes(site: Site) -> None:
-    most = site.shape["processes"] + 2  # our own first process, and one more: where a control group counts, it is first
+    most = site.shape["processes"]
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
 def _locked_memory(site: Site) -> None:
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
     resource.setrlimit(resource.RLIMIT_MSGQUEUE, (819_200, 819_200))
+    resource.setrlimit(_RLIMIT_SIGPENDING, (4096, 4096))
 
 
 def _priority(site: Site) -> None:
@@ -207,6 +226,11 @@ def _counted(site: Site) -> None:
     for descriptor in site.entrances:
         os.write(descriptor, b"0")
         os.close(descriptor)
+    site.seen.append("counted")
+
+
+def _cgroup_namespace(site: Site) -> None:
+    kernel.unshare(kernel.NEWCGROUP)
 
 
 def _bounding_set(site: Site) -> None:
@@ -251,6 +275,12 @@ STEPS = (
         _identity,
         rests_on="user_namespace",
     ),
+    Step(
+        "shares",
+        "while the outer /proc is there: no user namespace within this one, and file watchers left for others",
+        _shares,
+        rests_on="user_namespace",
+    ),
     Step("own_root", "the shared template, read-only; the mounts that follow go into this copy alone", _root),
     Step("workspace", "the only place to write, with its size and number of files limited by the kernel", _workspace),
     Step("input", "a file system of its own, so that inputs do not count as the program's disk use", _input),
@@ -290,6 +320,7 @@ STEPS = (
     Step("memory", "a backstop where no control group counts memory", _memory),
     Step("cpu_time", "where a limit of processor time was asked for", _cpu_time),
     Step("counted", "after what is not the program's to pay for, before its first process is there", _counted),
+    Step("cgroup_namespace", "after it is in its own group, which then is all it can name", _cgroup_namespace),
     Step("bounding_set", "while there is still the capability to do it", _bounding_set),
     Step("secure_bits", "likewise; no id gives capabilities, for good", _secure_bits),
     Step("capabilities", "after the last step that needs any", _capabilities),

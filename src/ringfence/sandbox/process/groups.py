@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import suppress
 
 from ringfence.box import Limits
@@ -9,8 +10,13 @@ from ringfence.sandbox.process.cgroup import Cgroups, Group
 
 IDLE = 64
 """So many are kept."""
+STALE_BYTES = 1024 * 1024
+"""Files of a box go with a delay; a group that is still charged for more of them is not given to another box."""
 _ROLES = ("memory", "pids", "cpu", "time")
 """What a box needs that is never paused."""
+
+_numbers = itertools.count(1)
+"""Of all groups that this process makes, whichever backend wants them."""
 
 
 class Groups:
@@ -19,7 +25,6 @@ class Groups:
     def __init__(self, cgroups: Cgroups) -> None:
         self._cgroups = cgroups
         self._idle: dict[Limits, list[Group]] = {}
-        self._made = 0
         self._closing = False
 
     def take(self, limits: Limits) -> Group | None:
@@ -28,8 +33,7 @@ class Groups:
             return idle.pop()
         if not self._cgroups.available:
             return None
-        self._made += 1
-        group = self._cgroups.make(str(self._made), _ROLES)
+        group = self._cgroups.make(str(next(_numbers)), _ROLES)
         group.limit(
             memory_bytes=limits.memory_bytes,
             hard_bytes=limits.memory_bytes + limits.disk_bytes,
@@ -45,8 +49,11 @@ class Groups:
             return
         try:
             group.reset()
+            spent = (group.usage() or 0) > STALE_BYTES
         except OSError:
-            group.remove()  # where something is just ending it takes a moment
+            spent = True  # where something is just ending it takes a moment
+        if spent:
+            group.remove()
         else:
             self._idle.setdefault(limits, []).append(group)
 

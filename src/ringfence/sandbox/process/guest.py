@@ -28,8 +28,8 @@ else:
     ModuleType = type(sys)  # `types` would have to be loaded
 
 _write_out_c = ctypes.pythonapi.fflush
-FRAMES = 1
-"""Of ours that lie below the program's own; so much deeper it may recurse."""
+FRAMES = 1 if sys.version_info >= (3, 12) else 2
+"""What of ours lies below the program's own; so much deeper it may recurse. 3.11 counts calls of `exec`, too."""
 
 
 class Program:
@@ -78,7 +78,10 @@ class Program:
         self._complain(exc)
 
     def _complain(self, exc: BaseException) -> None:
-        hook = getattr(sys, "excepthook", None) or sys.__excepthook__
+        hook = getattr(sys, "excepthook", None)
+        if hook is None:
+            _say("sys.excepthook is missing\n")
+            hook = sys.__excepthook__
         try:
             hook(type(exc), exc, exc.__traceback__)
         except SystemExit as again:
@@ -116,7 +119,7 @@ class Program:
             _write_out_files()  # daemons go on; whatever is taken from them now, they would complain about
         else:
             self._take_apart()
-        written = _flush(sys.stdout) and written
+        written = _flush(sys.stdout, silently=not written) and written
         _flush(sys.stderr)
         _write_out_c(None)
         if self._interrupted:
@@ -211,13 +214,14 @@ def _clear(names: dict[str, object]) -> None:
         names[name] = None
 
 
-def _flush(stream: object) -> bool:
+def _flush(stream: object, *, silently: bool = False) -> bool:
     if stream is None or getattr(stream, "closed", False):
         return True
     try:
         stream.flush()  # type: ignore[attr-defined]
     except Exception as exc:  # the stream may be anything that the program put there
-        if stream is not sys.stderr:
-            _say(f"Exception ignored in: {stream!r}\n{type(exc).__name__}: {exc}\n")
+        if stream is not sys.stderr and not silently:
+            where = "on flushing sys.stdout:" if sys.version_info >= (3, 13) else f"in: {stream!r}"
+            _say(f"Exception ignored {where}\n{type(exc).__name__}: {exc}\n")
         return False
     return True

@@ -10,12 +10,29 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from ringfence.box import MIB, BoxSpec, Layout
+from ringfence.box import MIB, BoxSpec, Layout, Limits
 from ringfence.errors import Unavailable
 from ringfence.model import Json
 from ringfence.sandbox.process import confine, landlock, syscalls, template
 
 MAX_SOURCE = 10 * MIB
+_MAX_WORDS = 160 * 1024
+"""They go into a box in one message, whose length the kernel limits."""
+_BOUNDS = {
+    "wall_seconds": (0.001, 10**8),
+    "cpu_seconds": (0.001, 10**8),
+    "cpu_cores": (0.01, 8192),
+    "memory_bytes": (16 * MIB, 2**46),
+    "disk_bytes": (64 * 1024, 2**46),
+    "inodes": (16, 2**31),
+    "processes": (1, 1_000_000),
+    "open_files": (16, 500_000),
+    "file_bytes": (1, 2**46),
+    "output_bytes": (1, 2**46),
+    "capture_bytes": (0, 2**31),
+}
+"""What a box can do with, and what a kernel can count to."""
+_OPTIONAL = ("cpu_seconds", "file_bytes")
 MEANS = {"memory": "watchdog", "pids": "rlimit", "cpu": "affinity"}
 """How a limit is held where no control group holds it."""
 _NO_PROTECTION = ("loopback", "input", "cores", "memory", "cpu_time")
@@ -85,7 +102,7 @@ class Host:
             if name in seen:
                 protections[name] = {"on": seen[name], "verified": "run"}
             elif name in tested.found:
-                protections[name] = {"on": tested.found[name], "verified": "host"}
+                protections[name] = {"on": tested.found[name] and name not in tested.left_out, "verified": "host"}
             else:
                 protections[name] = {"on": name not in tested.left_out, "verified": None}
         return {
@@ -129,38 +146,48 @@ def _depth() -> int:
 
 def check_spec(spec: BoxSpec, templates: Collection[str]) -> None:
     """Raises ValueError, with a sentence for a person, for a spec that makes no sense."""
-    limits, program = spec.limits, spec.program
-    for name in (
-        "wall_seconds",
-        "cpu_cores",
-        "memory_bytes",
-        "disk_bytes",
-        "inodes",
-        "processes",
-        "open_files",
-        "output_bytes",
-    ):
-        value = getattr(limits, name)
-        if not value > 0 or value != value or value > 2**50:
-            raise ValueError(f"the limit {name} must be a positive number, not {value}")
-    if limits.memory_bytes < 16 * MIB:
-        raise ValueError(f"a box needs at least 16 MiB of memory, not {limits.memory_bytes} bytes")
-    if limits.disk_bytes < 64 * 1024 or limits.inodes < 16 or limits.open_files < 16:
-        raise ValueError("a box needs at least 64 KiB of disk, 16 inodes and 16 open files")
+    program = spec.program
+    _check_limits(spec.limits)
     if spec.template not in templates:
         raise ValueError(f"there is no template {spec.template!r}; there are: {', '.join(sorted(templates))}")
     if len(program.source) > MAX_SOURCE:
         raise ValueError(f"the source is {len(program.source)} bytes long; at most {MAX_SOURCE} are taken")
-    if program.kind == "command" and not program.argv:
+    if b"\0" in program.source:
+        raise ValueError("the source contains a NUL byte")
+    if program.kind == "python" and program.name != "-c":
+        _check_name(program.name)
+        if len(program.source) > spec.limits.disk_bytes // 2:
+            raise ValueError("the source is longer than half of the disk that the box may use")
+    if program.kind == "command" and not (program.argv and program.argv[0]):
         raise ValueError("a command needs at least one word")
     words = (*program.argv, program.name, *spec.env, *spec.env.values())
     if any("\0" in word for word in words):
         raise ValueError("an argument or environment variable contains a NUL character")
+    if sum(len(word.encode("utf-8", "surrogatepass")) + 16 for word in words) > _MAX_WORDS:
+        raise ValueError(f"arguments and environment variables are longer than {_MAX_WORDS} bytes together")
     if any(not name or "=" in name for name in spec.env):
         raise ValueError("the name of an environment variable is empty or contains =")
+    if isinstance(program.stdin, int) and not os.path.exists(f"/proc/self/fd/{program.stdin}"):
+        raise ValueError(f"there is no open descriptor {program.stdin} for standard input")
     for tree in spec.trees:
         if not Path(tree).is_dir():
             raise ValueError(f"{tree} is not a folder that could be shown in the box")
+
+
+def _check_limits(limits: Limits) -> None:
+    for name, (least, most) in _BOUNDS.items():
+        value = getattr(limits, name)
+        # Not a number is neither below nor above anything.
+        if not ((value is None and name in _OPTIONAL) or (value is not None and least <= value <= most)):
+            raise ValueError(f"the limit {name} must be between {least} and {most}, not {value}")
+
+
+def _check_name(name: str) -> None:
+    """A program is put where it says it is, so that must be a place of its own."""
+    folder, _, last = name.rpartition("/")
+    taken = ("", ".", "..") if folder == "/workspace/tmp" else ("", ".", "..", "input", "output", "tmp")
+    if folder not in ("/workspace", "/workspace/tmp") or last in taken or len(last.encode()) > 255:
+        raise ValueError(f"a program must be called -c, or be a file of /workspace, not {name!r}")
 
 
 def _text(path: str) -> str:

@@ -27,7 +27,7 @@ class Hub:
 
     def remove(self, descriptor: int) -> None:
         """Before it is closed. It may have been removed before."""
-        if self._called.pop(descriptor, None) is not None:
+        if self._called.pop(descriptor, None) is not None and not self._poll.closed:
             self._poll.unregister(descriptor)
 
     def _hear(self) -> None:

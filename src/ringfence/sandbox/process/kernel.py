@@ -64,8 +64,11 @@ _syscall = _libc.syscall
 _syscall.restype = c_long
 
 
-def call(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
-    """One system call. Raises OSError with its name."""
+def call(name: str, *arguments: int | bytes | None) -> int:
+    """One system call. Raises OSError with its name.
+
+    What the kernel only reads is given as bytes: a buffer of ctypes would be a new type for each length, every time.
+    """
     passed = [c_long(value) if isinstance(value, int) else value for value in arguments]
     result = int(_syscall(c_long(NUMBERS[name]), *passed))
     if result < 0:
@@ -108,8 +111,8 @@ def mount(source: str | None, target: str, kind: str | None = None, flags: int =
 
 def set_mount(path: str, attributes: int, *, recursive: bool = False) -> None:
     """Set flags of a mount, of all beneath it too."""
-    wanted = ctypes.create_string_buffer(struct.pack("QQQQ", attributes, 0, 0, 0), 32)
-    call("mount_setattr", -100, path.encode(), 0x8000 if recursive else 0, wanted, 32)
+    wanted = struct.pack("QQQQ", attributes, 0, 0, 0)
+    call("mount_setattr", -100, path.encode(), 0x8000 if recursive else 0, wanted, len(wanted))
 
 
 def bind(source: str, target: str, attributes: int) -> None:
@@ -129,8 +132,7 @@ def pivot(root: str) -> None:
 def drop_capabilities() -> None:
     """From the effective, permitted, inheritable and ambient sets."""
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0), 8)
-    call("capset", header, ctypes.create_string_buffer(24))
+    call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
 def drop_bounding_set() -> None:
@@ -149,6 +151,20 @@ def new_session_keyring() -> None:
     call("keyctl", 1, None)
 
 
+def session_keyring() -> int:
+    """Its number; 0 where there is none."""
+    try:
+        return call("keyctl", 0, -3, 0)
+    except OSError:
+        return 0
+
+
+def parent_death_signal() -> int:
+    number = c_int(0)
+    prctl(2, ctypes.addressof(number))
+    return number.value
+
+
 def set_host_name(name: str) -> None:
     encoded = name.encode()
     if _libc.sethostname(c_char_p(encoded), ctypes.c_size_t(len(encoded))) < 0:
@@ -162,7 +178,7 @@ def bring_up_loopback() -> None:
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), "socket")
     try:
-        request = ctypes.create_string_buffer(struct.pack("16sh", b"lo", 0x1 | 0x40), 40)
+        request = struct.pack("16sh22x", b"lo", 0x1 | 0x40)
         if _libc.ioctl(c_int(descriptor), c_ulong(0x8914), request) < 0:
             number = ctypes.get_errno()
             raise OSError(number, f"bringing up lo: {os.strerror(number)}")

@@ -5,7 +5,6 @@ It holds even where a mount was made wrongly: what is not under one of the folde
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 
@@ -44,11 +43,11 @@ class Rules:
         # handled_access_fs, handled_access_net (from version 4), scoped (from version 6)
         size = 24 if offered >= 6 else 16 if offered >= 4 else 8
         packed = struct.pack("QQQ", self._handled, 0, scoped)[:size]
-        self._descriptor = kernel.call("landlock_create_ruleset", ctypes.create_string_buffer(packed, size), size, 0)
+        self._descriptor = kernel.call("landlock_create_ruleset", packed, size, 0)
 
     def allow(self, descriptor: int, rights: int) -> None:
         """These rights in the folder, or on the file, that the descriptor stands for."""
-        rule = ctypes.create_string_buffer(struct.pack("=Qi", rights & self._handled, descriptor), 12)
+        rule = struct.pack("=Qi", rights & self._handled, descriptor)
         kernel.call("landlock_add_rule", self._descriptor, _PATH_BENEATH, rule, 0)
 
     def enforce(self) -> None:

@@ -53,9 +53,9 @@ class Pool:
         kind = self._kind(baseline, limits, shape)
         while kind.ready:
             box = kind.ready.popleft()
-            if not box.ended.done():
+            if box.lives():
                 return box
-            box.remove()
+            self._do(_end(box))
         return await self._make(kind)
 
     def refill(self, baseline: Baseline, limits: Limits) -> None:
@@ -103,6 +103,8 @@ class Pool:
 
     async def _make(self, kind: _Kind) -> Box:
         zygote = await self._zygote(kind.baseline)
+        while zygote.full:  # of many that waited for it to start only the first have found room
+            zygote = await self._zygote(kind.baseline)
         try:
             return await zygote.spawn(kind.limits, kind.shape)
         except TimeoutError:
@@ -163,8 +165,9 @@ class Pool:
         for zygotes in self._zygotes.values():
             for zygote in zygotes:
                 zygote.stop()
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        while tasks := list(self._tasks):
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._tasks.difference_update(tasks)  # the loop does so only the next time round, which may never come
             await asyncio.sleep(0)  # those that are done leave the set only now
         for kind in self._kinds.values():
             while kind.ready:

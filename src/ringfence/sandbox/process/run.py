@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import time
@@ -26,6 +27,7 @@ _REAP_SECONDS = 10.0
 MAX_DENIALS = 20_000
 """Each costs the supervisor a moment; a program that goes on like this has no honest purpose."""
 _MAX_FILES = 10_000
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _MUCH = 1_000_000
 _INLINE = 32_768
 """Shorter source goes into the order itself, which only the box's worker reads."""
@@ -63,7 +65,7 @@ class Run:
         """Raises Unavailable where the program was never started. Cancelling kills the box."""
         spec, box = self.spec, self.box
         loop = asyncio.get_running_loop()
-        inputs = feeding.put_inputs(box.descriptors["input"], spec.inputs, box.host_id) if spec.inputs else ()
+        inputs = feeding.put_inputs(box.descriptors.get("input", -1), spec.inputs, box.host_id) if spec.inputs else ()
         denials = Denials(box.descriptors.get("denials"))
         self._began = time.monotonic()
         self._start()
@@ -110,6 +112,8 @@ class Run:
                 order["source"] = program.source
             self.box.order(order, given)
         except OSError as exc:
+            for ours in self._captures:
+                os.close(ours)
             raise Unavailable("no_box", f"the box was gone before it could be told what to run: {exc}") from None
         finally:
             for descriptor in given:
@@ -257,14 +261,15 @@ def _start(program: Program) -> list[str]:
 
 
 def _memory_file(data: bytes) -> int:
-    """Read-only to whoever gets it, and at its beginning."""
+    """At its beginning, and sealed: whoever gets it could open it again for writing, and fill it."""
     if not data:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    descriptor = os.memfd_create("payload", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create("payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(descriptor)

@@ -69,7 +69,7 @@ def build(held: list[Held], without: frozenset[str]) -> None:
     place = f"{_BASE}{TEMPLATE}"
     os.mkdir(place, 0o755)
     kernel.mount("template", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=64m,nr_inodes=16k")
-    _skeleton(place)
+    _skeleton(place, held)
     for tree in held:
         target = f"{place}{tree.path}"
         os.makedirs(target, 0o755, exist_ok=True)
@@ -84,11 +84,14 @@ def build(held: list[Held], without: frozenset[str]) -> None:
     kernel.pivot(_BASE)
 
 
-def _skeleton(place: str) -> None:
+def _skeleton(place: str, held: list[Held]) -> None:
     for name in ("etc", "dev", "proc", "workspace", "sys", "run", "home", "var", "opt"):
         os.mkdir(f"{place}/{name}", 0o755)
     for name in ("tmp", "dev/shm", "var/tmp"):
-        os.symlink("/workspace/tmp", f"{place}/{name}")
+        if any(tree.path.startswith(f"/{name}/") for tree in held):
+            os.mkdir(f"{place}/{name}", 0o755)  # it has to hold a tree of the host's, so it is no place to write to
+        else:
+            os.symlink("/workspace/tmp", f"{place}/{name}")
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(f"/proc/self/{target}", f"{place}/dev/{name}")
     for name in _SYSTEM:

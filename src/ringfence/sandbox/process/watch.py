@@ -62,18 +62,25 @@ class Watch:
         used = group.usage() if group is not None else None
         if used is not None and group is not None:
             return max(0, used - self.on_disk()), group.cpu_ms() or 0.0
-        memory, cpu_ms, count = 0, 0.0, 0
+        return self._added_up()
+
+    def _added_up(self) -> tuple[int, float]:
+        """Without a group that counts: over all processes, and what the kernel holds for them in sockets."""
+        resident, shared, cpu_ms, count = 0, 0, 0.0, 0
         pids = list(_descendants(self._box.pid))
         for pid in pids:
             with contextlib.suppress(OSError, ValueError, IndexError):
-                memory += _resident(pid)
+                own, common = _memory(f"/proc/{pid}/status", "RssAnon:", "RssShmem:")
+                resident, shared = resident + own, shared + common
                 cpu_ms += _cpu_ms(pid)
                 count += _threads(pid)
         self._processes = max(self._processes, count - 1)  # our own first process
-        if memory > self._limits.memory_bytes or count > 2:
+        if resident + shared > self._limits.memory_bytes or count > 2:
             # Processes share what they were forked with; only now is it worth asking how much.
-            memory = sum(_share(pid) for pid in pids)
-        return memory, cpu_ms
+            shares = [_memory(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in pids]
+            resident, shared = sum(own for own, _ in shares), sum(common for _, common in shares)
+        # Files of the workspace that are mapped are shared memory too, but they are disk.
+        return resident + max(0, shared - self.on_disk()) + _in_sockets(self._box.pid), cpu_ms
 
     def on_disk(self) -> int:
         """Bytes in the workspace now."""
@@ -106,10 +113,8 @@ class Watch:
         return max(reaped, self._cpu_ms, counted or 0.0)
 
     def peak_memory(self, largest: int) -> int:
-        """The most that was used; files of the workspace are charged to the group too, but are no memory."""
-        group = self._box.group
-        charged = group.peak() if group is not None else None
-        return max(self.peak, largest, (charged or 0) - self.on_disk())
+        """The most that was seen in use. The group's own peak is no help: it counts files and their cache."""
+        return max(self.peak, largest)
 
     def most_processes(self) -> int | None:
         group = self._box.group
@@ -139,18 +144,22 @@ def _descendants(pid: int) -> Iterator[int]:
                 waiting += [int(word) for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
 
 
-def _resident(pid: int) -> int:
+def _memory(path: str, *names: str) -> tuple[int, int]:
     """Anonymous and shared memory; what is mapped from files can be given up at any time."""
-    wanted = ("RssAnon:", "RssShmem:")
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(wanted))
-
-
-def _share(pid: int) -> int:
-    """The same, with what several processes share divided between them."""
+    found = dict.fromkeys(names, 0)
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+        for line in Path(path).read_text().splitlines():
+            name = line.partition(" ")[0].partition("\t")[0]
+            if name in found:
+                found[name] = int(line.split()[1]) * 1024
+    return found[names[0]], found[names[1]]
+
+
+def _in_sockets(pid: int) -> int:
+    """What sockets of the box may hold at most: the kernel tells how many there are, not what is in them."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        used = int(Path(f"/proc/{pid}/net/sockstat").read_text().split()[2])
+        return used * int(Path("/proc/sys/net/core/wmem_default").read_text())
     return 0
 
 

@@ -1,7 +1,7 @@
 """The zygote: a small process with one thread that has everything ready which boxes share, and forks a box per order.
 
-Started by file path, with an empty environment, as `python -I zygote.py SOURCE_ROOT CONTROL_FD`. It never sees what a
-box is to run: orders go straight from the supervisor into the box, over a socket that only passes through here.
+It never sees what a box is to run: orders go straight from the supervisor into the box, over a socket that only passes
+through here. `start` is the program that it is started as.
 
 Every box is a copy of this process, so it loads as little as it can: the C modules beneath `socket` and `signal` where
 those would do, and `marshal` for what the supervisor, whom it trusts, tells it. What it says itself is plain words,
@@ -19,9 +19,7 @@ import select
 import struct
 import sys
 
-sys.path.insert(0, sys.argv[1])
-
-from ringfence.sandbox.process import confine, guest, kernel, landlock, template
+from ringfence.sandbox.process import confine, guest, immortal, kernel, landlock, template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,11 +27,19 @@ if TYPE_CHECKING:
 
 _SPACES = kernel.NEWUSER | kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWNET | kernel.NEWCGROUP
 _MESSAGE_BYTES = 65536
-_ORDER = bytearray(1024 * 1024)
-"""Where orders are read into. Nothing is ever written here but by the box that an order is for."""
+_LENGTH = bytearray(1)
+_SETTLED_AFTER = 8
+"""Boxes. Whoever wanted so many will want more."""
 _REHEARSALS = 4
 """So often the interpreter has to see code before it has settled on how to run it, and writes no more into it."""
 _REHEARSAL = "import builtins\nfor _ in (): print(_)\n"
+
+
+def serve(control: int) -> socket.socket:
+    """Be a zygote until the supervisor is gone. Returns only where a program is to run: the way to the supervisor."""
+    zygote = Zygote(socket.socket(fileno=control))
+    zygote.prepare()
+    return zygote.serve()
 
 
 class Zygote:
@@ -44,9 +50,12 @@ class Zygote:
         self._root = os.getuid() == 0
         self._boxes: dict[int, int] = {}
         """Process id to the number that the supervisor gave the box."""
+        self._made = 0
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._life, self._alive = os.pipe2(os.O_CLOEXEC)
         """Nobody writes here; its end is noticed when we are gone."""
+        self._supervisor = os.pidfd_open(os.getppid())
+        """Another process may have inherited the supervisor's end of the control socket, and keep it open."""
 
     # ── Once ──
 
@@ -62,6 +71,7 @@ class Zygote:
             _preload(name)
         for _ in range(_REHEARSALS):
             _rehearse()
+        _forget_signals()
         signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         kernel.set_flags(isolated=0, ignore_environment=0, no_user_site=0, safe_path=False)
@@ -101,13 +111,24 @@ class Zygote:
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
         poll.register(self._wake, select.POLLIN)
+        poll.register(self._supervisor, select.POLLIN)
         while True:
             for descriptor, _ in poll.poll():
                 if descriptor == self._wake:
                     os.read(self._wake, 4096)
                     self._reap()
+                elif descriptor == self._supervisor:
+                    os._exit(0)
                 elif (channel := self._spawn(*_receive(self._control))) is not None:
                     return channel
+                elif self._made == _SETTLED_AFTER:
+                    self._settle()
+
+    def _settle(self) -> None:
+        """Make boxes cheaper. For a single one that would take longer than it saves."""
+        gc.unfreeze()
+        immortal.make_everything_last()
+        gc.freeze()
 
     def _spawn(self, order: dict[str, Any], descriptors: list[int]) -> socket.socket | None:
         without = frozenset(order["without"])
@@ -125,6 +146,7 @@ class Zygote:
             return self._be_a_box(order, descriptors, outer, without)
         self._become(0)
         _close(descriptors)
+        self._made += 1
         self._boxes[pid] = number
         handle = os.pidfd_open(pid)
         self._say(f"box {number} {pid}", [handle])
@@ -180,6 +202,7 @@ def _init(channel: socket.socket, site: confine.Site) -> socket.socket:
     """Start the worker, in which this returns; wait for everybody, tell how it ended. Its end is the end of the box."""
     names = sorted(site.descriptors)
     given = [site.descriptors[name] for name in names]
+    _send(channel, " ".join(["seen", *site.seen]), [])
     _send(channel, " ".join(["closed", *names]), given)
     _close(given)
     worker = os.fork()
@@ -193,7 +216,7 @@ def _init(channel: socket.socket, site: confine.Site) -> socket.socket:
             os._exit(0)
 
 
-def _program(channel: socket.socket) -> guest.Program:
+def program(channel: socket.socket) -> guest.Program:
     """What to run, in the process that it is to run in. Does not return for a command."""
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     _rehearse()
@@ -246,13 +269,15 @@ def _execute(argv: list[str]) -> None:
 
 
 def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    size, ancillary, _, _ = channel.recvmsg_into([_ORDER], socket.CMSG_SPACE(32))
-    if not size:
+    # A buffer for the longest order would cost every box more than asking first.
+    size = channel.recv_into(_LENGTH, 1, socket.MSG_PEEK | socket.MSG_TRUNC)
+    data, ancillary, _, _ = channel.recvmsg(size, socket.CMSG_SPACE(32)) if size else (b"", [], 0, None)
+    if not data:
         os._exit(0)  # the supervisor is gone, and with us go all boxes
     descriptors: list[int] = []
     for _, _, packed in ancillary:
         descriptors += struct.unpack(f"{len(packed) // 4}i", packed)
-    return marshal.loads(memoryview(_ORDER)[:size]), descriptors  # noqa: S302 - it comes from the supervisor
+    return marshal.loads(data), descriptors  # noqa: S302 - it comes from the supervisor
 
 
 def _send(channel: socket.socket, text: str, descriptors: list[int]) -> None:
@@ -295,20 +320,13 @@ def _one_thread() -> None:
         raise SystemExit(f"the zygote has {tasks} threads; what was preloaded started them")
 
 
+def _forget_signals() -> None:
+    """Whatever the supervisor ignored or blocked; what the interpreter itself handles stays as it is."""
+    for number in signal.valid_signals():
+        if signal.getsignal(number) == signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
 def _nothing(number: int, frame: object) -> None:
     """A handler must exist for the wake-up descriptor to be written."""
-
-
-if __name__ == "__main__":
-    _zygote = Zygote(socket.socket(fileno=int(sys.argv[2])))
-    _zygote.prepare()
-    _channel = _zygote.serve()
-    try:
-        _program_ = _program(_channel)
-        try:
-            exec(_program_.code(), _program_.namespace)  # noqa: S102 - this is what the box is for
-        except BaseException as _exc:
-            _program_.failed(_exc)
-        os._exit(_program_.finish())
-    finally:
-        os._exit(125)

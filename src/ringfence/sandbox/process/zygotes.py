@@ -27,7 +27,7 @@ from ringfence.sandbox.process.uids import Block, take_block
 log = logging.getLogger(__name__)
 
 _SOURCE_ROOT = str(Path(ringfence.__file__).parent.parent)
-_PROGRAM = str(Path(__file__).with_name("zygote.py"))
+_PROGRAM = str(Path(__file__).with_name("start.py"))
 START_SECONDS = 30.0
 RECYCLE_AFTER = 2000
 """Boxes from one zygote; then a new one takes its place, so that nothing can grow in it for ever."""
@@ -90,11 +90,14 @@ class Zygote:
                 env={"LANG": "C.UTF-8"},  # read once, at the start, and so the same for all boxes
                 cwd="/",
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                # Pipes, as boxes get them: what kind of stream it has an interpreter finds out only once.
+                stdin=subprocess.PIPE,
+                stdout=errors,
                 stderr=errors,
                 start_new_session=True,
             )
+            assert self._process.stdin is not None
+            self._process.stdin.close()
         finally:
             theirs.close()
             os.close(errors)

@@ -1,0 +1,301 @@
+"""A program in a fresh box against the same program started bare, in one run.
+
+Every protection is on, and a clock stops when the box is reaped and removed. Cases alternate: in each round some runs
+of every case, back to back, then a pause in which boxes that were taken from those kept ready are made up for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcp import Client
+
+from ringfence import run_code
+from ringfence.box import BoxSpec, Layout, Program
+from ringfence.cli.bench.gateway import free_port, wait_for
+from ringfence.cli.bench.measure import Row, below, cpu_seconds_of_all, private_kb, row
+from ringfence.errors import Unavailable
+from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.zygotes import interpreter
+from ringfence.sdk import engine
+from ringfence.sdk.sandbox import AsyncSandbox
+
+_SOURCE = "pass"
+_DATA = ("numpy", "pandas")
+_AT_ONCE = (1, 2, 8)
+_BURST, _BURSTS = 100, 3
+_LIVE = 20
+_PAUSE_SECONDS = 0.05
+_CONFIG = 'version: 1\ngateway: {{listen: "127.0.0.1:{port}", state: {state}}}\n'
+_HERE = "import time\nprint('here', flush=True)\ntime.sleep(60)\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Something that is run again and again, back to back."""
+
+    name: str
+    once: Callable[[], Awaitable[None]]
+    n: int
+    baseline: str | None = None
+
+
+def run(runs: int, rounds: int = 10) -> list[Row]:
+    """`runs` of the cases that matter, fewer of what is slow. Raises Unavailable where there are no boxes here."""
+    with _record_of_its_own() as url:
+        return asyncio.run(_measure(url, runs, rounds))
+
+
+async def _measure(url: str, runs: int, rounds: int) -> list[Row]:
+    async with AsyncExitStack() as stack:
+        backends = ProcessBackend(), ProcessBackend(depth=0)
+        for backend in backends:
+            stack.push_async_callback(backend.close)
+        client = await stack.enter_async_context(Client(url, cache=None))
+        rows = await _interleaved(_cases(backends, client, runs), rounds)
+    bare = rows[0]
+    for many in _AT_ONCE:
+        rows += await asyncio.to_thread(_at_once, many, runs // 3)
+    rows.append(await _burst())
+    rows += await _memory(bare)
+    return rows
+
+
+# ── One after the other ───────────────────────────────────────────────────────────────────────────
+
+
+def _cases(backends: tuple[ProcessBackend, ProcessBackend], client: Client, runs: int) -> list[Case]:
+    kept, drained = backends
+    python, few = str(interpreter()), max(10, runs // 5)
+    bare = Case("bare python -c pass", _bare(python, "-c", _SOURCE), few)
+    cases = [
+        bare,
+        Case("box: run_code, the governed way", _governed("python"), runs, bare.name),
+        Case("box: the backend alone", _alone(kept), runs, bare.name),
+        Case("box: none kept ready", _alone(drained), few, bare.name),
+        Case("box: fresh layout, by exec", _alone(kept, "fresh"), few, bare.name),
+        Case("box: over MCP, execute_python", _over_mcp(client), few, bare.name),
+    ]
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        _note("bubblewrap is not installed, so it is not measured beside us")
+    else:
+        words = (bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
+        cases.append(Case("bubblewrap python -c pass", _bare(*words, python, "-c", _SOURCE), few, bare.name))
+    if all(importlib.util.find_spec(name) for name in _DATA):
+        # The packages may be those of a virtual environment, which the interpreter's real path does not know.
+        importing = _bare(sys.executable, "-c", f"import {', '.join(_DATA)}")
+        slow = Case("bare python importing numpy, pandas", importing, max(5, runs // 50))
+        cases += [slow, Case("box: template data, run_code", _governed("data"), max(20, runs // 2), slow.name)]
+    else:
+        _note(
+            "numpy and pandas are not installed here, so boxes that have them loaded are not measured"
+            " (pip install numpy pandas)"
+        )
+    return cases
+
+
+async def _interleaved(cases: list[Case], rounds: int) -> list[Row]:
+    times: dict[str, list[float]] = {case.name: [] for case in cases}
+    cpu = dict.fromkeys(times, 0.0)
+    for case in cases:
+        await _runs(case.once, min(case.n, 20))
+    for number in range(rounds):
+        _note(f"box: round {number + 1} of {rounds}")
+        for case in cases:
+            share = case.n * (number + 1) // rounds - case.n * number // rounds
+            before = cpu_seconds_of_all()
+            times[case.name] += await _runs(case.once, share)
+            await asyncio.sleep(_PAUSE_SECONDS)
+            cpu[case.name] += cpu_seconds_of_all() - before
+    rows: dict[str, Row] = {}
+    for case in cases:
+        rows[case.name] = made = row(case.name, times[case.name], rows.get(case.baseline or ""))
+        made.cpu_ms = round(cpu[case.name] / made.n * 1000, 2)
+    return list(rows.values())
+
+
+async def _runs(once: Callable[[], Awaitable[None]], count: int) -> list[float]:
+    out: list[float] = []
+    for _ in range(count):
+        began = time.perf_counter()
+        await once()
+        out.append(time.perf_counter() - began)
+    return out
+
+
+def _bare(*command: str) -> Callable[[], Awaitable[None]]:
+    async def once() -> None:
+        _start(command)
+
+    return once
+
+
+def _start(command: tuple[str, ...]) -> None:
+    started = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    if started.wait() != 0:
+        raise Unavailable("bench", f"{command[0]} ended with {started.returncode}")
+
+
+def _governed(template: str) -> Callable[[], Awaitable[None]]:
+    async def once() -> None:
+        # In this thread, which has nothing else to do: boxes are served by another.
+        _checked(run_code(_SOURCE, template=template).facts["ended"])
+
+    return once
+
+
+def _alone(backend: ProcessBackend, layout: Layout = "shared") -> Callable[[], Awaitable[None]]:
+    spec = BoxSpec(Program("python", source=_SOURCE.encode()), layout=layout)
+
+    async def once() -> None:
+        _checked((await backend.run(spec)).ended)
+
+    return once
+
+
+def _over_mcp(client: Client) -> Callable[[], Awaitable[None]]:
+    async def once() -> None:
+        result = await client.call_tool("execute_python", {"code": _SOURCE})
+        _checked("failed" if getattr(result, "is_error", True) else "exited")
+
+    return once
+
+
+def _checked(ended: str) -> None:
+    if ended != "exited":
+        raise Unavailable("bench", f"a run that only says `pass` ended as {ended}")
+
+
+# ── Many at once ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _at_once(many: int, count: int) -> list[Row]:
+    """The same by so many threads, each with its runs back to back: bare, and the governed way."""
+    _note(f"box: {many} at once")
+    command = (str(interpreter()), "-c", _SOURCE)
+    bare = _by_threads(f"bare, {many} at once", lambda: _start(command), many, max(10, count // 4))
+    boxed = _by_threads(f"run_code, {many} at once", lambda: _checked(run_code(_SOURCE).facts["ended"]), many, count)
+    boxed.ratio, boxed.baseline = round(boxed.p50_ms / bare.p50_ms, 3), bare.name
+    return [bare, boxed]
+
+
+def _by_threads(name: str, once: Callable[[], None], many: int, count: int) -> Row:
+    def timed(_: int) -> float:
+        began = time.perf_counter()
+        once()
+        return time.perf_counter() - began
+
+    with ThreadPoolExecutor(many) as threads:
+        list(threads.map(timed, range(many)))
+        cpu, began = cpu_seconds_of_all(), time.perf_counter()
+        times = list(threads.map(timed, range(count)))
+        took = time.perf_counter() - began
+    made = row(name, times)
+    made.per_second = round(count / took, 1)
+    made.cpu_ms = round((cpu_seconds_of_all() - cpu) / count * 1000, 2)
+    return made
+
+
+async def _burst() -> Row:
+    """All asked for in the same moment; each is timed from there to its end."""
+    times: list[float] = []
+    async with AsyncSandbox() as sandbox:
+        for _ in range(_BURSTS):
+            _note(f"box: {_BURST} in the same moment")
+            began = time.perf_counter()
+
+            async def once(began: float = began) -> None:
+                _checked((await sandbox.run_code(_SOURCE)).facts["ended"])
+                times.append(time.perf_counter() - began)
+
+            await asyncio.gather(*(once() for _ in range(_BURST)))
+            await asyncio.sleep(0.5)
+    return row(f"burst of {_BURST} fresh boxes", times)
+
+
+# ── What a box needs while it lives ───────────────────────────────────────────────────────────────
+
+
+async def _memory(bare: Row) -> list[Row]:
+    _note("box: memory")
+    others = set(below(os.getpid()))
+    backend = ProcessBackend(depth=0)
+    spec = BoxSpec(Program("python", source=_HERE.encode()))
+    running: list[asyncio.Task[object]] = []
+
+    async def make() -> None:
+        await backend.warm(spec)
+
+    async def begin() -> None:
+        said = asyncio.Event()
+        running.append(asyncio.create_task(backend.run(spec, lambda *_: said.set())))
+        await said.wait()
+
+    try:
+        await _runs(_alone(backend), _LIVE)
+        others |= set(below(os.getpid()))
+        ready = row(f"ready box, {_LIVE} of them: to make one", await _runs(make, _LIVE), bare)
+        ready.memory_kb = _each(others)
+        live = row(f"live box, {_LIVE} of them: to its first output", await _runs(begin, _LIVE), bare)
+        live.memory_kb = _each(others)
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+    finally:
+        await backend.close()
+    return [ready, live]
+
+
+def _each(others: set[int]) -> float | None:
+    """Of one of the boxes that live now: its first process and the one that its program runs in."""
+    try:
+        return round(sum(private_kb(pid) for pid in below(os.getpid()) if pid not in others) / _LIVE, 1)
+    except OSError:
+        _note("memory is not shown: only root may look into boxes")
+        return None
+
+
+# ── Set-up ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _record_of_its_own() -> Iterator[str]:
+    """Neither the user's record nor their configuration has a part in this. Yields the address of a gateway."""
+    names = ("RINGFENCE_CONFIG", "RINGFENCE_KEYS")
+    before = {name: os.environ.get(name) for name in names}
+    with tempfile.TemporaryDirectory(prefix="ringfence-bench-") as folder:
+        port = free_port()
+        path = Path(folder) / "ringfence.yaml"
+        path.write_text(_CONFIG.format(port=port, state=Path(folder) / "state"), encoding="utf-8")
+        engine.close()
+        os.environ.update(RINGFENCE_CONFIG=str(path), RINGFENCE_KEYS=str(Path(folder) / "keys"))
+        command = [sys.executable, "-m", "ringfence.cli.main", "serve", "--config", str(path)]
+        gateway = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            wait_for(port)
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            gateway.terminate()
+            gateway.wait(10)
+            engine.close()
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,24 @@
+"""The program of a zygote, started by file path and with an empty environment as `python -I start.py SOURCE_ROOT FD`.
+
+It is small: a script is compiled whenever it is started, and what that leaves in memory every box would be a copy of.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+sys.path.insert(0, sys.argv[1])
+
+from ringfence.sandbox.process import zygote
+
+_channel = zygote.serve(int(sys.argv[2]))
+try:
+    _program = zygote.program(_channel)
+    try:
+        exec(_program.code(), _program.namespace)  # noqa: S102 - this is what the box is for
+    except BaseException as _exc:
+        _program.failed(_exc)
+    os._exit(_program.finish())
+finally:
+    os._exit(125)

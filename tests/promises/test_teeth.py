@@ -1,0 +1,186 @@
+"""The suite has teeth: with any one step of confinement left out, a case that was kept is broken.
+
+Layers lie over each other, so for some steps another one has to be out of the way before it shows; then the same case
+must still be kept with only that other one left out. And some steps carry the rest: without them there is no box.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ringfence.box import BoxReport, BoxSpec, Limits, Program
+from ringfence.errors import Unavailable
+from ringfence.promises import CATALOGUE, Options, run
+from ringfence.sandbox.process import host
+from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.cgroup import Cgroups
+from tests import tooling
+
+pytestmark = pytest.mark.anyio
+
+BITES = {
+    "trees_read_only": ("F20", "F24"),
+    "own_devices": ("D01", "D02"),
+    "user_namespace": ("S30", "K76"),
+    "pid_namespace": ("S31", "P01"),
+    "ipc_namespace": ("S33",),
+    "uts_namespace": ("S34", "X05"),
+    "net_namespace": ("S35",),
+    "cgroup_namespace": ("S36", "X06"),
+    "shares": ("G28",),
+    "input_read_only": ("F30", "F31"),
+    "proc": ("P01", "P40", "F40", "F41"),
+    "read_only_root": ("F40",),
+    "host_name": ("X05",),
+    "session": ("P12",),
+    "umask": ("X08",),
+    "no_core_dump": ("G24",),
+    "open_files": ("G22", "G23"),
+    "file_size": ("G23", "G32"),
+    "processes": ("G23",),
+    "locked_memory": ("G25", "G26"),
+    "counted": ("G01", "G04", "G20"),
+    "bounding_set": ("K72",),
+    "secure_bits": ("K75",),
+    "capabilities": ("K70", "F44"),
+    "no_new_privs": ("K73", "P11", "P04"),
+    "landlock": ("K65", "F45"),
+    "not_dumpable": ("P20", "P21"),
+    "seccomp": ("P04", "P11"),
+}
+"""Step by step, the cases of which at least one must break without it."""
+CARRYING = ("mount_namespace", "identity", "own_root", "workspace", "pivot")
+"""Without one of these nothing that follows can be done, so no box comes about."""
+SEEN_IN_FACTS = ("lifeline", "keyring", "priority", "shares")
+GIVING = ("loopback", "input", "cores", "memory", "cpu_time")
+"""What these are good for is shown below, or by what does not work without them."""
+
+
+def test_every_step_is_accounted_for() -> None:
+    assert set(host.STEPS) <= {*BITES, *CARRYING, *SEEN_IN_FACTS, *GIVING}
+    assert {id for ids in BITES.values() for id in ids} <= {case.id for case in CATALOGUE}
+
+
+async def broken(step: str, ids: tuple[str, ...]) -> set[str]:
+    cases = tuple(case for case in CATALOGUE if case.id in ids)
+    backend = ProcessBackend(without=(step,), depth=0)
+    try:
+        report = await run(backend, Options(cases=cases, controls=False))
+    finally:
+        await backend.close()
+    return {result.case.id for result in report.results if result.kept is False}
+
+
+@pytest.mark.parametrize("step", BITES)
+async def test_a_case_breaks_without(step: str) -> None:
+    needs_boxes()
+    if step == "counted" and not Cgroups.detect().available:
+        pytest.skip("no control group can be made here, so there is nothing to leave out")
+    assert await broken(step, BITES[step])
+
+
+@pytest.mark.parametrize("step", CARRYING)
+async def test_no_box_is_made_without(step: str) -> None:
+    needs_boxes()
+    backend = ProcessBackend(without=(step,), depth=0)
+    try:
+        with pytest.raises(Unavailable, match="could not be made"):
+            await backend.run(BoxSpec(Program("python", source=b"pass")))
+    finally:
+        await backend.close()
+
+
+async def look(source: str, *, without: tuple[str, ...] = (), limits: Limits | None = None) -> BoxReport:
+    needs_boxes()
+    backend = ProcessBackend(without=without, depth=0)
+    try:
+        return await backend.run(BoxSpec(Program("python", source=source.encode()), limits=limits or Limits()))
+    finally:
+        await backend.close()
+
+
+@pytest.mark.parametrize("step", SEEN_IN_FACTS)
+async def test_the_facts_tell_of_a_step_that_is_missing(step: str) -> None:
+    whole = await look("pass")
+    lacking = await look("pass", without=(step,))
+    assert whole.isolation["protections"][step]["on"] is True
+    assert whole.isolation["protections"][step]["verified"] in ("run", "host")
+    assert lacking.isolation["protections"][step]["on"] is False
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_box_dies_with_its_zygote_by_the_lifeline_alone(kept: bool) -> None:
+    needs_boxes()
+    backend = ProcessBackend(without=() if kept else ("lifeline",), depth=0)
+    async with anyio.create_task_group() as group:
+        group.start_soon(until_it_fails, backend)
+        init = await first_process()
+        zygote = int(Path(f"/proc/{init}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(zygote, signal.SIGKILL)
+        until = time.monotonic() + 1.0
+        while tooling.alive(init) and time.monotonic() < until:
+            await anyio.sleep(0.02)
+        survived = tooling.alive(init)
+        if survived:
+            os.kill(init, signal.SIGKILL)
+        group.cancel_scope.cancel()
+    await backend.close()
+    assert survived is not kept
+
+
+async def until_it_fails(backend: ProcessBackend) -> None:
+    try:
+        await backend.run(BoxSpec(Program("command", argv=("sleep", "4242"))))
+    except Unavailable:
+        return
+
+
+async def first_process() -> int:
+    """The first process of the box that sleeps, by its number here."""
+    for _ in range(500):
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and (entry / "cmdline").read_bytes() == b"sleep\x004242\x00":
+                    return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+        await anyio.sleep(0.02)
+    raise AssertionError("the box did not start")
+
+
+KEYRING = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+key = libc.syscall({keyctl}, 10, -3, b"user", b"ringfence-canary", 0)
+print("found" if key > 0 else "not found")
+"""
+
+
+@pytest.mark.parametrize(("without", "found"), [(("seccomp",), "not found"), (("seccomp", "keyring"), "found")])
+async def test_the_keyring_is_the_second_layer_beneath_seccomp(without: tuple[str, ...], found: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    numbers = {"x86_64": (248, 250), "aarch64": (217, 219)}[os.uname().machine]
+    libc.syscall(numbers[1], 1, None)  # a session keyring of our own, so that nobody else's is touched
+    if libc.syscall(numbers[0], b"user", b"ringfence-canary", b"x", 1, -3) < 0:
+        pytest.skip("this kernel gives us no keyring")
+    report = await look(KEYRING.format(keyctl=numbers[1]), without=without)
+    assert report.stdout.text.strip() == found
+
+
+async def test_processor_time_has_a_limit_of_its_own() -> None:
+    spin = "while True: pass"
+    report = await look(spin, limits=Limits(cpu_seconds=1, wall_seconds=20))
+    assert (report.ended, report.limit) == ("timeout", "cpu")
+
+
+def needs_boxes() -> None:
+    missing = host.Host.detect().missing
+    if missing:
+        pytest.skip(f"no box can be made here: {dict(missing)}")
