@@ -21,13 +21,14 @@ def test_the_boxes_example_tells_what_became_of_each_program() -> None:
     done = run(str(EXAMPLES / "boxes.py"))
     assert done.returncode == 0, done.stderr
     told = [line.split(":")[:2] for line in done.stdout.splitlines()]
-    assert told[:5] == [
+    assert [told[index] for index in (0, 1, 2, 4)] == [
         ["works", " success, -"],
         ["fails", " failed, KeyError"],
         ["hangs", " timeout, timeout"],
-        ["eats", " killed, memory"],
         ["phones home", " failed, URLError"],
     ]
+    # Where there are no control groups the kernel refuses the memory, and nobody has to be killed.
+    assert told[3] in (["eats", " killed, memory"], ["eats", " failed, MemoryError"])
     assert done.stdout.splitlines()[5] == "hello 0 ['/workspace/output/sorted']"
 
 

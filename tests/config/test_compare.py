@@ -340,9 +340,8 @@ def test_presets(old: str, new: str, looser: bool) -> None:
 
 def test_mounts_may_become_fewer_or_read_only() -> None:
     def mounted(*mounts: str) -> config.Config:
-        return build(
-            more_capabilities=f", e: {{transport: sandboxed_exec, tool: run_shell, filesystem: {{mounts: [{', '.join(mounts)}]}}}}"
-        )
+        filesystem = f"filesystem: {{mounts: [{', '.join(mounts)}]}}"
+        return build(more_capabilities=f", run_shell: {{transport: sandboxed_exec, {filesystem}}}")
 
     one, two = "{host: /a, at: /w, mode: rw}", "{host: /b, at: /v}"
     assert told(mounted(one, two), mounted(one.replace("rw", "ro"))) == []

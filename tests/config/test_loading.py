@@ -161,7 +161,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "conf").mkdir()
     text = (
         "gateway: {state: ../state}\nservers: {s: {command: [x], cwd: work}}\n"
-        "capabilities: {e: {transport: sandboxed_exec, tool: run_shell, filesystem: {mounts: [{host: data, at: /workspace/in}]}}}\n"
+        "capabilities: {run_shell: {transport: sandboxed_exec, filesystem: {mounts: [{host: data, at: /w}]}}}\n"
         "secrets: {f: {from: file, path: ~/token}}\npolicy: {files: [p.yaml]}"
     )
     (tmp_path / "conf/ringfence.yaml").write_text(text)
@@ -171,7 +171,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert settings.path == tmp_path / "conf/ringfence.yaml"
     assert settings.gateway.state == tmp_path / "state"
     assert settings.servers["s"].cwd == str(tmp_path / "conf/work")
-    assert settings.contracts["e"].mounts[0].host == str(tmp_path / "conf/data")
+    assert settings.contracts["run_shell"].mounts[0].host == str(tmp_path / "conf/data")
     assert settings.secrets["f"].options == {"path": str(home / "token")}
     assert settings.policy.files == (tmp_path / "conf/p.yaml",)
 

@@ -9,11 +9,16 @@ import shutil
 import subprocess
 import tempfile
 import textwrap
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
+
 from ringfence.box import BoxReport, BoxSpec, Layout, Limits, Program
+from ringfence.errors import Unavailable
 from ringfence.ports import Backend
+from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.zygotes import interpreter
 from tests.sandbox import ordinary
 
@@ -49,6 +54,19 @@ class Seen:
     stderr: bytes
     files: dict[str, bytes] = field(default_factory=dict)
     """In its output folder."""
+
+
+async def opened(like: BoxSpec = BoxSpec(Program("python"), LIMITS)) -> AsyncIterator[ProcessBackend]:  # noqa: B008
+    """A backend that is ready for boxes like this one, for a fixture. Skips where this host lacks a protection."""
+    backend = ProcessBackend()
+    try:
+        await backend.warm(like)
+    except Unavailable as exc:
+        if exc.reason_code != "missing_protection":
+            raise
+        pytest.skip(str(exc))
+    yield backend
+    await backend.close()
 
 
 def bare(program: Honest, seconds: float = 60.0) -> Seen:

@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import importlib
 import os
 import queue
 import threading
@@ -24,6 +25,14 @@ from ringfence.runs import Runs, Wanted, unwritten
 T = TypeVar("T")
 
 _CLOSE_SECONDS = 10.0
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """The faster one where it is installed; it is worth a tenth of a run."""
+    try:
+        return importlib.import_module("uvloop").new_event_loop()  # type: ignore[no-any-return]
+    except ImportError:
+        return asyncio.new_event_loop()
 
 
 class Job(Generic[T]):
@@ -52,7 +61,7 @@ class Job(Generic[T]):
 
 class Engine:
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
         self._runs: asyncio.Future[Runs] | None = None
         self._holder: asyncio.Task[None] | None = None
         self._over = asyncio.Event()

@@ -1,8 +1,7 @@
 """All connections to all servers: who has which, when one is opened anew, when it is closed.
 
-No connection is shared between principals. Within a principal, clients that cannot be asked anything share one;
-a client that can has its own, so that a question always reaches the one whose call caused it.
-"""
+No connection is shared between principals; within one, clients that cannot be asked anything share one, and a client
+that can has its own, so that a question reaches the one whose call caused it."""
 
 from __future__ import annotations
 
@@ -26,9 +25,8 @@ from ringfence.upstream.stdio import StdioLink
 
 log = logging.getLogger("ringfence.upstream")
 
-IDLE_SECONDS = 300.0
+IDLE_SECONDS, _SWEEP_SECONDS = 300.0, 5.0
 MAX_PER_SERVER = 32
-_SWEEP_SECONDS = 5.0
 
 Starting = Callable[[ServerSpec, Principal, Callable[[], Awaitable[None]]], Awaitable[None]]
 Event = Callable[[str, Principal, str, Json], Awaitable[None]]

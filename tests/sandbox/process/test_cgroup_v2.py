@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -160,14 +159,6 @@ def test_limits_are_put_into_the_files_of_v2(kernel: Kernel, monkeypatch: pytest
     assert (path / "cpu.max").read_text() == "max 100000"
 
 
-def test_the_threshold_is_where_v2_slows_down(kernel: Kernel) -> None:
-    group, path = made(kernel)
-    group.limit(memory_bytes=256 * MIB, hard_bytes=768 * MIB, processes=64, cpu_cores=1)
-    with suppress(PermissionError):  # a plain file cannot be polled
-        group.watch_memory()
-    assert (path / "memory.high").read_text() == str(256 * MIB)
-
-
 def test_what_the_files_of_v2_tell(kernel: Kernel) -> None:
     group, path = made(kernel)
     put(
@@ -224,7 +215,6 @@ def test_groups_without_any_controller_still_kill_and_count(kernel: Kernel) -> N
     (kernel.own / "cgroup.controllers").write_text("\n")
     group, path = made(kernel)
     group.limit(memory_bytes=256 * MIB, hard_bytes=768 * MIB, processes=64, cpu_cores=1)
-    assert group.watch_memory() is None
     told = (group.usage(), group.peak(), group.oom_kills(), group.pids_denied(), group.pids_peak(), group.throttled())
     assert told == (None,) * 6
     assert group.cpu_ms() == 0.0

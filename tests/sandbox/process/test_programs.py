@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ringfence.box import BoxSpec, Program
-from ringfence.errors import Unavailable
 from ringfence.sandbox.process.backend import ProcessBackend
 from tests import tooling
 from tests.sandbox import comparing
@@ -49,15 +48,8 @@ INLINE = (
 
 @pytest.fixture(scope="module")
 async def backend() -> AsyncIterator[ProcessBackend]:
-    made = ProcessBackend()
-    try:
-        await made.warm(BoxSpec(Program("python", b""), comparing.LIMITS))
-    except Unavailable as exc:
-        if exc.reason_code != "missing_protection":
-            raise
-        pytest.skip(str(exc))
-    yield made
-    await made.close()
+    async for made in comparing.opened():
+        yield made
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

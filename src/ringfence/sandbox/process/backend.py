@@ -71,6 +71,8 @@ class ProcessBackend:
     async def _run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
         assert self._pool is not None
         pool, baseline, limits = self._pool, self._baseline(spec), spec.limits
+        if baseline.packages:
+            spec = replace(spec, env={"PYTHONPATH": ":".join(baseline.packages), **spec.env})
         box = await pool.take(baseline, limits, self._shape(limits))
         asyncio.get_running_loop().call_soon(pool.refill, baseline, limits)
         run = Run(box, spec, str(interpreter()), tell)
@@ -89,7 +91,8 @@ class ProcessBackend:
         host.check_spec(spec, self._templates)
         await self._open()
         assert self._pool is not None
-        await self._pool.fill(self._baseline(spec), spec.limits, self._shape(spec.limits))
+        limits = _of_the_box(spec.limits)
+        await self._pool.fill(self._baseline(spec), limits, self._shape(limits))
 
     async def drain(self) -> None:
         """Let go of the boxes that are kept ready."""
@@ -167,12 +170,12 @@ class ProcessBackend:
         assert self._host is not None
         trees = tuple(sorted(os.path.realpath(tree) for tree in spec.trees))
         preload = self._templates[spec.template]
-        if preload:
-            trees = tuple(sorted({*trees, *(path for path in sys.path if path.endswith("site-packages"))}))
+        packages = _packages() if preload else ()
+        trees = tuple(sorted({*trees, *packages}))
         left_out = {*self._without, *(name for name in self._accepted if name in self._host.missing)}
         if not self._counts("memory"):
             left_out.add("memfd")  # nothing else would see it
-        return Baseline(spec.tenant, spec.template, preload, trees, tuple(sorted(left_out)))
+        return Baseline(spec.tenant, spec.template, preload, trees, tuple(sorted(left_out)), packages)
 
     def _counts(self, what: str) -> bool:
         return self._cgroups is not None and what in self._cgroups.available
@@ -203,3 +206,15 @@ class ProcessBackend:
         if overshoot is not None and not self._counts("memory"):
             means["memory"]["overshoot_bytes"] = overshoot
         return self._host.isolation(box.isolation, self._tested, spec.layout, means)
+
+
+def _packages() -> tuple[str, ...]:
+    """Where packages are installed beside the interpreter: in a virtual environment, say."""
+    own = os.path.realpath(sys.base_prefix) + os.sep
+    found = (os.path.realpath(path) for path in sys.path if path.endswith("site-packages") and os.path.isdir(path))
+    return tuple(path for path in found if not path.startswith(own))
+
+
+def _of_the_box(limits: Limits) -> Limits:
+    """Those that a box is made with; the rest is the supervisor's to watch, and may differ from run to run."""
+    return replace(limits, wall_seconds=1.0, output_bytes=1, capture_bytes=0)

@@ -67,6 +67,7 @@ class Box:
         self._handle = -1
         self._unwanted = False
         self._closed: asyncio.Future[None] = loop.create_future()
+        self._clock = loop.call_later(CLOSE_SECONDS, self._late)
         self.seen: list[str] = []
         self.isolation: Json = {}
         """What was read back of it from the kernel once it was closed."""
@@ -76,8 +77,15 @@ class Box:
 
     async def closed(self) -> None:
         """Wait until every confinement step is done and the worker is there. Raises Unavailable."""
-        async with asyncio.timeout(CLOSE_SECONDS):
-            await self._closed
+        await asyncio.shield(self._closed)
+
+    def when_closed(self, call: Callable[[asyncio.Future[None]], None]) -> None:
+        """The same for whoever does not wait."""
+        self._closed.add_done_callback(call)
+
+    def _late(self) -> None:
+        self.fail("it was not ready in time")
+        self.kill()
 
     def born(self, pid: int, handle: int) -> None:
         self.pid, self._handle = pid, handle
@@ -88,6 +96,7 @@ class Box:
     def _look_if_closed(self) -> None:
         if self.pid and self.descriptors and not self._closed.done():
             self.isolation = host.read_back(self.pid) | dict.fromkeys(self.seen, True)
+            self._clock.cancel()
             self._closed.set_result(None)
 
     def fail(self, text: str) -> None:
@@ -159,6 +168,7 @@ class Box:
     def remove(self) -> bool:
         """Let go of everything of it. False where something could not be removed: `trouble` says what."""
         clean = True
+        self._clock.cancel()
         if self._channel is not None:
             self.hub.remove(self._channel.fileno())
             self._channel.close()

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from ringfence.sandbox.process.cgroupfs import fields, limit_cpu, limit_memory, number, read, rmdir, write
 from ringfence.sandbox.process.hierarchy import Folder, Owner, find, left_behind, roles_of
-from ringfence.sandbox.process.memorywatch import MemoryWatch, watch_v1, watch_v2
 
 LIMITING = ("memory", "pids", "cpu", "freezer")
 STALE_CACHE_BYTES = 8 * 1024 * 1024
@@ -54,6 +53,15 @@ class Allowance:
     cpu_cores: float
 
 
+class Counted(NamedTuple):
+    """What a box came to; None where the kernel does not tell."""
+
+    oom_kills: int | None
+    pids_denied: int | None
+    pids_peak: int | None
+    cpu_ms: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class _Before:
     """What the kernel had already counted when a group was last made as good as new."""
@@ -74,11 +82,11 @@ class Group:
         self.paths = tuple(dict.fromkeys(folder.path for folder in folders.values()))
         """Its folders, each once."""
         self._allowance: Allowance | None = None
-        self._watch: MemoryWatch | None = None
         self._before = _Before()
+        self._counted: Counted | None = None
 
     def limit(self, *, memory_bytes: int, hard_bytes: int, processes: int, cpu_cores: float) -> None:
-        """Set what the group may use. The kernel enforces `hard_bytes`; `watch_memory` looks at `memory_bytes`."""
+        """Set what the group may use. The kernel enforces `hard_bytes`; `memory_bytes` is for who watches `usage`."""
         self._allowance = Allowance(memory_bytes, hard_bytes, processes, cpu_cores)
         self._apply(self._allowance, self.paths)
 
@@ -163,6 +171,12 @@ class Group:
             return used - self._before.cpu_ms
         return None
 
+    def count(self) -> Counted:
+        """All of this, of a box that is over: it is read once, and stays as it is."""
+        if self._counted is None:
+            self._counted = Counted(self.oom_kills(), self.pids_denied(), self.pids_peak(), self.cpu_ms())
+        return self._counted
+
     def throttled(self) -> Throttled | None:
         if cpu := self._folders.get("cpu"):
             stat = fields(cpu.path + "/cpu.stat")
@@ -170,32 +184,6 @@ class Group:
             before = self._before.throttled
             return Throttled(stat.get("nr_throttled", 0) - before.periods, ms - before.ms)
         return None
-
-    def watch_memory(self, threshold_bytes: int | None = None) -> int | None:
-        """A descriptor that turns readable when what is charged to the group crosses the threshold.
-
-        Left out, the threshold is the `memory_bytes` of the limits. The descriptor belongs to the group and is closed
-        with it. Readable says only *look*: charges include file cache and the box's files, v1 tells of crossings in
-        both directions, and v2 of every attempt to reclaim. So compare `usage()` less the files with the limit, and
-        then call this again with the same threshold, which costs microseconds, to be told of the next crossing.
-
-        v1 tells nothing more while the charges stay above the threshold: from there look from time to time, or take a
-        higher threshold. A new threshold costs a grace period of the kernel, 8 ms and more, so it belongs into the
-        preparation of a box; `reset` keeps it. v2 sets `memory.high`, where the kernel slows the box down: a box
-        that is above it with its files alone needs a higher threshold at once.
-        """
-        memory = self._folders.get("memory")
-        if memory is None:
-            return None
-        if threshold_bytes is None:
-            if self._allowance is None:
-                raise ValueError("a group without limits needs a threshold")
-            threshold_bytes = self._allowance.memory_bytes
-        if self._watch is None or self._watch.threshold != threshold_bytes:
-            self._unwatch()
-            self._watch = (watch_v2 if memory.v2 else watch_v1)(memory.path, threshold_bytes)
-        self._watch.settle()
-        return self._watch.fd
 
     def kill(self) -> None:
         """End everything in the group; returns when all of it was told to."""
@@ -229,15 +217,15 @@ class Group:
         """Make the empty group as good as new for the next box, with the same limits.
 
         Where memory has a v1 hierarchy the folders stay, but for that of `pids` if there was a crowd, since no kernel
-        sets its peak back: the watch is dear, and while file cache of a box lives, the kernel keeps a removed memory
-        group in memory. With v2 all is made anew, which ends the watch. Close what holds files of the box open first:
-        they are charged to it.
+        sets its peak back: while file cache of a box lives, the kernel keeps a removed memory group in memory. With
+        v2 all is made anew. Close what holds files of the box open first: they are charged to it.
         Raises OSError when something still lives in the group.
         """
         memory, pids = self._folders.get("memory"), self._folders.get("pids")
         renewed = self.paths
         if memory is not None and not memory.v2:
-            crowded = (self.pids_peak() or 0) > LEAST_PROCESSES or self.pids_denied()
+            counted = self.count()
+            crowded = (counted.pids_peak or 0) > LEAST_PROCESSES or counted.pids_denied
             renewed = (pids.path,) if pids is not None and pids.path != memory.path and crowded else ()
         if not renewed and read(self.paths[0] + "/cgroup.procs"):
             raise OSError(errno.EBUSY, "processes still live in the group", self.name)
@@ -245,16 +233,15 @@ class Group:
             rmdir(path, patience=0.2)
             os.mkdir(path)
         if memory is None or memory.path in renewed:
-            self._unwatch()
             self._before = _Before()
         else:
             self._before = self._counted_before(memory.path)
+        self._counted = None
         if self._allowance is not None:
             self._apply(self._allowance, renewed)
 
     def remove(self, *, patience: float = 0.2) -> None:
         """Remove the folders, waiting this many seconds for what is just ending. Raises OSError if one stays."""
-        self._unwatch()
         stayed: OSError | None = None
         for path in self.paths:
             try:
@@ -295,6 +282,7 @@ class Group:
 
     def _counted_before(self, memory: str) -> _Before:
         """Set the counters of kept v1 folders back, and return what cannot be set back."""
+        before, counted = self._before, self.count()
         self._before = _Before()
         charged = number(memory + "/memory.usage_in_bytes") or 0
         if charged > STALE_CACHE_BYTES:
@@ -302,15 +290,9 @@ class Group:
                 write(memory + "/memory.force_empty", "0")
             charged = number(memory + "/memory.usage_in_bytes") or 0
         write(memory + "/memory.max_usage_in_bytes", "0")
-        if self._watch is not None:
-            self._watch.settle()
         throttled = self.throttled() or NOT_THROTTLED
-        return _Before(charged, self.oom_kills() or 0, self.cpu_ms() or 0.0, throttled)
-
-    def _unwatch(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        oom_kills, cpu_ms = before.oom_kills + (counted.oom_kills or 0), before.cpu_ms + (counted.cpu_ms or 0.0)
+        return _Before(charged, oom_kills, cpu_ms, throttled)
 
 
 class Cgroups:

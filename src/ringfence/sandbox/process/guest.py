@@ -86,7 +86,7 @@ class Program:
             hook(type(exc), exc, exc.__traceback__)
         except SystemExit as again:
             self._status = _exit_status(again.code)
-        except BaseException as worse:
+        except BaseException as worse:  # the program's own hook: whatever it raised is shown, as outside
             worse.__traceback__ = worse.__traceback__ and worse.__traceback__.tb_next
             worse.__context__ = None
             _say("Error in sys.excepthook:\n")
@@ -110,7 +110,7 @@ class Program:
         if threading is not None:
             try:
                 threading._shutdown()
-            except BaseException as exc:
+            except BaseException as exc:  # the program's own threads: likewise
                 sys.excepthook(type(exc), exc, exc.__traceback__)
         atexit._run_exitfuncs()
         written = _flush(sys.stdout)

@@ -9,6 +9,7 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 
 from ringfence.box import Limits
 from ringfence.errors import Unavailable
@@ -63,7 +64,12 @@ class Pool:
         kind = self._kinds.get((baseline, limits))
         while kind is not None and not self._shut and len(kind.ready) + kind.coming < self._depth:
             kind.coming += 1
-            self._do(self._add(kind))
+            zygote = self._idlest(baseline)
+            if zygote is None:
+                self._do(self._add(kind))
+            else:
+                box = zygote.begin(limits, kind.shape)
+                box.when_closed(partial(self._came, kind, box))
 
     async def fill(self, baseline: Baseline, limits: Limits, shape: Shape) -> None:
         """Have boxes of this kind ready before the first is asked for. Raises Unavailable."""
@@ -87,6 +93,16 @@ class Pool:
         self._kinds.move_to_end(key)
         return found
 
+    def _came(self, kind: _Kind, box: Box, closed: asyncio.Future[None]) -> None:
+        kind.coming -= 1
+        problem = closed.exception()
+        if problem is not None and not self._shut:
+            log.warning("no box could be kept ready: %s", problem)
+        if problem is not None or self._shut or self._kinds.get((kind.baseline, kind.limits)) is not kind:
+            self._do(_end(box))
+        else:
+            kind.ready.append(box)
+
     async def _add(self, kind: _Kind) -> None:
         try:
             box = await self._make(kind)
@@ -107,8 +123,11 @@ class Pool:
             zygote = await self._zygote(kind.baseline)
         try:
             return await zygote.spawn(kind.limits, kind.shape)
-        except TimeoutError:
-            raise Unavailable("no_box", "the box was not ready in time") from None
+        except Unavailable:
+            if zygote.alive or self._shut:
+                raise
+        # It died, and not for what was asked of it: others were asked the same. One more takes its place.
+        return await (await self._zygote(kind.baseline)).spawn(kind.limits, kind.shape)
 
     async def _empty(self, kind: _Kind) -> None:
         while kind.ready:
@@ -117,6 +136,10 @@ class Pool:
     # ── Zygotes ──
 
     async def _zygote(self, baseline: Baseline) -> Zygote:
+        idlest = self._idlest(baseline)
+        return idlest if idlest is not None else await asyncio.shield(self._start(baseline))
+
+    def _idlest(self, baseline: Baseline) -> Zygote | None:
         """The least busy one; a second is started as soon as the first is worth its keep."""
         those = self._zygotes.setdefault(baseline, [])
         for old in [zygote for zygote in those if not zygote.alive or (zygote.worn and not zygote.live)]:
@@ -124,7 +147,7 @@ class Pool:
             old.stop()
         usable = [zygote for zygote in those if not zygote.worn and not zygote.full]
         if not usable:
-            return await asyncio.shield(self._start(baseline))
+            return None
         if len(usable) < self._cores and sum(zygote.made for zygote in usable) > 2 * self._depth:
             self._start(baseline)
         return min(usable, key=lambda zygote: zygote.live)
@@ -165,9 +188,9 @@ class Pool:
         for zygotes in self._zygotes.values():
             for zygote in zygotes:
                 zygote.stop()
-        while tasks := list(self._tasks):
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._tasks.difference_update(tasks)  # the loop does so only the next time round, which may never come
+        await asyncio.sleep(0)  # boxes that were on their way are told of only now
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             await asyncio.sleep(0)  # those that are done leave the set only now
         for kind in self._kinds.values():
             while kind.ready:

@@ -17,7 +17,7 @@ try:
     _program = zygote.program(_channel)
     try:
         exec(_program.code(), _program.namespace)  # noqa: S102 - this is what the box is for
-    except BaseException as _exc:
+    except BaseException as _exc:  # the program's, whatever it is: it ends as it would outside
         _program.failed(_exc)
     os._exit(_program.finish())
 finally:

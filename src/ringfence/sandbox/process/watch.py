@@ -99,7 +99,7 @@ class Watch:
 
     def out_of_memory(self) -> bool:
         group = self._box.group
-        return group is not None and bool(group.oom_kills())
+        return group is not None and bool(group.count().oom_kills)
 
     def out_of_time(self, reaped: float) -> bool:
         """A program can have itself killed in the same way; only what was used tells."""
@@ -109,7 +109,7 @@ class Watch:
     def cpu_ms(self, reaped: float) -> float:
         """All that was used; what was killed with the box's first process is not in the account of the reaped."""
         group = self._box.group
-        counted = group.cpu_ms() if group is not None else None
+        counted = group.count().cpu_ms if group is not None else None
         return max(reaped, self._cpu_ms, counted or 0.0)
 
     def peak_memory(self, largest: int) -> int:
@@ -118,7 +118,7 @@ class Watch:
 
     def most_processes(self) -> int | None:
         group = self._box.group
-        peak = group.pids_peak() if group is not None else None
+        peak = group.count().pids_peak if group is not None else None
         return peak if peak is not None else self._processes or None
 
     def met(self) -> Limit | None:
@@ -126,7 +126,7 @@ class Watch:
         group = self._box.group
         if self.out_of_memory():
             return "memory"
-        if group is not None and group.pids_denied():
+        if group is not None and group.count().pids_denied:
             return "pids"
         if group is None and self._processes >= self._limits.processes:
             return "pids"

@@ -67,6 +67,7 @@ class Zygote:
         self._landlock = landlock.version()
         held = self._enter(config["trees"])
         template.build(held, frozenset(config["without"]))
+        sys.path += config["packages"]
         for name in config["preload"]:
             _preload(name)
         for _ in range(_REHEARSALS):
@@ -194,7 +195,7 @@ class Zygote:
                 os._exit(1)
             os.close(self._life)
             return _init(channel, site)
-        except BaseException:
+        except BaseException:  # nothing of ours may go on in a process that should have been a box
             os._exit(1)
 
 

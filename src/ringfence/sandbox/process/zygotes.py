@@ -32,6 +32,10 @@ START_SECONDS = 30.0
 RECYCLE_AFTER = 2000
 """Boxes from one zygote; then a new one takes its place, so that nothing can grow in it for ever."""
 _LAST_WORDS = 2000
+_ENVIRONMENT = {"LANG": "C.UTF-8"}
+"""Read once, at the start, and so the same for all boxes."""
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+"""Only a process with a single thread can be forked."""
 
 
 @cache
@@ -51,6 +55,8 @@ class Baseline:
     """Host folders that are readable in the boxes, the interpreter's own not among them."""
     without: tuple[str, ...] = ()
     """Confinement steps that are left out: what the operator accepted to do without."""
+    packages: tuple[str, ...] = ()
+    """Those of the trees that modules are imported from."""
 
 
 @dataclass(slots=True)
@@ -87,7 +93,7 @@ class Zygote:
             command = [str(interpreter()), "-I", _PROGRAM, _SOURCE_ROOT, str(theirs.fileno())]
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it returns as soon as the child is there
                 command,
-                env={"LANG": "C.UTF-8"},  # read once, at the start, and so the same for all boxes
+                env=_ENVIRONMENT | (_ONE_THREAD if self.baseline.preload else {}),
                 cwd="/",
                 pass_fds=[theirs.fileno()],
                 # Pipes, as boxes get them: what kind of stream it has an interpreter finds out only once.
@@ -116,6 +122,7 @@ class Zygote:
     def _configure(self) -> None:
         trees = sorted({os.path.realpath(sys.base_prefix), *self.baseline.trees})
         config = {"trees": trees, "preload": list(self.baseline.preload), "without": list(self.baseline.without)}
+        config["packages"] = list(self.baseline.packages)
         memfd = os.memfd_create("filter", os.MFD_CLOEXEC)
         try:
             os.write(memfd, seccomp.compile_filter(os.uname().machine, memfd="memfd" not in self.baseline.without))
@@ -144,6 +151,17 @@ class Zygote:
 
     async def spawn(self, limits: Limits, shape: Shape) -> Box:
         """A box that is closed and waits for its order. Raises Unavailable."""
+        box = self.begin(limits, shape)
+        try:
+            await box.closed()
+        except BaseException:
+            box.kill()
+            box.ended.add_done_callback(lambda _: box.remove())
+            raise
+        return box
+
+    def begin(self, limits: Limits, shape: Shape) -> Box:
+        """A box that is on its way. Raises Unavailable."""
         if not self.alive or not self._free:
             raise Unavailable("no_zygote", "the zygote is gone" if not self.alive else "the zygote has no slot left")
         try:
@@ -163,15 +181,11 @@ class Zygote:
         try:
             with theirs:
                 self._tell(order, [theirs.fileno(), *entrances])
+        except OSError:
+            self._gone()  # it died a moment ago; the box finds out when it is waited for
         finally:
             for descriptor in entrances:
                 os.close(descriptor)
-        try:
-            await box.closed()
-        except BaseException:
-            box.kill()
-            box.ended.add_done_callback(lambda _: box.remove())
-            raise
         return box
 
     # ── What the zygote says ──

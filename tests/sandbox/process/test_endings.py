@@ -1,0 +1,241 @@
+"""How a run ended, and for which limit, is exact."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ringfence.box import MIB, BoxReport, BoxSpec, Limits, Program
+from ringfence.sandbox.process.backend import ProcessBackend
+from tests.sandbox import comparing
+
+pytestmark = pytest.mark.anyio
+
+FILL = """
+with open("/workspace/tmp/large", "wb", 0) as file:
+    try:
+        for _ in range(600): file.write(b"a" * 1_000_000)
+    except OSError as exc: print(exc.errno, flush=True)
+"""
+ALLOCATE = """
+much = bytearray(300_000_000)
+for place in range(0, len(much), 4096): much[place] = 1
+import time; time.sleep(0.2)
+print("never", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+async def backend() -> AsyncIterator[ProcessBackend]:
+    async for made in comparing.opened():
+        yield made
+
+
+async def run(backend: ProcessBackend, source: str, limits: Limits = Limits(), **more) -> BoxReport:  # noqa: B008
+    return await backend.run(BoxSpec(Program("python", source.encode()), limits, **more))
+
+
+async def command(backend: ProcessBackend, *argv: str, limits: Limits = Limits()) -> BoxReport:  # noqa: B008 - frozen
+    return await backend.run(BoxSpec(Program("command", argv=argv), limits))
+
+
+def ending(report: BoxReport) -> tuple[str, int | None, int | None, str | None]:
+    return report.ended, report.exit_status, report.signal, report.limit
+
+
+# ── By itself ──
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("", ("exited", 0, None, None)),
+        ("raise SystemExit(7)", ("exited", 7, None, None)),
+        ("1/0", ("exited", 1, None, None)),
+        ("def f(:", ("exited", 1, None, None)),
+        ("import os; os._exit(255)", ("exited", 255, None, None)),
+        ("import os; os.kill(os.getpid(), 15)", ("signalled", None, 15, None)),
+        ("import os; os.kill(os.getpid(), 9)", ("signalled", None, 9, None)),
+        ("import os; os.abort()", ("signalled", None, 6, None)),
+        ("import ctypes; ctypes.string_at(0)", ("signalled", None, 11, None)),
+        ("raise KeyboardInterrupt", ("signalled", None, 2, None)),
+    ],
+)
+async def test_a_program_ends_itself(backend: ProcessBackend, source: str, expected) -> None:
+    assert ending(await run(backend, source)) == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (("true",), ("exited", 0, None, None)),
+        (("sh", "-c", "exit 3"), ("exited", 3, None, None)),
+        (("sh", "-c", "kill -TERM $$"), ("signalled", None, 15, None)),
+        (("no-such-program",), ("exited", 127, None, None)),
+        (("/etc/passwd",), ("exited", 126, None, None)),
+    ],
+)
+async def test_a_command_ends_itself(backend: ProcessBackend, argv, expected) -> None:
+    assert ending(await command(backend, *argv)) == expected
+
+
+async def test_a_program_cannot_end_the_box_by_its_first_process(backend: ProcessBackend) -> None:
+    source = "import os, time\nfor n in (1, 2, 3, 9, 11, 15, 19): os.kill(1, n)\ntime.sleep(0.1)\nprint('still here')"
+    report = await run(backend, source)
+    assert (ending(report), report.stdout.text) == (("exited", 0, None, None), "still here\n")
+
+
+async def test_stragglers_are_ended_with_the_program(backend: ProcessBackend) -> None:
+    source = "import os, subprocess, time\nsubprocess.Popen(['sleep', '60'])\nif not os.fork():\n    os.setsid()\n"
+    began = time.monotonic()
+    report = await run(backend, source + "    time.sleep(60)\nprint('done')")
+    assert (ending(report), report.stdout.text) == (("exited", 0, None, None), "done\n")
+    assert time.monotonic() - began < 20
+
+
+# ── By a limit ──
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "while True: pass",
+        "import time; time.sleep(60)",
+        "import signal, time\nfor n in {*range(1, 32)} - {9, 19}: signal.signal(n, signal.SIG_IGN)\ntime.sleep(60)",
+        "import os\nfor _ in range(4): os.fork()\nwhile True: pass",
+    ],
+)
+async def test_the_wall_clock(backend: ProcessBackend, source: str) -> None:
+    report = await run(backend, source, Limits(wall_seconds=0.5))
+    assert ending(report) == ("timeout", None, 9, "wall")
+    assert 500 <= report.wall_ms < 5000
+
+
+@pytest.mark.parametrize("source", ["while True: pass", "import os\nos.fork()\nwhile True: pass"])
+async def test_processor_time(backend: ProcessBackend, source: str) -> None:
+    report = await run(backend, source, Limits(cpu_seconds=0.5, wall_seconds=60))
+    assert (report.ended, report.limit) == ("timeout", "cpu")
+    assert 400 <= (report.usage.cpu_ms or 0) < 2500
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ALLOCATE,
+        "much = []\nwhile True: much.append(bytes(bytearray(1_000_000)) + b'x')",
+        "import mmap\nmuch = mmap.mmap(-1, 300_000_000)\nfor n in range(0, len(much), 4096): much[n] = 1\n"
+        "import time; time.sleep(1)",
+        f"import os\nif not os.fork(): exec({ALLOCATE!r})\nos.wait()\nimport time; time.sleep(5)",
+        "import os, time\nfor _ in range(4):\n    if not os.fork():\n        much = bytearray(100_000_000)\n"
+        "        for n in range(0, len(much), 4096): much[n] = 1\n        time.sleep(9)\ntime.sleep(9)",
+    ],
+    ids=["at once", "bit by bit", "shared", "by a child", "by children together"],
+)
+async def test_memory(backend: ProcessBackend, source: str) -> None:
+    report = await run(backend, source)
+    assert (report.ended, report.limit) == ("oom", "memory")
+    assert (report.usage.peak_memory_bytes or 0) > 240 * MIB
+    assert "never" not in report.stdout.text
+
+
+async def test_memory_behind_a_descriptor(backend: ProcessBackend) -> None:
+    source = "import os\nfd = os.memfd_create('x')\nfor _ in range(400): os.write(fd, b'a' * 1_000_000)\nprint('never')"
+    report = await run(backend, source)
+    assert report.stdout.text == ""
+    if report.isolation["limits"]["memory"]["by"] == "cgroup":
+        assert (report.ended, report.limit) == ("oom", "memory")
+    else:  # where nothing counts it there is none
+        assert b"OSError: [Errno 38]" in report.stderr.head
+
+
+async def test_the_disk(backend: ProcessBackend) -> None:
+    report = await run(backend, FILL)
+    assert (ending(report), report.stdout.text) == (("exited", 0, None, "disk"), "28\n")
+
+
+async def test_the_disk_first_and_then_memory(backend: ProcessBackend) -> None:
+    report = await run(backend, FILL + ALLOCATE)
+    assert (report.ended, report.limit, report.stdout.text) == ("oom", "memory", "28\n")
+
+
+async def test_memory_first_and_then_the_disk(backend: ProcessBackend) -> None:
+    source = "much = bytearray(200_000_000)\nfor n in range(0, len(much), 4096): much[n] = 1\n" + FILL + "print('end')"
+    report = await run(backend, source)
+    assert (ending(report), report.stdout.text) == (("exited", 0, None, "disk"), "28\nend\n")
+    report = await run(
+        backend, FILL.replace("600", "300") + "import os; os.remove('/workspace/tmp/large')\n" + ALLOCATE
+    )
+    assert (report.ended, report.limit) == ("oom", "memory")
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["if not os.fork(): time.sleep(60)", "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"],
+)
+async def test_processes_and_threads(backend: ProcessBackend, start: str) -> None:
+    source = f"import os, threading, time\nmade = 1\ntry:\n  while True:\n    {start}\n    made += 1\n"
+    source += "except (OSError, RuntimeError): print(made, flush=True)\ntime.sleep(0.1)"
+    report = await run(backend, source, Limits(processes=10))
+    assert (ending(report), report.stdout.text) == (("exited", 0, None, "pids"), "10\n")
+
+
+async def test_the_number_of_files(backend: ProcessBackend) -> None:
+    source = "made = 0\ntry:\n  while True: open(f'/workspace/tmp/{made}', 'w').close(); made += 1\n"
+    report = await run(backend, source + "except OSError as exc: print(made, exc.errno)", Limits(inodes=100))
+    made, number = map(int, report.stdout.text.split())
+    assert (ending(report), number) == (("exited", 0, None, "inodes"), 28)
+    assert 90 <= made <= 100
+
+
+async def test_open_files(backend: ProcessBackend) -> None:
+    source = "files = []\ntry:\n  while True: files.append(open('/dev/null'))\nexcept OSError as exc: print(exc.errno)"
+    assert (await run(backend, source, Limits(open_files=64))).stdout.text == "24\n"
+
+
+async def test_the_length_of_a_file(backend: ProcessBackend) -> None:
+    report = await run(backend, "open('/workspace/tmp/x', 'wb').write(b'a' * 2_000_000)", Limits(file_bytes=1_000_000))
+    assert report.exit_status == 1
+    assert report.stderr.text.endswith("OSError: [Errno 27] File too large\n")
+    report = await command(
+        backend, "truncate", "-s", "2000000", "/workspace/tmp/x", limits=Limits(file_bytes=1_000_000)
+    )
+    assert ending(report) == ("disk", None, 25, "file_size")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+async def test_output(backend: ProcessBackend, stream: str) -> None:
+    limits = Limits(output_bytes=1_000_000, capture_bytes=1000)
+    report = await run(backend, f"import sys\nwhile True: sys.{stream}.write('x' * 1000)", limits)
+    assert ending(report) == ("output", None, 9, "output")
+    captured = getattr(report, stream)
+    assert captured.total > 1_000_000
+    assert len(captured.head) + len(captured.tail) == 1000
+
+
+async def test_refused_calls_without_end(backend: ProcessBackend) -> None:
+    report = await run(backend, "import ctypes\nlibc = ctypes.CDLL(None)\nwhile True: libc.unshare(0)")
+    assert ending(report) == ("policy", None, 9, None)
+
+
+async def test_processor_cores(backend: ProcessBackend) -> None:
+    work = """
+        import hashlib, threading, time
+        end = time.monotonic() + 1
+        def work():
+            while time.monotonic() < end: hashlib.sha256(b"x" * 1_000_000)
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        """
+    program = comparing.Honest("work", work)
+    report = await run(backend, program.code.decode(), Limits(cpu_cores=0.5))
+    share = (report.usage.cpu_ms or 0) / report.wall_ms
+    if report.isolation["limits"]["cpu"]["by"] == "cgroup":
+        assert share < 0.7
+    else:
+        assert share < 1.2  # whole cores are all that can be taken away
+    report = await run(backend, program.code.decode(), Limits(cpu_cores=float(os.cpu_count() or 1)))
+    assert report.ended == "exited"
