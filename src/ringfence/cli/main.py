@@ -20,7 +20,7 @@ VERBS = {
     "call": "Call one tool, through a running gateway or in this process.",
     "approvals": "See what waits for a person, and answer it.",
     "audit": "Read, explain, verify and export the audit log.",
-    "bench": "Measure what the gateway costs on this machine.",
+    "bench": "Measure what calls and boxes cost on this machine.",
 }
 _MODULES = {"bench": "bench.command"}
 

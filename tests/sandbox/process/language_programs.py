@@ -26,6 +26,10 @@ EXITS = (
     Honest("in_atexit", "import atexit, sys\n@atexit.register\ndef last(): sys.exit(4)\nprint('end')"),
     Honest("subclass", "class Bye(SystemExit): code = 12\nraise Bye"),
     Honest("output_closed", "import sys\nprint('x')\nsys.stdout.close()\nsys.exit(3)"),
+    Honest("without_any_stream", "import sys\ndel sys.stdout, sys.stderr, sys.stdin\nraise SystemExit('y')"),
+    Honest(
+        "at_no_depth", "import sys\nclass A:\n    def __del__(self): print('del')\na = A()\nsys.setrecursionlimit(7)"
+    ),
     Honest("without_streams", "import sys\nsys.stdout = sys.stderr = None\nprint('x')\nraise SystemExit('y')"),
     Honest("output_full", "import os\nos.dup2(os.open('/dev/full', os.O_WRONLY), 1)\nprint('x')"),
     Honest(
@@ -242,7 +246,29 @@ SOURCES = (
         print(pickle.loads(pickle.dumps(Point(3))).x, pickle.loads(pickle.dumps(f)) is f, copy.deepcopy(Point(4)).x)
         """,
     ),
-    Honest("tracing", "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)\nprint('traced')"),
+    Honest(
+        "tracing",
+        """
+        import sys
+        def note(frame, event, argument):
+            sys.stdout.write(f"{event} {frame.f_code.co_name}\\n")
+            return note
+        sys.settrace(note)
+        def f(): return 1
+        f()
+        """,
+    ),
+    Honest(
+        "profiling",
+        """
+        import sys
+        def note(frame, event, argument):
+            if event in ("call", "return"): sys.stdout.write(f"{event} {frame.f_code.co_name}\\n")
+        sys.setprofile(note)
+        def f(): return abs(-1)
+        f()
+        """,
+    ),
     Honest(
         "warnings",
         """

@@ -239,8 +239,8 @@ async def test_output_is_told_as_it_comes(backend: ProcessBackend) -> None:
     source = """
 import sys, time
 for number in range(3):
-    print("out", number, flush=True); time.sleep(0.1)
-    print("err", number, file=sys.stderr, flush=True); time.sleep(0.1)
+    print("out", number, flush=True); time.sleep(0.2)
+    print("err", number, file=sys.stderr, flush=True); time.sleep(0.2)
 """
     loop = asyncio.get_running_loop()
     spec = BoxSpec(Program("python", source.encode()))

@@ -23,7 +23,7 @@ with open("/workspace/tmp/large", "wb", 0) as file:
 ALLOCATE = """
 much = bytearray(300_000_000)
 for place in range(0, len(much), 4096): much[place] = 1
-import time; time.sleep(0.2)
+import time; time.sleep(2)
 print("never", flush=True)
 """
 
@@ -127,7 +127,7 @@ async def test_processor_time(backend: ProcessBackend, source: str) -> None:
         ALLOCATE,
         "much = []\nwhile True: much.append(bytes(bytearray(1_000_000)) + b'x')",
         "import mmap\nmuch = mmap.mmap(-1, 300_000_000)\nfor n in range(0, len(much), 4096): much[n] = 1\n"
-        "import time; time.sleep(1)",
+        "import time; time.sleep(2)",
         f"import os\nif not os.fork(): exec({ALLOCATE!r})\nos.wait()\nimport time; time.sleep(5)",
         "import os, time\nfor _ in range(4):\n    if not os.fork():\n        much = bytearray(100_000_000)\n"
         "        for n in range(0, len(much), 4096): much[n] = 1\n        time.sleep(9)\ntime.sleep(9)",
@@ -177,7 +177,7 @@ async def test_memory_first_and_then_the_disk(backend: ProcessBackend) -> None:
 )
 async def test_processes_and_threads(backend: ProcessBackend, start: str) -> None:
     source = f"import os, threading, time\nmade = 1\ntry:\n  while True:\n    {start}\n    made += 1\n"
-    source += "except (OSError, RuntimeError): print(made, flush=True)\ntime.sleep(0.1)"
+    source += "except (OSError, RuntimeError): print(made, flush=True)\ntime.sleep(0.5)"
     report = await run(backend, source, Limits(processes=10))
     assert (ending(report), report.stdout.text) == (("exited", 0, None, "pids"), "10\n")
 

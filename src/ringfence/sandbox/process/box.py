@@ -181,7 +181,8 @@ class Box:
             self._handle = -1
         if self.group is not None:
             try:
-                self._groups.give_back(self.group, self.limits)
+                reaped = self.ended.done() and self.ended.result() is not None
+                self._groups.give_back(self.group, self.limits, reaped=reaped)
             except OSError as exc:
                 self.trouble.append(f"its control group could not be removed: {exc}")
                 clean = False

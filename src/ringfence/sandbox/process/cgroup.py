@@ -142,6 +142,11 @@ class Group:
         most = number(memory.path + ("/memory.peak" if memory.v2 else "/memory.max_usage_in_bytes"))
         return None if most is None else max(0, most - self._before.peak)
 
+    @property
+    def charged(self) -> int:
+        """Bytes that were still charged to it when it was made as good as new, file cache included."""
+        return self._before.peak
+
     def oom_kills(self) -> int | None:
         """How many processes the kernel ended because the group met `hard_bytes`."""
         if memory := self._folders.get("memory"):
@@ -174,7 +179,9 @@ class Group:
     def count(self) -> Counted:
         """All of this, of a box that is over: it is read once, and stays as it is."""
         if self._counted is None:
-            self._counted = Counted(self.oom_kills(), self.pids_denied(), self.pids_peak(), self.cpu_ms())
+            peak = self.pids_peak()
+            full = peak is None or self._allowance is None or peak >= self._allowance.processes
+            self._counted = Counted(self.oom_kills(), self.pids_denied() if full else 0, peak, self.cpu_ms())
         return self._counted
 
     def throttled(self) -> Throttled | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import logging
+from collections import deque
 from contextlib import suppress
 
 from ringfence.box import Limits
 from ringfence.sandbox.process.cgroup import Cgroups, Group
 
-IDLE = 64
-"""So many are kept."""
+log = logging.getLogger(__name__)
+
+KEPT = 64
 STALE_BYTES = 1024 * 1024
 """Files of a box go with a delay; a group that is still charged for more of them is not given to another box."""
 _ROLES = ("memory", "pids", "cpu", "time")
@@ -24,13 +27,16 @@ class Groups:
 
     def __init__(self, cgroups: Cgroups) -> None:
         self._cgroups = cgroups
-        self._idle: dict[Limits, list[Group]] = {}
+        self._used: dict[Limits, deque[Group]] = {}
+        """The longest unused first: what a box left behind is gone by the time that its group is wanted again."""
         self._closing = False
 
     def take(self, limits: Limits) -> Group | None:
         """An empty group under these limits; None where there can be none. Raises OSError."""
-        if idle := self._idle.get(limits):
-            return idle.pop()
+        while used := self._used.get(limits):
+            group = used.popleft()
+            if _as_good_as_new(group):
+                return group
         if not self._cgroups.available:
             return None
         group = self._cgroups.make(str(next(_numbers)), _ROLES)
@@ -42,25 +48,32 @@ class Groups:
         )
         return group
 
-    def give_back(self, group: Group, limits: Limits) -> None:
-        """Once its box is gone. Raises OSError where something of it is left."""
-        if self._closing or sum(map(len, self._idle.values())) >= IDLE:
-            group.remove()
-            return
-        try:
-            group.reset()
-            spent = (group.usage() or 0) > STALE_BYTES
-        except OSError:
-            spent = True  # where something is just ending it takes a moment
-        if spent:
+    def give_back(self, group: Group, limits: Limits, *, reaped: bool) -> None:
+        """Of a box that is gone. Whoever reaped its first process knows that nothing is left in the group.
+
+        Raises OSError where something is.
+        """
+        if not reaped or self._closing or sum(map(len, self._used.values())) >= KEPT:
             group.remove()
         else:
-            self._idle.setdefault(limits, []).append(group)
+            self._used.setdefault(limits, deque()).append(group)
 
     def close(self) -> None:
         """What is given back from now on is removed."""
         self._closing = True
-        for idle in self._idle.values():
-            while idle:
+        for used in self._used.values():
+            while used:
                 with suppress(OSError):  # the next start sweeps
-                    idle.pop().remove()
+                    used.popleft().remove()
+
+
+def _as_good_as_new(group: Group) -> bool:
+    """Make it so; one that cannot be is removed."""
+    try:
+        group.reset()
+        if group.charged <= STALE_BYTES or (group.usage() or 0) <= STALE_BYTES:
+            return True
+        group.remove(patience=0.0)
+    except OSError as exc:
+        log.warning("a control group cannot be used again, and stays until the next start: %s", exc)
+    return False

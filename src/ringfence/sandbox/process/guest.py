@@ -41,7 +41,6 @@ class Program:
         self._shown = "<string>" if name == "-c" else name
         self._status = 0
         self._interrupted = False
-        _forget_ourselves()
         if name != "-c":
             put(source, name)
         self._module: ModuleType | None = _fresh_main(name)
@@ -113,14 +112,14 @@ class Program:
             except BaseException as exc:  # the program's own threads: likewise
                 sys.excepthook(type(exc), exc, exc.__traceback__)
         atexit._run_exitfuncs()
-        written = _flush(sys.stdout)
-        _flush(sys.stderr)
+        written = _flush("stdout")
+        _flush("stderr")
         if _thread._count():
             _write_out_files()  # daemons go on; whatever is taken from them now, they would complain about
         else:
             self._take_apart()
-        written = _flush(sys.stdout, silently=not written) and written
-        _flush(sys.stderr)
+        written = _flush("stdout", silently=not written) and written
+        _flush("stderr")
         _write_out_c(None)
         if self._interrupted:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -153,7 +152,8 @@ def put(source: bytes, name: str) -> None:
         file.write(source)
 
 
-def _forget_ourselves() -> None:
+def forget_ourselves() -> None:
+    """A program is not to find us among its modules."""
     for name in list(sys.modules):
         if name.partition(".")[0] == "ringfence":
             del sys.modules[name]
@@ -180,19 +180,20 @@ def _exit_status(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
-    _flush(sys.stdout)
+    _flush("stdout")
     _say(f"{code}\n")
     return 1
 
 
 def _say(text: str) -> None:
     """On stderr, whatever has become of it."""
-    if sys.stderr is None:
+    stream = getattr(sys, "stderr", None)
+    if stream is None:
         os.write(2, text.encode("utf-8", "backslashreplace"))
         return
     try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        stream.write(text)
+        stream.flush()
     except Exception:  # nobody is left to be told
         return
 
@@ -202,8 +203,11 @@ def _write_out_files() -> None:
 
     for kind in (TextIOWrapper, BufferedWriter):
         for found in gc.get_objects():
-            if type(found) is kind and not found.closed and found.writable():
-                _flush(found)
+            try:
+                if type(found) is kind and not found.closed and found.writable():
+                    found.flush()
+            except (OSError, ValueError):
+                continue  # nobody is left to be told
 
 
 def _clear(names: dict[str, object]) -> None:
@@ -214,13 +218,14 @@ def _clear(names: dict[str, object]) -> None:
         names[name] = None
 
 
-def _flush(stream: object, *, silently: bool = False) -> bool:
-    if stream is None or getattr(stream, "closed", False):
-        return True
+def _flush(name: str, *, silently: bool = False) -> bool:
+    """A standard stream; whatever the program has put in its place."""
+    stream = getattr(sys, name, None)
     try:
-        stream.flush()  # type: ignore[attr-defined]
-    except Exception as exc:  # the stream may be anything that the program put there
-        if stream is not sys.stderr and not silently:
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
+    except Exception as exc:  # likewise
+        if name == "stdout" and not silently:
             where = "on flushing sys.stdout:" if sys.version_info >= (3, 13) else f"in: {stream!r}"
             _say(f"Exception ignored {where}\n{type(exc).__name__}: {exc}\n")
         return False

@@ -63,13 +63,18 @@ class Pool:
         """Make up for what was taken; called when whoever took it no longer waits."""
         kind = self._kinds.get((baseline, limits))
         while kind is not None and not self._shut and len(kind.ready) + kind.coming < self._depth:
-            kind.coming += 1
             zygote = self._idlest(baseline)
             if zygote is None:
+                kind.coming += 1
                 self._do(self._add(kind))
-            else:
+                continue
+            try:
                 box = zygote.begin(limits, kind.shape)
-                box.when_closed(partial(self._came, kind, box))
+            except Unavailable as exc:
+                log.warning("no box could be kept ready: %s", exc)
+                return
+            kind.coming += 1
+            box.when_closed(partial(self._came, kind, box))
 
     async def fill(self, baseline: Baseline, limits: Limits, shape: Shape) -> None:
         """Have boxes of this kind ready before the first is asked for. Raises Unavailable."""
@@ -161,7 +166,11 @@ class Pool:
 
     async def _started(self, baseline: Baseline) -> Zygote:
         zygote = Zygote(baseline, self._shared)
-        await zygote.start()
+        try:
+            await zygote.start()
+        except BaseException:
+            zygote.stop()  # nobody waits for it any more
+            raise
         if self._shut:
             zygote.stop()
             raise Unavailable("closed", "the backend is closed")
@@ -183,7 +192,8 @@ class Pool:
     async def close(self) -> None:
         self._shut = True
         for starting in list(self._starting.values()):
-            with contextlib.suppress(Unavailable):
+            starting.cancel()
+            with contextlib.suppress(Unavailable, asyncio.CancelledError):
                 await starting
         for zygotes in self._zygotes.values():
             for zygote in zygotes:

@@ -31,7 +31,6 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 _MUCH = 1_000_000
 _INLINE = 32_768
 """Shorter source goes into the order itself, which only the box's worker reads."""
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 Tell = Callable[[Stream, bytes], None]
 
@@ -124,13 +123,11 @@ class Run:
 
     def _order(self) -> dict[str, Any]:
         program, spec = self.spec.program, self.spec
-        env = {"PATH": f"{os.path.dirname(self.interpreter)}:{_PATH}", "HOME": "/workspace", "LANG": "C.UTF-8"}
-        env |= {"TMPDIR": "/workspace/tmp", "USER": "box", "LOGNAME": "box"}
         if program.kind == "python" and spec.layout == "fresh":
             argv, kind = [self.interpreter, *_start(program), *program.argv], "fresh"
         else:
             argv, kind = list(program.argv), program.kind
-        return {"kind": kind, "name": program.name, "argv": argv, "env": {**env, **spec.env}, "cwd": "/workspace"}
+        return {"kind": kind, "name": program.name, "argv": argv, "env": dict(spec.env)}
 
     # ── While it runs ──
 

@@ -18,7 +18,12 @@ try:
     try:
         exec(_program.code(), _program.namespace)  # noqa: S102 - this is what the box is for
     except BaseException as _exc:  # the program's, whatever it is: it ends as it would outside
+        sys.setprofile(None)
+        sys.settrace(None)
         _program.failed(_exc)
+    # What the program wanted to see of its own steps, it need not see of ours.
+    sys.setprofile(None)
+    sys.settrace(None)
     os._exit(_program.finish())
 finally:
     os._exit(125)

@@ -51,6 +51,7 @@ class Zygote:
         self._boxes: dict[int, int] = {}
         """Process id to the number that the supervisor gave the box."""
         self._made = 0
+        self._settled = False
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._life, self._alive = os.pipe2(os.O_CLOEXEC)
         """Nobody writes here; its end is noticed when we are gone."""
@@ -72,16 +73,20 @@ class Zygote:
             _preload(name)
         for _ in range(_REHEARSALS):
             _rehearse()
+        os.environ.update(config["env"])
         _forget_signals()
         signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         kernel.set_flags(isolated=0, ignore_environment=0, no_user_site=0, safe_path=False)
+        guest.forget_ourselves()
         sys.path.remove(sys.argv[1])
         sys.path_importer_cache.clear()
         _one_thread()
         gc.collect()
         gc.freeze()
         gc.disable()
+        if config["preload"]:
+            self._settle()  # boxes of this kind are dear, and their zygote is slow to start anyway
         self._say(f"ready {self._landlock}")
 
     def _enter(self, trees: list[str]) -> list[template.Held]:
@@ -122,11 +127,12 @@ class Zygote:
                     os._exit(0)
                 elif (channel := self._spawn(*_receive(self._control))) is not None:
                     return channel
-                elif self._made == _SETTLED_AFTER:
+                elif self._made >= _SETTLED_AFTER and not self._settled:
                     self._settle()
 
     def _settle(self) -> None:
         """Make boxes cheaper. For a single one that would take longer than it saves."""
+        self._settled = True
         gc.unfreeze()
         immortal.make_everything_last()
         gc.freeze()
@@ -220,6 +226,7 @@ def _init(channel: socket.socket, site: confine.Site) -> socket.socket:
 def program(channel: socket.socket) -> guest.Program:
     """What to run, in the process that it is to run in. Does not return for a command."""
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    os.chdir("/workspace")
     _rehearse()
     order, descriptors = _receive(channel)
     for target in (0, 1, 2):
@@ -235,7 +242,6 @@ def program(channel: socket.socket) -> guest.Program:
         os.set_inheritable(3, True)
     kernel.close_from(4 if by_descriptor else 3)
     os.environ.update(order["env"])
-    os.chdir(order["cwd"])
     if order["kind"] == "fresh" and not by_descriptor:
         guest.put(source, order["name"])
     if order["kind"] != "python":

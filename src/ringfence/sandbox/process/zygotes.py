@@ -32,6 +32,7 @@ START_SECONDS = 30.0
 RECYCLE_AFTER = 2000
 """Boxes from one zygote; then a new one takes its place, so that nothing can grow in it for ever."""
 _LAST_WORDS = 2000
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
 """Read once, at the start, and so the same for all boxes."""
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
@@ -121,8 +122,14 @@ class Zygote:
 
     def _configure(self) -> None:
         trees = sorted({os.path.realpath(sys.base_prefix), *self.baseline.trees})
-        config = {"trees": trees, "preload": list(self.baseline.preload), "without": list(self.baseline.without)}
+        config: dict[str, Any] = {
+            "trees": trees,
+            "preload": list(self.baseline.preload),
+            "without": list(self.baseline.without),
+        }
         config["packages"] = list(self.baseline.packages)
+        config["env"] = {"PATH": f"{interpreter().parent}:{_PATH}", "HOME": "/workspace", "TMPDIR": "/workspace/tmp"}
+        config["env"] |= {"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box"}
         memfd = os.memfd_create("filter", os.MFD_CLOEXEC)
         try:
             os.write(memfd, seccomp.compile_filter(os.uname().machine, memfd="memfd" not in self.baseline.without))

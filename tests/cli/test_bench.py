@@ -1,0 +1,101 @@
+"""`ringfence bench`: what is measured, and how it is told. No test asserts a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ringfence.cli.bench import box, measure
+from ringfence.errors import Unavailable
+from ringfence.runs import make_executor, unwritten
+from tests import gateways
+
+SPIN = "import time\nwhile time.process_time() < 0.3: pass"
+
+
+def boxes_here() -> str | None:
+    try:
+        make_executor(unwritten().sandbox)
+    except Unavailable as exc:
+        return exc.message
+    return None
+
+
+def test_a_ratio_is_between_the_medians_and_names_its_baseline() -> None:
+    base = measure.row("bare", [0.020, 0.010, 0.030])
+    case = measure.row("box", [0.004] * 99 + [1.0], base)
+    assert (base.p50_ms, base.ratio, base.baseline) == (20.0, None, None)
+    assert (case.n, case.p50_ms, case.p95_ms, case.p99_ms) == (100, 4.0, 4.0, 1000.0)
+    assert (case.ratio, case.baseline) == (0.2, "bare")
+
+
+def test_rows_as_json_always_have_the_same_first_keys() -> None:
+    told = measure.as_json([measure.row("bare", [0.01]), measure.Row("box", 1, 1.0, 1.0, 1.0, memory_kb=7.0)])
+    keys = ["name", "n", "p50_ms", "p95_ms", "p99_ms", "ratio", "baseline"]
+    assert [list(row)[:7] for row in told] == [keys, keys]
+    assert [row.get("memory_kb") for row in told] == [None, 7.0]
+
+
+def test_a_table_has_no_column_that_nothing_is_in() -> None:
+    head, line = measure.table([measure.row("bare", [0.01])]).splitlines()
+    assert head.split() == ["name", "n", "p50_ms", "p95_ms", "p99_ms"]
+    assert line.split() == ["bare", "1", "10.0", "10.0", "10.0"]
+
+
+def test_processor_time_is_that_of_everything_below_us() -> None:
+    before = measure.cpu_seconds_of_all()
+    command = f"{sys.executable} -c '{SPIN}'; sleep 30 & wait"
+    with subprocess.Popen(["/bin/sh", "-c", command]) as shell:
+        try:
+            until = time.monotonic() + 30
+            while measure.cpu_seconds_of_all() - before < 0.25 and time.monotonic() < until:
+                time.sleep(0.02)
+            assert measure.cpu_seconds_of_all() - before >= 0.25  # of a grandchild
+            assert shell.pid in measure.below(os.getpid())
+        finally:
+            for pid in [*measure.below(shell.pid), shell.pid]:
+                os.kill(pid, 9)
+
+
+def test_a_benchmark_that_does_not_exist_is_not_run() -> None:
+    ran = gateways.run("bench", "boxes")
+    assert ran.returncode == 2
+    assert "there is no benchmark 'boxes'; there are: policy, gateway, box" in ran.stderr
+
+
+def test_help_says_what_is_measured() -> None:
+    told = " ".join(gateways.run("bench", "--help").stdout.split())
+    assert "a program in a fresh box against the same program started bare" in told
+    assert "ringfence bench box" in told
+
+
+@pytest.mark.skipif(boxes_here() is not None, reason=str(boxes_here()))
+def test_boxes_are_measured_beside_the_bare_interpreter(
+    monkeypatch: pytest.MonkeyPatch, own_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, few in {"_AT_ONCE": (2,), "_BURST": 8, "_BURSTS": 1, "_LIVE": 2}.items():
+        monkeypatch.setattr(box, name, few)
+    monkeypatch.setenv("RINGFENCE_CONFIG", "/nowhere/at/all.yaml")
+    rows = {row["name"]: row for row in json.loads(json.dumps(measure.as_json(box.run(10, rounds=2))))}
+    bare = rows["bare python -c pass"]
+    assert bare["ratio"] is None and bare["n"] == 10
+    for name in ("run_code, the governed way", "the backend alone", "none kept ready", "fresh layout, by exec"):
+        row = rows[f"box: {name}"]
+        assert row["baseline"] == bare["name"]
+        assert row["ratio"] == pytest.approx(row["p50_ms"] / bare["p50_ms"], abs=0.001)
+        assert row["cpu_ms"] > 0
+    assert rows["box: over MCP, execute_python"]["baseline"] == bare["name"]
+    assert rows["run_code, 2 at once"]["baseline"] == "bare, 2 at once"
+    assert rows["run_code, 2 at once"]["per_second"] > 0
+    assert rows["burst of 8 fresh boxes"]["n"] == 8
+    if os.geteuid() == 0:
+        assert rows["live box, 2 of them: to its first output"]["memory_kb"] > 0
+    assert os.environ["RINGFENCE_CONFIG"] == "/nowhere/at/all.yaml"
+    assert not list(own_home.rglob("ringfence.db")), "nothing was recorded among the user's own"
+    assert "box: memory" in capsys.readouterr().err
