@@ -57,6 +57,7 @@ class ProcessBackend:
         self._made = 0
         self._groups: Groups | None = None
         self._running: dict[int, Run] = {}
+        self._removing: dict[int, asyncio.Task[None]] = {}
 
     # ── The port ──
 
@@ -80,11 +81,17 @@ class ProcessBackend:
         try:
             report = await run.to_the_end()
         finally:
-            await self._remove(box)
-            del self._running[id(run)]
+            # A task of its own: whoever cancels us may do it again and again, and the box must be gone all the same.
+            removing = asyncio.get_running_loop().create_task(self._remove(box))
+            self._removing[id(run)] = removing
+            removing.add_done_callback(lambda _: self._forget(run))
+            await asyncio.shield(removing)
         if report.ended == "infra" and not box.begun:
             raise Unavailable("no_box", "the box ended before the program began: " + ("; ".join(box.trouble) or "?"))
         return replace(report, isolation=self._isolation(box, spec, run.overshoot), trouble=tuple(box.trouble))
+
+    def _forget(self, run: Run) -> None:
+        del self._running[id(run)], self._removing[id(run)]
 
     async def warm(self, spec: BoxSpec) -> None:
         """Have boxes for specs like this one ready. Raises Unavailable."""
