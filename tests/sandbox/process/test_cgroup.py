@@ -125,8 +125,6 @@ def test_a_memory_eater_is_ended_and_counted(group: Group) -> None:
     with running(group, EAT.format(mb=200)) as child:
         assert child.wait(30) == -signal.SIGKILL
     assert group.oom_kills() == 1
-    peak = group.peak()
-    assert peak is None or 48 * MIB < peak <= 64 * MIB
 
 
 @needs("memory")
@@ -143,9 +141,8 @@ def test_usage_is_what_processes_hold_without_file_cache(group: Group, tmp_path:
     write = f"open({str(tmp_path / 'cache')!r}, 'wb').write(bytes(100 << 20))\n"
     with running(group, write + EAT.format(mb=40)) as child:
         assert said(child) == b"eaten"
-        usage, peak = group.usage(), group.peak()
+        usage = group.usage()
         assert usage is not None and 40 * MIB <= usage < 90 * MIB
-        assert peak is None or peak >= 90 * MIB
 
 
 @needs("pids")
@@ -167,12 +164,10 @@ def test_the_share_of_the_processor_is_honoured(group: Group) -> None:
     # So small a share that even a busy host would give more.
     limit(group, cpu_cores=0.05)
     with running(group, SPIN):
-        until(lambda: (group.throttled() or (0, 0))[0] > 2, 30)
+        until(lambda: (group.cpu_ms() or 0.0) > 20, 30)
         used, began = group.cpu_ms(), time.monotonic()
         time.sleep(1.0)
         used_later, wall_ms = group.cpu_ms(), (time.monotonic() - began) * 1000
-    throttled = group.throttled()
-    assert throttled is not None and throttled.ms > 0
     assert used is not None and used_later is not None
     assert used_later - used < 0.2 * wall_ms
 
@@ -190,8 +185,6 @@ def test_a_group_used_again_is_as_good_as_new(group: Group) -> None:
     for _ in range(2):
         assert (group.oom_kills(), group.pids_denied()) == (0, 0 if "pids" in HERE.available else None)
         assert (group.pids_peak() or 0, group.cpu_ms() or 0.0) == (0, 0.0)
-        assert (group.throttled() or (0, 0.0)) == (0, 0.0)
-        assert (group.peak() or 0) < MIB
         with running(group, FORK.replace("input()", "") + EAT.format(mb=200)) as child:
             assert child.wait(30) == -signal.SIGKILL
         assert (group.oom_kills() or 0) >= 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.sandbox.process import hierarchy
-from ringfence.sandbox.process.cgroup import Cgroups, Group, Throttled
+from ringfence.sandbox.process.cgroup import Cgroups, Group
 from ringfence.sandbox.process.cgroupfs import write
 
 MIB = 1024 * 1024
@@ -171,17 +171,17 @@ def test_what_the_files_of_v2_tell(kernel: Kernel) -> None:
         cpu_stat="usage_usec 1500\nnr_periods 9\nnr_throttled 2\nthrottled_usec 2500\n",
         cgroup_events="populated 1\nfrozen 1\n",
     )
-    assert (group.usage(), group.peak(), group.oom_kills()) == (127, 6000, 1)
+    assert (group.usage(), group.oom_kills()) == (127, 1)
     assert (group.pids_denied(), group.pids_peak()) == (5, 9)
-    assert (group.cpu_ms(), group.throttled()) == (1.5, Throttled(2, 2.5))
+    assert group.cpu_ms() == 1.5
     assert group.frozen() is True
 
 
 def test_what_an_older_kernel_does_not_tell_is_none(kernel: Kernel) -> None:
     group, path = made(kernel)
-    for name in ("memory.peak", "pids.peak", "pids.events"):
+    for name in ("pids.peak", "pids.events"):
         (path / name).unlink()
-    assert (group.peak(), group.pids_peak(), group.pids_denied()) == (None, None, None)
+    assert (group.pids_peak(), group.pids_denied()) == (None, None)
 
 
 def test_killing_and_freezing_are_one_write(kernel: Kernel) -> None:
@@ -199,7 +199,7 @@ def test_a_group_is_made_anew_to_be_used_again(kernel: Kernel) -> None:
     group.limit(memory_bytes=256 * MIB, hard_bytes=768 * MIB, processes=64, cpu_cores=1)
     put(path, memory_peak="6000\n", memory_events="oom_kill 1\n", cpu_stat="usage_usec 1500\n")
     group.reset()
-    assert (group.peak(), group.oom_kills(), group.cpu_ms()) == (0, 0, 0.0)
+    assert (group.oom_kills(), group.cpu_ms()) == (0, 0.0)
     assert (path / "memory.max").read_text() == str(768 * MIB)
     put(path, cgroup_procs="77\n")
     with pytest.raises(OSError, match="busy"):
@@ -215,8 +215,8 @@ def test_groups_without_any_controller_still_kill_and_count(kernel: Kernel) -> N
     (kernel.own / "cgroup.controllers").write_text("\n")
     group, path = made(kernel)
     group.limit(memory_bytes=256 * MIB, hard_bytes=768 * MIB, processes=64, cpu_cores=1)
-    told = (group.usage(), group.peak(), group.oom_kills(), group.pids_denied(), group.pids_peak(), group.throttled())
-    assert told == (None,) * 6
+    told = (group.usage(), group.oom_kills(), group.pids_denied(), group.pids_peak())
+    assert told == (None,) * 4
     assert group.cpu_ms() == 0.0
     group.kill()
     assert (path / "cgroup.kill").read_text() == "1"

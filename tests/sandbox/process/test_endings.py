@@ -83,9 +83,18 @@ async def test_a_command_ends_itself(backend: ProcessBackend, argv, expected) ->
 
 
 async def test_a_program_cannot_end_the_box_by_its_first_process(backend: ProcessBackend) -> None:
-    source = "import os, time\nfor n in (1, 2, 3, 9, 11, 15, 19): os.kill(1, n)\ntime.sleep(0.1)\nprint('still here')"
+    source = (
+        "import contextlib, os, time\nfor n in (1, 2, 3, 9, 11, 15, 19):\n"
+        "    with contextlib.suppress(PermissionError): os.kill(1, n)\ntime.sleep(0.1)\nprint('still here')"
+    )
     report = await run(backend, source)
     assert (ending(report), report.stdout.text) == (("exited", 0, None, None), "still here\n")
+
+
+async def test_orphans_are_reaped_so_that_they_do_not_fill_the_box(backend: ProcessBackend) -> None:
+    source = "import os\nfor n in range(200):\n    pid = os.fork()\n    if not pid: os.fork(); os._exit(0)\n"
+    report = await run(backend, source + "    os.waitpid(pid, 0)\nprint('all')")
+    assert (ending(report), report.stdout.text) == (("exited", 0, None, None), "all\n")
 
 
 async def test_stragglers_are_ended_with_the_program(backend: ProcessBackend) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.box import BoxReport, BoxSpec, Input, Limits, Program
+from ringfence.box import BoxSpec, Input, Limits, Program
 from ringfence.sandbox.process import uids, zygotes
 from ringfence.sandbox.process.backend import ProcessBackend
 from tests import tooling
@@ -74,39 +74,45 @@ class Kept:
         )
 
 
-async def run_many(backend: ProcessBackend, count: int) -> list[BoxReport]:
-    turn = asyncio.Semaphore(3)
+async def run_many(backend: ProcessBackend, count: int) -> list[tuple[str, ...]]:
+    """Three at a time. What went wrong, of those where something did."""
+    numbers = iter(range(count))
+    trouble: list[tuple[str, ...]] = []
 
-    async def run(number: int) -> BoxReport:
-        async with turn:
+    async def work() -> None:
+        for number in numbers:
             more = {"inputs": (Input("a", b"data"),)} if number % 5 == 0 else {}
             layout = "fresh" if number % 31 == 0 else "shared"
-            return await backend.run(spec(SOURCES[number % len(SOURCES)], layout=layout, **more))
+            report = await backend.run(spec(SOURCES[number % len(SOURCES)], layout=layout, **more))
+            if report.trouble:
+                trouble.append(report.trouble)
 
-    reports = await asyncio.gather(*map(run, range(count)))
+    await asyncio.gather(work(), work(), work())
     await asyncio.sleep(0.3)  # what was taken is made up for
-    return reports
+    return trouble
 
 
 async def test_boxes_leave_nothing_behind() -> None:
+    gc.collect()  # what earlier tests left open
     descriptors, mounts = looking.descriptors(), looking.mounts()
     backend = ProcessBackend(depth=2)
     try:
         await run_many(backend, 100)
         before = Kept.now()
-        reports = await run_many(backend, BOXES)
+        trouble = await run_many(backend, BOXES)
         after = Kept.now()
     finally:
         await backend.close()
-    assert not [report.trouble for report in reports if report.trouble]
+    assert not trouble
     assert len({str(each) for each in (*before.zygotes.values(), *after.zygotes.values())}) == 1
     assert after.zygote_memory < before.zygote_memory + 1024 * 1024
     assert after.groups <= before.groups + 8
-    assert after.descriptors <= before.descriptors + 8
+    assert after.descriptors <= before.descriptors + 8 * 10
     assert after.memory < before.memory + 8 * 1024 * 1024
     assert looking.zygotes() == []
     assert looking.groups(os.getpid()) == set()
-    assert (looking.descriptors(), looking.mounts()) == (descriptors, mounts)
+    assert looking.descriptors() <= descriptors
+    assert looking.mounts() == mounts
 
 
 async def test_a_burst_of_a_hundred_succeeds(backend: ProcessBackend) -> None:

@@ -22,6 +22,11 @@ def box_processes(facts: Json) -> list[Path]:
     return found
 
 
+def is_first(process: Path) -> bool:
+    """Of its pid namespace."""
+    return (process / "status").read_text().partition("\nNSpid:")[2].partition("\n")[0].split()[-1] == "1"
+
+
 def surroundings(props: Props, facts: Json) -> Json:
     """The namespaces of whatever the box was made by, which stand outside of it."""
     inside = box_processes(facts)

@@ -55,6 +55,7 @@ class ProcessBackend:
         self._tested: host.Tested | None = None
         self._opening = asyncio.Lock()
         self._made = 0
+        self._inherited: list[str] = []
         self._groups: Groups | None = None
         self._running: dict[int, Run] = {}
         self._removing: dict[int, asyncio.Task[None]] = {}
@@ -75,6 +76,7 @@ class ProcessBackend:
         if baseline.packages:
             spec = replace(spec, env={"PYTHONPATH": ":".join(baseline.packages), **spec.env})
         box = await pool.take(baseline, limits, self._shape(limits))
+        self._inherited = box.inherited
         asyncio.get_running_loop().call_soon(pool.refill, baseline, limits)
         run = Run(box, spec, str(interpreter()), tell)
         self._running[id(run)] = run
@@ -128,7 +130,7 @@ class ProcessBackend:
                     await asyncio.shield(box.ended)
         except TimeoutError:
             box.trouble.append("the box did not end when it was killed; its slot is not used again")
-            log.error("a box did not end when it was killed (process %d)", box.pid)
+            log.error("a box did not end when it was killed (process %d)", box.first)
             return
         if not box.remove():
             log.error("a box could not be removed: %s", "; ".join(box.trouble))
@@ -162,7 +164,7 @@ class ProcessBackend:
         finally:
             self._tested = None
         try:
-            found = selftest.judge(report.stdout.head, Limits())
+            found = selftest.judge(report.stdout.head, Limits()) | dict.fromkeys(self._inherited, True)
         except (ValueError, KeyError, IndexError) as exc:
             if self._without:
                 return host.Tested({}, "", left_out)  # it may need just what was left out
@@ -196,8 +198,9 @@ class ProcessBackend:
         return {
             "disk_bytes": limits.disk_bytes,
             "inodes": limits.inodes,
-            # Our own first process, and one more where a control group counts: there it is to be the first to say no.
-            "processes": limits.processes + (2 if self._counts("pids") else 1),
+            # One more where a control group counts: that is to be the first to say no. Our own first process counts
+            # where it has the id of the box.
+            "processes": limits.processes + self._counts("pids") + (os.geteuid() != 0),
             "open_files": limits.open_files,
             # A file that fills the disk is to meet the disk's limit first.
             "file_bytes": limits.file_bytes or limits.disk_bytes + 4096,

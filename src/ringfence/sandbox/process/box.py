@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,12 @@ from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.hub import Hub
 
 CLOSE_SECONDS = 10.0
+_ANCILLARY = socket.CMSG_SPACE(16) + socket.CMSG_SPACE(12)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What the kernel said when the box's first process was reaped, all its descendants included."""
+    """What the kernel said when the box's program was reaped, all that it had reaped itself included."""
 
     status: int
     cpu_ms: float
@@ -55,11 +57,11 @@ class Box:
         self._groups = shared.groups
         self.host_id: int | None = None
         """Who it is on the host, where that is not the supervisor's own user."""
-        self.pid = 0
+        self.worker = 0
+        """The process that runs the program, as the host counts; inside, and to the zygote, it has other numbers."""
         self.group: Group | None = None
         self.descriptors: dict[str, int] = {}
         self.trouble: list[str] = []
-        self.worker_status: int | None = None
         self.begun = False
         self.ended: asyncio.Future[Ended | None] = loop.create_future()
         self.on_removed: Callable[[], object] = lambda: None
@@ -69,6 +71,8 @@ class Box:
         self._closed: asyncio.Future[None] = loop.create_future()
         self._clock = loop.call_later(CLOSE_SECONDS, self._late)
         self.seen: list[str] = []
+        self.inherited: list[str] = []
+        """Steps that its zygote went through for it, and read back."""
         self.isolation: Json = {}
         """What was read back of it from the kernel once it was closed."""
         self.hub.add(channel.fileno(), self._hear)
@@ -87,15 +91,16 @@ class Box:
         self.fail("it was not ready in time")
         self.kill()
 
-    def born(self, pid: int, handle: int) -> None:
-        self.pid, self._handle = pid, handle
+    def born(self, handle: int) -> None:
+        """`handle` is of its first process, with which everything else in it ends."""
+        self._handle = handle
         if self._unwanted:
             self.kill()
         self._look_if_closed()
 
     def _look_if_closed(self) -> None:
-        if self.pid and self.descriptors and not self._closed.done():
-            self.isolation = host.read_back(self.pid) | dict.fromkeys(self.seen, True)
+        if self._handle >= 0 and self.descriptors and not self._closed.done():
+            self.isolation = host.read_back(self.worker) | dict.fromkeys(self.seen, True)
             self._clock.cancel()
             self._closed.set_result(None)
 
@@ -117,26 +122,33 @@ class Box:
         assert self._channel is not None
         for _ in range(8):
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._channel, 65536, 4)
+                data, descriptors, sender = _receive(self._channel)
             except BlockingIOError:
                 return
             except OSError:
-                data, descriptors = b"", []
+                data, descriptors, sender = b"", [], 0
             if not data:
                 self.hub.remove(self._channel.fileno())
                 return
             word, _, rest = data.decode("utf-8", "replace").partition(" ")
-            if word == "seen":
-                self.seen = rest.split(" ")
-            elif word == "closed":
-                self.descriptors = dict(zip(rest.split(" "), descriptors, strict=False))
+            if word == "closed":
+                names, _, seen = rest.partition("\n")
+                self.descriptors = dict(zip(names.split(" "), descriptors, strict=False))
+                self.seen, self.worker = seen.split(" "), sender
                 self._look_if_closed()
             elif word == "begun":
                 self.begun = True
-            elif word == "exit":
-                self.worker_status = int(rest)
             elif word == "failed":
                 self.fail(rest)
+
+    @property
+    def first(self) -> int:
+        """Its first process, as the host counts; 0 where that has ended."""
+        try:
+            with open(f"/proc/self/fdinfo/{self._handle}", encoding="ascii") as file:
+                return max(0, int(file.read().rpartition("\nPid:\t")[2].split()[0]))
+        except (OSError, ValueError, IndexError):
+            return 0
 
     def lives(self) -> bool:
         """Whether its first process is there; its zygote may not have told yet that it is not."""
@@ -155,7 +167,7 @@ class Box:
 
     def over(self, ended: Ended | None) -> None:
         """It was reaped; None where nobody was there to reap it."""
-        if self._channel is not None and self.worker_status is None:
+        if self._channel is not None:
             self._hear()
         if not self._closed.done():
             self._closed.set_exception(Unavailable("no_box", "the box ended before it was ready"))
@@ -190,3 +202,16 @@ class Box:
         if clean:
             self.on_removed()
         return clean
+
+
+def _receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
+    """A message, the descriptors that came with it, and who sent it, as the kernel says."""
+    data, ancillary, _, _ = channel.recvmsg(65536, _ANCILLARY)
+    descriptors: list[int] = []
+    sender = 0
+    for _, kind, packed in ancillary:
+        if kind == socket.SCM_RIGHTS:
+            descriptors += struct.unpack(f"{len(packed) // 4}i", packed)
+        elif kind == socket.SCM_CREDENTIALS:
+            sender = struct.unpack("3i", packed)[0]
+    return data, descriptors, sender

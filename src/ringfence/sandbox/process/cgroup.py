@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from ringfence.sandbox.process.cgroupfs import fields, limit_cpu, limit_memory, number, read, rmdir, write
+from ringfence.sandbox.process.cgroupfs import Files, fields, limit_cpu, limit_memory, number, read, rmdir, write
 from ringfence.sandbox.process.hierarchy import Folder, Owner, find, left_behind, roles_of
 
 LIMITING = ("memory", "pids", "cpu", "freezer")
@@ -31,16 +31,6 @@ LEAST_PROCESSES = 2
 """No box has fewer, so a peak that is no higher can stay: the next one will be at least as high."""
 
 HANDLES = 128
-
-
-class Throttled(NamedTuple):
-    """How often, and for how long, the processor limit held a group back."""
-
-    periods: int
-    ms: float
-
-
-NOT_THROTTLED = Throttled(0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +56,9 @@ class Counted(NamedTuple):
 class _Before:
     """What the kernel had already counted when a group was last made as good as new."""
 
-    peak: int = 0
+    charged: int = 0
     oom_kills: int = 0
     cpu_ms: float = 0.0
-    throttled: Throttled = NOT_THROTTLED
 
 
 class Group:
@@ -84,6 +73,11 @@ class Group:
         self._allowance: Allowance | None = None
         self._before = _Before()
         self._counted: Counted | None = None
+        self._files = Files()
+
+    def keep_files_open(self) -> None:
+        """Of a group that will be used again."""
+        self._files.keep()
 
     def limit(self, *, memory_bytes: int, hard_bytes: int, processes: int, cpu_cores: float) -> None:
         """Set what the group may use. The kernel enforces `hard_bytes`; `memory_bytes` is for who watches `usage`."""
@@ -100,16 +94,19 @@ class Group:
             limit_cpu(cpu.path, cpu.v2, limits.cpu_cores)
 
     def entrances(self) -> list[int]:
-        """Descriptors, the caller's to close. Whoever writes "0" into each is in the group."""
+        """Descriptors, to be given back with `entered`. Whoever writes "0" into each is in the group."""
         opened: list[int] = []
         try:
             for path in self.paths:
-                opened.append(os.open(path + "/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+                opened.append(self._files.opened(path + "/cgroup.procs", os.O_WRONLY))
         except OSError:
-            for descriptor in opened:
-                os.close(descriptor)
+            self.entered(opened)
             raise
         return opened
+
+    def entered(self, entrances: list[int]) -> None:
+        for descriptor in entrances:
+            self._files.done(descriptor)
 
     def add(self, pid: int) -> None:
         """Take in a process, and with it all that it will start. Memory that it already has stays where it was."""
@@ -134,23 +131,15 @@ class Group:
         kernel = number(memory.path + "/memory.kmem.usage_in_bytes") or 0
         return stat["total_rss"] + stat["total_shmem"] + stat.get("total_swap", 0) + kernel
 
-    def peak(self) -> int | None:
-        """The most bytes charged at one time, file cache included."""
-        memory = self._folders.get("memory")
-        if memory is None:
-            return None
-        most = number(memory.path + ("/memory.peak" if memory.v2 else "/memory.max_usage_in_bytes"))
-        return None if most is None else max(0, most - self._before.peak)
-
     @property
     def charged(self) -> int:
         """Bytes that were still charged to it when it was made as good as new, file cache included."""
-        return self._before.peak
+        return self._before.charged
 
     def oom_kills(self) -> int | None:
         """How many processes the kernel ended because the group met `hard_bytes`."""
         if memory := self._folders.get("memory"):
-            told = fields(memory.path + ("/memory.events" if memory.v2 else "/memory.oom_control"))
+            told = self._files.fields(memory.path + ("/memory.events" if memory.v2 else "/memory.oom_control"))
             if "oom_kill" in told:
                 return told["oom_kill"] - self._before.oom_kills
         return None
@@ -163,15 +152,15 @@ class Group:
     def pids_peak(self) -> int | None:
         """The most processes and threads at one time."""
         pids = self._folders.get("pids")
-        return number(pids.path + "/pids.peak") if pids else None
+        return self._files.number(pids.path + "/pids.peak") if pids else None
 
     def cpu_ms(self) -> float | None:
         """Processor time used so far, by what still runs and by what has ended."""
         if folder := self._folders.get("time"):
             used = (
-                fields(folder.path + "/cpu.stat").get("usage_usec", 0) / 1e3
+                self._files.fields(folder.path + "/cpu.stat").get("usage_usec", 0) / 1e3
                 if folder.v2
-                else (number(folder.path + "/cpuacct.usage") or 0) / 1e6
+                else (self._files.number(folder.path + "/cpuacct.usage") or 0) / 1e6
             )
             return used - self._before.cpu_ms
         return None
@@ -183,14 +172,6 @@ class Group:
             full = peak is None or self._allowance is None or peak >= self._allowance.processes
             self._counted = Counted(self.oom_kills(), self.pids_denied() if full else 0, peak, self.cpu_ms())
         return self._counted
-
-    def throttled(self) -> Throttled | None:
-        if cpu := self._folders.get("cpu"):
-            stat = fields(cpu.path + "/cpu.stat")
-            ms = stat.get("throttled_usec", 0) / 1e3 if cpu.v2 else stat.get("throttled_time", 0) / 1e6
-            before = self._before.throttled
-            return Throttled(stat.get("nr_throttled", 0) - before.periods, ms - before.ms)
-        return None
 
     def kill(self) -> None:
         """End everything in the group; returns when all of it was told to."""
@@ -234,9 +215,10 @@ class Group:
             counted = self.count()
             crowded = (counted.pids_peak or 0) > LEAST_PROCESSES or counted.pids_denied
             renewed = (pids.path,) if pids is not None and pids.path != memory.path and crowded else ()
-        if not renewed and read(self.paths[0] + "/cgroup.procs"):
+        if not renewed and self._files.read(self.paths[0] + "/cgroup.procs"):
             raise OSError(errno.EBUSY, "processes still live in the group", self.name)
         for path in renewed:
+            self._files.forget(path)
             rmdir(path, patience=0.2)
             os.mkdir(path)
         if memory is None or memory.path in renewed:
@@ -250,6 +232,7 @@ class Group:
     def remove(self, *, patience: float = 0.2) -> None:
         """Remove the folders, waiting this many seconds for what is just ending. Raises OSError if one stays."""
         stayed: OSError | None = None
+        self._files.forget()
         for path in self.paths:
             try:
                 rmdir(path, patience=patience)
@@ -288,18 +271,16 @@ class Group:
                 write(folder.path + "/freezer.state", "FROZEN" if frozen else "THAWED")
 
     def _counted_before(self, memory: str) -> _Before:
-        """Set the counters of kept v1 folders back, and return what cannot be set back."""
+        """What counters of kept v1 folders begin with, since they cannot be set back."""
         before, counted = self._before, self.count()
         self._before = _Before()
-        charged = number(memory + "/memory.usage_in_bytes") or 0
+        charged = self._files.number(memory + "/memory.usage_in_bytes") or 0
         if charged > STALE_CACHE_BYTES:
             with suppress(OSError):  # it gives back what it can
                 write(memory + "/memory.force_empty", "0")
-            charged = number(memory + "/memory.usage_in_bytes") or 0
-        write(memory + "/memory.max_usage_in_bytes", "0")
-        throttled = self.throttled() or NOT_THROTTLED
+            charged = self._files.number(memory + "/memory.usage_in_bytes") or 0
         oom_kills, cpu_ms = before.oom_kills + (counted.oom_kills or 0), before.cpu_ms + (counted.cpu_ms or 0.0)
-        return _Before(charged, oom_kills, cpu_ms, throttled)
+        return _Before(charged, oom_kills, cpu_ms)
 
 
 class Cgroups:

@@ -31,6 +31,66 @@ def read(path: str) -> str:
         os.close(descriptor)
 
 
+class Files:
+    """Files of one group that stay open: to open one takes longer than to read it. So many groups at a time."""
+
+    _groups = 0
+    MOST = 24
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], int] | None = None
+
+    def keep(self) -> None:
+        """From now on, where not too many others do."""
+        if self._open is None and Files._groups < Files.MOST:
+            self._open = {}
+            Files._groups += 1
+
+    def opened(self, path: str, flags: int) -> int:
+        """A descriptor that is closed by `forget`, if it is kept at all; else by the caller, by `done`."""
+        if self._open is None:
+            return os.open(path, flags | os.O_CLOEXEC)
+        found = self._open.get((path, flags))
+        if found is None:
+            found = self._open[path, flags] = os.open(path, flags | os.O_CLOEXEC)
+        return found
+
+    def done(self, descriptor: int) -> None:
+        if self._open is None:
+            os.close(descriptor)
+
+    def read(self, path: str) -> bytes:
+        """A short file, whole. Raises FileNotFoundError."""
+        descriptor = self.opened(path, os.O_RDONLY)
+        try:
+            return os.pread(descriptor, 4096, 0)
+        finally:
+            self.done(descriptor)
+
+    def number(self, path: str) -> int | None:
+        try:
+            return int(self.read(path))
+        except FileNotFoundError:
+            return None
+
+    def fields(self, path: str) -> dict[str, int]:
+        try:
+            words = self.read(path).decode("ascii", "replace").split()
+        except FileNotFoundError:
+            return {}
+        return {name: int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
+
+    def forget(self, folder: str = "/") -> None:
+        """What lies in this folder, which is going to be removed."""
+        if self._open is None:
+            return
+        for key in [key for key in self._open if key[0].startswith(folder)]:
+            os.close(self._open.pop(key))
+        if folder == "/":
+            self._open = None
+            Files._groups -= 1
+
+
 def number(path: str) -> int | None:
     """The number in a file; None if there is no such file."""
     try:

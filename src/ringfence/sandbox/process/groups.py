@@ -43,7 +43,7 @@ class Groups:
         group.limit(
             memory_bytes=limits.memory_bytes,
             hard_bytes=limits.memory_bytes + limits.disk_bytes,
-            processes=limits.processes + 1,
+            processes=limits.processes,
             cpu_cores=limits.cpu_cores,
         )
         return group
@@ -56,6 +56,7 @@ class Groups:
         if not reaped or self._closing or sum(map(len, self._used.values())) >= KEPT:
             group.remove()
         else:
+            group.keep_files_open()
             self._used.setdefault(limits, deque()).append(group)
 
     def close(self) -> None:

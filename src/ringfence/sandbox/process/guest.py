@@ -2,7 +2,7 @@
 
 Whoever runs a program does it so, at the bottom of the stack, since a program can see all frames below its own:
 
-    program = guest.Program(source, name, arguments)
+    program = guest.Program().take(source, name, arguments)
     try:
         exec(program.code(), program.namespace)
     except BaseException as exc:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     ModuleType = type(sys)  # `types` would have to be loaded
 
-_write_out_c = ctypes.pythonapi.fflush
+write_out_c = ctypes.pythonapi.fflush
 FRAMES = 1 if sys.version_info >= (3, 12) else 2
 """What of ours lies below the program's own; so much deeper it may recurse. 3.11 counts calls of `exec`, too."""
 
@@ -35,24 +35,34 @@ FRAMES = 1 if sys.version_info >= (3, 12) else 2
 class Program:
     """From its source to its exit status."""
 
-    def __init__(self, source: bytes, name: str, arguments: list[str]) -> None:
-        self._source = source
-        self._name = name
-        self._shown = "<string>" if name == "-c" else name
+    def __init__(self) -> None:
+        """Everything that can be done before it is known."""
+        self._source = b""
+        self._shown = "<string>"
         self._status = 0
         self._interrupted = False
-        if name != "-c":
-            put(source, name)
-        self._module: ModuleType | None = _fresh_main(name)
+        self._module: ModuleType | None = fresh_main("-c")
         self.namespace = self._module.__dict__
+        sys.setrecursionlimit(sys.getrecursionlimit() + FRAMES)
+        sys.path.insert(0, "")
+        self._known = frozenset(sys.modules)
+
+    def take(self, source: bytes, name: str, arguments: list[str]) -> Program:
+        """What is to be run, as if it had been started by this name, with these arguments."""
+        self._source = source
         sys.argv = [name, *arguments]
-        sys.orig_argv = [sys.executable, *((name, source.decode("utf-8", "replace")) if name == "-c" else (name,))]
-        sys.orig_argv += arguments
-        sys.path.insert(0, "" if name == "-c" else os.path.dirname(name))
+        if name == "-c":
+            sys.orig_argv = [sys.executable, name, source.decode("utf-8", "replace"), *arguments]
+        else:
+            sys.orig_argv = [sys.executable, name, *arguments]
+            sys.path[0] = os.path.dirname(name)
+            self._shown = name
+            put(source, name)
+            self._module = fresh_main(name)
+            self.namespace = self._module.__dict__
         if "TZ" in os.environ:
             sys.modules["time"].tzset()
-        sys.setrecursionlimit(sys.getrecursionlimit() + FRAMES)
-        self._known = frozenset(sys.modules)
+        return self
 
     def code(self) -> CodeType:
         return compile(self._source, self._shown, "exec", dont_inherit=True)
@@ -62,7 +72,7 @@ class Program:
     def failed(self, exc: BaseException) -> None:
         """Do what the interpreter does with it; our own frames left out."""
         if isinstance(exc, SystemExit):
-            self._status = _exit_status(exc.code)
+            self._status = exit_status(exc.code)
             return
         trace = exc.__traceback__ and exc.__traceback__.tb_next
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
@@ -84,7 +94,7 @@ class Program:
         try:
             hook(type(exc), exc, exc.__traceback__)
         except SystemExit as again:
-            self._status = _exit_status(again.code)
+            self._status = exit_status(again.code)
         except BaseException as worse:  # the program's own hook: whatever it raised is shown, as outside
             worse.__traceback__ = worse.__traceback__ and worse.__traceback__.tb_next
             worse.__context__ = None
@@ -120,7 +130,7 @@ class Program:
             self._take_apart()
         written = _flush("stdout", silently=not written) and written
         _flush("stderr")
-        _write_out_c(None)
+        write_out_c(None)
         if self._interrupted:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
@@ -159,7 +169,7 @@ def forget_ourselves() -> None:
             del sys.modules[name]
 
 
-def _fresh_main(name: str) -> ModuleType:
+def fresh_main(name: str) -> ModuleType:
     module = ModuleType("__main__")
     names = module.__dict__
     names["__builtins__"] = sys.modules["builtins"]
@@ -175,7 +185,7 @@ def _fresh_main(name: str) -> ModuleType:
     return module
 
 
-def _exit_status(code: object) -> int:
+def exit_status(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):

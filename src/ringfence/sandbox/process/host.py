@@ -35,7 +35,7 @@ _BOUNDS = {
 _OPTIONAL = ("cpu_seconds", "file_bytes")
 MEANS = {"memory": "watchdog", "pids": "rlimit", "cpu": "affinity"}
 """How a limit is held where no control group holds it."""
-_NO_PROTECTION = ("loopback", "input", "cores", "memory", "cpu_time")
+_NO_PROTECTION = ("entrance", "folder", "loopback", "input", "cores", "memory", "cpu_time")
 """Steps that give a box something, or set a limit that is told of elsewhere."""
 STEPS = (*template.STEPS, *confine.names())
 PROTECTIONS = tuple(name for name in STEPS if name not in _NO_PROTECTION)
@@ -134,7 +134,7 @@ def read_back(pid: int) -> Json:
         "no_new_privs": word(b"NoNewPrivs") == b"1",
         "capabilities": not any(int(word(name) or b"1", 16) for name in (b"CapEff", b"CapPrm", b"CapInh", b"CapAmb")),
         "bounding_set": int(word(b"CapBnd") or b"1", 16) == 0,
-        "pid_namespace": word(b"NSpid").count(b"\t") > _depth(),
+        "pid_namespace": word(b"NSpid").count(b"\t") > _depth() + 1,  # the zygote has one, too
     }
 
 

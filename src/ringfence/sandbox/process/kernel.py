@@ -1,7 +1,4 @@
-"""System calls that Python has no name for, by number through libc. Used inside the zygote; imports nothing of ours.
-
-Only for a process with a single thread: `clone` here is a fork that glibc does not know of.
-"""
+"""System calls that Python has no name for, by number through libc. Used inside the zygote; imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -14,12 +11,13 @@ from ctypes import c_char_p, c_int, c_long, c_ulong
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
 SIGCHLD = 17
+_SAME_PARENT = 0x8000
 
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
 MNT_DETACH = 2
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 1, 4, 24, 28
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 4, 24, 28
 PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 
 LAST_CAPABILITY = 63
@@ -28,12 +26,28 @@ LAST_CAPABILITY = 63
 _NUMBERS = {
     "x86_64": {
         "clone": 56,
+        "openat": 257,
+        "write": 1,
+        "close": 3,
+        "mkdirat": 258,
+        "chdir": 80,
+        "setresuid": 117,
+        "setresgid": 119,
+        "setsid": 112,
+        "prctl": 157,
+        "prlimit64": 302,
+        "sched_setaffinity": 203,
+        "socket": 41,
+        "ioctl": 16,
+        "dup3": 292,
+        "pread64": 17,
         "pivot_root": 155,
         "mount": 165,
         "umount2": 166,
         "capset": 126,
         "keyctl": 250,
         "unshare": 272,
+        "setns": 308,
         "seccomp": 317,
         "close_range": 436,
         "mount_setattr": 442,
@@ -43,12 +57,28 @@ _NUMBERS = {
     },
     "aarch64": {
         "clone": 220,
+        "openat": 56,
+        "write": 64,
+        "close": 57,
+        "mkdirat": 34,
+        "chdir": 49,
+        "setresuid": 147,
+        "setresgid": 149,
+        "setsid": 157,
+        "prctl": 167,
+        "prlimit64": 261,
+        "sched_setaffinity": 122,
+        "socket": 198,
+        "ioctl": 29,
+        "dup3": 24,
+        "pread64": 67,
         "pivot_root": 41,
         "mount": 40,
         "umount2": 39,
         "capset": 91,
         "keyctl": 219,
         "unshare": 97,
+        "setns": 268,
         "seccomp": 277,
         "close_range": 436,
         "mount_setattr": 442,
@@ -85,11 +115,12 @@ def prctl(option: int, second: int = 0, third: int = 0) -> int:
     return result
 
 
-def clone(flags: int) -> int:
-    """Fork into new namespaces; 0 in the child."""
+def fork_beside(flags: int) -> int:
+    """Fork into new namespaces, as a child of our own parent; 0 there. For a process with a single thread."""
     api = ctypes.pythonapi
     api.PyOS_BeforeFork()
-    pid = int(_syscall(c_long(NUMBERS["clone"]), c_long(flags | SIGCHLD), c_long(0), c_long(0), c_long(0), c_long(0)))
+    flags |= _SAME_PARENT | SIGCHLD
+    pid = int(_syscall(c_long(NUMBERS["clone"]), c_long(flags), c_long(0), c_long(0), c_long(0), c_long(0)))
     if pid == 0:
         api.PyOS_AfterFork_Child()
         return 0
@@ -129,19 +160,6 @@ def pivot(root: str) -> None:
     os.chdir("/")
 
 
-def drop_capabilities() -> None:
-    """From the effective, permitted, inheritable and ambient sets."""
-    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
-
-
-def drop_bounding_set() -> None:
-    drop = _libc.prctl
-    for number in range(LAST_CAPABILITY + 1):
-        if drop(PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
-            break
-
-
 def close_from(first: int, last: int = 0xFFFFFFFF) -> None:
     if first <= last:
         call("close_range", first, last, 0)
@@ -159,31 +177,11 @@ def session_keyring() -> int:
         return 0
 
 
-def parent_death_signal() -> int:
-    number = c_int(0)
-    prctl(2, ctypes.addressof(number))
-    return number.value
-
-
 def set_host_name(name: str) -> None:
     encoded = name.encode()
     if _libc.sethostname(c_char_p(encoded), ctypes.c_size_t(len(encoded))) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"sethostname: {os.strerror(number)}")
-
-
-def bring_up_loopback() -> None:
-    """So that programs of one box can talk to each other over 127.0.0.1, as they do on any machine."""
-    descriptor = int(_libc.socket(2, 2 | 0o2000000, 0))
-    if descriptor < 0:
-        raise OSError(ctypes.get_errno(), "socket")
-    try:
-        request = struct.pack("16sh22x", b"lo", 0x1 | 0x40)
-        if _libc.ioctl(c_int(descriptor), c_ulong(0x8914), request) < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"bringing up lo: {os.strerror(number)}")
-    finally:
-        os.close(descriptor)
 
 
 class Filter(ctypes.Structure):
@@ -198,13 +196,8 @@ def prepare_filter(instructions: bytes) -> Filter:
     return program
 
 
-def install_filter(program: Filter, *, listener: bool) -> int:
-    """For this process and all that it starts, for good. The listener's descriptor, or 0."""
-    result = int(_syscall(c_long(NUMBERS["seccomp"]), c_ulong(1), c_ulong(8 if listener else 0), ctypes.byref(program)))
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"seccomp: {os.strerror(number)}")
-    return result
+def address(structure: ctypes.Structure) -> int:
+    return ctypes.addressof(structure)
 
 
 def set_flags(**values: int) -> None:

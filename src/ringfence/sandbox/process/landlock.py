@@ -5,7 +5,6 @@ It holds even where a mount was made wrongly: what is not under one of the folde
 
 from __future__ import annotations
 
-import os
 import struct
 
 from ringfence.sandbox.process import kernel
@@ -23,7 +22,7 @@ DEVICE = READ_FILE | WRITE_FILE | READ_DIR
 
 _RIGHTS_BY_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1, 2
-_PATH_BENEATH = 1
+PATH_BENEATH = 1
 
 
 def version() -> int:
@@ -34,23 +33,13 @@ def version() -> int:
         return 0
 
 
-class Rules:
-    """A ruleset in the making."""
+def attributes(offered: int) -> bytes:
+    """Of a ruleset: handled_access_fs, handled_access_net (from version 4), scoped (from version 6)."""
+    scoped = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if offered >= 6 else 0
+    size = 24 if offered >= 6 else 16 if offered >= 4 else 8
+    return struct.pack("QQQ", _RIGHTS_BY_VERSION[min(offered, 5)], 0, scoped)[:size]
 
-    def __init__(self, offered: int) -> None:
-        self._handled = _RIGHTS_BY_VERSION[min(offered, 5)]
-        scoped = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if offered >= 6 else 0
-        # handled_access_fs, handled_access_net (from version 4), scoped (from version 6)
-        size = 24 if offered >= 6 else 16 if offered >= 4 else 8
-        packed = struct.pack("QQQ", self._handled, 0, scoped)[:size]
-        self._descriptor = kernel.call("landlock_create_ruleset", packed, size, 0)
 
-    def allow(self, descriptor: int, rights: int) -> None:
-        """These rights in the folder, or on the file, that the descriptor stands for."""
-        rule = struct.pack("=Qi", rights & self._handled, descriptor)
-        kernel.call("landlock_add_rule", self._descriptor, _PATH_BENEATH, rule, 0)
-
-    def enforce(self) -> None:
-        """On this process and all that it starts, for good. Needs no_new_privs."""
-        kernel.call("landlock_restrict_self", self._descriptor, 0)
-        os.close(self._descriptor)
+def rule(offered: int, rights: int, descriptor: int) -> bytes:
+    """These rights in the folder, or on the file, that the descriptor stands for."""
+    return struct.pack("=Qi", rights & _RIGHTS_BY_VERSION[min(offered, 5)], descriptor)

@@ -28,6 +28,8 @@ MAX_DENIALS = 20_000
 """Each costs the supervisor a moment; a program that goes on like this has no honest purpose."""
 _MAX_FILES = 10_000
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_EMPTY_FOLDER = 40
+"""What tmpfs says of one; each entry adds to it."""
 _MUCH = 1_000_000
 _INLINE = 32_768
 """Shorter source goes into the order itself, which only the box's worker reads."""
@@ -215,7 +217,10 @@ class Run:
         """What was left in /workspace/output; its name, too, was in the program's hands."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            output = os.open("output", flags, dir_fd=self.box.descriptors["workspace"])
+            workspace = self.box.descriptors["workspace"]
+            if os.stat("output", dir_fd=workspace, follow_symlinks=False).st_size == _EMPTY_FOLDER:
+                return (), {}
+            output = os.open("output", flags, dir_fd=workspace)
         except OSError:
             return (), {}
         try:
@@ -226,21 +231,18 @@ class Run:
 
     def _how(self, ended: Ended | None, watch: Watch) -> tuple[Ending, int | None, int | None, Limit | None]:
         """Ended how, with which exit status or signal, for which limit."""
-        status = self.box.worker_status
         if self.verdict.ended is not None:
             return self.verdict.ended, None, int(signal.SIGKILL), self.verdict.limit
-        if status is None:
-            if watch.out_of_memory():
-                return "oom", None, int(signal.SIGKILL), "memory"
+        if ended is None or not self.box.begun:
             return "infra", None, None, None
+        status = ended.status
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             if number == signal.SIGKILL and watch.out_of_memory():
                 return "oom", None, number, "memory"
             if number == signal.SIGXFSZ:
                 return "disk", None, number, "file_size"
-            used = ended.cpu_ms if ended is not None else 0.0
-            if number in (signal.SIGXCPU, signal.SIGKILL) and watch.out_of_time(used):
+            if number in (signal.SIGXCPU, signal.SIGKILL) and watch.out_of_time(ended.cpu_ms):
                 return "timeout", None, number, "cpu"
             return "signalled", None, number, watch.met()
         return "exited", os.WEXITSTATUS(status), None, watch.met()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringfence.box import Limits
-from ringfence.sandbox.process.confine import HOST_NAME
+from ringfence.sandbox.process.template import HOST_NAME
 
 _SPACES = ("user", "pid", "mnt", "ipc", "uts", "net", "cgroup")
 
@@ -36,8 +36,9 @@ print(json.dumps({
     "root": os.statvfs("/").f_flag, "input": os.statvfs("/workspace/input").f_flag,
     "size": space.f_blocks * space.f_frsize, "inodes": space.f_files,
     "dev": sorted(os.listdir("/dev")), "proc": sorted(os.listdir("/proc")),
-    "name": os.uname().nodename, "session": os.getsid(0), "tty": tried(lambda: os.open("/dev/tty", os.O_RDWR)),
-    "limits": limits, "umask": mask, "first": tried(lambda: os.listdir("/proc/1")),
+    "name": os.uname().nodename, "session": os.getsid(0) == os.getpid(),
+    "tty": tried(lambda: os.open("/dev/tty", os.O_RDWR)),
+    "limits": limits, "umask": mask,
     "node": tried(lambda: os.mknod("/workspace/tmp/node", stat.S_IFCHR | 0o600, 0)),
     "bits": ctypes.CDLL(None).prctl(27, 0, 0, 0, 0), "ids": os.getresuid() + os.getresgid(),
 }))
@@ -91,12 +92,12 @@ _LOOKS: dict[str, Callable[[Any], object]] = {
     "input_read_only": lambda seen: seen["input"] & os.ST_RDONLY,
     "read_only_root": lambda seen: seen["root"] & os.ST_RDONLY,
     "host_name": lambda seen: seen["name"] == HOST_NAME,
-    "session": lambda seen: seen["session"] == 1 and seen["tty"],
+    "session": lambda seen: seen["session"] and seen["tty"],
     "umask": lambda seen: seen["umask"] == 0o022,
     "no_core_dump": lambda seen: seen["limits"]["CORE"] == 0,
     "locked_memory": lambda seen: seen["limits"]["MEMLOCK"] == 65536,
     "priority": lambda seen: seen["limits"]["RTPRIO"] == seen["limits"]["NICE"] == 0,
     "secure_bits": lambda seen: seen["bits"] == 0xEF,
     "landlock": lambda seen: seen["node"],
-    "not_dumpable": lambda seen: seen["first"],
+    "mapping": lambda seen: seen["ids"] == [1000] * 6,
 }

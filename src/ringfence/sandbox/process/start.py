@@ -10,11 +10,11 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 
-from ringfence.sandbox.process import zygote
+from ringfence.sandbox.process import worker, zygote
 
 _channel = zygote.serve(int(sys.argv[2]))
 try:
-    _program = zygote.program(_channel)
+    _program = worker.program(_channel)
     try:
         exec(_program.code(), _program.namespace)  # noqa: S102 - this is what the box is for
     except BaseException as _exc:  # the program's, whatever it is: it ends as it would outside

@@ -6,15 +6,23 @@ Built once, in the zygote's mount namespace. Imports nothing else of ours than t
 from __future__ import annotations
 
 import os
+import resource
 
 from ringfence.sandbox.process import kernel
 from ringfence.sandbox.process.confine import INSIDE_ID, TEMPLATE
 
 STEPS = {
+    "keyring": "the session keyring is inherited and may hold credentials; this one is empty, and keyctl is refused",
+    "host_name": "the host's own name says who it is; a box's own namespace begins as a copy of the zygote's",
+    "umask": "whatever the supervisor's was",
+    "no_core_dump": "memory must not end up on disk",
+    "locked_memory": "locked pages and message queues are not seen as the box's memory everywhere",
+    "priority": "no box goes before others, whatever the supervisor may do",
     "trees_read_only": "nothing of the host's is writable, whoever owns it; no setuid file in it counts, no device",
     "own_devices": "five harmless device nodes; the host's /dev has disks, terminals and doors to the kernel",
 }
-"""What is done once for all boxes of a zygote; the rest is `confine.STEPS`."""
+"""What is done once for all boxes of a zygote, which they inherit; the rest is `confine.STEPS`."""
+HOST_NAME = "box"
 _BASE = "/tmp"  # noqa: S108 - only a place to mount on, in a mount namespace of our own
 _READ_ONLY = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -32,6 +40,15 @@ _ETC = (
     "ssl/certs",
     "ssl/openssl.cnf",
 )
+_LIMITS = {
+    "no_core_dump": ((resource.RLIMIT_CORE, 0),),
+    "locked_memory": (
+        (resource.RLIMIT_MEMLOCK, 65536),
+        (resource.RLIMIT_MSGQUEUE, 819_200),
+        (11, 4096),  # RLIMIT_SIGPENDING, which Python has no name for
+    ),
+    "priority": ((resource.RLIMIT_RTPRIO, 0), (resource.RLIMIT_NICE, 0)),
+}
 _LARGEST_FILE = 4 * 1024 * 1024
 _WRITTEN = {
     "passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nbox:x:{INSIDE_ID}:{INSIDE_ID}:box:/workspace:/bin/sh\n",
@@ -41,6 +58,25 @@ _WRITTEN = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "resolv.conf": "",
 }
+
+
+def inherit(without: frozenset[str]) -> list[str]:
+    """What a process passes on to all that it forks. Returns what was read back, where nobody else can."""
+    seen: list[str] = []
+    if "keyring" not in without:
+        before = kernel.session_keyring()
+        kernel.new_session_keyring()
+        if kernel.session_keyring() != before:
+            seen.append("keyring")
+    if "host_name" not in without:
+        kernel.set_host_name(HOST_NAME)
+    if "umask" not in without:
+        os.umask(0o022)
+    for step, limits in _LIMITS.items():
+        if step not in without:
+            for number, most in limits:
+                resource.setrlimit(number, (most, most))
+    return seen
 
 
 class Held:
@@ -66,7 +102,7 @@ def build(held: list[Held], without: frozenset[str]) -> None:
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("zygote", _BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m,nr_inodes=64")
     os.mkdir(f"{_BASE}/proc", 0o755)
-    place = f"{_BASE}{TEMPLATE}"
+    place = f"{_BASE}{TEMPLATE.decode()}"
     os.mkdir(place, 0o755)
     kernel.mount("template", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=64m,nr_inodes=16k")
     _skeleton(place, held)
@@ -79,8 +115,9 @@ def build(held: list[Held], without: frozenset[str]) -> None:
         kernel.mount("/dev", f"{place}/dev", None, kernel.MS_BIND | kernel.MS_REC)
     else:
         _devices(place)
-    # A box can only mount a /proc of its own while a whole one is in sight; this one stays outside of the template.
-    kernel.mount("/proc", f"{_BASE}/proc", None, kernel.MS_BIND | kernel.MS_REC)
+    # A box can only mount a /proc of its own while a whole one is in sight; this one stays outside of the template, and
+    # shows no process but the zygote and its boxes.
+    kernel.mount("proc", f"{_BASE}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | 8)
     kernel.pivot(_BASE)
 
 

@@ -67,20 +67,20 @@ class Watch:
     def _added_up(self) -> tuple[int, float]:
         """Without a group that counts: over all processes, and what the kernel holds for them in sockets."""
         resident, shared, cpu_ms, count = 0, 0, 0.0, 0
-        pids = list(_descendants(self._box.pid))
+        pids = [pid for pid in _descendants(self._box.first, self._box.worker) if pid != self._box.first]
         for pid in pids:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 own, common = _memory(f"/proc/{pid}/status", "RssAnon:", "RssShmem:")
                 resident, shared = resident + own, shared + common
                 cpu_ms += _cpu_ms(pid)
                 count += _threads(pid)
-        self._processes = max(self._processes, count - 1)  # our own first process
-        if resident + shared > self._limits.memory_bytes or count > 2:
+        self._processes = max(self._processes, count)
+        if resident + shared > self._limits.memory_bytes or count > 1:
             # Processes share what they were forked with; only now is it worth asking how much.
             shares = [_memory(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in pids]
             resident, shared = sum(own for own, _ in shares), sum(common for _, common in shares)
         # Files of the workspace that are mapped are shared memory too, but they are disk.
-        return resident + max(0, shared - self.on_disk()) + _in_sockets(self._box.pid), cpu_ms
+        return resident + max(0, shared - self.on_disk()) + _in_sockets(self._box.worker), cpu_ms
 
     def on_disk(self) -> int:
         """Bytes in the workspace now."""
@@ -133,9 +133,9 @@ class Watch:
         return self._full
 
 
-def _descendants(pid: int) -> Iterator[int]:
-    """A process and everything below it. What is orphaned in a box belongs to its first process."""
-    waiting = [pid]
+def _descendants(*pids: int) -> Iterator[int]:
+    """Processes and everything below them. What is orphaned in a box belongs to its first process."""
+    waiting = list(pids)
     while waiting:
         pid = waiting.pop()
         yield pid

@@ -16,23 +16,21 @@ import gc
 import marshal
 import os
 import select
-import struct
 import sys
 
-from ringfence.sandbox.process import confine, guest, immortal, kernel, landlock, template
+from ringfence.sandbox.process import confine, guest, immortal, kernel, landlock, native, template, worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import resource
     from typing import Any
 
 _SPACES = kernel.NEWUSER | kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWNET | kernel.NEWCGROUP
-_MESSAGE_BYTES = 65536
-_LENGTH = bytearray(1)
 _SETTLED_AFTER = 8
 """Boxes. Whoever wanted so many will want more."""
+_MOST_SITES = 16
 _REHEARSALS = 4
 """So often the interpreter has to see code before it has settled on how to run it, and writes no more into it."""
-_REHEARSAL = "import builtins\nfor _ in (): print(_)\n"
 
 
 def serve(control: int) -> socket.socket:
@@ -48,13 +46,18 @@ class Zygote:
         self._filter: kernel.Filter | None = None
         self._landlock = 0
         self._root = os.getuid() == 0
-        self._boxes: dict[int, int] = {}
-        """Process id to the number that the supervisor gave the box."""
+        self._boxes: dict[int, _Box] = {}
+        """By the ids of their processes."""
+        self._staying: dict[int, _Box] = {}
+        """Those that more processes may be started in, by their numbers."""
+        self._sites: dict[bytes, confine.Site] = {}
+        self._last_capability = 0
         self._made = 0
         self._settled = False
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._life, self._alive = os.pipe2(os.O_CLOEXEC)
-        """Nobody writes here; its end is noticed when we are gone."""
+        self._first = native.First()
+        self._own = -1
+        """Our own process."""
         self._supervisor = os.pidfd_open(os.getppid())
         """Another process may have inherited the supervisor's end of the control socket, and keep it open."""
 
@@ -62,17 +65,22 @@ class Zygote:
 
     def prepare(self) -> None:
         """Build all that boxes share, and say so."""
-        config, descriptors = _receive(self._control)
+        config, descriptors = worker.receive(self._control)
         with open(descriptors[0], "rb") as file:
             self._filter = kernel.prepare_filter(file.read())
         self._landlock = landlock.version()
+        with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
+            self._last_capability = int(file.read())
         held = self._enter(config["trees"])
-        template.build(held, frozenset(config["without"]))
+        self._settle_in()
+        without = frozenset(config["without"])
+        template.build(held, without)
+        seen = template.inherit(without)
         sys.path += config["packages"]
         for name in config["preload"]:
             _preload(name)
         for _ in range(_REHEARSALS):
-            _rehearse()
+            worker.rehearse()
         os.environ.update(config["env"])
         _forget_signals()
         signal.signal(signal.SIGCHLD, _nothing)
@@ -87,7 +95,7 @@ class Zygote:
         gc.disable()
         if config["preload"]:
             self._settle()  # boxes of this kind are dear, and their zygote is slow to start anyway
-        self._say(f"ready {self._landlock}")
+        self._say(" ".join(["ready", str(self._landlock), *seen]))
 
     def _enter(self, trees: list[str]) -> list[template.Held]:
         """Into a user namespace in which the host's root does not exist."""
@@ -97,18 +105,28 @@ class Zygote:
         if self._root:
             # Several ids can only be mapped from outside, by the supervisor.
             self._say(f"map {os.getpid()}")
-            _receive(self._control)
+            worker.receive(self._control)
             os.setgroups([])
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
-            # Taking on a box's id for a moment must not cost us our capabilities.
-            kernel.prctl(kernel.PR_SET_SECUREBITS, 4)
         else:
             for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
                 _write(f"/proc/self/{name}", text)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
         _write("/proc/self/oom_score_adj", "1000")  # boxes go first when the whole machine runs out of memory
         return held
+
+    def _settle_in(self) -> None:
+        """Go on as the first process of a pid namespace: with that one the kernel ends everything in it.
+
+        To enter a box's, and return, one must have capabilities over one's own, too.
+        """
+        zygote = kernel.fork_beside(kernel.NEWPID)
+        if zygote:
+            handle = os.pidfd_open(zygote)
+            self._say(f"zygote {zygote}", [handle])
+            os._exit(0)
+        self._own = os.pidfd_open(os.getpid())
 
     # ── For every box ──
 
@@ -125,7 +143,7 @@ class Zygote:
                     self._reap()
                 elif descriptor == self._supervisor:
                     os._exit(0)
-                elif (channel := self._spawn(*_receive(self._control))) is not None:
+                elif (channel := self._obey(*worker.receive(self._control))) is not None:
                     return channel
                 elif self._made >= _SETTLED_AFTER and not self._settled:
                     self._settle()
@@ -137,180 +155,128 @@ class Zygote:
         immortal.make_everything_last()
         gc.freeze()
 
-    def _spawn(self, order: dict[str, Any], descriptors: list[int]) -> socket.socket | None:
-        without = frozenset(order["without"])
-        outer = order["slot"] if self._root else 0
-        number = order["box"]
+    def _obey(self, order: dict[str, Any], given: list[int]) -> socket.socket | None:
+        """Make a box, or one more process in a box that is there. Returns in that process."""
+        number, process = order["box"], order.get("process", 0)
         try:
-            self._become(outer)
-            pid = kernel.clone(confine.flags(without))
-        except OSError as exc:
-            self._become(0)
-            _close(descriptors)
-            self._say(f"failed {number} {exc}")
+            box = self._found(order) if process == 0 else self._staying[number]
+            site = self._site(order, box, len(given) - 1, fresh=process == 0)
+            site.prepare([given[0], box.handle, *given[1:]], confine.own(box.first, order["slot"] if self._root else 0))
+            pid = self._fork_into(box)
+        except (OSError, KeyError) as exc:
+            worker.close(given)
+            self._say(f"failed {number} {process} {exc}")
             return None
         if pid == 0:
-            return self._be_a_box(order, descriptors, outer, without)
-        self._become(0)
-        _close(descriptors)
+            return worker.close_up(site)
+        worker.close(given)
         self._made += 1
-        self._boxes[pid] = number
-        handle = os.pidfd_open(pid)
-        self._say(f"box {number} {pid}", [handle])
-        os.close(handle)
+        self._boxes[pid] = box
+        box.inside[pid] = process
+        self._tell(box, pid)
         return None
 
-    def _become(self, identity: int) -> None:
-        """A process can only map the id that it has; so the child must be born with the box's."""
-        if self._root:
-            os.setegid(identity)
-            os.seteuid(identity)
-            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    def _found(self, order: dict[str, Any]) -> _Box:
+        """A box that has only its first process yet."""
+        spaces = confine.flags(frozenset(order["without"]))
+        box = _Box(order["box"], spaces, self._first.start(spaces))
+        self._boxes[box.first] = box
+        if order.get("stays"):
+            box.stays = True
+            self._staying[box.number] = box
+        return box
+
+    def _site(self, order: dict[str, Any], box: _Box, entrances: int, *, fresh: bool) -> confine.Site:
+        """What has to be done in it; boxes of one kind share it."""
+        key = marshal.dumps((order["shape"], order["without"], entrances, fresh))
+        site = self._sites.get(key)
+        if site is None:
+            if len(self._sites) >= _MOST_SITES:
+                self._sites.clear()
+            site = confine.Site(order["shape"], box.spaces & ~kernel.NEWPID, entrances)
+            site.filter, site.landlock_version = self._filter, self._landlock
+            site.last_capability = self._last_capability
+            self._sites[key] = confine.plan(site, frozenset(order["without"]), fresh=fresh)
+        return site
+
+    def _fork_into(self, box: _Box) -> int:
+        """A process in the pid namespace of the box, 0 there; the others it enters by itself."""
+        if not box.spaces & kernel.NEWPID:
+            return os.fork()
+        kernel.call("setns", box.handle, kernel.NEWPID)
+        pid = os.fork()
+        if pid:
+            kernel.call("setns", self._own, kernel.NEWPID)
+        return pid
+
+    def _tell(self, box: _Box, pid: int) -> None:
+        process = box.inside[pid]
+        if process == 0:
+            self._say(f"box {box.number}", [box.handle])
+        if box.stays:
+            handle = os.pidfd_open(pid)
+            self._say(f"process {box.number} {process}", [handle])
+            os.close(handle)
+        else:
+            os.close(box.handle)
 
     def _reap(self) -> None:
         while self._boxes:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
             if pid == 0:
                 return
-            number = self._boxes.pop(pid, None)
-            if number is not None:
-                cpu = usage.ru_utime + usage.ru_stime
-                blocks = usage.ru_inblock + usage.ru_oublock
-                self._say(f"ended {number} {status} {cpu:.6f} {usage.ru_maxrss * 1024} {blocks * 512}")
+            box = self._boxes.pop(pid)
+            if pid == box.first:
+                box.first = 0
+                for each in box.inside:
+                    os.kill(each, 9)  # the kernel did it, but for a box without a pid namespace
+            else:
+                self._left(box, pid, status, usage)
+            if not box.first and not box.inside:
+                self._say(f"ended {box.number} {box.last}")
+                if box.stays:
+                    del self._staying[box.number]
+                    os.close(box.handle)
+
+    def _left(self, box: _Box, pid: int, status: int, usage: resource.struct_rusage) -> None:
+        cpu = usage.ru_utime + usage.ru_stime
+        blocks = usage.ru_inblock + usage.ru_oublock
+        number = box.inside.pop(pid)
+        box.last = f"{status} {cpu:.6f} {usage.ru_maxrss * 1024} {blocks * 512}"
+        if box.stays:
+            self._say(f"left {box.number} {number} {box.last}")
+        elif box.first:
+            os.kill(box.first, 9)  # and so all that the program has left
 
     def _say(self, text: str, descriptors: list[int] | None = None) -> None:
-        _send(self._control, text, descriptors or [])
-
-    # ── In the box's first process ──
-
-    def _be_a_box(self, order: dict[str, Any], given: list[int], outer: int, without: frozenset[str]) -> socket.socket:
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            channel = socket.socket(fileno=given[0])
-            _close_others(self._life, *given)
-            site = confine.Site(order["shape"], outer, self._life)
-            site.filter, site.landlock_version, site.entrances = self._filter, self._landlock, given[1:]
-            try:
-                confine.close(site, without)
-            except (OSError, ValueError) as exc:
-                _send(channel, f"failed {exc}", [])
-                os._exit(1)
-            os.close(self._life)
-            return _init(channel, site)
-        except BaseException:  # nothing of ours may go on in a process that should have been a box
-            os._exit(1)
+        worker.send(self._control, text, descriptors or [])
 
 
-def _init(channel: socket.socket, site: confine.Site) -> socket.socket:
-    """Start the worker, in which this returns; wait for everybody, tell how it ended. Its end is the end of the box."""
-    names = sorted(site.descriptors)
-    given = [site.descriptors[name] for name in names]
-    _send(channel, " ".join(["seen", *site.seen]), [])
-    _send(channel, " ".join(["closed", *names]), given)
-    _close(given)
-    worker = os.fork()
-    if worker == 0:
-        return channel
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the kernel keeps what is not handled here from the first process
-    while True:
-        pid, status = os.waitpid(-1, 0)
-        if pid == worker:
-            _send(channel, f"exit {status}", [])
-            os._exit(0)
+class _Box:
+    """One that lives."""
 
-
-def program(channel: socket.socket) -> guest.Program:
-    """What to run, in the process that it is to run in. Does not return for a command."""
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-    os.chdir("/workspace")
-    _rehearse()
-    order, descriptors = _receive(channel)
-    for target in (0, 1, 2):
-        os.dup2(descriptors[target], target)
-    source = order.get("source", b"")
-    if len(descriptors) > 3:
-        source = os.pread(descriptors[3], os.fstat(descriptors[3]).st_size, 0)
-    _send(channel, "begun", [])
-    channel.detach()
-    by_descriptor = order["kind"] == "fresh" and order["name"] == "-c"
-    if by_descriptor:
-        os.dup2(descriptors[3], 3)
-        os.set_inheritable(3, True)
-    kernel.close_from(4 if by_descriptor else 3)
-    os.environ.update(order["env"])
-    if order["kind"] == "fresh" and not by_descriptor:
-        guest.put(source, order["name"])
-    if order["kind"] != "python":
-        _execute(order["argv"])
-    return guest.Program(source, order["name"], order["argv"])
-
-
-def _rehearse() -> None:
-    """Do everything once for nothing: pages that a program is going to write are copied while nobody waits."""
-    marshal.loads(marshal.dumps({"kind": "", "argv": [""], "env": {"A": "b"}}))  # noqa: S302 - a constant
-    os.environ["A"] = "b"
-    del os.environ["A"]
-    exec(compile(_REHEARSAL, "<string>", "exec", dont_inherit=True), {})  # noqa: S102 - a constant
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()  # boxes are forks of one process: what was random in it must not be the same in all
-    gc.enable()
-    gc.collect()
-
-
-def _execute(argv: list[str]) -> None:
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # the interpreter ignores them; a program expects the default
-    try:
-        os.execvp(argv[0], argv)  # noqa: S606 - a shell is started only where one was asked for
-    except OSError as exc:
-        os.write(2, f"{argv[0]}: {exc.strerror}\n".encode())
-        os._exit(127 if isinstance(exc, FileNotFoundError) else 126)
+    def __init__(self, number: int, spaces: int, first: int) -> None:
+        self.number = number
+        """Which the supervisor gave it."""
+        self.spaces = spaces
+        self.first = first
+        """The id of its first process, until that is reaped."""
+        self.handle = os.pidfd_open(first)
+        self.inside: dict[int, int] = {}
+        """Further processes that were started here: id to the number that the supervisor gave them."""
+        self.stays = False
+        """Until it is killed; another one goes with its program."""
+        self.last = "0 0 0 0"
+        """How the process ended that ended last."""
 
 
 # ── Small things ──
-
-
-def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    # A buffer for the longest order would cost every box more than asking first.
-    size = channel.recv_into(_LENGTH, 1, socket.MSG_PEEK | socket.MSG_TRUNC)
-    data, ancillary, _, _ = channel.recvmsg(size, socket.CMSG_SPACE(32)) if size else (b"", [], 0, None)
-    if not data:
-        os._exit(0)  # the supervisor is gone, and with us go all boxes
-    descriptors: list[int] = []
-    for _, _, packed in ancillary:
-        descriptors += struct.unpack(f"{len(packed) // 4}i", packed)
-    return marshal.loads(data), descriptors  # noqa: S302 - it comes from the supervisor
-
-
-def _send(channel: socket.socket, text: str, descriptors: list[int]) -> None:
-    packed = struct.pack(f"{len(descriptors)}i", *descriptors)
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if descriptors else []
-    channel.sendmsg([text.encode()[:_MESSAGE_BYTES]], ancillary)
-
-
-def _close(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _write(path: str, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     os.write(descriptor, text.encode())
     os.close(descriptor)
-
-
-def _close_others(*kept: int) -> None:
-    """All but these and the standard three."""
-    first = 3
-    for descriptor in sorted(kept):
-        kernel.close_from(first, descriptor - 1)
-        first = descriptor + 1
-    kernel.close_from(first)
 
 
 def _preload(name: str) -> None:

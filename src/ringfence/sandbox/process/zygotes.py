@@ -7,6 +7,7 @@ import contextlib
 import logging
 import marshal
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -70,6 +71,10 @@ class Zygote:
     made: int = 0
     alive: bool = False
     stopping: bool = False
+    pid: int = 0
+    seen: list[str] = field(default_factory=list)
+    """Steps that were read back, once for all its boxes."""
+    _handle: int = -1
     _process: subprocess.Popen[bytes] | None = None
     _control: socket.socket | None = None
     _block: Block | None = None
@@ -180,8 +185,9 @@ class Zygote:
         slot = self._free.pop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         box = Box(self.made, slot, ours, limits, self.shared)
-        box.group = group
+        box.group, box.inherited = group, self.seen
         box.host_id = None if self._block is None else self._block.base + slot
         self._boxes[box.number] = box
         order = {"box": box.number, "slot": slot, "shape": shape, "without": list(self.baseline.without)}
@@ -191,8 +197,8 @@ class Zygote:
         except OSError:
             self._gone()  # it died a moment ago; the box finds out when it is waited for
         finally:
-            for descriptor in entrances:
-                os.close(descriptor)
+            if group is not None:
+                group.entered(entrances)
         return box
 
     # ── What the zygote says ──
@@ -213,21 +219,24 @@ class Zygote:
             self._heard(word, rest.split(" "), descriptors)
 
     def _heard(self, word: str, rest: list[str], descriptors: list[int]) -> None:
-        if word == "map":
+        if word == "zygote":
+            self.pid, self._handle = int(rest[0]), descriptors[0]
+        elif word == "map":
             assert self._block is not None
             for name in ("uid_map", "gid_map"):
                 Path(f"/proc/{rest[0]}/{name}").write_text(f"0 {self._block.base} {self._block.size}")
             self._tell({})
         elif word == "ready":
+            self.seen = rest[1:]
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(int(rest[0]))
         elif (box := self._boxes.get(int(rest[0]))) is None:
             for descriptor in descriptors:
                 os.close(descriptor)
         elif word == "box":
-            box.born(int(rest[1]), descriptors[0])
+            box.born(descriptors[0])
         elif word == "failed":
-            box.fail(" ".join(rest[1:]))
+            box.fail(" ".join(rest[2:]))
             self._release(box)
             box.over(None)
         elif word == "ended":
@@ -280,7 +289,12 @@ class Zygote:
         self.shared.hub.remove(self._errors)
         self._control.close()
         os.close(self._errors)
-        self._process.kill()
+        self._process.kill()  # it only started the zygote, and is gone, unless it failed to
         self._process.wait()
+        if self._handle >= 0:
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # somebody else waits for all children of this process
+                os.waitid(os.P_PIDFD, self._handle, os.WEXITED)
+            os.close(self._handle)
         if self._block is not None:
             self._block.release()

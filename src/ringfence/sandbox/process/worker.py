@@ -1,0 +1,118 @@
+"""The process of a box that runs a program: closed up, it waits to be told what. Used inside the zygote's children."""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]
+import _socket as socket
+import gc
+import marshal
+import os
+import struct
+import sys
+
+from ringfence.sandbox.process import confine, guest, kernel
+from ringfence.sandbox.process.plan import CHANNEL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_MESSAGE_BYTES = 65536
+_LENGTH = bytearray(1)
+_REHEARSAL = "import builtins\nfor _ in (): print(_)\n"
+
+
+def close_up(site: confine.Site) -> socket.socket:
+    """In the process that is to run a program. Returns its way to the supervisor."""
+    try:
+        seen = site.carry_out()
+        channel = socket.socket(fileno=CHANNEL)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        names = sorted(site.descriptors)
+        given = [site.descriptors[name] for name in names]
+        send(channel, " ".join(["closed", *names]) + "\n" + " ".join(seen), given)
+        close(given)
+        return channel
+    except OSError as exc:
+        send(socket.socket(fileno=CHANNEL), f"failed {exc}", [])
+        os._exit(1)
+    except BaseException:  # nothing of ours may go on in a process that should have been a box
+        os._exit(1)
+
+
+def program(channel: socket.socket) -> guest.Program:
+    """What to run, in the process that it is to run in. Does not return for a command."""
+    rehearse()
+    ready = guest.Program()
+    order, descriptors = receive(channel)
+    for target in (0, 1, 2):
+        os.dup2(descriptors[target], target)
+    source = order.get("source", b"")
+    if len(descriptors) > 3:
+        source = os.pread(descriptors[3], os.fstat(descriptors[3]).st_size, 0)
+    send(channel, "begun", [])
+    channel.detach()
+    by_descriptor = order["kind"] == "fresh" and order["name"] == "-c"
+    if by_descriptor:
+        os.dup2(descriptors[3], 3)
+        os.set_inheritable(3, True)
+    kernel.close_from(4 if by_descriptor else 3)
+    if order["env"]:
+        os.environ.update(order["env"])
+    if order["kind"] == "fresh" and not by_descriptor:
+        guest.put(source, order["name"])
+    if order["kind"] != "python":
+        _execute(order["argv"])
+    return ready.take(source, order["name"], order["argv"])
+
+
+def rehearse() -> None:
+    """Do everything once for nothing: pages that a program is going to write are copied while nobody waits."""
+    marshal.loads(marshal.dumps({"kind": "", "argv": [""], "env": {"A": "b"}}))  # noqa: S302 - a constant
+    os.environ["A"] = "b"
+    del os.environ["A"]
+    exec(compile(_REHEARSAL, "<string>", "exec", dont_inherit=True), {})  # noqa: S102 - a constant
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # boxes are forks of one process: what was random in it must not be the same in all
+    gc.enable()
+    gc.collect()
+
+
+def _execute(argv: list[str]) -> None:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # the interpreter ignores them; a program expects the default
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606 - a shell is started only where one was asked for
+    except OSError as exc:
+        os.write(2, f"{argv[0]}: {exc.strerror}\n".encode())
+        os._exit(127 if isinstance(exc, FileNotFoundError) else 126)
+
+
+# ── Messages ──
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """An order of the supervisor's, whom we trust, and what came with it."""
+    # A buffer for the longest order would cost every box more than asking first.
+    size = channel.recv_into(_LENGTH, 1, socket.MSG_PEEK | socket.MSG_TRUNC)
+    data, ancillary, _, _ = channel.recvmsg(size, socket.CMSG_SPACE(32)) if size else (b"", [], 0, None)
+    if not data:
+        os._exit(0)  # the supervisor is gone, and with us go all boxes
+    descriptors: list[int] = []
+    for _, _, packed in ancillary:
+        descriptors += struct.unpack(f"{len(packed) // 4}i", packed)
+    return marshal.loads(data), descriptors  # noqa: S302 - it comes from the supervisor
+
+
+def send(channel: socket.socket, text: str, descriptors: list[int]) -> None:
+    """In plain words, since the supervisor must be able to read it without trusting anybody."""
+    packed = struct.pack(f"{len(descriptors)}i", *descriptors)
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if descriptors else []
+    channel.sendmsg([text.encode()[:_MESSAGE_BYTES]], ancillary)
+
+
+def close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
