@@ -1,0 +1,283 @@
+"""The nouns of sessions: boxes that stay, what is done in them step by step, and what was seen of it. Plain data.
+
+A step's `report` holds what the supervisor saw. What the interpreter in the box says of a cell (values, an error, that
+it is done) are claims of code that is not trusted, and are kept apart from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from ringfence.box import BoxReport, Captured, Input, Layout, Limits, Stream
+
+State = Literal["starting", "running", "paused", "stopped"]
+Why = Literal["closed", "lifetime", "keeper_died", "box_died", "killed", "failed"]
+Retain = Literal["none", "output"]
+Tell = Callable[[Stream, bytes], None]
+
+
+class Owner(NamedTuple):
+    """Whose something is: nobody else can even name it."""
+
+    tenant: str
+    agent: str
+
+
+# ── A box that stays ──────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class StaySpec:
+    """What a box that stays may touch; its programs come later, one by one."""
+
+    limits: Limits = field(default_factory=Limits)
+    env: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[Input, ...] = ()
+    trees: tuple[Path, ...] = ()
+    template: str = "python"
+    layout: Layout = "shared"
+    tenant: str = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A block of Python for an interpreter that keeps its state."""
+
+    source: bytes
+    limits: Limits = field(default_factory=Limits)
+    """Of these, the clock and the two for output hold for one cell; the others are the box's."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    figures: tuple[str, ...] = ("png",)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command in a box that stays."""
+
+    argv: tuple[str, ...]
+    limits: Limits = field(default_factory=Limits)
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = "/workspace"
+    stdin: bytes | None = b""
+    """All there is; None keeps it open for `send`."""
+    pty: tuple[int, int] | None = None
+    """Columns and rows of a terminal, instead of pipes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A value that the interpreter showed, in one or several forms. Claimed."""
+
+    data: Mapping[str, str]
+    """MIME type to text; what is binary is in base64."""
+    main: bool = False
+    """The value of the cell's last expression."""
+    cut: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a cell failed. Claimed."""
+
+    name: str
+    value: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CellReport:
+    """What became of a cell."""
+
+    report: BoxReport
+    """`ended` is `exited` where the interpreter said that it is done; its exit status, 0 or 1, is claimed, too."""
+    results: tuple[Shown, ...] = ()
+    error: Failure | None = None
+    alive: bool = True
+    """Whether the interpreter, and with it every variable, is still there."""
+    broken: str = ""
+    """What was wrong with what the interpreter said, if it did not say it as agreed."""
+
+
+# ── What is wanted of a session, and what it is ───────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeMount:
+    name: str
+    at: str
+    """A folder beneath /workspace."""
+    mode: Literal["ro", "rw"] = "rw"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    stay: StaySpec = StaySpec()
+    lifetime_seconds: float = 3600.0
+    idle_seconds: float | None = 300.0
+    """Then it is paused; None: never."""
+    auto_resume: bool = True
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    snapshot: str | None = None
+    volumes: tuple[VolumeMount, ...] = ()
+    retain: Retain = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    id: str
+    owner: Owner
+    state: State
+    template: str
+    created_at: str
+    limits: Limits
+    step: int = 0
+    """How many steps were begun."""
+    contexts: tuple[str, ...] = ("default",)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    expires_at: str | None = None
+    """None while it is paused: its clock stands still."""
+    ended_at: str | None = None
+    why: Why | None = None
+    isolation: Mapping[str, Any] = field(default_factory=dict)
+    snapshot: str | None = None
+    """What it was made from."""
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CellRequest:
+    source: str
+    context: str = "default"
+    limits: Limits | None = None
+    """None: the session's own."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRequest:
+    argv: tuple[str, ...]
+    limits: Limits | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = "/workspace"
+    stdin: bytes | None = b""
+    pty: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """A step that is over."""
+
+    session: str
+    step: int
+    cell: CellReport
+    """For a command only its `report` is filled."""
+    context: str | None = None
+    state: State = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A command that was started in the background."""
+
+    process: int
+    argv: tuple[str, ...]
+    started_at: str
+    running: bool
+    report: BoxReport | None = None
+    """Once it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """What a background command wrote, from where was asked on."""
+
+    stdout: bytes
+    stderr: bytes
+    stdout_at: int
+    """Where to ask from next time."""
+    stderr_at: int
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why one of several was not made."""
+
+    reason_code: str
+    message: str
+
+
+# ── Ports of a backend that keeps boxes ───────────────────────────────────────────────────────────
+
+
+class Interpreting(Protocol):
+    """An interpreter in a box that stays."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    async def run(self, cell: Cell, tell: Tell, shown: Callable[[Shown | Failure], None]) -> CellReport:
+        """One cell, to its end. One at a time. Cancelling interrupts it, and kills it where that does not help."""
+        ...
+
+    def interrupt(self) -> None: ...
+
+    async def end(self) -> None: ...
+
+
+class Commanding(Protocol):
+    """A command that was started in a box that stays."""
+
+    @property
+    def logs(self) -> tuple[Captured, Captured]: ...
+
+    async def over(self) -> BoxReport:
+        """Wait for it. Cancelling leaves it running."""
+        ...
+
+    def signal(self, number: int) -> None: ...
+
+    def send(self, data: bytes) -> None: ...
+
+    def close_input(self) -> None: ...
+
+
+class Living(Protocol):
+    """A box that stays until it is ended."""
+
+    @property
+    def isolation(self) -> Mapping[str, Any]: ...
+
+    @property
+    def workspace(self) -> int:
+        """A descriptor of /workspace."""
+        ...
+
+    @property
+    def input(self) -> int | None:
+        """A writable descriptor of /workspace/input."""
+        ...
+
+    @property
+    def host_id(self) -> int | None:
+        """Whom its files belong to on the host, where that is not ourselves."""
+        ...
+
+    async def interpreter(self) -> Interpreting: ...
+
+    async def command(self, command: Command, tell: Tell) -> Commanding: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def memory(self) -> int: ...
+
+    async def end(self) -> None: ...
+
+    async def ended(self) -> str:
+        """Wait until it is gone, for whatever reason; says why."""
+        ...
