@@ -19,10 +19,12 @@ from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.cgroup import Cgroups, sweep
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.groups import Groups
+from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.pool import Pool
 from ringfence.sandbox.process.run import Run
 from ringfence.sandbox.process.zygotes import Baseline, interpreter
 from ringfence.sandbox.tools import TEMPLATES
+from ringfence.sessions import StaySpec
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class ProcessBackend:
         self._inherited: list[str] = []
         self._groups: Groups | None = None
         self._running: dict[int, Run] = {}
+        self._live: set[LiveBox] = set()
         self._removing: dict[int, asyncio.Task[None]] = {}
 
     # ── The port ──
@@ -103,12 +106,37 @@ class ProcessBackend:
         limits = _of_the_box(spec.limits)
         await self._pool.fill(self._baseline(spec), limits, self._shape(limits))
 
+    async def open(self, spec: StaySpec) -> LiveBox:
+        """A box that stays until it is ended. Raises ValueError, Unavailable."""
+        as_run = BoxSpec(Program("python"), spec.limits, trees=spec.trees, template=spec.template, tenant=spec.tenant)
+        host.check_spec(as_run, self._templates)
+        inputs.check_inputs(spec.inputs, None)
+        await self._open()
+        assert self._pool is not None
+        baseline = replace(self._baseline(as_run), stays=True)
+        limits, shape = _of_the_box(spec.limits), self._shape(spec.limits)
+        zygote, box = await self._pool.spawn(baseline, limits, shape)
+        live = LiveBox(box, zygote, shape, self._isolation(box, as_run, None))
+        live.env = spec.env
+        await live.settle()
+        self._live.add(live)
+        box.ended.add_done_callback(lambda _: self._live.discard(live))
+        try:
+            if spec.inputs:
+                inputs.put_inputs(box.descriptors["input"], spec.inputs, box.host_id)
+        except BaseException:
+            await live.end()
+            raise
+        return live
+
     async def drain(self) -> None:
         """Let go of the boxes that are kept ready."""
         if self._pool is not None:
             await self._pool.drain()
 
     async def close(self) -> None:
+        for live in list(self._live):
+            await live.end()
         for run in self._running.values():
             run.stop("cancelled", None)
         async with asyncio.timeout(_REAP_SECONDS):

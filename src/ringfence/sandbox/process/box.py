@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,20 +20,9 @@ from ringfence.sandbox.process import host
 from ringfence.sandbox.process.cgroup import Group
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.hub import Hub
+from ringfence.sandbox.process.member import Ended, Member, receive
 
 CLOSE_SECONDS = 10.0
-_ANCILLARY = socket.CMSG_SPACE(16) + socket.CMSG_SPACE(12)
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """What the kernel said when the box's program was reaped, all that it had reaped itself included."""
-
-    status: int
-    cpu_ms: float
-    peak_memory_bytes: int
-    """Of the largest single process."""
-    io_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +52,8 @@ class Box:
         self.trouble: list[str] = []
         self.begun = False
         self.ended: asyncio.Future[Ended | None] = loop.create_future()
+        self.members: dict[int, Member] = {}
+        """Of a box that stays: every process that was started in it and lives, by its number."""
         self.on_removed: Callable[[], object] = lambda: None
         self._channel: socket.socket | None = channel
         self._handle = -1
@@ -122,7 +112,7 @@ class Box:
         assert self._channel is not None
         for _ in range(8):
             try:
-                data, descriptors, sender = _receive(self._channel)
+                data, descriptors, sender = receive(self._channel)
             except BlockingIOError:
                 return
             except OSError:
@@ -150,6 +140,18 @@ class Box:
         except (OSError, ValueError, IndexError):
             return 0
 
+    def pass_on(self) -> socket.socket:
+        """Its channel, to somebody else: a box that stays has one for each of its processes."""
+        assert self._channel is not None
+        channel, self._channel = self._channel, None
+        self.hub.remove(channel.fileno())
+        return channel
+
+    @property
+    def workers(self) -> list[int]:
+        """The processes that were started in it, as the host counts."""
+        return [member.pid for member in self.members.values() if member.pid] or [self.worker]
+
     def lives(self) -> bool:
         """Whether its first process is there; its zygote may not have told yet that it is not."""
         if self.ended.done():
@@ -174,6 +176,9 @@ class Box:
             self._closed.exception()
         if not self.ended.done():
             self.ended.set_result(ended)
+        for member in list(self.members.values()):
+            member.left(None)
+        self.members.clear()
 
     # ── Tear-down ──
 
@@ -202,16 +207,3 @@ class Box:
         if clean:
             self.on_removed()
         return clean
-
-
-def _receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
-    """A message, the descriptors that came with it, and who sent it, as the kernel says."""
-    data, ancillary, _, _ = channel.recvmsg(65536, _ANCILLARY)
-    descriptors: list[int] = []
-    sender = 0
-    for _, kind, packed in ancillary:
-        if kind == socket.SCM_RIGHTS:
-            descriptors += struct.unpack(f"{len(packed) // 4}i", packed)
-        elif kind == socket.SCM_CREDENTIALS:
-            sender = struct.unpack("3i", packed)[0]
-    return data, descriptors, sender

@@ -74,6 +74,8 @@ class Group:
         self._before = _Before()
         self._counted: Counted | None = None
         self._files = Files()
+        self.pauses = False
+        """It was made with what stops processes, for a box that stays."""
 
     def keep_files_open(self) -> None:
         """Of a group that will be used again."""

@@ -31,15 +31,16 @@ class Groups:
         """The longest unused first: what a box left behind is gone by the time that its group is wanted again."""
         self._closing = False
 
-    def take(self, limits: Limits) -> Group | None:
+    def take(self, limits: Limits, *, pauses: bool = False) -> Group | None:
         """An empty group under these limits; None where there can be none. Raises OSError."""
-        while used := self._used.get(limits):
+        while not pauses and (used := self._used.get(limits)):
             group = used.popleft()
             if _as_good_as_new(group):
                 return group
         if not self._cgroups.available:
             return None
-        group = self._cgroups.make(str(next(_numbers)), _ROLES)
+        group = self._cgroups.make(str(next(_numbers)), (*_ROLES, "freezer", "kill") if pauses else _ROLES)
+        group.pauses = pauses
         group.limit(
             memory_bytes=limits.memory_bytes,
             hard_bytes=limits.memory_bytes + limits.disk_bytes,
@@ -53,7 +54,7 @@ class Groups:
 
         Raises OSError where something is.
         """
-        if not reaped or self._closing or sum(map(len, self._used.values())) >= KEPT:
+        if group.pauses or not reaped or self._closing or sum(map(len, self._used.values())) >= KEPT:
             group.remove()
         else:
             group.keep_files_open()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import stat
@@ -19,6 +18,7 @@ from ringfence.sandbox.process.files import (
     READ,
     Copy,
     LeftOut,
+    acting_as,
     kind,
     opened,
     shown,
@@ -26,7 +26,6 @@ from ringfence.sandbox.process.files import (
 )
 
 INPUT = "/workspace/input"
-_libc = ctypes.CDLL(None)
 
 
 def check_inputs(inputs: tuple[Input, ...], output: Path | None) -> None:
@@ -136,7 +135,7 @@ def _put_bytes(data: bytes, folder: int, parts: tuple[str, ...], owner: int | No
 
 @contextmanager
 def _created(name: str, folder: int, owner: int | None) -> Iterator[int]:
-    with _acting_as(owner):
+    with acting_as(owner):
         target = os.open(name, CREATE, 0o600, dir_fd=folder)
     try:
         yield target
@@ -145,27 +144,12 @@ def _created(name: str, folder: int, owner: int | None) -> Iterator[int]:
 
 
 @contextmanager
-def _acting_as(owner: int | None) -> Iterator[None]:
-    """What this thread makes belongs to `owner`: the host's root has no name in a box's file system."""
-    if owner is None:
-        yield
-        return
-    _libc.setfsgid(owner)
-    _libc.setfsuid(owner)
-    try:
-        yield
-    finally:
-        _libc.setfsuid(os.geteuid())
-        _libc.setfsgid(os.getegid())
-
-
-@contextmanager
 def _made(root: int, parts: tuple[str, ...], owner: int | None) -> Iterator[int]:
     """The folder below `root` with this path, made where it is not there."""
     folder = os.open(".", FOLDER, dir_fd=root)
     try:
         for part in parts:
-            with suppress(FileExistsError), _acting_as(owner):
+            with suppress(FileExistsError), acting_as(owner):
                 os.mkdir(part, dir_fd=folder)
             below = os.open(part, FOLDER, dir_fd=folder)
             os.close(folder)

@@ -59,6 +59,13 @@ class Pool:
             self._do(_end(box))
         return await self._make(kind)
 
+    async def spawn(self, baseline: Baseline, limits: Limits, shape: Shape) -> tuple[Zygote, Box]:
+        """A box made now, and its zygote, which can start more in it. Raises Unavailable."""
+        zygote = await self._zygote(baseline)
+        while zygote.full:
+            zygote = await self._zygote(baseline)
+        return zygote, await zygote.spawn(limits, shape)
+
     def refill(self, baseline: Baseline, limits: Limits) -> None:
         """Make up for what was taken; called when whoever took it no longer waits."""
         kind = self._kinds.get((baseline, limits))

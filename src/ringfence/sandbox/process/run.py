@@ -17,9 +17,10 @@ from ringfence.box import Ended as Ending
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process import collect
 from ringfence.sandbox.process import inputs as feeding
-from ringfence.sandbox.process.box import Box, Ended
+from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.capture import Capture
 from ringfence.sandbox.process.denials import Denials
+from ringfence.sandbox.process.member import Ended
 from ringfence.sandbox.process.watch import Watch
 
 _CHUNK = 65536
@@ -100,7 +101,7 @@ class Run:
         program = self.spec.program
         given: list[int] = []
         try:
-            given.append(os.dup(program.stdin) if isinstance(program.stdin, int) else _memory_file(program.stdin))
+            given.append(os.dup(program.stdin) if isinstance(program.stdin, int) else memory_file(program.stdin))
             for name in ("stdout", "stderr"):
                 ours, theirs = os.pipe2(os.O_CLOEXEC)
                 os.set_blocking(ours, False)
@@ -108,7 +109,7 @@ class Run:
                 self._captures[ours] = (name, Capture(self.spec.limits.capture_bytes))
             order = self._order()
             if program.kind == "python" and (len(program.source) > _INLINE or order["kind"] == "fresh"):
-                given.append(_memory_file(program.source))
+                given.append(memory_file(program.source))
             elif program.kind == "python":
                 order["source"] = program.source
             self.box.order(order, given)
@@ -259,7 +260,7 @@ def _start(program: Program) -> list[str]:
     return ["-c", os.fsdecode(program.source) if short else _FROM_DESCRIPTOR]
 
 
-def _memory_file(data: bytes) -> int:
+def memory_file(data: bytes) -> int:
     """At its beginning, and sealed: whoever gets it could open it again for writing, and fill it."""
     if not data:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)

@@ -62,30 +62,12 @@ class Watch:
         used = group.usage() if group is not None else None
         if used is not None and group is not None:
             return max(0, used - self.on_disk()), group.cpu_ms() or 0.0
-        return self._added_up()
-
-    def _added_up(self) -> tuple[int, float]:
-        """Without a group that counts: over all processes, and what the kernel holds for them in sockets."""
-        resident, shared, cpu_ms, count = 0, 0, 0.0, 0
-        pids = [pid for pid in _descendants(self._box.first, self._box.worker) if pid != self._box.first]
-        for pid in pids:
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                own, common = _memory(f"/proc/{pid}/status", "RssAnon:", "RssShmem:")
-                resident, shared = resident + own, shared + common
-                cpu_ms += _cpu_ms(pid)
-                count += _threads(pid)
+        used, cpu_ms, count = added_up(self._box, self._limits.memory_bytes)
         self._processes = max(self._processes, count)
-        if resident + shared > self._limits.memory_bytes or count > 1:
-            # Processes share what they were forked with; only now is it worth asking how much.
-            shares = [_memory(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in pids]
-            resident, shared = sum(own for own, _ in shares), sum(common for _, common in shares)
-        # Files of the workspace that are mapped are shared memory too, but they are disk.
-        return resident + max(0, shared - self.on_disk()) + _in_sockets(self._box.worker), cpu_ms
+        return used, cpu_ms
 
     def on_disk(self) -> int:
-        """Bytes in the workspace now."""
-        state = os.fstatvfs(self._box.descriptors["workspace"])
-        return (state.f_blocks - state.f_bfree) * state.f_frsize
+        return on_disk(self._box)
 
     def _look_at_disk(self) -> None:
         with contextlib.suppress(OSError, KeyError):
@@ -133,7 +115,43 @@ class Watch:
         return self._full
 
 
-def _descendants(*pids: int) -> Iterator[int]:
+def on_disk(box: Box) -> int:
+    """Bytes in the workspace now."""
+    state = os.fstatvfs(box.descriptors["workspace"])
+    return (state.f_blocks - state.f_bfree) * state.f_frsize
+
+
+def used_memory(box: Box) -> int:
+    """Of all that runs in it; the files of the workspace are disk, though they are kept in memory."""
+    used = box.group.usage() if box.group is not None else None
+    if used is not None:
+        return max(0, used - on_disk(box))
+    return added_up(box, box.limits.memory_bytes)[0]
+
+
+def added_up(box: Box, enough: int) -> tuple[int, float, int]:
+    """Without a group that counts: memory, processor time and number of all processes and threads.
+
+    What the kernel holds for them in sockets is memory, too. Only beyond `enough`, or where there are several, is it
+    worth asking which of it they share.
+    """
+    resident, shared, cpu_ms, count = 0, 0, 0.0, 0
+    first = box.first
+    pids = [pid for pid in descendants(first, *box.workers) if pid != first]
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            own, common = _memory(f"/proc/{pid}/status", "RssAnon:", "RssShmem:")
+            resident, shared = resident + own, shared + common
+            cpu_ms += _cpu_ms(pid)
+            count += _threads(pid)
+    if resident + shared > enough or count > 1:
+        shares = [_memory(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in pids]
+        resident, shared = sum(own for own, _ in shares), sum(common for _, common in shares)
+    # Files of the workspace that are mapped are shared memory too, but they are disk.
+    return resident + max(0, shared - on_disk(box)) + _in_sockets(box.workers[0]), cpu_ms, count
+
+
+def descendants(*pids: int) -> Iterator[int]:
     """Processes and everything below them. What is orphaned in a box belongs to its first process."""
     waiting = list(pids)
     while waiting:

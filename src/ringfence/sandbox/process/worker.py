@@ -15,6 +15,7 @@ from ringfence.sandbox.process.plan import CHANNEL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any
 
 _MESSAGE_BYTES = 65536
@@ -41,13 +42,28 @@ def close_up(site: confine.Site) -> socket.socket:
         os._exit(1)
 
 
+_cells: list[ModuleType] = []
+
+
+def load_cells() -> None:
+    """In a zygote whose boxes stay; other boxes would only carry it along."""
+    from ringfence.sandbox.process import cells  # noqa: PLC0415 - likewise
+
+    _cells.append(cells)
+
+
 def program(channel: socket.socket) -> guest.Program:
-    """What to run, in the process that it is to run in. Does not return for a command."""
+    """What to run, in the process that it is to run in. Does not return for a command, nor for a session's cells."""
     rehearse()
-    ready = guest.Program()
+    ready = None if _cells else guest.Program()
     order, descriptors = receive(channel)
     for target in (0, 1, 2):
         os.dup2(descriptors[target], target)
+    if order["kind"] == "cells":
+        send(channel, "begun", [])
+        close(descriptors)
+        os.environ.update(order["env"])
+        _cells[0].serve(channel)
     source = order.get("source", b"")
     if len(descriptors) > 3:
         source = os.pread(descriptors[3], os.fstat(descriptors[3]).st_size, 0)
@@ -63,7 +79,8 @@ def program(channel: socket.socket) -> guest.Program:
     if order["kind"] == "fresh" and not by_descriptor:
         guest.put(source, order["name"])
     if order["kind"] != "python":
-        _execute(order["argv"])
+        _execute(order["argv"], order.get("cwd", "."))
+    assert ready is not None
     return ready.take(source, order["name"], order["argv"])
 
 
@@ -80,9 +97,14 @@ def rehearse() -> None:
     gc.collect()
 
 
-def _execute(argv: list[str]) -> None:
+def _execute(argv: list[str], folder: str) -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # the interpreter ignores them; a program expects the default
+    try:
+        os.chdir(folder)
+    except OSError as exc:
+        os.write(2, f"{folder}: {exc.strerror}\n".encode())
+        os._exit(126)
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - a shell is started only where one was asked for
     except OSError as exc:

@@ -71,6 +71,8 @@ class Zygote:
         self._landlock = landlock.version()
         with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
             self._last_capability = int(file.read())
+        if config["stays"]:
+            worker.load_cells()
         held = self._enter(config["trees"])
         self._settle_in()
         without = frozenset(config["without"])

@@ -21,8 +21,9 @@ import ringfence
 from ringfence.box import Limits
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process import seccomp
-from ringfence.sandbox.process.box import Box, Ended, Shared
+from ringfence.sandbox.process.box import Box, Shared
 from ringfence.sandbox.process.confine import Shape
+from ringfence.sandbox.process.member import Ended, Member
 from ringfence.sandbox.process.uids import Block, take_block
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ class Baseline:
     """Confinement steps that are left out: what the operator accepted to do without."""
     packages: tuple[str, ...] = ()
     """Those of the trees that modules are imported from."""
+    stays: bool = False
+    """Its boxes stay; what runs cell after cell in them is loaded."""
 
 
 @dataclass(slots=True)
@@ -133,6 +136,7 @@ class Zygote:
             "without": list(self.baseline.without),
         }
         config["packages"] = list(self.baseline.packages)
+        config["stays"] = self.baseline.stays
         config["env"] = {"PATH": f"{interpreter().parent}:{_PATH}", "HOME": "/workspace", "TMPDIR": "/workspace/tmp"}
         config["env"] |= {"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box"}
         memfd = os.memfd_create("filter", os.MFD_CLOEXEC)
@@ -176,30 +180,44 @@ class Zygote:
         """A box that is on its way. Raises Unavailable."""
         if not self.alive or not self._free:
             raise Unavailable("no_zygote", "the zygote is gone" if not self.alive else "the zygote has no slot left")
+        stays = self.baseline.stays
         try:
-            group = self.shared.groups.take(limits)
-            entrances = group.entrances() if group is not None else []
+            group = self.shared.groups.take(limits, pauses=stays)
         except OSError as exc:
             raise Unavailable("no_group", f"there is no control group for a box: {exc}") from None
         self.made += 1
         slot = self._free.pop()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        ours, theirs = _channel()
         box = Box(self.made, slot, ours, limits, self.shared)
         box.group, box.inherited = group, self.seen
         box.host_id = None if self._block is None else self._block.base + slot
         self._boxes[box.number] = box
-        order = {"box": box.number, "slot": slot, "shape": shape, "without": list(self.baseline.without)}
+        if stays:
+            box.members[0] = Member(0, self.shared.hub)
+        self._send(box, {"shape": shape, "stays": stays}, theirs)
+        return box
+
+    def enter(self, box: Box, shape: Shape, number: int) -> Member:
+        """One more process in a box that stays. Raises Unavailable."""
+        if not self.alive or box.ended.done():
+            raise Unavailable("no_box", "the box is gone")
+        ours, theirs = _channel()
+        member = box.members[number] = Member(number, self.shared.hub)
+        member.listen(ours)
+        self._send(box, {"shape": shape, "process": number}, theirs)
+        return member
+
+    def _send(self, box: Box, order: dict[str, Any], theirs: socket.socket) -> None:
+        order |= {"box": box.number, "slot": box.slot, "without": list(self.baseline.without)}
+        entrances = box.group.entrances() if box.group is not None else []
         try:
             with theirs:
                 self._tell(order, [theirs.fileno(), *entrances])
         except OSError:
             self._gone()  # it died a moment ago; the box finds out when it is waited for
         finally:
-            if group is not None:
-                group.entered(entrances)
-        return box
+            if box.group is not None:
+                box.group.entered(entrances)
 
     # ── What the zygote says ──
 
@@ -235,14 +253,29 @@ class Zygote:
                 os.close(descriptor)
         elif word == "box":
             box.born(descriptors[0])
+        elif word in ("process", "left") or (word == "failed" and int(rest[1])):
+            self._heard_of(box, word, rest, descriptors)
         elif word == "failed":
             box.fail(" ".join(rest[2:]))
             self._release(box)
             box.over(None)
         elif word == "ended":
-            status, cpu, memory, disk = int(rest[1]), float(rest[2]), int(rest[3]), int(rest[4])
-            box.over(Ended(status, cpu * 1000.0, memory, disk))
+            box.over(_ended(rest[1:]))
             self._release(box)
+
+    def _heard_of(self, box: Box, word: str, rest: list[str], descriptors: list[int]) -> None:
+        """One of several processes in a box."""
+        number = int(rest[1])
+        member = box.members.get(number) if word == "process" else box.members.pop(number, None)
+        if member is None:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif word == "process":
+            member.born(descriptors[0])
+        else:
+            if word == "failed":
+                member.fail(" ".join(rest[2:]))
+            member.left(_ended(rest[2:]) if word == "left" else None)
 
     def _release(self, box: Box) -> None:
         del self._boxes[box.number]
@@ -298,3 +331,16 @@ class Zygote:
             os.close(self._handle)
         if self._block is not None:
             self._block.release()
+
+
+def _ended(words: list[str]) -> Ended:
+    status, cpu, memory, disk = int(words[0]), float(words[1]), int(words[2]), int(words[3])
+    return Ended(status, cpu * 1000.0, memory, disk)
+
+
+def _channel() -> tuple[socket.socket, socket.socket]:
+    """Our end, which tells who wrote, and that of a process in a box."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return ours, theirs

@@ -1,0 +1,207 @@
+"""A box that stays: interpreters that keep their state, commands, a workspace, until it is ended.
+
+Everything in it may have been changed by what ran there before, so nothing in it is relied on: each process is forked
+by the zygote, goes through every step of confinement by itself, and is told what to run over a channel of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from ringfence.box import Limits
+from ringfence.errors import Unavailable
+from ringfence.sandbox.process.box import Box
+from ringfence.sandbox.process.confine import Shape
+from ringfence.sandbox.process.member import Member
+from ringfence.sandbox.process.outputs import Outputs
+from ringfence.sandbox.process.step import Step, Tell
+from ringfence.sandbox.process.steps import Interpreter, Running
+from ringfence.sandbox.process.watch import FIRST_SECONDS, SECONDS, descendants, used_memory
+from ringfence.sandbox.process.zygotes import Zygote
+from ringfence.sessions import Command
+
+
+class LiveBox:
+    """Of the process backend."""
+
+    def __init__(self, box: Box, zygote: Zygote, shape: Shape, isolation: Mapping[str, Any]) -> None:
+        self.box = box
+        self.isolation = isolation
+        self.env: Mapping[str, str] = {}
+        """What everything in it finds in its environment."""
+        self.paused = False
+        self.outputs = Outputs(box.descriptors["workspace"], box.limits.disk_bytes)
+        self._zygote = zygote
+        self._shape = shape
+        self._next = 1
+        self._spare: Member | None = None
+        """The process that the box was made with, until somebody wants one."""
+        self._steps: set[Step] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._removed: asyncio.Task[str] | None = None
+        self._ooms = 0
+
+    async def settle(self) -> None:
+        """Once it is closed: take over its first worker. Raises Unavailable."""
+        box = self.box
+        member = box.members[0]
+        member.listen(box.pass_on())
+        member.closed(box.worker, box.descriptors.pop("denials", None))
+        self._spare = member
+        self._removed = asyncio.get_running_loop().create_task(self._remove())
+
+    @property
+    def limits(self) -> Limits:
+        return self.box.limits
+
+    @property
+    def workspace(self) -> int:
+        return self.box.descriptors["workspace"]
+
+    @property
+    def input(self) -> int | None:
+        return self.box.descriptors.get("input")
+
+    @property
+    def host_id(self) -> int | None:
+        return self.box.host_id
+
+    # ── What runs in it ──
+
+    async def interpreter(self) -> Interpreter:
+        """One more interpreter, with nothing in it. Raises Unavailable."""
+        member = await self._member()
+        interpreter = Interpreter(self, member)
+        interpreter.begin()
+        return interpreter
+
+    async def command(self, command: Command, tell: Tell) -> Running:
+        """Start one. Raises Unavailable."""
+        running = Running(self, await self._member(), command, tell)
+        running.begin()
+        return running
+
+    async def _member(self) -> Member:
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.alive:
+            return spare
+        self._next += 1
+        member = self._zygote.enter(self.box, self._shape, self._next)
+        try:
+            await asyncio.shield(member.ready)
+        except asyncio.CancelledError:
+            member.ready.add_done_callback(lambda _: member.kill())
+            raise
+        return member
+
+    # ── Watching ──
+
+    def began(self, step: Step) -> None:
+        self._steps.add(step)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FIRST_SECONDS, self._look)
+        if self.paused:
+            step.clock.stop()
+
+    def over(self, step: Step) -> None:
+        self._steps.discard(step)
+        if not self._steps and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(SECONDS, self._look)
+        with contextlib.suppress(OSError, KeyError):
+            used = self.memory()
+            for step in self._steps:
+                step.peak = max(step.peak, used)
+            if used > self.limits.memory_bytes:
+                for step in list(self._steps):
+                    step.stop("oom", "memory")
+                self.kill_all()
+
+    def memory(self) -> int:
+        """Bytes in use by all that runs in it; files of the workspace are disk."""
+        return used_memory(self.box)
+
+    def cpu_ms(self) -> float:
+        group = self.box.group
+        return (group.cpu_ms() or 0.0) if group is not None else 0.0
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel ended something for its memory since this was last asked."""
+        before, self._ooms = self._ooms, (self.box.group.oom_kills() or 0) if self.box.group is not None else 0
+        return self._ooms > before
+
+    def kill_all(self) -> None:
+        """Everything that runs in it; the box itself, and its files, stay."""
+        if self.box.group is not None:
+            with contextlib.suppress(OSError):
+                self.box.group.kill()
+        for member in list(self.box.members.values()):
+            member.kill()
+
+    # ── Standing still ──
+
+    def pause(self) -> None:
+        """Nothing in it runs until `resume`; the clocks of its steps stand still, too."""
+        if self.paused:
+            return
+        self.paused = True
+        for step in self._steps:
+            step.clock.stop()
+        group = self.box.group
+        if group is not None and group.frozen() is not None:
+            group.freeze()
+        else:
+            self._signal_everything(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if not self.paused:
+            return
+        self.paused = False
+        group = self.box.group
+        if group is not None and group.frozen() is not None:
+            group.thaw()
+        else:
+            self._signal_everything(signal.SIGCONT)
+        for step in self._steps:
+            step.clock.go_on()
+
+    def _signal_everything(self, number: int) -> None:
+        """Twice: what was born meanwhile is found by the second look."""
+        first = self.box.first
+        for _ in range(2):
+            for pid in descendants(first, *self.box.workers):
+                if pid and pid != first:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, number)
+
+    # ── Its end ──
+
+    async def end(self) -> None:
+        """With all that is in it. Raises Unavailable where something of it could not be removed."""
+        self.resume()
+        self.box.kill()
+        if self._removed is not None:
+            problem = await asyncio.shield(self._removed)
+            if problem:
+                raise Unavailable("not_removed", problem)
+
+    async def ended(self) -> str:
+        await asyncio.shield(self.box.ended)
+        return "; ".join(self.box.trouble) or "it was ended"
+
+    async def _remove(self) -> str:
+        await asyncio.shield(self.box.ended)
+        for step in list(self._steps):
+            step.stop("infra", None)
+        await asyncio.sleep(0)
+        while self._steps:  # what they wrote is still to be read
+            await asyncio.sleep(0.005)
+        return "" if self.box.remove() else "; ".join(self.box.trouble)

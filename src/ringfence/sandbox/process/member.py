@@ -1,0 +1,168 @@
+"""The supervisor's end of one process that was started in a box: its channel, its handle, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ringfence.errors import Unavailable
+from ringfence.sandbox.process.denials import Denials
+from ringfence.sandbox.process.hub import Hub
+
+_ANCILLARY = socket.CMSG_SPACE(16) + socket.CMSG_SPACE(12)
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What the kernel said when a process was reaped, all that it had reaped itself included."""
+
+    status: int
+    cpu_ms: float
+    peak_memory_bytes: int
+    """Of the largest single process."""
+    io_bytes: int
+
+
+def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
+    """A message, the descriptors that came with it, and who sent it, as the kernel says."""
+    data, ancillary, _, _ = channel.recvmsg(65536, _ANCILLARY)
+    descriptors: list[int] = []
+    sender = 0
+    for _, kind, packed in ancillary:
+        if kind == socket.SCM_RIGHTS:
+            descriptors += struct.unpack(f"{len(packed) // 4}i", packed)
+        elif kind == socket.SCM_CREDENTIALS:
+            sender = struct.unpack("3i", packed)[0]
+    return data, descriptors, sender
+
+
+class Member:
+    """A process in a box that stays, from its fork until it is reaped."""
+
+    def __init__(self, number: int, hub: Hub) -> None:
+        loop = asyncio.get_running_loop()
+        self.number = number
+        self.pid = 0
+        """As the host counts."""
+        self.begun = False
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[Ended | None] = loop.create_future()
+        self.denials = Denials(None)
+        self.heard: Callable[[bytes], None] = lambda _: None
+        """Gets what it says once it was given its order."""
+        self.on_denial: Callable[[], None] = lambda: None
+        self._hub = hub
+        self._channel: socket.socket | None = None
+        self._handle = -1
+
+    @property
+    def alive(self) -> bool:
+        return not self.ended.done()
+
+    # ── What its zygote says ──
+
+    def born(self, handle: int) -> None:
+        self._handle = handle
+        if self.ended.done():
+            self._let_go()
+
+    def left(self, ended: Ended | None) -> None:
+        if self._channel is not None:
+            self._hear()
+        if not self.ended.done():
+            self.ended.set_result(ended)
+        self.fail("it ended before it was ready")
+        self._let_go()
+
+    def fail(self, text: str) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(Unavailable("no_process", f"no process could be started in the box: {text}"))
+            self.ready.exception()
+
+    # ── Its channel ──
+
+    def listen(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._hub.add(channel.fileno(), self._hear)
+
+    def closed(self, pid: int, denials: int | None) -> None:
+        """It went through every step, and waits for its order."""
+        self.pid, self.denials = pid, Denials(denials)
+        if denials is not None:
+            self._hub.add(denials, self._deny)
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def order(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Raises OSError where it is gone."""
+        if self._channel is None:
+            raise BrokenPipeError(32, "the process is gone")
+        socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
+
+    def _hear(self) -> None:
+        for _ in range(_AT_ONCE):
+            if self._channel is None:
+                return
+            try:
+                data, descriptors, sender = receive(self._channel)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, descriptors, sender = b"", [], 0
+            if not data:
+                self._hub.remove(self._channel.fileno())
+                return
+            if self.ready.done():
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                if data == b"begun" and not self.begun:
+                    self.begun = True
+                else:
+                    self.heard(data)
+                continue
+            word, _, rest = data.decode("utf-8", "replace").partition(" ")
+            if word == "closed":
+                self.closed(sender, descriptors[0] if descriptors else None)
+            else:
+                self.fail(rest)
+
+    def _deny(self) -> None:
+        if not self.denials.answer():
+            self._hub.remove(self.denials.descriptor or -1)
+        self.on_denial()
+
+    # ── Its end ──
+
+    def signal(self, number: int, *, group: bool = False) -> None:
+        """To the process, or to all of its process group, which it leads unless its program left it."""
+        if self._handle < 0:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if group and self.pid:
+                os.killpg(self.pid, number)
+            signal.pidfd_send_signal(self._handle, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL, group=True)
+
+    def _let_go(self) -> None:
+        if self._channel is not None:
+            self._hub.remove(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+        if self.denials.descriptor is not None:
+            self._hub.remove(self.denials.descriptor)
+            os.close(self.denials.descriptor)
+            self.denials.descriptor = None
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1

@@ -1,0 +1,161 @@
+"""What is watched while something runs in a box that stays: its clock, what it writes, and why it was stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from ringfence.box import Captured, FileFact, Limit, Limits, Stream, Usage
+from ringfence.box import Ended as Ending
+from ringfence.sandbox.process.capture import Capture
+from ringfence.sandbox.process.hub import Hub
+from ringfence.sandbox.process.member import Member
+
+Tell = Callable[[Stream, bytes], None]
+_CHUNK = 65536
+MAX_DENIALS = 20_000
+
+
+class Clock:
+    """Calls when so many seconds have gone by, those not counted in which it stood still."""
+
+    def __init__(self, seconds: float, call: Callable[[], None]) -> None:
+        self._left = seconds
+        self._call = call
+        self._began = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.go_on()
+
+    def go_on(self) -> None:
+        if self._timer is None and self._left > 0:
+            self._began = time.monotonic()
+            self._timer = asyncio.get_running_loop().call_later(self._left, self._call)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._left = max(0.001, self._left - (time.monotonic() - self._began))
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._left = 0.0
+
+
+class Place(Protocol):
+    """The box that a step is in, as far as a step needs to know."""
+
+    def cpu_ms(self) -> float: ...
+
+    def began(self, step: Step) -> None: ...
+
+    def over(self, step: Step) -> None: ...
+
+
+class Step:
+    """One cell or command, from its order until it is over."""
+
+    def __init__(self, place: Place, member: Member, limits: Limits, hub: Hub, tell: Tell) -> None:
+        self.limits = limits
+        self.member = member
+        self.peak = 0
+        self.ended: Ending | None = None
+        """Why it was stopped, if it was; the first reason counts."""
+        self.limit: Limit | None = None
+        self.on_stop: Callable[[], None] = member.kill
+        self.files: tuple[FileFact, ...] = ()
+        self._place = place
+        self._hub = hub
+        self._tell = tell
+        self._captures: dict[Stream, Capture] = {}
+        self._open: dict[int, Stream] = {}
+        self._said = 0
+        self._began = time.monotonic()
+        self._cpu = place.cpu_ms()
+        self._denied = Counter(member.denials.by_name)
+        self._denials = member.denials.total
+        self.clock = Clock(limits.wall_seconds, lambda: self.stop("timeout", "wall"))
+        member.on_denial = self._look_at_denials
+        place.began(self)
+
+    # ── What it writes ──
+
+    def read_from(self, descriptor: int, stream: Stream) -> None:
+        """A reading end that is ours from now on."""
+        os.set_blocking(descriptor, False)
+        self._captures.setdefault(stream, Capture(self.limits.capture_bytes))
+        self._open[descriptor] = stream
+        self._hub.add(descriptor, partial(self._hear, descriptor))
+
+    def _hear(self, descriptor: int) -> None:
+        self._read(descriptor)
+
+    def _read(self, descriptor: int) -> bool:
+        """Whether there may be more."""
+        stream = self._open.get(descriptor)
+        if stream is None:
+            return False
+        try:
+            chunk = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            chunk = b""  # a terminal whose other side is gone
+        if not chunk:
+            self._close(descriptor)
+            return False
+        self._said += len(chunk)
+        if self._said > self.limits.output_bytes:
+            self.stop("output", "output")
+        self._captures[stream].feed(chunk)
+        self._tell(stream, chunk)
+        return True
+
+    def _close(self, descriptor: int) -> None:
+        self._hub.remove(descriptor)
+        os.close(descriptor)
+        self._open.pop(descriptor, None)
+
+    def captured(self, stream: Stream) -> Captured:
+        """So far."""
+        capture = self._captures.get(stream)
+        return capture.done() if capture is not None else Captured()
+
+    # ── Its end ──
+
+    def stop(self, ended: Ending, limit: Limit | None) -> None:
+        if self.ended is None:
+            self.ended, self.limit = ended, limit
+            self.on_stop()
+
+    def _look_at_denials(self) -> None:
+        if self.member.denials.total - self._denials > MAX_DENIALS:
+            self.stop("policy", None)
+
+    def finish(self) -> None:
+        """Read what is there, and watch no more. What others still hold open, nobody reads."""
+        self.clock.cancel()
+        for descriptor in list(self._open):
+            for _ in range(1 + self.limits.output_bytes // _CHUNK):
+                if not self._read(descriptor):
+                    break
+            if descriptor in self._open:
+                self._close(descriptor)
+        self._place.over(self)
+
+    @property
+    def wall_ms(self) -> float:
+        return (time.monotonic() - self._began) * 1000.0
+
+    def usage(self) -> Usage:
+        return Usage(cpu_ms=round(max(0.0, self._place.cpu_ms() - self._cpu), 3), peak_memory_bytes=self.peak or None)
+
+    def denials(self) -> dict[str, int]:
+        return dict(self.member.denials.by_name - self._denied)

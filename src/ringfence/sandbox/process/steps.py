@@ -1,0 +1,307 @@
+"""What runs in a box that stays: an interpreter that takes cell after cell, and commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import struct
+import termios
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ringfence.box import BoxReport, Captured, Limit
+from ringfence.box import Ended as Ending
+from ringfence.errors import Unavailable
+from ringfence.sandbox.claims import Claims
+from ringfence.sandbox.process.box import Box
+from ringfence.sandbox.process.member import Ended, Member
+from ringfence.sandbox.process.outputs import Outputs
+from ringfence.sandbox.process.run import memory_file
+from ringfence.sandbox.process.step import Place, Step, Tell
+from ringfence.sessions import Cell, CellReport, Command, Failure, Shown
+
+GRACE_SECONDS = 1.0
+"""For a cell that was interrupted; then its interpreter is killed."""
+_INLINE = 32_768
+_KILL_SECONDS = 10.0
+
+OnShown = Callable[[Shown | Failure], None]
+
+
+class Home(Place, Protocol):
+    """The box, as far as what runs in it needs to know."""
+
+    box: Box
+    isolation: Mapping[str, Any]
+    env: Mapping[str, str]
+    outputs: Outputs
+
+    def out_of_memory(self) -> bool: ...
+
+
+class Interpreter:
+    """One that keeps its state from cell to cell. One cell at a time."""
+
+    def __init__(self, home: Home, member: Member) -> None:
+        self._home = home
+        self._member = member
+        self._cells = 0
+        self._turn = asyncio.Lock()
+        self._running: Step | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._member.alive
+
+    def begin(self) -> None:
+        nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._member.order({"kind": "cells", "env": dict(self._home.env)}, [nothing, nothing, nothing])
+        except OSError as exc:
+            raise Unavailable("no_process", f"the interpreter was gone before its first cell: {exc}") from None
+        finally:
+            os.close(nothing)
+
+    async def run(self, cell: Cell, tell: Tell, shown: OnShown) -> CellReport:
+        async with self._turn:
+            return await self._run(cell, tell, shown)
+
+    async def _run(self, cell: Cell, tell: Tell, shown: OnShown) -> CellReport:
+        if not self.alive:
+            raise Unavailable("no_interpreter", "the interpreter is gone; a fresh one has none of its variables")
+        self._cells += 1
+        claims, over = Claims(self._cells), asyncio.Event()
+        step = Step(self._home, self._member, cell.limits, self._home.box.hub, tell)
+        self._running = step
+        step.on_stop = lambda: self._stop(over)
+
+        def hear(data: bytes) -> None:
+            for claim in claims.feed(data):
+                shown(claim)
+            if claims.done or claims.broken is not None:
+                over.set()
+
+        self._member.heard = hear
+        self._member.ended.add_done_callback(lambda _: over.set())
+        try:
+            self._order(cell, step)
+            await self._until(over, step)
+        finally:
+            self._running = None
+            self._member.heard = lambda _: None
+            step.finish()
+        if claims.broken is not None and self.alive:
+            await self._kill()
+        return self._report(step, claims)
+
+    async def _until(self, over: asyncio.Event, step: Step) -> None:
+        try:
+            await over.wait()
+        except asyncio.CancelledError:
+            step.stop("cancelled", None)
+            await asyncio.shield(over.wait())
+            raise
+
+    def _order(self, cell: Cell, step: Step) -> None:
+        given: list[int] = []
+        order: dict[str, Any] = {"kind": "cell", "id": self._cells, "name": f"<cell {self._cells}>"}
+        order |= {"env": dict(cell.env), "figures": list(cell.figures)}
+        try:
+            for stream in ("stdout", "stderr"):
+                ours, theirs = os.pipe2(os.O_CLOEXEC)
+                given.append(theirs)
+                step.read_from(ours, stream)
+            if len(cell.source) > _INLINE:
+                given.append(memory_file(cell.source))
+            else:
+                order["source"] = cell.source
+            self._member.order(order, given)
+        except OSError as exc:
+            raise Unavailable("no_interpreter", f"the interpreter was gone before it got the cell: {exc}") from None
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+
+    def interrupt(self) -> bool:
+        """Raise KeyboardInterrupt in the cell that runs. False where none does."""
+        if self._running is None:
+            return False
+        self._member.signal(signal.SIGINT)
+        return True
+
+    def _stop(self, over: asyncio.Event) -> None:
+        """Ask first, so that its variables stay; a cell that does not listen loses them."""
+        self._member.signal(signal.SIGINT)
+        asyncio.get_running_loop().call_later(GRACE_SECONDS, self._kill_unless, over)
+
+    def _kill_unless(self, over: asyncio.Event) -> None:
+        if not over.is_set():
+            self._member.kill()
+
+    async def _kill(self) -> None:
+        self._member.kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_KILL_SECONDS):
+                await asyncio.shield(self._member.ended)
+
+    async def end(self) -> None:
+        if self.alive:
+            await self._kill()
+
+    def _report(self, step: Step, claims: Claims) -> CellReport:
+        ended, status, number, limit = self._how(step, claims)
+        report = BoxReport(
+            ended=ended,
+            exit_status=status,
+            signal=number,
+            limit=limit,
+            wall_ms=step.wall_ms,
+            usage=step.usage(),
+            isolation=dict(self._home.isolation),
+            denials=step.denials(),
+            stdout=step.captured("stdout"),
+            stderr=step.captured("stderr"),
+            files=self._home.outputs.changed(),
+        )
+        return CellReport(report, tuple(claims.results), claims.error, self.alive, claims.broken or "")
+
+    def _how(self, step: Step, claims: Claims) -> tuple[Ending, int | None, int | None, Limit | None]:
+        if step.ended is not None:
+            return step.ended, None, None if self.alive else int(signal.SIGKILL), step.limit
+        if claims.done:
+            return "exited", 0 if claims.error is None else 1, None, None
+        if self.alive:
+            return "policy", None, None, None  # it said what cannot be, and was not listened to any more
+        return how(self._member.ended.result(), self._home)
+
+
+class Running:
+    """A command that was started."""
+
+    def __init__(self, home: Home, member: Member, command: Command, tell: Tell) -> None:
+        self._home = home
+        self._member = member
+        self._command = command
+        self._step = Step(home, member, command.limits, home.box.hub, tell)
+        self._input = -1
+        self._over: asyncio.Task[BoxReport] | None = None
+
+    @property
+    def number(self) -> int:
+        return self._member.number
+
+    @property
+    def logs(self) -> tuple[Captured, Captured]:
+        return self._step.captured("stdout"), self._step.captured("stderr")
+
+    def begin(self) -> None:
+        command, given = self._command, list[int]()
+        order = {"kind": "command", "name": "-c", "argv": list(command.argv), "env": {**self._home.env, **command.env}}
+        order["cwd"] = command.cwd
+        try:
+            given = self._terminal(*command.pty) if command.pty is not None else self._pipes()
+            self._member.order(order, given)
+        except OSError as exc:
+            self._step.finish()
+            raise Unavailable("no_process", f"the command could not be started: {exc}") from None
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+        self._over = asyncio.get_running_loop().create_task(self._wait())
+
+    def _pipes(self) -> list[int]:
+        given: list[int] = []
+        if self._command.stdin is None:
+            theirs, self._input = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(self._input, False)
+            given.append(theirs)
+        else:
+            given.append(memory_file(self._command.stdin))
+        for stream in ("stdout", "stderr"):
+            ours, theirs = os.pipe2(os.O_CLOEXEC)
+            given.append(theirs)
+            self._step.read_from(ours, stream)
+        return given
+
+    def _terminal(self, columns: int, rows: int) -> list[int]:
+        ours, theirs = os.openpty()
+        os.set_inheritable(ours, False)
+        self._input = os.dup(ours)
+        self.resize(columns, rows)
+        if self._home.box.host_id is not None:
+            os.fchown(theirs, self._home.box.host_id, self._home.box.host_id)
+        self._step.read_from(ours, "stdout")
+        return [theirs, os.dup(theirs), os.dup(theirs)]
+
+    def resize(self, columns: int, rows: int) -> None:
+        if self._command.pty is not None and self._input >= 0:
+            fcntl.ioctl(self._input, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+            self._member.signal(signal.SIGWINCH, group=True)
+
+    def send(self, data: bytes) -> int:
+        """How much of it was taken: no more than it has not read yet fits. Raises Unavailable where nobody reads."""
+        if self._input < 0:
+            raise Unavailable("no_input", "the command takes no input")
+        try:
+            return os.write(self._input, data)
+        except BlockingIOError:
+            return 0
+        except OSError as exc:
+            raise Unavailable("no_input", f"the command takes no more input: {exc.strerror}") from None
+
+    def close_input(self) -> None:
+        if self._input >= 0 and self._command.pty is None:
+            os.close(self._input)
+            self._input = -1
+        elif self._input >= 0:
+            self.send(b"\x04")
+
+    def signal(self, number: int) -> None:
+        self._member.signal(number, group=True)
+
+    async def over(self) -> BoxReport:
+        assert self._over is not None
+        return await asyncio.shield(self._over)
+
+    async def _wait(self) -> BoxReport:
+        ended = await asyncio.shield(self._member.ended)
+        self._step.finish()
+        if self._input >= 0:
+            os.close(self._input)
+            self._input = -1
+        step = self._step
+        if step.ended is not None:
+            how_: tuple[Ending, int | None, int | None, Limit | None]
+            how_ = (step.ended, None, int(signal.SIGKILL), step.limit)
+        else:
+            how_ = how(ended, self._home) if self._member.begun else ("infra", None, None, None)
+        return BoxReport(
+            ended=how_[0],
+            exit_status=how_[1],
+            signal=how_[2],
+            limit=how_[3],
+            wall_ms=step.wall_ms,
+            usage=step.usage(),
+            isolation=dict(self._home.isolation),
+            denials=step.denials(),
+            stdout=step.captured("stdout"),
+            stderr=step.captured("stderr"),
+            files=self._home.outputs.changed(),
+        )
+
+
+def how(ended: Ended | None, home: Home) -> tuple[Ending, int | None, int | None, Limit | None]:
+    """A process ended by itself, or by the kernel: how, with which status or signal, for which limit."""
+    if ended is None:
+        return "infra", None, None, None
+    if os.WIFSIGNALED(ended.status):
+        number = os.WTERMSIG(ended.status)
+        if number == signal.SIGKILL and home.out_of_memory():
+            return "oom", None, number, "memory"
+        if number == signal.SIGXFSZ:
+            return "disk", None, number, "file_size"
+        return "signalled", None, number, None
+    return "exited", os.WEXITSTATUS(ended.status), None, None

@@ -1,0 +1,257 @@
+"""A box that stays: state is kept, processes are confined each by itself, and its end leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from ringfence.box import MIB, BoxReport, Limits, Stream
+from ringfence.errors import Unavailable
+from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.live import LiveBox
+from ringfence.sandbox.process.steps import Interpreter
+from ringfence.sessions import Cell, CellReport, Command, Failure, Shown, StaySpec
+from tests.sandbox.process import looking
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[ProcessBackend]:
+    made = ProcessBackend(depth=0)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def box(backend: ProcessBackend) -> LiveBox:
+    return await backend.open(StaySpec())
+
+
+def nothing(stream: Stream, data: bytes) -> None:
+    """Whoever does not care what is written."""
+
+
+async def run(interpreter: Interpreter, source: str, **limits: float) -> CellReport:
+    cell = Cell(source.encode(), Limits(**limits))  # type: ignore[arg-type]
+    return await interpreter.run(cell, nothing, lambda _: None)
+
+
+async def shell(box: LiveBox, line: str, **limits: float) -> BoxReport:
+    command = Command(("/bin/sh", "-c", line), Limits(**limits))  # type: ignore[arg-type]
+    return await (await box.command(command, nothing)).over()
+
+
+def said(report: CellReport) -> str:
+    return report.results[-1].data["text/plain"]
+
+
+async def test_variables_imports_and_the_working_folder_stay(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    await run(interpreter, "import os, math; x = 20; os.chdir('/workspace/tmp')")
+    report = await run(interpreter, "(x + 1, math.floor(2.5), os.getcwd())")
+    assert said(report) == "(21, 2, '/workspace/tmp')"
+    assert (report.report.ended, report.report.exit_status, report.alive) == ("exited", 0, True)
+
+
+async def test_output_results_and_errors_come_apart(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    heard: list[tuple[str, bytes]] = []
+    shown: list[Shown | Failure] = []
+    source = "import sys\nprint('out'); print('err', file=sys.stderr)\ndisplay(1)\n1/0"
+    report = await interpreter.run(Cell(source.encode()), lambda s, d: heard.append((s, d)), shown.append)
+    assert sorted(heard) == [("stderr", b"err\n"), ("stdout", b"out\n")]
+    assert report.report.stdout.text == "out\n"
+    assert report.error is not None and report.error.name == "ZeroDivisionError"
+    assert [type(each) for each in shown] == [Shown, Failure]
+    assert report.report.exit_status == 1
+
+
+async def test_interpreters_of_one_box_share_files_and_nothing_else(box: LiveBox) -> None:
+    one, two = await box.interpreter(), await box.interpreter()
+    await run(one, "x = 1; open('/workspace/shared', 'w').write('hello')")
+    report = await run(two, "x")
+    assert report.error is not None and report.error.name == "NameError"
+    assert said(await run(two, "open('/workspace/shared').read()")) == "'hello'"
+
+
+async def test_a_cell_that_takes_too_long_is_interrupted_and_its_state_stays(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    await run(interpreter, "x = 5")
+    report = await run(interpreter, "import time; time.sleep(60)", wall_seconds=0.2)
+    assert (report.report.ended, report.report.limit, report.alive) == ("timeout", "wall", True)
+    assert said(await run(interpreter, "x")) == "5"
+
+
+async def test_a_cell_that_does_not_listen_loses_its_interpreter(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    source = "import signal\nwhile True:\n    try:\n        signal.pause()\n    except KeyboardInterrupt: pass"
+    report = await run(interpreter, source, wall_seconds=0.1)
+    assert (report.report.ended, report.alive) == ("timeout", False)
+    with pytest.raises(Unavailable, match="fresh one"):
+        await run(interpreter, "1")
+    assert said(await run(await box.interpreter(), "1")) == "1"
+
+
+async def test_an_interrupt_ends_the_cell_alone(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    running = asyncio.create_task(run(interpreter, "y = 1\nimport time; time.sleep(60)"))
+    await asyncio.sleep(0.3)
+    assert interpreter.interrupt()
+    report = await running
+    assert report.error is not None and report.error.name == "KeyboardInterrupt"
+    assert said(await run(interpreter, "y")) == "1"
+    assert not interpreter.interrupt()
+
+
+async def test_an_interpreter_that_kills_itself_is_told_of(box: LiveBox) -> None:
+    report = await run(await box.interpreter(), "import os; print('bye', flush=True); os._exit(7)")
+    assert (report.report.ended, report.report.exit_status, report.alive) == ("exited", 7, False)
+    assert report.report.stdout.text == "bye\n"
+
+
+async def test_memory_is_the_boxs_and_its_files_survive(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    await run(interpreter, "open('/workspace/kept', 'w').write('kept')")
+    report = await run(interpreter, "x = [bytearray(10 << 20) for _ in range(60)]")
+    assert (report.report.ended, report.report.limit, report.alive) == ("oom", "memory", False)
+    assert (await shell(box, "cat /workspace/kept")).stdout.text == "kept"
+
+
+async def test_every_later_process_is_confined_like_the_first(box: LiveBox) -> None:
+    look = (
+        "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; id -u; readlink /proc/self/ns/user /proc/self/ns/net"
+    )
+    first, later = await shell(box, look), await shell(box, look)
+    assert first.stdout.text == later.stdout.text
+    assert "Seccomp:\t2" in later.stdout.text and "NoNewPrivs:\t1" in later.stdout.text
+    assert later.stdout.text.count("0000000000000000") == 5
+    assert os.readlink("/proc/self/ns/user") not in later.stdout.text
+    assert (await shell(box, "mount -t tmpfs x /workspace/tmp")).exit_status != 0
+
+
+async def test_refused_calls_are_counted_for_the_step_that_made_them(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    source = "import ctypes\nctypes.CDLL(None, use_errno=True).ptrace(0, 0, 0, 0)"
+    assert (await run(interpreter, source)).report.denials == {"ptrace": 1}
+    assert (await run(interpreter, "1")).report.denials == {}
+
+
+async def test_new_files_of_a_step_are_its_facts(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    first = await run(interpreter, "open('/workspace/output/a', 'w').write('1')")
+    second = await run(interpreter, "open('/workspace/output/b', 'w').write('2')")
+    third = await run(interpreter, "1")
+    assert [[fact.path for fact in each.report.files] for each in (first, second, third)] == [
+        ["/workspace/output/a"],
+        ["/workspace/output/b"],
+        [],
+    ]
+
+
+async def test_what_is_paused_stands_still_and_its_clock_too(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    source = "import time\nfor n in range(10): open('/workspace/beat', 'a').write('.'); time.sleep(0.05)\n'done'"
+    running = asyncio.create_task(run(interpreter, source, wall_seconds=2.0))
+    await asyncio.sleep(0.2)
+    box.pause()
+    await asyncio.sleep(0.1)
+    beats = os.stat("beat", dir_fd=box.workspace).st_size
+    await asyncio.sleep(2.2)
+    assert os.stat("beat", dir_fd=box.workspace).st_size == beats < 10
+    box.resume()
+    report = await running
+    assert (report.report.ended, said(report)) == ("exited", "'done'")
+
+
+async def test_a_session_paused_and_resumed_fifty_times_has_all_it_had(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    await run(interpreter, "x = []")
+    for number in range(50):
+        box.pause()
+        box.resume()
+        await run(interpreter, f"x.append({number}); open('/workspace/n{number}', 'w').close()")
+    assert said(await run(interpreter, "import glob\n(sum(x), len(glob.glob('/workspace/n*')))")) == "(1225, 50)"
+
+
+async def test_a_command_takes_input_as_it_comes(box: LiveBox) -> None:
+    heard: list[bytes] = []
+    running = await box.command(Command(("cat",), stdin=None), lambda _, data: heard.append(data))
+    running.send(b"one\n")
+    await asyncio.sleep(0.1)
+    assert b"".join(heard) == b"one\n"
+    running.send(b"two\n")
+    running.close_input()
+    report = await running.over()
+    assert (report.ended, report.exit_status, report.stdout.text) == ("exited", 0, "one\ntwo\n")
+
+
+async def test_a_command_can_have_a_terminal(box: LiveBox) -> None:
+    running = await box.command(Command(("/bin/sh", "-c", "test -t 0 && stty size"), pty=(91, 33)), nothing)
+    assert (await running.over()).stdout.text.strip() == "33 91"
+
+
+async def test_a_command_is_stopped_by_its_clock_with_what_it_started(box: LiveBox) -> None:
+    report = await shell(box, "sleep 60 & sleep 60", wall_seconds=0.2)
+    assert (report.ended, report.limit) == ("timeout", "wall")
+    await asyncio.sleep(0.1)
+    assert (await shell(box, "ps ax | grep -c '[s]leep 60' || true")).stdout.text.strip() in ("0", "")
+
+
+async def test_a_guest_that_lies_harms_nobody_else(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    report = await run(
+        interpreter, "import os\nfor fd in range(3, 200):\n    try: os.write(fd, b'garbage')\n    except OSError: pass"
+    )
+    assert report.report.ended in ("policy", "exited", "signalled") and (report.broken or report.alive)
+    assert said(await run(await box.interpreter(), "1 + 1")) == "2"
+
+
+async def test_the_end_of_a_box_ends_everything_in_it(backend: ProcessBackend) -> None:
+    box = await backend.open(StaySpec(Limits(memory_bytes=64 * MIB)))
+    await box.interpreter()
+    running = await box.command(Command(("sleep", "60")), nothing)
+    inside = [each for zygote in looking.zygotes() for each in looking.descendants(zygote)[1:]]
+    assert len(inside) >= 3
+    before = looking.descriptors()
+    began = time.monotonic()
+    await box.end()
+    assert time.monotonic() - began < 5
+    looking.wait_until(looking.all_gone(inside), 2.0)
+    assert (await running.over()).ended == "infra"
+    assert looking.descriptors() < before
+
+
+async def test_boxes_that_stay_leak_nothing() -> None:
+    backend = ProcessBackend(depth=0)
+
+    @asynccontextmanager
+    async def stay() -> AsyncIterator[LiveBox]:
+        box = await backend.open(StaySpec())
+        yield box
+        await box.end()
+
+    try:
+        for round_ in range(12):
+            async with stay() as box:
+                interpreter = await box.interpreter()
+                await run(interpreter, "1")
+                await shell(box, "true")
+                await run(await box.interpreter(), "import os; os._exit(1)")
+            if round_ == 3:
+                counted = looking.descriptors(), len(looking.groups(os.getpid()))
+        assert looking.descriptors() <= counted[0]
+        assert len(looking.groups(os.getpid())) <= counted[1]
+    finally:
+        await backend.close()
+    assert looking.groups(os.getpid()) == set()
