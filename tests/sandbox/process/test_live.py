@@ -228,7 +228,7 @@ async def test_the_end_of_a_box_ends_everything_in_it(backend: ProcessBackend) -
     await box.end()
     assert time.monotonic() - began < 5
     looking.wait_until(looking.all_gone(inside), 2.0)
-    assert (await running.over()).ended == "infra"
+    assert (await running.over()).ended == "cancelled"
     assert looking.descriptors() < before
 
 

@@ -186,6 +186,8 @@ class LiveBox:
 
     async def end(self) -> None:
         """With all that is in it. Raises Unavailable where something of it could not be removed."""
+        for step in list(self._steps):
+            step.stop("cancelled", None)
         self.resume()
         self.box.kill()
         if self._removed is not None:
