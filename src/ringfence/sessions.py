@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
-from ringfence.box import BoxReport, Captured, Input, Layout, Limits, Stream
+from ringfence.box import BoxReport, Captured, FileFact, Input, Layout, Limits, Stream
 
 State = Literal["starting", "running", "paused", "stopped"]
 Why = Literal["closed", "lifetime", "keeper_died", "box_died", "killed", "failed"]
@@ -30,12 +30,23 @@ class Owner(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Folder:
+    """A file system of its own in a box, beneath /workspace, so large and no larger; empty at first."""
+
+    at: str
+    max_bytes: int
+    mode: Literal["ro", "rw"] = "rw"
+    """What the box may do; we always write."""
+
+
+@dataclass(frozen=True, slots=True)
 class StaySpec:
     """What a box that stays may touch; its programs come later, one by one."""
 
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
+    folders: tuple[Folder, ...] = ()
     trees: tuple[Path, ...] = ()
     template: str = "python"
     layout: Layout = "shared"
@@ -55,16 +66,19 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command in a box that stays."""
+    """A command in a box that stays, or a Python program that is run once, in an interpreter of its own."""
 
     argv: tuple[str, ...]
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = "/workspace"
-    stdin: bytes | None = b""
-    """All there is; None keeps it open for `send`."""
+    stdin: bytes | int | None = b""
+    """All there is, or the reading end of a pipe, which stays the caller's; None keeps it open for `send`."""
     pty: tuple[int, int] | None = None
     """Columns and rows of a terminal, instead of pipes."""
+    source: bytes | None = None
+    """Of a Python program; `argv` then is what follows its name in `sys.argv`."""
+    name: str = "-c"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +168,8 @@ class CellRequest:
     limits: Limits | None = None
     """None: the session's own."""
     env: Mapping[str, str] = field(default_factory=dict)
+    after_step: int | None = None
+    """Only where this is the last step that was begun; else Refused, `session_changed`. None: whatever came before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +180,16 @@ class CommandRequest:
     cwd: str = "/workspace"
     stdin: bytes | None = b""
     pty: tuple[int, int] | None = None
+    after_step: int | None = None
+
+
+class Writing(TypedDict, total=False):
+    """How a file is written."""
+
+    append: bool
+    """To what is there, instead of in its place."""
+    mode: int | None
+    """Its permissions; None: those of the file that was there, else the usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +201,8 @@ class StepReport:
     cell: CellReport
     """For a command only its `report` is filled."""
     context: str | None = None
+    fresh: bool = False
+    """Its interpreter was started for it: what earlier steps of this context had in memory, if any, is not there."""
     state: State = "running"
 
 
@@ -203,6 +231,20 @@ class Logs:
 
 
 @dataclass(frozen=True, slots=True)
+class Within:
+    """The session that a call was carried out in, as far as it is known."""
+
+    session: str
+    step: int | None = None
+    context: str | None = None
+    state: State | None = None
+    report: StepReport | None = None
+    """Of a step, unabridged."""
+    given: tuple[FileFact, ...] = ()
+    """Files that the call put into the workspace."""
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Why one of several was not made."""
 
@@ -223,7 +265,9 @@ class Interpreting(Protocol):
         """One cell, to its end. One at a time. Cancelling interrupts it, and kills it where that does not help."""
         ...
 
-    def interrupt(self) -> None: ...
+    def interrupt(self) -> bool:
+        """Raise KeyboardInterrupt in the cell that runs. False where none does."""
+        ...
 
     async def end(self) -> None: ...
 
@@ -240,9 +284,13 @@ class Commanding(Protocol):
 
     def signal(self, number: int) -> None: ...
 
-    def send(self, data: bytes) -> None: ...
+    def send(self, data: bytes) -> int:
+        """How much of it was taken. Raises Unavailable where nobody reads."""
+        ...
 
     def close_input(self) -> None: ...
+
+    def resize(self, columns: int, rows: int) -> None: ...
 
 
 class Living(Protocol):
@@ -259,6 +307,11 @@ class Living(Protocol):
     @property
     def input(self) -> int | None:
         """A writable descriptor of /workspace/input."""
+        ...
+
+    @property
+    def folders(self) -> Mapping[str, int]:
+        """Writable descriptors of the spec's folders, by where they are."""
         ...
 
     @property
@@ -280,4 +333,12 @@ class Living(Protocol):
 
     async def ended(self) -> str:
         """Wait until it is gone, for whatever reason; says why."""
+        ...
+
+
+class Opening(Protocol):
+    """A backend whose boxes can stay."""
+
+    async def open(self, spec: StaySpec) -> Living:
+        """Raises ValueError for a spec that makes no sense, Unavailable where there is no box to be had."""
         ...

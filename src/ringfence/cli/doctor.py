@@ -19,6 +19,7 @@ from ringfence.config.settings import SandboxSettings
 from ringfence.errors import Unavailable
 from ringfence.model import Json
 from ringfence.promises import CATALOGUE, CLASSES, Case, Options, Report, Result, run
+from ringfence.promises.insession import NOT_THERE, InSession, Staying
 from ringfence.runs import BACKENDS, make_executor
 
 _BROKEN, _USAGE, _UNAVAILABLE = 1, 2, 125
@@ -34,6 +35,9 @@ def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print JSON: an object, or with --all a list of them."),
     classes: str | None = typer.Option(None, "--class", metavar="F,K", help=f"Only these classes: {_CLASSES}."),
     only: list[str] | None = typer.Option(None, "--case", metavar="ID", help="Only this case. May be repeated."),
+    session: bool = typer.Option(
+        False, "--session", help="Try them in sessions: each after a hostile step that left what it could."
+    ),
     control: bool = typer.Option(True, "--control/--no-control", help="Also try each case outside of any box."),
     config_path: Path | None = typer.Option(
         None, "--config", help="A ringfence.yaml for the sandbox settings. Left out: the user's own, if any."
@@ -50,6 +54,7 @@ def doctor(
 
     \b
     ringfence doctor                         all cases, as a table
+    ringfence doctor --session               the same as second programs of boxes that stay
     ringfence doctor --class K,N             the kernel's surface and the network
     ringfence doctor --case F01 --json       one case, for a program
     """
@@ -57,8 +62,10 @@ def doctor(
         common.fail("--all and --backend exclude each other", _USAGE)
     cases = _chosen(classes, only or [])
     wanted = settings(config_path, backend).sandbox
+    if session:
+        cases = tuple(case for case in cases if case.id not in NOT_THERE)
     options = Options(cases=cases, controls=control)
-    reports, missing = common.run(_examine, _named(wanted, every), options)
+    reports, missing = common.run(_examine, _named(wanted, every), options, session)
     if as_json:
         told = [report.as_json() for report in reports]
         if told:
@@ -104,7 +111,9 @@ def _with(sandbox: SandboxSettings, name: str) -> SandboxSettings:
     return sandbox if sandbox.backend == name else SandboxSettings(backend=name, accept_missing=sandbox.accept_missing)
 
 
-async def _examine(backends: Iterable[_Backend], options: Options) -> tuple[list[Report], list[tuple[str, str]]]:
+async def _examine(
+    backends: Iterable[_Backend], options: Options, session: bool
+) -> tuple[list[Report], list[tuple[str, str]]]:
     """Reports, and why there is none of a backend."""
     reports: list[Report] = []
     missing: list[tuple[str, str]] = []
@@ -116,7 +125,8 @@ async def _examine(backends: Iterable[_Backend], options: Options) -> tuple[list
             continue
         try:
             with _progress(len(options.cases)) as options.progress:
-                reports.append(await run(backend, options))
+                tried = InSession(backend) if session and isinstance(backend, Staying) else backend
+                reports.append(await run(tried, options))
         except Unavailable as exc:
             missing.append((each.name, exc.message))
         finally:

@@ -7,7 +7,7 @@ import socket
 
 from ringfence.model import Json
 from ringfence.promises.case import Case, Control, Trial, claimed
-from ringfence.promises.cases.seeing import box_processes, parent_of
+from ringfence.promises.cases.seeing import box_processes, is_first, parent_of
 from ringfence.promises.judging import claimed_after, looked_at, seen
 from ringfence.promises.props import Props
 from ringfence.promises.stage import BLOCKED, GROUP, IGNORED, UMASK, VARIABLE
@@ -42,12 +42,18 @@ def _ids(props: Props, facts: Json) -> Json:
     """Who a box is on the host: its user id there, where that tells anything."""
     if os.geteuid() != 0:
         return {"processes": len(box_processes(facts))}  # an ordinary user has one id to give
-    found = {str(process.stat().st_uid) for process in box_processes(facts)} - {"0"}
+    found = _users(facts)
     ours = str(os.geteuid())
     neighbour = facts.get("neighbour") or {}
-    others = {str(process.stat().st_uid) for process in box_processes(neighbour)} - {"0"} if neighbour else set()
+    others = _users(neighbour) if neighbour else set()
     shared = found & {ours, *others}
     return {"shared id": ", ".join(sorted(shared)), "processes": len(found)}
+
+
+def _users(facts: Json) -> set[str]:
+    """Of all that runs in a box, but for what the backend itself may keep there as the first process."""
+    inside = box_processes(facts)
+    return {str(_user(str(process))) for process in inside if len(inside) == 1 or not is_first(process)} - {"0"}
 
 
 def _root(props: Props, facts: Json) -> Json:

@@ -108,6 +108,8 @@ class ProcessBackend:
 
     async def open(self, spec: StaySpec) -> LiveBox:
         """A box that stays until it is ended. Raises ValueError, Unavailable."""
+        if spec.layout == "fresh":
+            raise Unavailable("no_fresh_layout", "the interpreters of a session are forks, and share their layout")
         as_run = BoxSpec(Program("python"), spec.limits, trees=spec.trees, template=spec.template, tenant=spec.tenant)
         host.check_spec(as_run, self._templates)
         inputs.check_inputs(spec.inputs, None)
@@ -115,6 +117,7 @@ class ProcessBackend:
         assert self._pool is not None
         baseline = replace(self._baseline(as_run), stays=True)
         limits, shape = _of_the_box(spec.limits), self._shape(spec.limits)
+        shape["folders"] = [[folder.at, folder.max_bytes, folder.mode == "ro"] for folder in spec.folders]
         zygote, box = await self._pool.spawn(baseline, limits, shape)
         live = LiveBox(box, zygote, shape, self._isolation(box, as_run, None))
         live.env = spec.env

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-Shape = dict[str, "int | list[int]"]
+Shape = dict[str, "Any"]
 """What boxes of one kind have in common: `disk_bytes inodes processes open_files file_bytes cpu_seconds data_bytes
-cores`; 0 and an empty list mean no limit of this sort."""
+cores`; 0 and an empty list mean no limit of this sort. `folders` are where, how large, whether read-only."""
 
 TEMPLATE = b"/t"
 """Where the zygote built what all its boxes have in common; a box sees it as its root."""
@@ -134,6 +134,23 @@ def _input(site: Site) -> None:
 def _input_read_only(site: Site) -> None:
     site.call("mount", INPUT, INPUT, None, kernel.MS_BIND, None)
     _set_mount(site, INPUT, kernel.ATTR_RDONLY)
+
+
+def _folders(site: Site) -> None:
+    made: set[bytes] = set()
+    for number, (at, size, read_only) in enumerate(site.shape.get("folders", ())):
+        parts = at.encode().strip(b"/").split(b"/")[1:]
+        for depth in range(1, len(parts) + 1):
+            path = b"/".join((WORKSPACE, *parts[:depth]))
+            if path not in made:
+                site.call("mkdirat", _HERE, path, 0o755)
+                made.add(path)
+        limits = b"mode=0755,size=%d,nr_inodes=%d" % (size, site.shape["inodes"])
+        site.call("mount", b"volume", path, b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, limits)
+        site.descriptors[f"folder{number}"] = site.open(path, _FOLDER)
+        if read_only:
+            site.call("mount", path, path, None, kernel.MS_BIND, None)
+            _set_mount(site, path, kernel.ATTR_RDONLY)
 
 
 def _proc(site: Site) -> None:
@@ -288,6 +305,13 @@ STEPS = (
         "after the supervisor's descriptor was opened, which stays writable",
         _input_read_only,
         rests_on="input",
+        once=True,
+    ),
+    Step(
+        "folders",
+        "file systems of their own for what outlives the box, so that each is only so large",
+        _folders,
+        rests_on="workspace",
         once=True,
     ),
     Step(

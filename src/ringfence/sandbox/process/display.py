@@ -207,9 +207,8 @@ def _base64(value: Any) -> str:
     if isinstance(value, tuple):
         value = value[0]
     if isinstance(value, str):  # it is base64 already, with or without line breaks
-        data = binascii.a2b_base64("".join(value.split()), strict_mode=True)
-    else:
-        data = bytes(value)
+        value = binascii.a2b_base64("".join(value.split()), strict_mode=True)
+    data = bytes(value)
     return str(binascii.b2a_base64(data, newline=False), "ascii")
 
 

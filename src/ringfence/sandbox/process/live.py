@@ -13,7 +13,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from ringfence.box import Limits
+from ringfence.box import Limit, Limits
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.confine import Shape
@@ -21,7 +21,7 @@ from ringfence.sandbox.process.member import Member
 from ringfence.sandbox.process.outputs import Outputs
 from ringfence.sandbox.process.step import Step, Tell
 from ringfence.sandbox.process.steps import Interpreter, Running
-from ringfence.sandbox.process.watch import FIRST_SECONDS, SECONDS, descendants, used_memory
+from ringfence.sandbox.process.watch import FIRST_SECONDS, SECONDS, added_up, descendants, used_memory
 from ringfence.sandbox.process.zygotes import Zygote
 from ringfence.sessions import Command
 
@@ -44,7 +44,7 @@ class LiveBox:
         self._steps: set[Step] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._removed: asyncio.Task[str] | None = None
-        self._ooms = 0
+        self._ooms = self._denied = 0
 
     async def settle(self) -> None:
         """Once it is closed: take over its first worker. Raises Unavailable."""
@@ -66,6 +66,12 @@ class LiveBox:
     @property
     def input(self) -> int | None:
         return self.box.descriptors.get("input")
+
+    @property
+    def folders(self) -> Mapping[str, int]:
+        """Writable descriptors of the file systems of their own that it has, by where they are."""
+        named = enumerate(self._shape.get("folders", ()))
+        return {at: self.box.descriptors[f"folder{number}"] for number, (at, _, _) in named}
 
     @property
     def host_id(self) -> int | None:
@@ -117,9 +123,9 @@ class LiveBox:
     def _look(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(SECONDS, self._look)
         with contextlib.suppress(OSError, KeyError):
-            used = self.memory()
-            for step in self._steps:
-                step.peak = max(step.peak, used)
+            used, full = self.memory(), self._full()
+            for step in list(self._steps):
+                step.look(used, full)
             if used > self.limits.memory_bytes:
                 for step in list(self._steps):
                     step.stop("oom", "memory")
@@ -130,13 +136,28 @@ class LiveBox:
         return used_memory(self.box)
 
     def cpu_ms(self) -> float:
+        """Processor time of all that ran in it; without a group that counts, of what still runs."""
         group = self.box.group
-        return (group.cpu_ms() or 0.0) if group is not None else 0.0
+        counted = group.cpu_ms() if group is not None else None
+        return counted if counted is not None else added_up(self.box, self.limits.memory_bytes)[1]
 
     def out_of_memory(self) -> bool:
         """Whether the kernel ended something for its memory since this was last asked."""
         before, self._ooms = self._ooms, (self.box.group.oom_kills() or 0) if self.box.group is not None else 0
         return self._ooms > before
+
+    def met(self) -> Limit | None:
+        """A limit that was met and survived since this was last asked; the disk is full until something is removed."""
+        group = self.box.group
+        denied = (group.pids_denied() or 0) if group is not None else 0
+        before, self._denied = self._denied, denied
+        return "pids" if denied > before else self._full()
+
+    def _full(self) -> Limit | None:
+        with contextlib.suppress(OSError, KeyError):
+            state = os.fstatvfs(self.workspace)
+            return "disk" if state.f_bfree == 0 else "inodes" if state.f_ffree == 0 else None
+        return None
 
     def kill_all(self) -> None:
         """Everything that runs in it; the box itself, and its files, stay."""

@@ -17,7 +17,7 @@ from ringfence.errors import Unavailable
 from ringfence.sandbox.process.denials import Denials
 from ringfence.sandbox.process.hub import Hub
 
-_ANCILLARY = socket.CMSG_SPACE(16) + socket.CMSG_SPACE(12)
+_ANCILLARY = socket.CMSG_SPACE(32 * 4) + socket.CMSG_SPACE(12)
 _AT_ONCE = 32
 
 

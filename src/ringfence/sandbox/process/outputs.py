@@ -25,27 +25,27 @@ class Outputs:
         self._look: tuple[tuple[int, ...], ...] = ()
         self._known: dict[str, str] = {}
 
-    def changed(self) -> tuple[FileFact, ...]:
-        """Files that are new, or other than they were when this was asked last."""
+    def changed(self) -> tuple[tuple[FileFact, ...], dict[str, str]]:
+        """Files that are new, or other than they were when this was asked last; what is no file to take, and why."""
         try:
             if os.stat("output", dir_fd=self._workspace, follow_symlinks=False).st_size == _EMPTY_FOLDER:
                 self._look, self._known = (), {}
-                return ()
+                return (), {}
             folder = os.open("output", _FLAGS, dir_fd=self._workspace)
         except OSError:
-            return ()
+            return (), {}
         try:
             look: list[tuple[int, ...]] = []
             _stat(folder, look, 0)
             if tuple(look) == self._look:
-                return ()
+                return (), {}
             self._look = tuple(look)
-            facts, _ = collect.collect(folder, None, max_bytes=self._max_bytes, max_files=_MOST_FILES)
+            facts, skipped = collect.collect(folder, None, max_bytes=self._max_bytes, max_files=_MOST_FILES)
         finally:
             os.close(folder)
         new = tuple(fact for fact in facts if self._known.get(fact.path) != fact.sha256)
         self._known = {fact.path: fact.sha256 for fact in facts}
-        return new
+        return new, skipped
 
 
 def _stat(folder: int, look: list[tuple[int, ...]], depth: int) -> None:

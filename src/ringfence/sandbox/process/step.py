@@ -66,6 +66,8 @@ class Step:
         self.limits = limits
         self.member = member
         self.peak = 0
+        self.full: Limit | None = None
+        """What of the disk was used up when somebody last looked, if anything was."""
         self.ended: Ending | None = None
         """Why it was stopped, if it was; the first reason counts."""
         self.limit: Limit | None = None
@@ -78,7 +80,7 @@ class Step:
         self._open: dict[int, Stream] = {}
         self._said = 0
         self._began = time.monotonic()
-        self._cpu = place.cpu_ms()
+        self._cpu, self._cpu_seen = place.cpu_ms(), 0.0
         self._denied = Counter(member.denials.by_name)
         self._denials = member.denials.total
         self.clock = Clock(limits.wall_seconds, lambda: self.stop("timeout", "wall"))
@@ -128,6 +130,14 @@ class Step:
         capture = self._captures.get(stream)
         return capture.done() if capture is not None else Captured()
 
+    def look(self, used: int, full: Limit | None) -> None:
+        """What the whole box uses now is what the step uses at most."""
+        self.peak, self.full = max(self.peak, used), full or self.full
+        self._cpu_seen = max(self._cpu_seen, self._place.cpu_ms() - self._cpu)
+        most = self.limits.cpu_seconds
+        if most is not None and self._cpu_seen > most * 1000:
+            self.stop("timeout", "cpu")
+
     # ── Its end ──
 
     def stop(self, ended: Ending, limit: Limit | None) -> None:
@@ -155,7 +165,8 @@ class Step:
         return (time.monotonic() - self._began) * 1000.0
 
     def usage(self) -> Usage:
-        return Usage(cpu_ms=round(max(0.0, self._place.cpu_ms() - self._cpu), 3), peak_memory_bytes=self.peak or None)
+        cpu_ms = max(0.0, self._cpu_seen, self._place.cpu_ms() - self._cpu)
+        return Usage(cpu_ms=round(cpu_ms, 3), peak_memory_bytes=self.peak or None)
 
     def denials(self) -> dict[str, int]:
         return dict(self.member.denials.by_name - self._denied)

@@ -41,6 +41,8 @@ class Home(Place, Protocol):
 
     def out_of_memory(self) -> bool: ...
 
+    def met(self) -> Limit | None: ...
+
 
 class Interpreter:
     """One that keeps its state from cell to cell. One cell at a time."""
@@ -153,6 +155,7 @@ class Interpreter:
 
     def _report(self, step: Step, claims: Claims) -> CellReport:
         ended, status, number, limit = self._how(step, claims)
+        files, skipped = self._home.outputs.changed()
         report = BoxReport(
             ended=ended,
             exit_status=status,
@@ -164,7 +167,8 @@ class Interpreter:
             denials=step.denials(),
             stdout=step.captured("stdout"),
             stderr=step.captured("stderr"),
-            files=self._home.outputs.changed(),
+            files=files,
+            skipped=skipped,
         )
         return CellReport(report, tuple(claims.results), claims.error, self.alive, claims.broken or "")
 
@@ -172,10 +176,10 @@ class Interpreter:
         if step.ended is not None:
             return step.ended, None, None if self.alive else int(signal.SIGKILL), step.limit
         if claims.done:
-            return "exited", 0 if claims.error is None else 1, None, None
+            return "exited", 0 if claims.error is None else 1, None, met(step, self._home)
         if self.alive:
             return "policy", None, None, None  # it said what cannot be, and was not listened to any more
-        return how(self._member.ended.result(), self._home)
+        return how(self._member.ended.result(), step, self._home)
 
 
 class Running:
@@ -203,6 +207,9 @@ class Running:
         order["cwd"] = command.cwd
         try:
             given = self._terminal(*command.pty) if command.pty is not None else self._pipes()
+            if command.source is not None:
+                order |= {"kind": "python", "name": command.name}
+                given.append(memory_file(command.source))
             self._member.order(order, given)
         except OSError as exc:
             self._step.finish()
@@ -218,6 +225,8 @@ class Running:
             theirs, self._input = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(self._input, False)
             given.append(theirs)
+        elif isinstance(self._command.stdin, int):
+            given.append(os.dup(self._command.stdin))
         else:
             given.append(memory_file(self._command.stdin))
         for stream in ("stdout", "stderr"):
@@ -269,6 +278,8 @@ class Running:
     async def _wait(self) -> BoxReport:
         ended = await asyncio.shield(self._member.ended)
         self._step.finish()
+        if ended is not None:
+            self._step.peak = max(self._step.peak, ended.peak_memory_bytes)
         if self._input >= 0:
             os.close(self._input)
             self._input = -1
@@ -277,7 +288,8 @@ class Running:
             how_: tuple[Ending, int | None, int | None, Limit | None]
             how_ = (step.ended, None, int(signal.SIGKILL), step.limit)
         else:
-            how_ = how(ended, self._home) if self._member.begun else ("infra", None, None, None)
+            how_ = how(ended, step, self._home) if self._member.begun else ("infra", None, None, None)
+        files, skipped = self._home.outputs.changed()
         return BoxReport(
             ended=how_[0],
             exit_status=how_[1],
@@ -289,19 +301,27 @@ class Running:
             denials=step.denials(),
             stdout=step.captured("stdout"),
             stderr=step.captured("stderr"),
-            files=self._home.outputs.changed(),
+            files=files,
+            skipped=skipped,
         )
 
 
-def how(ended: Ended | None, home: Home) -> tuple[Ending, int | None, int | None, Limit | None]:
+def met(step: Step, home: Home) -> Limit | None:
+    """A limit that a step met and survived."""
+    return "memory" if home.out_of_memory() else home.met() or step.full
+
+
+def how(ended: Ended | None, step: Step, home: Home) -> tuple[Ending, int | None, int | None, Limit | None]:
     """A process ended by itself, or by the kernel: how, with which status or signal, for which limit."""
     if ended is None:
         return "infra", None, None, None
-    if os.WIFSIGNALED(ended.status):
-        number = os.WTERMSIG(ended.status)
-        if number == signal.SIGKILL and home.out_of_memory():
-            return "oom", None, number, "memory"
-        if number == signal.SIGXFSZ:
-            return "disk", None, number, "file_size"
-        return "signalled", None, number, None
-    return "exited", os.WEXITSTATUS(ended.status), None, None
+    if not os.WIFSIGNALED(ended.status):
+        return "exited", os.WEXITSTATUS(ended.status), None, met(step, home)
+    number, most = os.WTERMSIG(ended.status), step.limits.cpu_seconds
+    if number == signal.SIGKILL and home.out_of_memory():
+        return "oom", None, number, "memory"
+    if number == signal.SIGXFSZ:
+        return "disk", None, number, "file_size"
+    if number in (signal.SIGXCPU, signal.SIGKILL) and most is not None and ended.cpu_ms >= most * 750:
+        return "timeout", None, number, "cpu"
+    return "signalled", None, number, home.met() or step.full

@@ -80,8 +80,7 @@ def program(channel: socket.socket) -> guest.Program:
         guest.put(source, order["name"])
     if order["kind"] != "python":
         _execute(order["argv"], order.get("cwd", "."))
-    assert ready is not None
-    return ready.take(source, order["name"], order["argv"])
+    return (ready or guest.Program()).take(source, order["name"], order["argv"])
 
 
 def rehearse() -> None:
