@@ -128,6 +128,14 @@ async def test_memory_is_the_boxs_and_its_files_survive(box: LiveBox) -> None:
     assert (await shell(box, "cat /workspace/kept")).stdout.text == "kept"
 
 
+async def test_a_peak_that_was_given_back_is_counted_for_its_cell(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    peak = (await run(interpreter, "x = b'x' * (100 << 20)\ndel x")).report.usage.peak_memory_bytes
+    assert peak is not None and peak >= 100 * MIB
+    later = (await run(interpreter, "import time; time.sleep(0.05)")).report.usage.peak_memory_bytes
+    assert later is None or later < 100 * MIB
+
+
 async def test_every_later_process_is_confined_like_the_first(box: LiveBox) -> None:
     look = (
         "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; id -u; readlink /proc/self/ns/user /proc/self/ns/net"

@@ -26,6 +26,8 @@ from ringfence.sessions import Cell, CellReport, Command, Failure, Shown
 GRACE_SECONDS = 1.0
 """For a cell that was interrupted; then its interpreter is killed."""
 _INLINE = 32_768
+_WORTH_A_LOOK = 2.0
+"""Milliseconds; a shorter cell fills no memory worth telling of."""
 _KILL_SECONDS = 10.0
 
 OnShown = Callable[[Shown | Failure], None]
@@ -53,6 +55,7 @@ class Interpreter:
         self._cells = 0
         self._turn = asyncio.Lock()
         self._running: Step | None = None
+        self._highest = 0
 
     @property
     def alive(self) -> bool:
@@ -155,6 +158,10 @@ class Interpreter:
 
     def _report(self, step: Step, claims: Claims) -> CellReport:
         ended, status, number, limit = self._how(step, claims)
+        if step.wall_ms > _WORTH_A_LOOK and self.alive:
+            highest = high_water(self._member.pid)
+            # What it once needed it needs no more; only where it needed more than ever, this cell did.
+            step.peak, self._highest = max(step.peak, highest if highest > self._highest else 0), highest
         files, skipped = self._home.outputs.changed()
         report = BoxReport(
             ended=ended,
@@ -304,6 +311,15 @@ class Running:
             files=files,
             skipped=skipped,
         )
+
+
+def high_water(pid: int) -> int:
+    """The most memory that a process ever had, in bytes."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            return int(file.read().partition("\nVmHWM:")[2].split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def met(step: Step, home: Home) -> Limit | None:
