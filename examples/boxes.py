@@ -15,6 +15,6 @@ for name, code in PROGRAMS.items():
     error = execution.error.name if execution.error else "-"
     print(f"{name}: {execution.status}, {error}: {execution.facts['explanation']}")
 
-with ringfence.Sandbox.create(envs={"GREETING": "hello"}) as sandbox:
-    made = sandbox.commands.run("echo $GREETING; sort input/names > output/sorted", inputs={"names": "b\na\n"})
-    print(made.stdout.strip(), made.exit_code, [file["path"] for file in made.facts["files"]])
+code = "names = sorted(open('input/names')); open('output/sorted', 'w').writelines(names)"
+made = ringfence.run_code(code, inputs={"names": "b\na\n"})
+print([file["path"] for file in made.facts["files"]])

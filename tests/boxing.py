@@ -13,11 +13,13 @@ import anyio
 import pytest
 
 from ringfence import config
+from ringfence.backends import templates
 from ringfence.box import BoxReport, BoxSpec, Captured, Limits, Stream
 from ringfence.config import SandboxSettings
 from ringfence.errors import Unavailable
-from ringfence.runs import Runs, make_executor, templates, unwritten
-from ringfence.sandbox.executor import Executor, Provision
+from ringfence.runs import Runs, make_executor, unwritten
+from ringfence.sandbox.executor import Executor
+from ringfence.sandbox.order import Provision
 from tests import gateways
 
 ISOLATION = {"backend": "process", "level": "process", "memory_layout": "shared", "protections": {}}

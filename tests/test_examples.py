@@ -29,7 +29,32 @@ def test_the_boxes_example_tells_what_became_of_each_program() -> None:
     ]
     # Where there are no control groups the kernel refuses the memory, and nobody has to be killed.
     assert told[3] in (["eats", " killed, memory"], ["eats", " failed, MemoryError"])
-    assert done.stdout.splitlines()[5] == "hello 0 ['/workspace/output/sorted']"
+    assert done.stdout.splitlines()[5] == "['/workspace/output/sorted']"
+
+
+def test_the_sessions_example_goes_step_by_step() -> None:
+    boxing.need_boxes()
+    done = run(str(EXAMPLES / "sessions.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "step 1: 4",
+        "step 2: {'2026-01': [10, 30], '2026-02': [20, 40]}",
+        "step 3: {'2026-01': 20.0, '2026-02': 30.0}",
+        "step 4: failed, KeyError; the variables are still there",
+        "['month,average', '2026-01,20.0', '2026-02,30.0']",
+    ]
+
+
+def test_the_forks_example_tries_them_all() -> None:
+    boxing.need_boxes()
+    done = run(str(EXAMPLES / "forks.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "sum(numbers): 42",
+        "max(numbers): 39",
+        "while True: pass: timeout",
+        "numbers / 2: TypeError",
+    ]
 
 
 def test_the_gateway_example_reads_asks_and_refuses() -> None:

@@ -14,7 +14,8 @@ from ringfence import canonical
 from ringfence.box import MIB, BoxReport, Captured, FileFact, Limits, Ran, Usage
 from ringfence.facts import Ending, build, could_act, effect, explanation
 from ringfence.model import Contract, Decision, Effect, Mode, Mount, Status, Transport
-from ringfence.sandbox.executor import judge
+from ringfence.sandbox.results import judge
+from ringfence.sessions import Within
 from tests.boxing import report
 from tests.making import READ, WRITE, call
 
@@ -298,3 +299,27 @@ def test_no_sentence_contradicts_the_effect(status: Status, contract: Contract |
     assert ("unknown" in said) is (had is Effect.UNKNOWN)
     assert ("confirmed" in said) is (had is Effect.CONFIRMED)
     assert "\n" not in said
+
+
+# ── sessions ──
+
+
+def test_a_step_says_of_which_session_it_was_one() -> None:
+    within = Within("box_1", 3, "default", "running")
+    facts = build(boxed(report(), within=within))
+    assert facts["session"] == {"id": "box_1", "step": 3, "context": "default", "state": "running"}
+    assert list(facts) == [*KEYS, "session"]
+    assert facts["explanation"] == (
+        "step 3 of session box_1: exited with status 0 after 12 ms; network was denied;"
+        " nothing outside of the session was changed"
+    )
+    assert "session" not in build(boxed(report()))
+
+
+def test_what_was_put_into_a_session_is_told_by_digest() -> None:
+    given = (FileFact("/workspace/a.csv", 3, "ab"),)
+    facts = build(ending(contract=replace(BOX, mode=Mode.WRITE), within=Within("box_1", given=given)))
+    assert facts["inputs"] == [{"path": "/workspace/a.csv", "bytes": 3, "sha256": "ab"}]
+    assert facts["effect"] == "none"
+    reading = ending(contract=replace(BOX, mode=Mode.READ), within=Within("box_1"))
+    assert explanation(reading).endswith("it only reads, so nothing was changed")

@@ -37,7 +37,7 @@ def ended(made: Trip, outcome: Outcome) -> dict[str, Any]:
         made.call, outcome.status, outcome.reason_code, made.began_at, made.wall_ms, made.contract, made.decision, True,
         result=outcome.result,
     )  # fmt: skip
-    return journal.finished(made, replace(outcome, facts=facts.build(ending)))
+    return journal.finished(made, outcome, facts.build(ending))
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -148,7 +148,7 @@ def test_files_are_on_record_by_salted_digest_and_not_by_the_name_that_a_program
     files = [{"path": f"/workspace/output/SECRET-{n}", "bytes": n, "sha256": "ab" * 32} for n in range(300)]
     output = {"sha256": "cd", "stdout_sha256": "ef", "stderr_sha256": "ef", "stdout_bytes": 3}
     facts = {"inputs": files[:1], "files": files, "skipped": {"SECRET": "a link"}, "output": output}
-    told = journal.finished(made, Outcome(Status.SUCCESS, "ok", facts=facts))["facts"]
+    told = journal.finished(made, Outcome(Status.SUCCESS, "ok"), facts)["facts"]
     assert "SECRET" not in str(told) and "abab" not in str(told) and "ef" not in str(told["output"].values())
     assert (len(told["files"]), told["skipped"], told["output"]["stdout_bytes"]) == (100, 1, 3)
     assert set(told["inputs"][0]) == {"bytes", "digest"}

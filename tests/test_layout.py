@@ -83,8 +83,11 @@ def test_importing_the_package_loads_nothing_else() -> None:
 
 
 def test_public_names() -> None:
-    boxes = ["AsyncSandbox", "CommandResult", "Execution", "Limits", "Sandbox", "run_code"]
-    assert sorted(ringfence.__all__) == sorted([*boxes, "Gateway", "__version__"])
+    boxes = ["AsyncSandbox", "CommandResult", "Execution", "Limits", "Result", "Sandbox", "VolumeMount"]
+    once = ["run_code", "run_code_async"]
+    errors = ["Denied", "NotFound", "OutcomeUnknown", "QuotaExceeded", "Refused", "RingfenceError"]
+    errors += ["SandboxNotFound", "SandboxStopped", "TimedOut", "Unavailable"]
+    assert sorted(ringfence.__all__) == sorted([*boxes, *once, *errors, "Gateway", "__version__"])
     assert ringfence.Gateway.__module__ == "ringfence.sdk.gateway"
     assert set(ringfence.__all__) <= set(dir(ringfence))
     with pytest.raises(AttributeError, match="Gatway"):
@@ -112,7 +115,7 @@ def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
 def test_layers_are_enforced(tmp_path: Path, module: str, source: str, complaint: str) -> None:
     package = tmp_path / "src" / "ringfence"
     package.mkdir(parents=True)
-    for room in ("__init__", "canonical", "box", "model", "errors", "guard", "budget", "pipeline"):
+    for room in ("__init__", "canonical", "box", "sessions", "model", "errors", "guard", "budget", "pipeline"):
         (package / f"{room}.py").touch()
     (package / f"{module}.py").write_text(source)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

@@ -16,7 +16,19 @@ from ringfence.box import MIB, BoxReport, FileFact, Input
 from ringfence.config import SandboxSettings
 from ringfence.errors import Refused, StoreError, Unavailable
 from ringfence.model import Definition, Person, Principal
-from ringfence.runs import NOBODY, NoServers, Runs, Wanted, make_executor, own_contracts, own_definitions, provision
+from ringfence.runs import (
+    NOBODY,
+    NoServers,
+    Runs,
+    Wanted,
+    make_executor,
+    own_contracts,
+    own_definitions,
+    own_lists,
+    provision,
+)
+from ringfence.sandbox.offers.parts import Lives
+from ringfence.sandbox.tools import PROGRAMS, TOOLS, WIDE_TOOLS
 from ringfence.store import Reader
 from tests import gateways
 from tests.boxing import fake, faked, report, settings
@@ -199,11 +211,15 @@ def test_which_contracts_serve(tmp_path: Path) -> None:
     def names(text: str) -> list[str]:
         return list(own_contracts(settings(tmp_path, text)))
 
-    assert names("") == ["execute_python", "run_shell"]
-    assert names("capabilities: {run_shell: {transport: sandboxed_exec}}") == ["run_shell", "execute_python"]
-    assert names("capabilities: {sh: {transport: sandboxed_exec, tool: run_shell}}") == ["sh", "execute_python"]
+    python, shell, *more = TOOLS
+    assert (python, shell) == PROGRAMS
+    assert names("") == list(TOOLS)
+    assert names("sandbox: {max_sessions: 0}") == [python, shell]
+    assert names("capabilities: {run_shell: {transport: sandboxed_exec}}") == [shell, python, *more]
+    assert names("capabilities: {sh: {transport: sandboxed_exec, tool: run_shell}}") == ["sh", python, *more]
     server = "servers: {s: {command: [x]}}\n"
-    assert names(server + "capabilities: {run_shell: {mode: read}}") == ["execute_python"], "the name is taken"
+    assert names(server + "capabilities: {run_shell: {mode: read}}") == [python, *more], "the name is taken"
+    assert set(own_contracts(settings(tmp_path), tools=WIDE_TOOLS)) == set(WIDE_TOOLS)
     assert list(own_contracts(replace(settings(tmp_path), own_tools=False))) == []
     built = own_contracts(settings(tmp_path, "sandbox: {default_timeout_seconds: 4}"))
     assert {contract.timeout_seconds for contract in built.values()} == {4}
@@ -217,12 +233,31 @@ def test_which_contracts_serve(tmp_path: Path) -> None:
 
 def test_where_no_box_can_be_made_a_tool_says_why(tmp_path: Path) -> None:
     contracts = own_contracts(settings(tmp_path))
-    given = fake()[0].provision
+    given = replace(fake()[0].provision, lives=Lives())
     assert all(isinstance(one, Definition) for one in own_definitions(contracts, given).values())
     for refused in own_definitions(contracts, given, missing="landlock: no such thing").values():
         assert isinstance(refused, Refused)
         assert (refused.status, refused.reason_code) == ("unavailable", "no_backend")
         assert "landlock: no such thing" in refused.message
+
+
+def test_where_there_are_no_sessions_their_tools_say_so(tmp_path: Path) -> None:
+    said = own_definitions(own_contracts(settings(tmp_path)), fake()[0].provision)
+    assert {name for name, one in said.items() if isinstance(one, Definition)} == set(PROGRAMS)
+    refused = said["open_session"]
+    assert isinstance(refused, Refused)
+    assert (refused.status, refused.reason_code) == ("unavailable", "no_session")
+
+
+def test_what_a_declared_contract_hides_or_asks_the_tools_of_sessions_do_too(tmp_path: Path) -> None:
+    text = "capabilities: {sh: {transport: sandboxed_exec, tool: run_shell, mode: high_risk, redact: ['s3cret']}}"
+    contracts = own_contracts(settings(tmp_path, text))
+    beside = {name: one for name, one in contracts.items() if name not in ("sh", "execute_python")}
+    assert {one.redact for one in beside.values()} == {("s3cret",)}
+    assert [name for name, one in beside.items() if one.approval != "none"] == ["send_input"]
+    assert contracts["execute_python"].redact == ()
+    assert own_lists(settings(tmp_path, text)).redact == ("s3cret",)
+    assert len({one.digest for one in contracts.values()}) == len(contracts)
 
 
 async def test_nobody_is_asked_and_there_are_no_servers() -> None:

@@ -8,19 +8,48 @@ import importlib
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.box import Limits
+    from ringfence.errors import (
+        Denied,
+        NotFound,
+        OutcomeUnknown,
+        QuotaExceeded,
+        Refused,
+        RingfenceError,
+        SandboxNotFound,
+        SandboxStopped,
+        TimedOut,
+        Unavailable,
+    )
+    from ringfence.sdk.blocking import Sandbox
     from ringfence.sdk.execution import CommandResult, Execution
     from ringfence.sdk.gateway import Gateway
-    from ringfence.sdk.sandbox import AsyncSandbox, Sandbox, run_code
+    from ringfence.sdk.once import run_code, run_code_async
+    from ringfence.sdk.result import Result
+    from ringfence.sdk.sandbox import AsyncSandbox
+    from ringfence.sessions import VolumeMount
 
 __all__ = [
     "AsyncSandbox",
     "CommandResult",
+    "Denied",
     "Execution",
     "Gateway",
     "Limits",
+    "NotFound",
+    "OutcomeUnknown",
+    "QuotaExceeded",
+    "Refused",
+    "Result",
+    "RingfenceError",
     "Sandbox",
+    "SandboxNotFound",
+    "SandboxStopped",
+    "TimedOut",
+    "Unavailable",
+    "VolumeMount",
     "__version__",
     "run_code",
+    "run_code_async",
 ]
 __version__ = "0.1.0"
 
@@ -29,11 +58,24 @@ __version__ = "0.1.0"
 _HOMES = {
     "AsyncSandbox": "ringfence.sdk.sandbox",
     "CommandResult": "ringfence.sdk.execution",
+    "Denied": "ringfence.errors",
     "Execution": "ringfence.sdk.execution",
     "Gateway": "ringfence.sdk.gateway",
     "Limits": "ringfence.box",
-    "Sandbox": "ringfence.sdk.sandbox",
-    "run_code": "ringfence.sdk.sandbox",
+    "NotFound": "ringfence.errors",
+    "OutcomeUnknown": "ringfence.errors",
+    "QuotaExceeded": "ringfence.errors",
+    "Refused": "ringfence.errors",
+    "Result": "ringfence.sdk.result",
+    "RingfenceError": "ringfence.errors",
+    "Sandbox": "ringfence.sdk.blocking",
+    "SandboxNotFound": "ringfence.errors",
+    "SandboxStopped": "ringfence.errors",
+    "TimedOut": "ringfence.errors",
+    "Unavailable": "ringfence.errors",
+    "VolumeMount": "ringfence.sessions",
+    "run_code": "ringfence.sdk.once",
+    "run_code_async": "ringfence.sdk.once",
 }
 
 
@@ -42,7 +84,8 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not listed above does
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module 'ringfence' has no attribute {name!r}")
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+        return found
 
 
 def __dir__() -> list[str]:

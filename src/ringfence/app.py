@@ -35,10 +35,11 @@ from ringfence.guard import Guard
 from ringfence.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec
 from ringfence.pipeline import Pipeline
 from ringfence.policy import Policy
-from ringfence.ports import Backend, Channel, Readying, UpstreamRequest
+from ringfence.ports import Channel, Readying, UpstreamRequest
 from ringfence.rulebook import Rulebook, implicit_contract
-from ringfence.runs import make_executor, own_contracts, own_definitions, provision
+from ringfence.runs import make_executor, own_contracts, own_definitions, own_lists, provision
 from ringfence.sandbox.executor import Executor
+from ringfence.sandbox.tools import SERVER
 from ringfence.store import Store
 from ringfence.upstream.pool import Pool
 
@@ -62,12 +63,14 @@ class App:
         self._executor: Executor | None = None
         self._no_boxes: str | None = None
         """Why there are none."""
-        self._backends: list[Backend] = []
+        self._executors: list[Executor] = []
         self.dispatcher = Dispatcher(self.pool, Surroundings(settings.servers, settings.networks))
         self._provide_boxes(settings)
         self._guard = Guard(self._schemas.result_problem)
         self.pipeline = Pipeline(store, self._rulebook(settings), self.dispatcher, self._guard, Budget())
         self.front = McpFront(self.pipeline, self.pool, group, __version__)
+        self.front.shelf.boxes = lambda: self._executor
+        self.front.left_files = lambda principal: self._tell(principal, "notifications/resources/list_changed", {})
         self.http: HttpFront | None = None
         self.stdio: StdioFront | None = None
 
@@ -155,8 +158,8 @@ class App:
     def _provide_boxes(self, settings: Config) -> None:
         """Boxes as the configuration wants them. Those that run go on as they were begun."""
         try:
-            self._executor, self._no_boxes = make_executor(settings.sandbox), None
-            self._backends.append(self._executor.backend)
+            self._executor, self._no_boxes = make_executor(settings.sandbox, settings.gateway.state), None
+            self._executors.append(self._executor)
         except Unavailable as exc:
             self._executor, self._no_boxes = None, exc.message
         self.dispatcher.executor = self._executor
@@ -175,8 +178,8 @@ class App:
                 await self.refresh()
 
     async def end_boxes(self) -> None:
-        for backend in self._backends:
-            await backend.close()
+        for executor in self._executors:
+            await executor.close()
 
     # ── the configuration in force ────────────────────────────────────────────────────────────────
 
@@ -193,7 +196,8 @@ class App:
             and self._live.get(d.server, {}).get(("prompt", d.name), d).digest == d.digest
         }
         contracts = {**settings.contracts, **own_contracts(settings)}
-        own = own_definitions(contracts, provision(settings.sandbox), missing=self._no_boxes)
+        given = provision(settings.sandbox) if self._executor is None else self._executor.provision
+        own = own_definitions(contracts, given, missing=self._no_boxes)
         return Rulebook(
             environment=settings.environment,
             catalog=Catalog(contracts, tools, live=live, schemas=self._schemas, own=own),
@@ -211,7 +215,10 @@ class App:
             ),
             servers=settings.servers,
             prompts=prompts,
-            implicit={name: implicit_contract(spec) for name, spec in settings.servers.items()},
+            implicit={
+                **{name: implicit_contract(spec) for name, spec in settings.servers.items()},
+                SERVER: own_lists(settings),
+            },
         )
 
     async def refresh(self) -> None:

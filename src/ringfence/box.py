@@ -7,7 +7,7 @@ that came out of the box are data in it, never a statement.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +65,17 @@ class Input:
     name: str
     """Relative to /workspace/input; may have folders."""
     source: Path | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """What boxes of an operator's template begin with, beside its packages."""
+
+    source: str = ""
+    """Python, run once; what it makes, the interpreters of sessions begin with."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Host files and folders for /workspace/input, by the name that they have there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +181,16 @@ class Attached:
     output: Path | None = None
     tell: Callable[[Stream, bytes], None] | None = None
     """Gets what the program writes, as it comes."""
+    shown: Callable[[Any], None] | None = None
+    """Gets each `sessions.Shown` or `sessions.Failure` of a cell, as it comes."""
+    data: bytes | AsyncIterator[bytes] = b""
+    """What is to be written, whole or piece by piece."""
+    sink: Callable[[bytes], Awaitable[None]] | None = None
+    """Gets what is read, piece by piece, and may take its time."""
+    changed: Callable[[Any], None] | None = None
+    """Gets each change of a folder that is watched."""
+    keys: AsyncIterator[bytes | tuple[int, int]] | None = None
+    """What is typed into a command as it runs; a pair is the new size of its terminal, in columns and rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 64
+_CONTAINERS = (dict, list, tuple)
 
 
 class NotCanonical(ValueError):
@@ -93,16 +94,12 @@ def _encodable(value: Any) -> None:
 
 def depth(value: Any) -> int:
     """Nesting of `value`, without recursion."""
-    deepest, stack = 0, [(value, 1)]
-    while stack:
-        item, level = stack.pop()
-        if isinstance(item, dict):
-            deepest = max(deepest, level)
-            stack.extend((v, level + 1) for v in item.values())
-        elif isinstance(item, list):
-            deepest = max(deepest, level)
-            stack.extend((v, level + 1) for v in item)
-    return deepest
+    levels, layer = 0, [value] if isinstance(value, _CONTAINERS) else []
+    while layer:
+        levels += 1
+        inside = [item.values() if isinstance(item, dict) else item for item in layer]
+        layer = [item for items in inside for item in items if isinstance(item, _CONTAINERS)]
+    return levels
 
 
 def _writer(*, sort_keys: bool, allow_nan: bool) -> Callable[[Any], str]:
@@ -156,4 +153,4 @@ def salted_bytes(text: bytes, salt: bytes) -> str:
 
 def new_id(prefix: str) -> str:
     """A fresh unguessable id, `prefix_…`. It begins with the time, so that indexes grow at their end."""
-    return f"{prefix}_{time.time_ns() // 1_000_000:011x}{secrets.token_hex(8)}"
+    return f"{prefix}_{time.time_ns() // 1_000_000:011x}{os.urandom(8).hex()}"

@@ -31,6 +31,7 @@ from ringfence.model import (
     Status,
     Transport,
 )
+from ringfence.sandbox.tools import mode as mode_of
 from ringfence.schema import Schema, Unusable
 
 Problem = tuple[tuple[str | int, ...], str]
@@ -89,7 +90,7 @@ def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[Problem]]
 
 def built_in(tool: str, timeout_seconds: float, most_bytes: int | None = None) -> Contract:
     """The contract of one of our own tools that nobody declared. It asks nobody, since the box is the control."""
-    given: dict[str, Any] = {"transport": "sandboxed_exec", "mode": "high_risk", "approval": "none"}
+    given: dict[str, Any] = {"transport": "sandboxed_exec", "mode": mode_of(tool), "approval": "none"}
     if most_bytes is not None:
         given["result"] = {"max_bytes": most_bytes}
     return build(tool, {**given, "timeout_seconds": timeout_seconds})[0]

@@ -93,6 +93,12 @@ class Dispatcher:
             return self._boxes(contract).isolation()
         return self._upstreams.isolation(contract.server or "")
 
+    async def state(self, call: Call, contract: Contract) -> tuple[int, str] | None:
+        """The last step of a call's session, and the digest of its files. Raises Refused, Unavailable."""
+        if contract.transport is not Transport.SANDBOXED_EXEC:
+            return None
+        return await self._boxes(contract).state_of(call)
+
     async def run(self, grant: Grant, channel: Channel) -> Answer:
         """Once; again only where nothing was sent, or the contract says that twice is as good as once."""
         if time.monotonic() > grant.expires_at:

@@ -3,9 +3,15 @@
 RingfenceError
 ├── ConfigError      the operator: the file is wrong; carries every problem with its place
 ├── Refused          the caller: this call may not run as it stands; becomes an Outcome
-│   └── UpstreamFailed   the server answered with an error of its own
+│   ├── UpstreamFailed   the server answered with an error of its own
+│   ├── Denied           the operator or a person: policy or an approval stands against it
+│   ├── NotFound         the caller: nothing of theirs has that name
+│   │   └── SandboxNotFound  the caller: no sandbox of theirs has that id, and there may never have been one
+│   └── SandboxStopped   the caller: the sandbox has ended; make another
 ├── Unavailable      the operator or time: something needed is not there; it never ran
+│   └── QuotaExceeded    time, or the operator: a limit is used up; it never ran, and may run later
 ├── OutcomeUnknown   a person: it may have run; the answer was lost
+│   └── TimedOut         the caller: they waited no longer; what they waited for may go on
 ├── StoreError       the operator: the record could not be written, so nothing ran on it
 └── TamperError      the auditor: the log does not verify
 """
@@ -63,6 +69,22 @@ class UpstreamFailed(Refused):
         self.data = data
 
 
+class Denied(Refused):
+    """Policy, a person, or the lack of a person's answer stands against it."""
+
+
+class NotFound(Refused):
+    """A file, process, snapshot or volume that is not there, or not the caller's."""
+
+
+class SandboxNotFound(NotFound):
+    """No sandbox of the caller's has this id."""
+
+
+class SandboxStopped(Refused):
+    """The sandbox has ended: its message says when and why."""
+
+
 class Unavailable(RingfenceError):
     """Something needed is missing or down, and the work provably never started."""
 
@@ -72,6 +94,10 @@ class Unavailable(RingfenceError):
         self.message = message
 
 
+class QuotaExceeded(Unavailable):
+    """Boxes, memory, disk or places in a queue are used up; nothing was started. Its message names which."""
+
+
 class OutcomeUnknown(RingfenceError):
     """The request left us and no answer came back."""
 
@@ -79,6 +105,10 @@ class OutcomeUnknown(RingfenceError):
         super().__init__(message)
         self.reason_code = reason_code
         self.message = message
+
+
+class TimedOut(OutcomeUnknown, TimeoutError):
+    """The caller's own clock ran out before an answer came."""
 
 
 class StoreError(RingfenceError):

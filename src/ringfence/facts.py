@@ -16,6 +16,7 @@ from itertools import islice
 from ringfence import canonical
 from ringfence.box import MIB, BoxReport, Captured, FileFact, Limits, Ran
 from ringfence.model import Call, Contract, Decision, Effect, Json, Mode, Status, Transport
+from ringfence.sessions import Within
 
 _NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE})
 _WITHHELD = frozenset({"result_too_large", "bad_output"})
@@ -55,6 +56,8 @@ class Ending:
     redactions: Mapping[str, int] = field(default_factory=dict)
     ran: Ran | None = None
     """What the supervisor saw, of what ran in a box."""
+    within: Within | None = None
+    """The session that it was done in."""
 
     @property
     def took_ms(self) -> float:
@@ -65,8 +68,7 @@ class Ending:
 def build(ending: Ending) -> Json:
     """The facts object of a call."""
     contract, decision = ending.contract, ending.decision
-    ran = ending.dispatched
-    timed_out = ending.status is Status.TIMEOUT
+    changed = effect(ending.status, contract, ending.dispatched)
     told: Json = {
         "call_id": ending.call.id,
         "decision_id": decision.id if decision is not None else None,
@@ -74,14 +76,41 @@ def build(ending: Ending) -> Json:
         "contract_digest": contract.digest if contract is not None else None,
         "started_at": _zulu(ending.started_at),
         "wall_ms": round(ending.took_ms, 3),
-        "ended": "cancelled" if ending.reason_code == "cancelled" else _ENDED[ending.status],
+        "ended": None,  # this and whatever else is None here is filled in below; the order is for readers
         "exit_status": None,
         "signal": None,
+        "timed_out": None,
+        "limit": None,
+        "effect": changed.value,
+        "usage": None,
+        "isolation": dict(ending.isolation) if ending.dispatched or ending.isolation else None,
+        "network": None,
+        "inputs": None,
+        "files": None,
+        "output": None,
+        "redactions": dict(ending.redactions),
+        "denials": None,
+        "explanation": explanation(ending, changed),
+    }
+    told.update(_of_server(ending) if ending.ran is None else _of_box(ending.ran.report))
+    if ending.within is not None:
+        told.update(_of_session(ending.within))
+    return told
+
+
+def _of_session(within: Within) -> Json:
+    session = {"id": within.session, "step": within.step, "context": within.context, "state": within.state}
+    given = {"inputs": [_file(fact) for fact in within.given]} if within.given else {}
+    return {"session": session, **given}
+
+
+def _of_server(ending: Ending) -> Json:
+    ran, timed_out = ending.dispatched, ending.status is Status.TIMEOUT
+    return {
+        "ended": "cancelled" if ending.reason_code == "cancelled" else _ENDED[ending.status],
         "timed_out": timed_out,
         "limit": "wall" if timed_out else None,
-        "effect": effect(ending.status, contract, ran).value,
         "usage": {"cpu_ms": None, "peak_memory_bytes": None, "io_bytes": None, "processes": None},
-        "isolation": dict(ending.isolation) if ran or ending.isolation else None,
         "network": {"allowed": None, "denied": None, "bytes_in": None, "bytes_out": None} if ran else None,
         "inputs": [],
         "files": [],
@@ -91,11 +120,8 @@ def build(ending: Ending) -> Json:
             "sha256": _sha256(ending) if ending.result is not None else None,
             "truncated": False,
         },
-        "redactions": dict(ending.redactions),
         "denials": None if ran else {},
-        "explanation": explanation(ending),
     }
-    return told if ending.ran is None else {**told, **_of_box(ending.ran.report)}
 
 
 def _of_box(report: BoxReport) -> Json:
@@ -153,7 +179,8 @@ def _sha256(ending: Ending) -> str:
 
 
 def _zulu(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    moment = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def effect(status: Status, contract: Contract | None, dispatched: bool) -> Effect:
@@ -179,9 +206,12 @@ def could_act(contract: Contract) -> bool:
     return not shut
 
 
-def explanation(ending: Ending) -> str:
-    """The ending in one sentence, for a model and for a person."""
-    return "; ".join(part for part in (_what_happened(ending), _refused_calls(ending), _what_changed(ending)) if part)
+def explanation(ending: Ending, changed: Effect | None = None) -> str:
+    """The ending in one sentence, for a model and for a person; `changed` where its effect is known already."""
+    changed = changed or effect(ending.status, ending.contract, ending.dispatched)
+    parts = (_what_happened(ending), _refused_calls(ending), _what_changed(ending, changed))
+    said, within = "; ".join([part for part in parts if part]), ending.within
+    return said if within is None or within.step is None else f"step {within.step} of session {within.session}: {said}"
 
 
 def _what_happened(ending: Ending) -> str:
@@ -273,10 +303,12 @@ def _signal(number: int | None) -> str:
 
 def _refused_calls(ending: Ending) -> str:
     denials = ending.ran.report.denials if ending.ran is not None else {}
+    if not denials:
+        return ""
     shown = [f"{name} ({count})" for name, count in islice(denials.items(), _MOST_DENIALS)]
     if len(denials) > _MOST_DENIALS:
         shown.append(f"{len(denials) - _MOST_DENIALS} more")
-    return f"refused system calls: {', '.join(shown)}" if shown else ""
+    return f"refused system calls: {', '.join(shown)}"
 
 
 def _denied(ending: Ending) -> str:
@@ -286,9 +318,9 @@ def _denied(ending: Ending) -> str:
     return f"refused ({ending.reason_code})"
 
 
-def _what_changed(ending: Ending) -> str:
+def _what_changed(ending: Ending, changed: Effect) -> str:
     contract = ending.contract
-    match effect(ending.status, contract, ending.dispatched):
+    match changed:
         case Effect.CONFIRMED:
             return "its effect is confirmed"
         case Effect.UNKNOWN:
@@ -298,6 +330,8 @@ def _what_changed(ending: Ending) -> str:
                 return "nothing was run" if ending.status is not Status.SUCCESS else "nothing was run again"
             if contract is not None and contract.mode is Mode.READ:
                 return "it only reads, so nothing was changed"
+            if ending.within is not None:
+                return "network was denied; nothing outside of the session was changed"
             return "network was denied; no side effect was possible"
 
 

@@ -9,8 +9,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import re2
@@ -50,11 +51,14 @@ _IS_BASE64 = re2.compile("[A-Za-z0-9+/]*=*")
 _OWN_META = "io.modelcontextprotocol/"
 
 
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
 ByteString = bytes
 """The type; a field of Guarded has its name."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, which would triple what it costs: one is made for every call, and read once.
+@dataclass(slots=True)
 class Guarded:
     """A result as it may go on, or the problem for which it may not."""
 
@@ -78,7 +82,7 @@ class _Item:
     definition: Definition | None
     result: Json
     encoded: bytes
-    struck: Counter[str]
+    struck: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     problem: tuple[str, str] | None = None
 
     @property
@@ -112,7 +116,7 @@ class Guard:
         brackets = encoded.count(b"{") + encoded.count(b"[")  # cheap, and nearly always settles it
         if brackets > canonical.MAX_DEPTH and canonical.depth(result) > canonical.MAX_DEPTH:
             return Guarded(None, ("bad_output", "the tool's result is nested too deeply"), {}, len(encoded), trust)
-        item = _Item(contract, definition, result, encoded, Counter())
+        item = _Item(contract, definition, result, encoded)
         for step in self._steps:
             step(item)
             if item.problem is not None:
@@ -167,7 +171,9 @@ class Guard:
         # Control characters go before redaction looks: they could cut a secret in two that the reader joins again.
         patterns = _compiled(item.contract.redact)
         if patterns or self._redactor is not None or _suspect(item.encoded):
-            item.result = self._walk(item.result, patterns, item.struck)
+            struck: Counter[str] = Counter()
+            item.result = self._walk(item.result, patterns, struck)
+            item.struck = struck
 
     # ── Texts ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -6,7 +6,7 @@ what may be kept of their text lies apart from the chain, where it can be erased
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,7 +14,8 @@ from typing import Any
 
 from ringfence import canonical
 from ringfence.box import Ran
-from ringfence.model import Call, Contract, Decision, Definition, Json, Outcome, Receipt
+from ringfence.model import Call, Contract, Decision, Definition, Json, Outcome, Receipt, Transport
+from ringfence.sessions import Within
 from ringfence.store import Approval
 
 _SAID_BY_OTHERS = frozenset(
@@ -36,7 +37,7 @@ class Trip:
     environment: str
     began: float = field(default_factory=time.monotonic)
     began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    salt: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    salt: bytes = field(default_factory=lambda: os.urandom(16))
     contract: Contract | None = None
     definition: Definition | None = None
     decision: Decision | None = None
@@ -49,12 +50,20 @@ class Trip:
     redactions: dict[str, int] = field(default_factory=dict)
     isolation: Json = field(default_factory=dict)
     ran: Ran | None = None
+    within: Within | None = None
+    state: tuple[int, str] | None = None
+    """Of its session, where a person is asked: the last step, and the digest of its files."""
     effect_possible: bool = False
     """Whether anything outside may change: then what is recorded is on disk first."""
     encoded_result: bytes | None = None
     """The guarded result's canonical form."""
     about: Json | None = None
     """What *started* said; *finished* says it again."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is for a tool of ours."""
+        return self.contract is not None and self.contract.transport is Transport.SANDBOXED_EXEC
 
     @property
     def wall_ms(self) -> float:
@@ -107,7 +116,7 @@ def started(trip: Trip) -> Json:
     return {**trip.about, "durable": trip.effect_possible, "effect_possible": trip.effect_possible}
 
 
-def finished(trip: Trip, outcome: Outcome) -> Json:
+def finished(trip: Trip, outcome: Outcome, facts: Json) -> Json:
     contract = trip.contract
     result: Json | None = None
     if outcome.result is not None:
@@ -118,9 +127,9 @@ def finished(trip: Trip, outcome: Outcome) -> Json:
         "status": str(outcome.status),
         "reason_code": outcome.reason_code,
         "message": "" if outcome.reason_code in _SAID_BY_OTHERS else outcome.message,
-        "effect": outcome.facts.get("effect"),
+        "effect": facts.get("effect"),
         "result": result,
-        "facts": _unlinked(outcome.facts, trip.salt),
+        "facts": _unlinked(facts, trip.salt),
         "started_seq": trip.started.seq if trip.started is not None else None,
         "replayed_from": trip.replayed_from,
         "attempts": trip.attempts,
@@ -130,13 +139,16 @@ def finished(trip: Trip, outcome: Outcome) -> Json:
 def _unlinked(told: Json, salt: bytes) -> Json:
     """Facts as they go on record: without plain digests, which could be tried against guesses, and without names that
     a program in a box chose for its files."""
-    output, out = told.get("output"), told
-    if isinstance(output, dict) and output.get("sha256") is not None:
-        out = {**out, "output": {**output, **{name: None for name in output if name.endswith("sha256")}}}
+    out = dict(told)
+    output = told.get("output")
+    if output is not None and output.get("sha256") is not None:
+        out["output"] = {name: None if name.endswith("sha256") else value for name, value in output.items()}
     for part in ("inputs", "files"):
         if told.get(part):
-            out = {**out, part: [_file(entry, salt) for entry in told[part][:_MOST_FILES]]}
-    return {**out, "skipped": len(told["skipped"])} if told.get("skipped") else out
+            out[part] = [_file(entry, salt) for entry in told[part][:_MOST_FILES]]
+    if told.get("skipped"):
+        out["skipped"] = len(told["skipped"])
+    return out
 
 
 def _file(entry: Json, salt: bytes) -> Json:

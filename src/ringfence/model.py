@@ -1,8 +1,7 @@
 """The nouns. Plain data that every layer may hold; no behaviour beyond naming itself.
 
-A *call* is what an agent asks for. A *contract* says what one capability may do. A *decision* is what
-policy says of a call. A *grant* is leave to run it once. An *outcome* is how it ended; a refusal is an
-outcome too.
+A *call* is what an agent asks for. A *contract* says what one capability may do. A *decision* is what policy says of a
+call. A *grant* is leave to run it once. An *outcome* is how it ended; a refusal is an outcome too.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from ringfence.box import Attached, Ran
+from ringfence.sessions import Within
 
 Json = dict[str, Any]
 """A JSON object as read from the wire."""
@@ -339,6 +339,7 @@ class Grant:
     approval_id: str | None
     expires_at: float
     """On the monotonic clock."""
+    after_step: int | None = None  # in a session: only where this is still its last step
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +355,7 @@ class Answer:
     attempts: int = 1
     ran: Ran | None = None
     """What the supervisor saw, of what ran in a box."""
+    within: Within | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +376,7 @@ class Outcome:
     """The JSON-RPC error (code, message, data) that a server answered with, where that was it."""
     ran: Ran | None = None
     """What ran in a box, its output as it came, for a caller in this process."""
+    within: Within | None = None
 
     @property
     def ok(self) -> bool:

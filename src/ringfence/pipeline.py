@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import anyio
 
-from ringfence import budget, canonical, facts, journal, once
+from ringfence import asking, budget, canonical, facts, journal, once
 from ringfence.approval import Requirement
 from ringfence.budget import Budget
 from ringfence.dispatch import Dispatcher
@@ -23,22 +23,11 @@ from ringfence.errors import OutcomeUnknown, Refused, StoreError, Unavailable, U
 from ringfence.expression import variables
 from ringfence.guard import Guard, GuardedChannel
 from ringfence.journal import Trip
-from ringfence.model import (
-    SYSTEM,
-    Call,
-    Contract,
-    Grant,
-    Json,
-    Outcome,
-    Principal,
-    Receipt,
-    ServerSpec,
-    Status,
-)
+from ringfence.model import SYSTEM, Call, Contract, Grant, Json, Outcome, Principal, Receipt, ServerSpec, Status
 from ringfence.once import Key, Once
 from ringfence.ports import Channel
 from ringfence.rulebook import Rulebook, implicit_contract, is_listed
-from ringfence.sandbox.tools import complete
+from ringfence.sandbox.tools import SERVER, complete
 from ringfence.store import Approval, Store, Transaction
 
 log = logging.getLogger("ringfence.pipeline")
@@ -56,8 +45,17 @@ class Pipeline:
         self._guard = guard
         self._budget = limits
         self._once = Once(store)
+        self._under_way = 0
+        """Calls; several share a commit, made beside the loop, and one that is alone waits for no others."""
 
     async def handle(self, call: Call, channel: Channel) -> Outcome:
+        self._under_way += 1
+        try:
+            return await self._handle(call, channel)
+        finally:
+            self._under_way -= 1
+
+    async def _handle(self, call: Call, channel: Channel) -> Outcome:
         rules = self.rules
         trip = Trip(call, rules.environment)
         ticket: budget.Ticket | None = None
@@ -141,10 +139,10 @@ class Pipeline:
         call = trip.call
         if call.fault is not None:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", call.fault)
+        if call.kind == "resource" and call.server == SERVER and SERVER in rules.implicit:
+            return rules.implicit[SERVER]
         spec = rules.servers.get(call.server or "")
-        if spec is None:
-            raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", f"no {call.kind} {call.tool!r} is offered")
-        if not is_listed(spec, call):
+        if spec is None or not is_listed(spec, call):
             raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", f"no {call.kind} {call.tool!r} is offered")
         if call.kind == "prompt":
             trip.definition = rules.prompts.get((spec.name, str(call.arguments.get("name"))))
@@ -195,10 +193,7 @@ class Pipeline:
         assert trip.decision is not None
         see = lambda: variables(trip.call, contract, rules.environment)  # noqa: E731
         requirement = rules.approvals.requirement(contract, trip.decision, see)
-        digest = ""
-        if requirement is not None:
-            digest = self._binding(rules, trip, contract)
-            await rules.approvals.obtain(trip.call, digest, requirement, self._summary(trip), channel)
+        digest = await self._leave(rules, trip, requirement, channel) if requirement is not None else ""
         trip.isolation = self._dispatcher.isolation(contract)
 
         def work(tx: Transaction) -> tuple[Receipt, Approval | None]:
@@ -221,11 +216,14 @@ class Pipeline:
             return tx.append("started", trip.call.id, journal.started(trip), salt=trip.salt), approval
 
         try:
-            trip.started, trip.approval = await self._store.write(work, durable=trip.effect_possible)
+            trip.started, trip.approval = await self._store.write(
+                work, durable=trip.effect_possible, alone=self._under_way == 1
+            )
         except _AlreadyUsed:
             trip.approval = None
             assert requirement is not None
-            raise await self._asked_anew(rules, trip, digest, requirement) from None
+            shown = asking.summary(self._guard, trip)
+            raise await rules.approvals.ask_again(trip.call, digest, requirement, shown) from None
         except (Refused, StoreError):
             trip.approval = trip.about = None  # rolled back: the approval was not used
             raise
@@ -237,42 +235,20 @@ class Pipeline:
             arguments_digest=trip.arguments_digest,
             approval_id=trip.approval.id if trip.approval is not None else None,
             expires_at=time.monotonic() + _GRANT_SECONDS,
+            after_step=trip.state[0] if trip.state is not None else None,
         )
 
-    async def _asked_anew(self, rules: Rulebook, trip: Trip, digest: str, requirement: Requirement) -> Refused:
-        return await rules.approvals.ask_again(trip.call, digest, requirement, self._summary(trip))
-
-    def _binding(self, rules: Rulebook, trip: Trip, contract: Contract) -> str:
-        """What an approval is bound to: change any of it and it is another question."""
-        return canonical.digest(
-            {
-                "principal": [trip.call.principal.key, trip.call.principal.person],
-                "tool": trip.call.tool,
-                "pin": trip.definition.digest if trip.definition is not None else None,
-                "arguments": trip.arguments_digest,
-                "contract": contract.digest,
-                "policy": rules.policy.digest,
-                "environment": rules.environment,
-            }
-        )
-
-    def _summary(self, trip: Trip) -> Json:
-        """What the person who answers is shown."""
-        contract, call = trip.contract, trip.call
-        assert contract is not None and trip.decision is not None
-        arguments, removed = self._guard.shown(contract, call.arguments)
-        return {
-            "tool": call.tool,
-            "server": contract.server,
-            "mode": str(contract.mode),
-            "arguments": arguments,
-            "removed": removed,
-            "agent": call.principal.agent,
-            "person": call.principal.person,
-            "origin": call.origin,
-            "rules": list(trip.decision.rules),
-            "reversible": contract.effects.reversible,
-        }
+    async def _leave(self, rules: Rulebook, trip: Trip, requirement: Requirement, channel: Channel) -> str:
+        """A person's leave for the call as it is now; where its session went on meanwhile, they are asked anew."""
+        contract = trip.contract
+        assert contract is not None
+        trip.state = await self._dispatcher.state(trip.call, contract)
+        while True:
+            digest = asking.binding(rules, trip, contract)
+            await rules.approvals.obtain(trip.call, digest, requirement, asking.summary(self._guard, trip), channel)
+            seen, trip.state = trip.state, await self._dispatcher.state(trip.call, contract)
+            if trip.state == seen:
+                return digest
 
     # ── 7 dispatch, 8 guard ───────────────────────────────────────────────────────────────────────
 
@@ -285,6 +261,7 @@ class Pipeline:
                 trip.dispatched = False  # provably never started
             raise
         trip.attempts, trip.isolation, trip.ran = answer.attempts, answer.isolation, answer.ran
+        trip.within = answer.within
         if answer.result is None:
             return Outcome(answer.status, answer.reason_code, self._guard.message(answer.message))
         guarded = self._guard.inspect(grant.contract, grant.definition, answer.result)
@@ -293,8 +270,11 @@ class Pipeline:
             code, text = guarded.problem
             return Outcome(Status.FAILED, code, text, trust=guarded.trust)
         # Output as it came is for nobody where the contract has something removed from it.
-        ran = answer.ran if not grant.contract.redact and grant.contract.result.fields is None else None
-        return Outcome(answer.status, answer.reason_code, result=guarded.result, trust=guarded.trust, ran=ran)
+        whole = not grant.contract.redact and grant.contract.result.fields is None
+        ran, within = (answer.ran, answer.within) if whole else (None, None)
+        return Outcome(
+            answer.status, answer.reason_code, result=guarded.result, trust=guarded.trust, ran=ran, within=within
+        )
 
     def _refusal(self, trip: Trip, exc: Refused) -> Outcome:
         error: Json | None = None
@@ -313,9 +293,9 @@ class Pipeline:
             ticket.release(outcome.status)
         elif trip.arguments_digest:
             self._budget.note(trip.call, trip.arguments_digest, outcome.status)
-        outcome = _completed(outcome, self._facts(trip, outcome))
-        if trip.ran is not None and outcome.result is not None:
-            complete(outcome.result, outcome.facts)
+        told = self._facts(trip, outcome)
+        if outcome.result is not None and trip.dispatched and trip.is_own:
+            complete(outcome.result, told)
 
         def work(tx: Transaction) -> Receipt:
             contract = trip.contract
@@ -325,16 +305,17 @@ class Pipeline:
                     tx.put_payload(trip.call.id, "result", trip.salt, kept)
             if key is not None:
                 once.settle(tx, key, trip.call.id, outcome if trip.dispatched else None)
-            return tx.append("finished", trip.call.id, journal.finished(trip, outcome))
+            return tx.append("finished", trip.call.id, journal.finished(trip, outcome, told))
 
         try:
-            receipt = await self._store.write(work, durable=trip.effect_possible and trip.started is not None)
+            durable = trip.effect_possible and trip.started is not None
+            receipt = await self._store.write(work, durable=durable, alone=self._under_way == 1)
         except StoreError as exc:
             log.error("call %s could not be closed on record: %s", trip.call.id, exc)
             status = Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE
             lost = Outcome(status, "store", "the outcome could not be recorded, so it is withheld")
             return _completed(lost, self._facts(trip, lost))
-        return _completed(outcome, outcome.facts, receipt)
+        return _completed(outcome, told, receipt)
 
     def _facts(self, trip: Trip, outcome: Outcome) -> Json:
         return facts.build(
@@ -352,6 +333,7 @@ class Pipeline:
                 encoded=trip.encoded_result if outcome.result is not None else None,
                 redactions=trip.redactions,
                 ran=trip.ran,
+                within=trip.within,
             )
         )
 
@@ -363,7 +345,7 @@ class Pipeline:
 
 
 def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) -> Outcome:
-    """Spelled out, because `dataclasses.replace` costs five times as much and every call passes here twice."""
+    """Spelled out, because `dataclasses.replace` costs five times as much and every call passes here."""
     return Outcome(
         outcome.status,
         outcome.reason_code,
@@ -375,6 +357,7 @@ def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) ->
         receipt,
         outcome.error,
         outcome.ran,
+        outcome.within,
     )
 
 

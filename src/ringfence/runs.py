@@ -7,11 +7,11 @@ whoever only wants a box does not load them. `app` builds the whole gateway on t
 from __future__ import annotations
 
 import hashlib
+import importlib
 import logging
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
@@ -19,11 +19,13 @@ import anyio
 from ringfence import canonical, identity
 from ringfence.approval import Approvals
 from ringfence.audit.keys import load_or_create
+from ringfence.backends import make_backend, templates
 from ringfence.box import MIB, Attached, Input, Layout, Limits, Stream
 from ringfence.budget import Budget
 from ringfence.config import paths
 from ringfence.config.settings import Config, GatewaySettings, PolicySettings, SandboxSettings, sealed
-from ringfence.contract import Catalog, Schemas, built_in
+from ringfence.contract import Catalog, Schemas, build, built_in
+from ringfence.contract import sealed as sealed_contract
 from ringfence.dispatch import Dispatcher, Surroundings
 from ringfence.errors import Refused, StoreError, Unavailable
 from ringfence.guard import Guard
@@ -32,42 +34,42 @@ from ringfence.pipeline import Pipeline
 from ringfence.policy import Policy
 from ringfence.ports import Channel, UpstreamRequest
 from ringfence.rulebook import Rulebook
-from ringfence.sandbox.executor import Executor, Provision
-from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.host import Host
-from ringfence.sandbox.tools import EXECUTE_PYTHON, RUN_SHELL, TEMPLATES, TOOLS, definition
+from ringfence.sandbox.executor import Executor
+from ringfence.sandbox.offers.parts import Lives
+from ringfence.sandbox.order import Provision
+from ringfence.sandbox.tools import (
+    EXECUTE_PYTHON,
+    PROGRAMS,
+    RUN_SHELL,
+    SERVER,
+    TOOLS,
+    WIDE_TOOLS,
+    definition,
+)
 from ringfence.store import Store
 
 log = logging.getLogger("ringfence")
 
-BACKENDS = ("process", "wasm", "oci", "gvisor", "docker", "microvm", "firecracker", "microsandbox", "auto")
 _MOST_ARGUMENT_BYTES = 128 * MIB
 _MOST_RESULT_BYTES = 2**31
 """The caller is in this process and set the limits of the box; a result is not cut a second time."""
+_MOST_RESOURCE_BYTES = 16 * MIB
 
 
 # ── What boxes a configuration gives ──────────────────────────────────────────────────────────────
 
 
-def make_executor(settings: SandboxSettings) -> Executor:
+def make_executor(settings: SandboxSettings, state: Path | None = None) -> Executor:
     """Our own tools over the backend that the configuration names, never another. Nothing is started yet.
 
-    Raises Unavailable, naming what is missing.
+    Sessions are those of the keeper of a state folder; without one, or where none may be, there are none. Raises
+    Unavailable, naming what is missing.
     """
-    if settings.backend != "process":
-        what = (
-            "is not built yet" if settings.backend in BACKENDS else f"does not exist; there are {', '.join(BACKENDS)}"
-        )
-        raise Unavailable("no_backend", f"sandbox backend {settings.backend} {what}")
-    if sys.platform != "linux":
-        raise Unavailable("no_backend", f"sandbox backend process needs Linux, and this is {sys.platform}")
-    Host.detect().require(settings.accept_missing)
-    backend = ProcessBackend(accept_missing=settings.accept_missing, templates=templates(settings))
-    return Executor(backend, provision(settings))
-
-
-def templates(settings: SandboxSettings) -> Mapping[str, tuple[str, ...]]:
-    return {**TEMPLATES, **settings.templates}
+    backend, given = make_backend(settings), provision(settings)
+    if state is None or given.lives is None:
+        return Executor(backend, replace(given, lives=None))
+    # Whoever wants a box for one run alone does not load what keeps sessions.
+    return Executor(backend, given, lambda: importlib.import_module("ringfence.keeper").keeper_of(state, settings))
 
 
 def provision(settings: SandboxSettings) -> Provision:
@@ -81,17 +83,46 @@ def provision(settings: SandboxSettings) -> Provision:
         output_bytes=settings.max_output_mb * MIB,
         capture_bytes=settings.capture_bytes,
     )
-    return Provision(limits, templates(settings))
+    lives = Lives(
+        lifetime_seconds=settings.session_lifetime_seconds,
+        most_lifetime_seconds=settings.max_session_lifetime_seconds,
+        idle_seconds=settings.session_idle_seconds,
+        most_idle_seconds=settings.max_session_idle_seconds,
+        retain_seconds=settings.session_retain_seconds,
+    )
+    return Provision(limits, templates(settings), lives=lives if settings.max_sessions > 0 else None)
 
 
-def own_contracts(settings: Config, most_bytes: int | None = None) -> dict[str, Contract]:
+def own_contracts(settings: Config, most_bytes: int | None = None, tools: Sequence[str] = TOOLS) -> dict[str, Contract]:
     """The contracts of our own tools: those that are declared, and the built-in one of a tool that none is for."""
     declared = {n: c for n, c in settings.contracts.items() if c.transport is Transport.SANDBOXED_EXEC}
     if not settings.own_tools:
         return declared
     served = {contract.tool for contract in declared.values()} | set(settings.contracts)
     timeout = settings.sandbox.default_timeout_seconds
-    return declared | {tool: built_in(tool, timeout, most_bytes) for tool in TOOLS if tool not in served}
+    wanted = PROGRAMS if settings.sandbox.max_sessions == 0 else tools
+    return declared | {
+        tool: _beside(built_in(tool, timeout, most_bytes), declared) for tool in wanted if tool not in served
+    }
+
+
+def _beside(contract: Contract, declared: Mapping[str, Contract]) -> Contract:
+    """What a declared contract hides or asks for, no tool beside it shows or does unasked."""
+    hidden = [pattern for each in declared.values() for pattern in each.redact]
+    shells = [each.approval for each in declared.values() if each.tool == RUN_SHELL and each.approval != "none"]
+    if contract.tool in PROGRAMS or not (hidden or shells):
+        return contract
+    typed = contract.tool == "send_input" and shells  # what is typed into a shell are commands, too
+    approval = shells[0] if typed else contract.approval
+    return sealed_contract(replace(contract, redact=tuple(dict.fromkeys(hidden)), approval=approval))
+
+
+def own_lists(settings: Config) -> Contract:
+    """The contract of what sessions leave, as resources: reading one's own needs no other."""
+    given = {"transport": "sandboxed_exec", "tool": "resources/read", "mode": "read"}
+    contract, _ = build(f"{SERVER}:lists", {**given, "result": {"max_bytes": _MOST_RESOURCE_BYTES}})
+    declared = {n: c for n, c in settings.contracts.items() if c.transport is Transport.SANDBOXED_EXEC}
+    return _beside(contract, declared)
 
 
 def own_definitions(
@@ -105,9 +136,12 @@ def own_definitions(
         if missing is not None:
             text = f"The tool {name!r} is not available: {missing}"
             out[name] = Refused(Status.UNAVAILABLE, "no_backend", text)
+        elif given.lives is None and contract.tool not in PROGRAMS:
+            text = f"The tool {name!r} is not available: there are no sessions here"
+            out[name] = Refused(Status.UNAVAILABLE, "no_session", text)
         else:
             packages = given.templates.get(contract.template, ())
-            out[name] = definition(contract, given.limits, packages, wide=wide)
+            out[name] = definition(contract, given.limits, packages, given.lives, wide=wide)
     return out
 
 
@@ -147,7 +181,7 @@ class Wanted:
             "name": self.name,
             "env": dict(self.env),
             "limits": dict(self.limits),
-            "inputs": [_named(each) for each in self.inputs],
+            "inputs": [named(each) for each in self.inputs],
             "stdin": "stream" if isinstance(self.stdin, int) else _digest(self.stdin) if self.stdin else None,
             "output": None if self.output is None else str(self.output),
             "trees": [str(tree) for tree in self.trees],
@@ -159,7 +193,8 @@ class Wanted:
         return {name: value for name, value in given.items() if value or (value is not None and name in said)}
 
 
-def _named(given: Input) -> Json:
+def named(given: Input) -> Json:
+    """How arguments name a file that goes beside them. Raises Unavailable."""
     if isinstance(given.source, bytes):
         return {"name": given.name, **_digest(given.source)}
     try:
@@ -182,14 +217,13 @@ class Runs:
 
     def __init__(self, settings: Config, store: Store, executor: Executor) -> None:
         self._agent: Principal = identity.local_agent(settings.people, identity.os_user())
-        contracts = own_contracts(settings, _MOST_RESULT_BYTES)
-        self._names = {contract.tool: name for name, contract in reversed(contracts.items())}
-        schemas = Schemas(most_bytes=_MOST_ARGUMENT_BYTES)
+        self._settings = settings
+        self._executor = executor
+        self._schemas = schemas = Schemas(most_bytes=_MOST_ARGUMENT_BYTES)
+        self._names: dict[str, str] = {}
         rules = Rulebook(
             environment=settings.environment,
-            catalog=Catalog(
-                contracts, {}, schemas=schemas, own=own_definitions(contracts, executor.provision, wide=True)
-            ),
+            catalog=self._catalog(PROGRAMS),
             policy=Policy(
                 settings.policy.rules,
                 preset=settings.policy.preset,
@@ -208,20 +242,25 @@ class Runs:
         )
         dispatcher = Dispatcher(NoServers(), Surroundings({}, settings.networks), executor)
         self._pipeline = Pipeline(store, rules, dispatcher, Guard(schemas.result_problem), Budget(guard_loops=False))
-        self._executor = executor
+
+    def _catalog(self, tools: Sequence[str]) -> Catalog:
+        contracts = own_contracts(self._settings, _MOST_RESULT_BYTES, tools)
+        self._names = {contract.tool: name for name, contract in reversed(contracts.items())}
+        own = own_definitions(contracts, self._executor.provision, wide=True)
+        return Catalog(contracts, {}, schemas=self._schemas, own=own)
 
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: Config, executor: Executor | None = None) -> AsyncIterator[Runs]:
         """Raises Unavailable where no box can be made here, StoreError where nothing could be recorded."""
-        executor = executor or make_executor(settings.sandbox)
+        executor = executor or make_executor(settings.sandbox, settings.gateway.state)
         keys = load_or_create(paths.key_folder())
         store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, keys)
         try:
             yield cls(settings, store, executor)
         finally:
             with anyio.CancelScope(shield=True):
-                await executor.backend.close()
+                await executor.close()
                 try:
                     store.close()  # here, not in a thread: at the end of a process there may be none to be had
                 except StoreError as exc:
@@ -236,13 +275,22 @@ class Runs:
         channel: Channel | None = None,
     ) -> Outcome:
         """One run, in a box of its own. A refusal is an outcome too."""
+        attached = Attached(wanted.inputs, wanted.stdin, wanted.output, tell)
+        return await self.call(wanted.tool, wanted.arguments(), attached, origin=origin, channel=channel)
+
+    async def call(
+        self, tool: str, arguments: Json, attached: Attached, *, origin: Origin, channel: Channel | None = None
+    ) -> Outcome:
+        """One of our own tools, in its wide form. A refusal is an outcome too."""
+        if tool not in self._names and tool in WIDE_TOOLS:  # those of sessions are made ready when one is wanted
+            self._pipeline.rules = replace(self._pipeline.rules, catalog=self._catalog(WIDE_TOOLS))
         call = Call(
             id=canonical.new_id("call"),
             principal=self._agent,
-            tool=self._names.get(wanted.tool, wanted.tool),
-            arguments=wanted.arguments(),
+            tool=self._names.get(tool, tool),
+            arguments=arguments,
             origin=origin,
-            attached=Attached(wanted.inputs, wanted.stdin, wanted.output, tell),
+            attached=attached,
         )
         return await self._pipeline.handle(call, channel or NOBODY)
 

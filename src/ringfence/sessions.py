@@ -6,7 +6,7 @@ it is done) are claims of code that is not trusted, and are kept apart from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict
@@ -16,7 +16,8 @@ from ringfence.box import BoxReport, Captured, FileFact, Input, Layout, Limits, 
 State = Literal["starting", "running", "paused", "stopped"]
 Why = Literal["closed", "lifetime", "keeper_died", "box_died", "killed", "failed"]
 Retain = Literal["none", "output"]
-Tell = Callable[[Stream, bytes], None]
+Tell = Callable[[Stream, bytes], Awaitable[None] | None]
+"""Gets what is written, as it comes. Where it gives something back, that is to be waited for before more is read."""
 
 
 class Owner(NamedTuple):
@@ -170,6 +171,8 @@ class CellRequest:
     env: Mapping[str, str] = field(default_factory=dict)
     after_step: int | None = None
     """Only where this is the last step that was begun; else Refused, `session_changed`. None: whatever came before."""
+    keep_whole: bool = False
+    """What is more than is captured is put into a file of the session: `StepReport.whole`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,7 @@ class CommandRequest:
     stdin: bytes | None = b""
     pty: tuple[int, int] | None = None
     after_step: int | None = None
+    keep_whole: bool = False
 
 
 class Writing(TypedDict, total=False):
@@ -204,6 +208,8 @@ class StepReport:
     fresh: bool = False
     """Its interpreter was started for it: what earlier steps of this context had in memory, if any, is not there."""
     state: State = "running"
+    whole: Mapping[str, str] = field(default_factory=dict)
+    """Where in the session all of a stream lies, of which only a part was captured."""
 
 
 @dataclass(frozen=True, slots=True)

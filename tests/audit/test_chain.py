@@ -89,6 +89,11 @@ def test_a_body_nested_too_deeply_to_verify_is_refused() -> None:
         deep = [deep]
     with pytest.raises(ValueError, match="nested"):
         seal(Head(CHAIN), 1.0, "started", None, {"deep": deep})
+    for _ in range(3):
+        (deep,) = deep
+    body = {"deep": deep, "many": [{}] * canonical.MAX_DEPTH}
+    assert canonical.depth(body) == canonical.MAX_DEPTH
+    assert seal(Head(CHAIN), 1.0, "started", None, body).body["deep"] == deep
 
 
 @given(st.lists(bodies, max_size=8))

@@ -183,6 +183,20 @@ def test_isolation_and_network_are_told() -> None:
     assert "It ran and failed with exit status 3" in text
 
 
+def test_a_step_of_a_session_is_told_as_one() -> None:
+    session = {"id": "box_1", "step": 3, "context": "default", "state": "running"}
+    facts = {"isolation": {"backend": "process", "level": "process"}, "session": session}
+    text = explain([STARTED, finished("success", facts=facts)])
+    assert (
+        "at isolation process on server helpdesk, in session box_1, as step 3 in context default; the session was"
+        " running then." in text
+    )
+    less = explain([STARTED, finished("success", facts={**facts, "session": {"id": "box_1"}})])
+    assert "in session box_1." in less
+    stale = explain([STARTED, finished("validation_failure", facts=facts, reason_code="session_changed")])
+    assert "It ran" not in stale and "(session_changed)" in stale
+
+
 def test_nothing_recorded() -> None:
     assert explain([]) == "There is no record of this call."
     assert explain([{"kind": "reload"}]) == "There is no record of this call."

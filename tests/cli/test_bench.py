@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.cli.bench import box, measure
+from ringfence.cli.bench import box, measure, session
 from ringfence.errors import Unavailable
 from ringfence.runs import make_executor, unwritten
 from tests import gateways
@@ -66,7 +66,7 @@ def test_processor_time_is_that_of_everything_below_us() -> None:
 def test_a_benchmark_that_does_not_exist_is_not_run() -> None:
     ran = gateways.run("bench", "boxes")
     assert ran.returncode == 2
-    assert "there is no benchmark 'boxes'; there are: policy, gateway, box" in ran.stderr
+    assert "there is no benchmark 'boxes'; there are: policy, gateway, box, session" in ran.stderr
 
 
 def test_help_says_what_is_measured() -> None:
@@ -99,3 +99,22 @@ def test_boxes_are_measured_beside_the_bare_interpreter(
     assert os.environ["RINGFENCE_CONFIG"] == "/nowhere/at/all.yaml"
     assert not list(own_home.rglob("ringfence.db")), "nothing was recorded among the user's own"
     assert "box: memory" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(boxes_here() is not None, reason=str(boxes_here()))
+def test_sessions_are_measured_beside_the_bare_interpreter(
+    monkeypatch: pytest.MonkeyPatch, own_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session, "_LIVE", 2)
+    monkeypatch.setattr(session, "_FILES", 3)
+    rows = {row["name"]: row for row in json.loads(json.dumps(measure.as_json(session.run(10, rounds=2))))}
+    for name in ("a step", "resumed, to the first result", "opened, to the first result"):
+        row = rows[f"session: {name}"]
+        assert (row["n"], row["baseline"]) == (10, "bare python -c pass")
+        assert row["cpu_ms"] > 0
+    assert rows["session: of a snapshot of 3 MiB, to the first result"]["n"] == 5
+    if os.geteuid() == 0:
+        assert isinstance(rows["idle session, 2 of them: to open one"]["memory_kb"], float)
+        assert isinstance(rows["paused session, 2 of them: to pause one"]["memory_kb"], float)
+    assert not list(own_home.rglob("ringfence.db")), "nothing was recorded among the user's own"
+    assert "session: memory" in capsys.readouterr().err

@@ -14,10 +14,13 @@ from tests.gateways import run
 from tests.tooling import ROOT
 
 SUBVERBS = {
+    "box": ("create", "list", "exec", "files", "pause", "resume", "snapshot", "fork", "rm", "volume", "shell", "mcp"),
     "approvals": ("list", "approve", "deny"),
     "audit": ("list", "show", "explain", "verify", "export", "erase", "replay"),
 }
-EVERY_VERB = [(verb,) for verb in VERBS] + [(verb, sub) for verb, subs in SUBVERBS.items() for sub in subs]
+EVERY_VERB: list[tuple[str, ...]] = [(verb,) for verb in VERBS]
+EVERY_VERB += [(verb, sub) for verb, subs in SUBVERBS.items() for sub in subs]
+EVERY_VERB += [("box", "files", verb) for verb in ("ls", "get", "put", "rm")]
 
 
 def test_without_a_verb_it_lists_them() -> None:
@@ -32,7 +35,7 @@ def test_every_verb_teaches_by_an_example(words: tuple[str, ...], capsys: pytest
         command_line(list(words))([*words, "--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert f"\n  ringfence {words[0]}" in shown
+    assert f"\n  ringfence {' '.join(words[:-1] or words)}" in shown
     assert "Usage:" in shown
 
 

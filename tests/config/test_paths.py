@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -72,5 +73,25 @@ def test_only_this_file_reads_the_environment() -> None:
     reading = re.compile(r"os\.environ|getenv|Path\.home\(|expanduser")
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if reading.search(path.read_text())}
     # These are programs of their own, started with an environment that we made; and the cases look for ours.
-    programs = {"sandbox/process/zygote.py", "sandbox/process/guest.py", "cli/bench/box.py"}
+    inside = {f"sandbox/process/{name}.py" for name in ("zygote", "worker", "guest", "cells")}
+    programs = {*inside, "cli/bench/box.py"}
     assert {name for name in found if not name.startswith("promises/")} <= {"config/paths.py", *programs}
+
+
+def test_sockets_lie_where_their_path_is_short(
+    plain: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    state, last = Path("/srv/state"), Path(f"/tmp/ringfence-{os.geteuid()}")
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    first, second = paths.socket_folders(state)
+    assert (first, second.parent) == (state / "keeper", last)
+    assert second not in paths.socket_folders(Path("/srv/other"))
+    assert paths.socket_folders(Path("/srv/other/../state")) == (first, second)
+    run = tmp_path_factory.mktemp("run")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
+    assert [path.parent for path in paths.socket_folders(state)] == [state, run / "ringfence", last]
+    for unusable in ("relative", "/does/not/exist", "/" + "x" * 100):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
+        assert paths.socket_folders(state) == (first, second)
+    (only,) = paths.socket_folders(Path("/" + "long" * 30))
+    assert only.parent == last

@@ -146,8 +146,8 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
         ),
         (
             "capabilities: {run_shel: {transport: sandboxed_exec}}",
-            "1:16: a box has no tool 'run_shel', only execute_python and run_shell; name one with tool:"
-            " (did you mean 'run_shell'?)",
+            "1:16: a box has no tool 'run_shel', only execute_python, run_shell and those of sessions;"
+            " name one with tool: (did you mean 'run_shell'?)",
         ),
         ("capabilities: {a: {transport: sandboxed_exec, tool: eval}}", "1:53: a box has no tool 'eval', only"),
         ("capabilities: {a: {memory_layout: fresh}}", "1:20: memory_layout is for transport sandboxed_exec"),
@@ -156,6 +156,15 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
             "capabilities: {run_shell: {transport: sandboxed_exec, template: dta}}",
             "1:65: no template named 'dta' (did you mean 'data'?)",
         ),
+        (
+            "sandbox: {session_idle_seconds: 60, max_session_idle_seconds: 30}",
+            "1:33: more than max_session_idle_seconds, which is 30",
+        ),
+        (
+            "sandbox: {session_lifetime_seconds: 7200, max_session_lifetime_seconds: 3600.0}",
+            "1:37: more than max_session_lifetime_seconds, which is 3600",
+        ),
+        ("sandbox: {max_sessions: -1}", "1:25: must be at least 0, this is -1"),
         ("sandbox: {templates: {data: {}}}", "1:23: the name 'data' is taken: choose another"),
         ("sandbox: {templates: {ml: {packages: ['a b']}}}", "1:39: 'a b' is not the name of a Python module"),
         ("sandbox: {accept_missing: [landlok]}", "1:28: a box can do without landlock at most, not 'landlok' (did you"),

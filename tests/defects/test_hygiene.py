@@ -118,7 +118,11 @@ CALLED_BY_OTHERS = {
     "verify_records": "an auditor's own: it checks one chain, however that was read",
     "Gateway": "the SDK's public surface",
     **dict.fromkeys(("Sandbox", "AsyncSandbox", "run_code", "Execution", "ExecutionError"), "the SDK's public surface"),
+    **dict.fromkeys(("AsyncCommands", "AsyncCommandHandle", "AsyncFiles", "AsyncWatch"), "the SDK's public surface"),
+    **dict.fromkeys(("Commands", "CommandHandle", "Files", "Watch", "Result"), "the SDK's public surface"),
     "Listener": "uvicorn calls its server",
+    "NoInput": "whoever has a stream calls its methods",
+    "Wire": "asyncio calls its protocol",
     "Exchange": "the MCP SDK calls its dispatch context",
 }
 

@@ -17,7 +17,8 @@ from ringfence.errors import Unavailable
 from ringfence.front.shelf import Shelf
 from ringfence.model import Definition, Json, Principal, ServerSpec
 from ringfence.rulebook import Rulebook
-from ringfence.sandbox.tools import TOOLS
+from ringfence.sandbox.offers.parts import Lives
+from ringfence.sandbox.tools import PROGRAMS
 from ringfence.sandbox.tools import definition as own_definition
 from tests.faking import Said, contract, definition, governed, rulebook
 from tests.making import rule
@@ -124,6 +125,40 @@ async def test_resources_are_those_that_their_servers_list_allows(tmp_path: Path
         assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1", "x": 1}]
 
 
+class Boxes:
+    """The part of an executor that lists what sessions left; or cannot."""
+
+    def __init__(self, *uris: str, problem: Exception | None = None) -> None:
+        self.uris = uris
+        self.problem = problem
+
+    async def resources(self, principal: Principal, *, templates: bool) -> list[Json]:
+        if self.problem is not None:
+            raise self.problem
+        return [{"uriTemplate" if templates else "uri": uri} for uri in self.uris]
+
+
+async def test_what_sessions_left_comes_after_the_servers_lists_and_is_nobody_elses(tmp_path: Path) -> None:
+    own = "ringfence://session/box_1/output/a"
+    async with shelved(tmp_path, Said(), Lists(a=[{"uri": "doc:1"}, {"uri": own}])) as (shelf, way):
+        way.pipeline.rules = swapped(way.pipeline.rules, ServerSpec("a", resources=("*",)))
+        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1"}], "no server can claim one of ours"
+        shelf.boxes = lambda: Boxes(own)
+        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1"}, {"uri": own}]
+        assert await shelf.resource_server(ALICE, own) == "ringfence"
+        shelf.boxes = lambda: Boxes(problem=Unavailable("keeper_start", "no"))
+        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1"}], "others are listed all the same"
+
+
+async def test_only_tools_of_ours_take_a_session(tmp_path: Path) -> None:
+    contracts = {tool: built_in(tool, 30) for tool in ("execute_python", "open_session", "read_file")}
+    own = {name: own_definition(one, Limits(), (), Lives()) for name, one in contracts.items()}
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        assert not shelf.takes_session("echo")
+        way.pipeline.rules = replace(way.pipeline.rules, catalog=Catalog(contracts, {}, own=own))
+        assert [name for name in contracts if shelf.takes_session(name)] == ["execute_python", "read_file"]
+
+
 async def test_a_resource_belongs_to_the_only_server_that_may_have_it_or_to_the_one_that_lists_it(
     tmp_path: Path,
 ) -> None:
@@ -161,7 +196,7 @@ async def test_what_is_learnt_is_bounded(tmp_path: Path) -> None:
 async def test_a_tool_of_our_own_is_shown_where_policy_can_allow_it(
     tmp_path: Path, said: Said, shown: list[str]
 ) -> None:
-    contracts = {tool: built_in(tool, 30) for tool in TOOLS}
+    contracts = {tool: built_in(tool, 30) for tool in PROGRAMS}
     own = {name: own_definition(one, Limits(), ()) for name, one in contracts.items()}
     async with shelved(tmp_path, said) as (shelf, way):
         way.pipeline.rules = replace(way.pipeline.rules, catalog=Catalog(contracts, {}, own=own))

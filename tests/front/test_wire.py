@@ -9,6 +9,7 @@ from mcp.shared.exceptions import MCPError
 
 from ringfence.front import wire
 from ringfence.model import Json, Outcome, Receipt, Status
+from ringfence.sessions import Within
 from tests.faking import OK, make_call
 
 CALL = make_call("echo", id="call_1")
@@ -58,6 +59,18 @@ def test_errors_that_a_client_acts_upon_are_passed_on(code: int) -> None:
     with pytest.raises(MCPError) as raised:
         wire.tool_result(refused(Status.FAILED, "upstream_error", error=error), CALL)
     assert (raised.value.code, raised.value.error.data) == (code, {"url": "https://x"})
+
+
+def test_a_client_of_before_is_told_of_a_file_in_words() -> None:
+    link = {"type": "resource_link", "uri": "ringfence://session/s/output/a.png", "name": "a.png", "size": 3}
+    own = Outcome(Status.SUCCESS, "ok", result={"content": [{"type": "text", "text": "x"}, link]}, within=Within("s"))
+    assert wire.tool_result(own, CALL, "2025-11-25")["content"][1] == link
+    assert wire.tool_result(own, CALL, "2025-03-26")["content"] == [
+        {"type": "text", "text": "x"},
+        {"type": "text", "text": "[a.png: ringfence://session/s/output/a.png]"},
+    ]
+    theirs = Outcome(Status.SUCCESS, "ok", result={"content": [link]})
+    assert wire.tool_result(theirs, CALL, "2025-03-26")["content"] == [link], "a server's own result stays as it is"
 
 
 def test_any_other_error_of_a_server_is_a_result() -> None:

@@ -10,6 +10,7 @@ import anyio
 import pytest
 from mcp import Client
 
+from ringfence.sandbox.tools import TOOLS
 from tests import boxing, gateways
 from tests.mcp.gateway import ERAS
 
@@ -47,9 +48,9 @@ def mode(request: pytest.FixtureRequest) -> str:
 async def test_the_tools_say_what_they_take_and_their_limits(served: gateways.Served, mode: Any) -> None:
     async with Client(served.url, mode=mode) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    assert list(tools) == ["careful", "execute_python"]
+    assert list(tools) == ["careful", "execute_python", *TOOLS[2:]]
     python = tools["execute_python"]
-    assert list(python.input_schema["properties"]) == ["code", "session"]
+    assert list(python.input_schema["properties"]) == ["code", "session", "context"]
     assert python.output_schema is not None and "facts" in python.output_schema["properties"]
     assert "Limits: 2 s, 64 MiB of memory" in (python.description or "")
 
@@ -95,7 +96,7 @@ async def test_a_declared_contract_asks_and_nothing_else_can_be_sent(served: gat
         with_nul = await client.call_tool("execute_python", {"code": "a\0b"})
     assert about(asked)["status"] == "approval_required"
     assert (about(with_limits)["status"], about(with_limits)["reason_code"]) == ("validation_failure", "bad_arguments")
-    assert (about(with_session)["status"], about(with_session)["reason_code"]) == ("unavailable", "no_session")
+    assert about(with_session)["reason_code"] == "unknown_session"
     assert (about(with_nul)["status"], about(with_nul)["reason_code"]) == ("validation_failure", "bad_arguments")
 
 

@@ -15,7 +15,7 @@ from ringfence.box import Attached, BoxReport, BoxSpec, Captured, FileFact, Inpu
 from ringfence.contract import build, built_in
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import Answer, Contract, Decision, Grant, Mount, Status
-from ringfence.sandbox.executor import judge
+from ringfence.sandbox.results import judge
 from tests.boxing import FakeBackend, captured, fake, report
 from tests.faking import make_call
 

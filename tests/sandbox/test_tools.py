@@ -9,14 +9,16 @@ import pytest
 
 from ringfence.box import MIB, Limits
 from ringfence.contract import built_in
-from ringfence.sandbox.tools import BOUNDS, TEMPLATES, TOOLS, complete, definition, limits_problem, size
+from ringfence.sandbox.bounds import BOUNDS, limits_problem
+from ringfence.sandbox.offers.parts import Lives
+from ringfence.sandbox.tools import TEMPLATES, TOOLS, complete, definition, size
 from ringfence.schema import Schema
 
 PYTHON, SHELL = built_in("execute_python", 8), built_in("run_shell", 30)
 
 
 def fits(contract: Any, arguments: Any, *, wide: bool = False) -> bool:
-    body = definition(contract, Limits(), (), wide=wide).body
+    body = definition(contract, Limits(), (), Lives(), wide=wide).body
     return Schema(body["inputSchema"]).problem(arguments, "arguments") is None
 
 
@@ -40,7 +42,14 @@ def fits(contract: Any, arguments: Any, *, wide: bool = False) -> bool:
         (PYTHON, {"code": "1", "limits": {"wall_seconds": 1e9}}, False, False),
         (PYTHON, {"code": "1", "limits": {"wall": 1}}, False, False),
         (PYTHON, {"code": "1", "root": True}, False, False),
+        (PYTHON, {"code": "1", "session": "s", "context": "c"}, True, True),
+        (PYTHON, {"code": "1", "context": "c"}, False, False),
+        (PYTHON, {"code": "1", "session": None}, False, False),
         (SHELL, {"command": "ls"}, True, True),
+        (SHELL, {"command": "ls", "session": "s", "background": True}, True, True),
+        (SHELL, {"command": "ls", "background": True}, False, False),
+        (SHELL, {"command": "ls", "session": "s", "cwd": "/workspace/a", "pty": [80, 24]}, False, True),
+        (SHELL, {"command": "ls", "session": "s", "pty": [80]}, False, False),
         (SHELL, {"argv": ["ls"]}, False, True),
         (SHELL, {"argv": ["ls"], "command": "ls"}, False, False),
         (SHELL, {}, False, False),

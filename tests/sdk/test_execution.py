@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ringfence.box import Limits, Ran
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
 from ringfence.model import Outcome, Status
-from ringfence.sandbox.executor import judge
+from ringfence.sandbox.results import judge
 from ringfence.sdk.execution import command_result, execution, raised
 from tests.boxing import report
 

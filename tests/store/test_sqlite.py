@@ -232,8 +232,9 @@ def test_a_closed_store_says_so(folder: Path, keys: Keys) -> None:
     store.close()
     with pytest.raises(StoreError, match="closed"):
         store.write_sync(add())
-    with pytest.raises(StoreError, match="closed"):
-        asyncio.run(store.write(add()))
+    for alone in (False, True):
+        with pytest.raises(StoreError, match="closed"):
+            asyncio.run(store.write(add(), alone=alone))
 
 
 async def test_closing_drains_the_queue_first(folder: Path, keys: Keys, verified: Callable[[], None]) -> None:

@@ -86,8 +86,9 @@ def seal(head: Head, at: float, kind: str, call_id: str | None, body: Json) -> R
         raise ValueError(f"a record body must be JSON: {exc}") from None
     if len(text) > MAX_RECORD_BYTES:
         raise ValueError(f"a record of {len(text)} bytes is over the limit of {MAX_RECORD_BYTES}")
-    if text.count(b"[") + text.count(b"{") > canonical.MAX_DEPTH:
-        canonical.loads(text)  # only so many brackets can be nested too deeply for whoever verifies
+    # Only so many brackets can be nested too deeply for whoever verifies.
+    if text.count(b"[") + text.count(b"{") > canonical.MAX_DEPTH and canonical.depth(body) > canonical.MAX_DEPTH:
+        raise ValueError(f"a record body may not be nested deeper than {canonical.MAX_DEPTH} levels")
     return Record(head.chain, seq, at, kind, call_id, text.decode(), hashlib.sha256(text).hexdigest())
 
 

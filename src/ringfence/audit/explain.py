@@ -216,7 +216,7 @@ def _grant(started: Json | None, finished: Json | None) -> list[str]:
 def _isolation(story: Json, started: Json | None) -> list[str]:
     facts, isolation = _part(story, "facts"), _part(story, "facts", "isolation")
     out: list[str] = []
-    if started is not None and isolation and _text(story.get("status")) != "unavailable":
+    if started is not None and isolation and _text(story.get("status")) not in ("unavailable", "validation_failure"):
         level = _text(isolation.get("level")) or _text(isolation.get("backend")) or "unknown"
         backend = _text(isolation.get("backend"))
         server = _text(_part(story, "call").get("server"))
@@ -228,12 +228,22 @@ def _isolation(story: Json, started: Json | None) -> list[str]:
         kept = ""
         if on_by:
             kept = f", with {_join(sorted(map(str, on_by))) if len(on_by) <= _FEW else f'{len(on_by)} protections'}"
-        out.append(f"It ran {times} at isolation {level}{by}{on}{kept}.")
+        out.append(f"It ran {times} at isolation {level}{by}{on}{kept}{_session(facts)}.")
     refused = [d for d in _list(_part(facts, "network").get("denied")) if isinstance(d, dict)]
     hosts = [f"{_text(d.get('host'))}:{_text(d.get('port'))}" for d in refused]
     if hosts:
         out.append(f"The network was denied to {_join(hosts[:10])}.")
     return out
+
+
+def _session(facts: Json) -> str:
+    session = _part(facts, "session")
+    name, step, context = (_text(session.get(key)) for key in ("id", "step", "context"))
+    if not name:
+        return ""
+    state = _text(session.get("state"))
+    as_step = f", as step {step}" + (f" in context {context}" if context else "") if step else ""
+    return f", in session {name}{as_step}" + (f"; the session was {state} then" if state else "")
 
 
 # ── How it ended ──────────────────────────────────────────────────────────────────────────────────

@@ -193,6 +193,10 @@ def _about(approval: Approval) -> Iterator[str]:
     many = f", {approval.people} people" if approval.people > 1 else ""
     own = "" if approval.self_approval or not approval.person else f", but not {approval.person}"
     yield safe(f"  rule       {approval.rule}; may answer: {roles}{own}{many}")
+    session = approval.summary.get("session")
+    if isinstance(session, dict):
+        step = session.get("after_step")
+        yield safe(f"  session    after its step {step}; void where the session goes on before the answer is used")
     for answer in approval.answers:
         yield safe(f"  answered   {answer.person}: {'yes' if answer.approve else 'no'}")
 

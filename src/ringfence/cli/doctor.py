@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import typer
 
+from ringfence.backends import BACKENDS
 from ringfence.cli import common
 from ringfence.cli.boxed import settings
 from ringfence.cli.terminal import cut, safe
@@ -20,7 +21,7 @@ from ringfence.errors import Unavailable
 from ringfence.model import Json
 from ringfence.promises import CATALOGUE, CLASSES, Case, Options, Report, Result, run
 from ringfence.promises.insession import NOT_THERE, InSession, Staying
-from ringfence.runs import BACKENDS, make_executor
+from ringfence.runs import make_executor
 
 _BROKEN, _USAGE, _UNAVAILABLE = 1, 2, 125
 _CLASSES = ", ".join(f"{letter} {name}" for letter, name in CLASSES.items())

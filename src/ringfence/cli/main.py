@@ -14,6 +14,7 @@ from ringfence.errors import RingfenceError
 
 VERBS = {
     "run": "Run a program in a fresh box.",
+    "box": "Boxes to live in: make, use, pause, fork and remove them.",
     "doctor": "Try on this host what boxes promise.",
     "serve": "Serve the gateway that a ringfence.yaml describes.",
     "check": "Read a ringfence.yaml and say everything that is wrong with it.",
@@ -22,7 +23,7 @@ VERBS = {
     "audit": "Read, explain, verify and export the audit log.",
     "bench": "Measure what calls and boxes cost on this machine.",
 }
-_MODULES = {"bench": "bench.command"}
+_MODULES = {"bench": "bench.command", "box": "box.command"}
 
 
 def _version(wanted: bool) -> None:

@@ -176,12 +176,12 @@ def trees(given: list[Path]) -> tuple[Path, ...]:
     return tuple(path.resolve() for path in given)
 
 
-def environment(given: list[str]) -> dict[str, str]:
+def environment(given: list[str], option: str = "--env") -> dict[str, str]:
     out: dict[str, str] = {}
     for pair in given:
         _proper(pair)
         name, equals, value = pair.partition("=")
         if not name or not equals:
-            common.fail(f"--env {pair}: write it as NAME=VALUE", 2)
+            common.fail(f"{option} {pair}: write it as NAME=VALUE", 2)
         out[name] = value
     return out

@@ -135,6 +135,9 @@ _SANDBOX: Mapping[str, Holds] = {
     **dict.fromkeys(("default_timeout_seconds", "max_cpu_cores", "max_memory_mb", "max_disk_mb"), _no_more),
     **dict.fromkeys(("max_processes", "max_output_mb", "capture_bytes", "network_enabled"), _no_more),
     "accept_missing": _within,
+    **dict.fromkeys(("max_sessions", "max_sessions_memory_mb", "max_sessions_cpu_cores"), _no_more),
+    **dict.fromkeys(("session_lifetime_seconds", "max_session_lifetime_seconds", "session_retain_seconds"), _no_more),
+    **dict.fromkeys(("session_idle_seconds", "max_session_idle_seconds", "session_queue_seconds"), _no_more),
 }
 
 

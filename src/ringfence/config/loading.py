@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from ringfence import contract
+from ringfence.box import SetUp
 from ringfence.config import draft as drafts
 from ringfence.config import names, paths, rules, schema, source, unbuilt, words
 from ringfence.config.draft import Draft
@@ -57,7 +58,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         secrets={name: _secret(draft, name, found.shape) for name, found in draft.secrets.items()},
         approvals={name: _approval(name, found.shape) for name, found in draft.approvals.items()},
         policy=policy,
-        sandbox=_sandbox(draft.sandbox.shape),
+        sandbox=_sandbox(draft.sandbox.shape, draft.base),
         warnings=tuple(sorted(draft.warnings)),
         files=(*files, *policy.files),
     )
@@ -136,7 +137,7 @@ def _approval(name: str, shape: schema.Approval) -> ApprovalRule:
     )
 
 
-def _sandbox(shape: schema.Sandbox) -> SandboxSettings:
+def _sandbox(shape: schema.Sandbox, base: Path) -> SandboxSettings:
     return SandboxSettings(
         backend=shape.backend,
         default_timeout_seconds=shape.default_timeout_seconds,
@@ -148,5 +149,22 @@ def _sandbox(shape: schema.Sandbox) -> SandboxSettings:
         capture_bytes=shape.capture_bytes,
         accept_missing=tuple(shape.accept_missing),
         templates={name: tuple(template.packages) for name, template in shape.templates.items()},
+        setups={
+            name: SetUp(
+                template.setup,
+                template.env,
+                {inside: str(paths.resolve(host, base)) for inside, host in template.files.items()},
+            )
+            for name, template in shape.templates.items()
+        },
         network_enabled=shape.network_enabled,
+        max_sessions=shape.max_sessions,
+        max_sessions_memory_mb=shape.max_sessions_memory_mb,
+        max_sessions_cpu_cores=shape.max_sessions_cpu_cores,
+        session_queue_seconds=shape.session_queue_seconds,
+        session_lifetime_seconds=min(shape.session_lifetime_seconds, shape.max_session_lifetime_seconds),
+        max_session_lifetime_seconds=shape.max_session_lifetime_seconds,
+        session_idle_seconds=min(shape.session_idle_seconds, shape.max_session_idle_seconds),
+        max_session_idle_seconds=shape.max_session_idle_seconds,
+        session_retain_seconds=shape.session_retain_seconds,
     )

@@ -12,7 +12,7 @@ from ringfence.config.shaping import Shaped
 from ringfence.config.source import Where
 from ringfence.expression import Expression, ExpressionError
 from ringfence.sandbox.process.host import CAN_DO_WITHOUT
-from ringfence.sandbox.tools import TEMPLATES, TOOLS
+from ringfence.sandbox.tools import PROGRAMS, TEMPLATES, TOOLS
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
@@ -119,8 +119,8 @@ def _boxed(draft: Draft, capability: Shaped[schema.Capability]) -> None:
         tool = shape.tool or str(where[-1])
         if tool not in TOOLS and "tool" not in capability.broken:
             at, text = (("tool",), "") if shape.tool else ((), "; name one with tool:")
-            known = f"a box has no tool {tool!r}, only {' and '.join(TOOLS)}{text}{did_you_mean(tool, TOOLS)}"
-            draft.problem((*where, *at), known, key=not at)
+            known = f"a box has no tool {tool!r}, only {', '.join(PROGRAMS)} and those of sessions{text}"
+            draft.problem((*where, *at), f"{known}{did_you_mean(tool, TOOLS)}", key=not at)
         if shape.template not in (known_templates := [*TEMPLATES, *draft.sandbox.shape.templates]):
             expect(draft, (*where, "template", shape.template), "template", known_templates)
         return
@@ -135,6 +135,11 @@ def _sandbox(draft: Draft) -> None:
         if name not in CAN_DO_WITHOUT:
             known = f"a box can do without {', '.join(CAN_DO_WITHOUT)} at most, not {name!r}"
             draft.problem((*where, "accept_missing", index), f"{known}{did_you_mean(name, CAN_DO_WITHOUT)}")
+    for kind in ("lifetime", "idle"):
+        usual, most = f"session_{kind}_seconds", f"max_session_{kind}_seconds"
+        shape = draft.sandbox.shape
+        if usual in draft.sandbox.given and getattr(shape, usual) > getattr(shape, most):
+            draft.problem((*where, usual), f"more than {most}, which is {getattr(shape, most):g}")
     for name in draft.sandbox.shape.templates:
         if name in TEMPLATES:
             draft.problem((*where, "templates", name), f"the name {name!r} is taken: choose another", key=True)

@@ -5,12 +5,16 @@ The environment gives paths and nothing else: what the configuration file says, 
 
 from __future__ import annotations
 
+import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from ringfence.errors import ConfigError, Problem
 
 CONFIG_NAME = "ringfence.yaml"
+_LONGEST_SOCKET_FOLDER = 90
+"""In bytes; with the socket's name it must stay below the kernel's 108."""
 
 
 def default_paths() -> tuple[Path, ...]:
@@ -36,6 +40,21 @@ def key_folder() -> Path:
     """Where the signing key lies: never in the state folder, whose writer could then sign what it forged."""
     named = os.environ.get("RINGFENCE_KEYS")
     return _absolute(named) if named else _base("XDG_CONFIG_HOME", ".config") / "keys"
+
+
+def socket_folders(state: Path) -> tuple[Path, ...]:
+    """Where sockets that belong to a state folder can lie, the best first: all short enough for the kernel.
+
+    The folder itself comes first, since nobody tidies it up. Who uses the last looks whose it is.
+    """
+    state = Path(os.path.realpath(state))
+    name = hashlib.sha256(os.fsencode(state)).hexdigest()[:16]
+    found = [state / "keeper", Path(f"/tmp/ringfence-{os.geteuid()}") / name]  # noqa: S108
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    with suppress(OSError):
+        if os.path.isabs(given) and os.stat(given).st_uid == os.geteuid():
+            found.insert(1, Path(given) / "ringfence" / name)
+    return tuple(path for path in found if len(os.fsencode(path)) <= _LONGEST_SOCKET_FOLDER)
 
 
 def resolve(text: str, base: Path) -> Path:

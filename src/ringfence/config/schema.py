@@ -229,6 +229,9 @@ class PolicyFile(Shape):
 
 class Template(Shape):
     packages: list[Module] = []
+    setup: str = ""
+    env: dict[str, str] = {}
+    files: dict[str, str] = {}
 
 
 class Sandbox(Shape):
@@ -244,6 +247,15 @@ class Sandbox(Shape):
     capture_bytes: Annotated[int, Field(ge=0, le=64 * 1024 * 1024)] = 1_000_000
     accept_missing: list[Word] = []
     templates: dict[Word, Template] = {}
+    max_sessions: Annotated[int, Field(ge=0, le=10_000)] = 32
+    max_sessions_memory_mb: Annotated[int, Field(ge=64, le=16_777_216)] | None = None
+    max_sessions_cpu_cores: Annotated[float, Field(gt=0, le=1024)] | None = None
+    session_queue_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
+    session_lifetime_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 3600.0
+    max_session_lifetime_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 86_400.0
+    session_idle_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 300.0
+    max_session_idle_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 86_400.0
+    session_retain_seconds: Annotated[float, Field(ge=0, le=31_536_000)] = 86_400.0
     network_enabled: bool = False
     allowed_egress_domains: list[HostPattern] = []
     docker_image: Text | None = None

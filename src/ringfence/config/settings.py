@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ringfence import canonical
+from ringfence.box import SetUp
 from ringfence.errors import Problem
 from ringfence.model import ApprovalRule, Contract, NetworkSpec, Person, Rule, SecretSpec, ServerSpec
 
@@ -46,6 +47,20 @@ class SandboxSettings:
     templates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Packages that are ready in boxes of a template, by its name."""
     network_enabled: bool = False
+    max_sessions: int = 32
+    """Of one user, all gateways and programs together; 0: there are none."""
+    max_sessions_memory_mb: int | None = None
+    max_sessions_cpu_cores: float | None = None
+    session_queue_seconds: float = 5.0
+    """How long a session that has no room yet may wait for some."""
+    session_lifetime_seconds: float = 3600.0
+    max_session_lifetime_seconds: float = 86_400.0
+    session_idle_seconds: float = 300.0
+    max_session_idle_seconds: float = 86_400.0
+    session_retain_seconds: float = 86_400.0
+    """How long what a session left is kept when it has ended; 0: not at all."""
+    setups: Mapping[str, SetUp] = field(default_factory=dict)
+    """What boxes of a template begin with beside its packages."""
 
 
 @dataclass(frozen=True, slots=True)

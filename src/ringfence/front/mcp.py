@@ -28,6 +28,7 @@ from ringfence.front.paused import Paused
 from ringfence.front.shelf import Shelf
 from ringfence.model import Call, CallKind, Json, Outcome, Principal
 from ringfence.pipeline import Pipeline
+from ringfence.sandbox.tools import SERVER
 from ringfence.upstream.link import MODERN
 from ringfence.upstream.pool import Pool
 
@@ -49,6 +50,8 @@ class McpFront:
         self._watchers: Counter[tuple[str, str]] = Counter()
         self._buses: dict[str, InMemorySubscriptionBus] = {}
         self._listeners: dict[str, ListenHandler] = {}
+        self.left_files: Callable[[Principal], Awaitable[None]] = _nobody
+        """Called when a session of this principal left new files."""
         self._methods: dict[str, Callable[[Asked, Inbound], Awaitable[Json]]] = {
             "tools/list": self._list_tools,
             "tools/call": self._call_tool,
@@ -112,9 +115,16 @@ class McpFront:
             arguments = {}
         if not isinstance(arguments, dict):
             fault, arguments = fault or "arguments must be an object", {}
+        session = wire.meta_of(params).get("ringfence/session")
+        if session is not None and "session" not in arguments and self.shelf.takes_session(name):
+            arguments = {**arguments, "session": session}
         call = self._make(asked, "tool", name, arguments)
         outcome = await self._run(asked, inbound, call if fault is None else wire.with_fault(call, fault))
-        return outcome if isinstance(outcome, dict) else wire.tool_result(outcome, call)
+        if isinstance(outcome, dict):
+            return outcome
+        if outcome.ran is not None and outcome.within is not None and outcome.ran.report.files:
+            await self.left_files(inbound.principal)
+        return wire.tool_result(outcome, call, asked.version)
 
     async def _resource(self, asked: Asked, inbound: Inbound) -> Json:
         uri = asked.params.get("uri")
@@ -230,8 +240,8 @@ class McpFront:
     async def _watch(self, principal: Principal, uri: str) -> None:
         """The first of a principal's sessions to watch a URI has the server told."""
         server = await self.shelf.resource_server(principal, uri)
-        if server is None:
-            raise MCPError(INVALID_PARAMS, f"no resource {uri!r} is offered")
+        if server is None or server == SERVER:  # what a session leaves is told of as a change of the list
+            raise MCPError(INVALID_PARAMS, f"no resource {uri!r} is offered that could be subscribed to")
         key = (principal.key, uri)
         if key not in self._watchers:
             try:
@@ -298,6 +308,10 @@ class McpFront:
     def close(self) -> None:
         for listener in self._listeners.values():
             listener.close()
+
+
+async def _nobody(principal: Principal) -> None:
+    return None
 
 
 async def _unreachable(ctx: Context, params: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ringfence import canonical
@@ -11,6 +12,9 @@ from ringfence.identity import LOCAL_AGENT
 from ringfence.model import Call, Contract, Json, Principal, ServerSpec, Transport
 from ringfence.pipeline import Pipeline
 from ringfence.rulebook import Rulebook, allowed_item
+from ringfence.sandbox.addresses import PREFIX
+from ringfence.sandbox.executor import Executor
+from ringfence.sandbox.tools import SERVER
 from ringfence.upstream.pool import Pool
 
 log = logging.getLogger("ringfence.front")
@@ -21,11 +25,14 @@ class _Offer:
     rules: Rulebook
     tools: list[Json]
     header_schemas: dict[str, Json]
+    in_sessions: frozenset[str]
+    """Tools of ours that can be told which session they are for."""
 
 
 def _offer(rules: Rulebook) -> _Offer:
     tools: list[Json] = []
     header_schemas: dict[str, Json] = {}
+    in_sessions: set[str] = set()
     for capability in rules.catalog.offered(rules.environment):
         name = capability.contract.name
         if capability.definition is None or _pointless(rules, capability.contract):
@@ -38,8 +45,10 @@ def _offer(rules: Rulebook) -> _Offer:
         schema = body.get("inputSchema")
         if isinstance(schema, dict) and b"x-mcp-header" in canonical.dumps(schema):
             header_schemas[name] = schema
+        if capability.contract.transport is Transport.SANDBOXED_EXEC and "session" in body["inputSchema"]["properties"]:
+            in_sessions.add(name)
         tools.append(body)
-    return _Offer(rules, tools, header_schemas)
+    return _Offer(rules, tools, header_schemas, frozenset(in_sessions))
 
 
 def _pointless(rules: Rulebook, contract: Contract) -> bool:
@@ -58,6 +67,8 @@ class Shelf:
         self._owners: dict[tuple[str, str], str] = {}
         """(principal, uri) → server, learnt from listings; bounded by clearing."""
         self._offered: _Offer | None = None
+        self.boxes: Callable[[], Executor | None] = lambda: None
+        """What sessions left are resources, too."""
 
     def tools(self) -> list[Json]:
         return self._offer().tools
@@ -65,6 +76,9 @@ class Shelf:
     def header_schema(self, tool: str) -> Json | None:
         """The input schema of a tool that wants some arguments repeated as HTTP headers."""
         return self._offer().header_schemas.get(tool)
+
+    def takes_session(self, tool: str) -> bool:
+        return tool in self._offer().in_sessions
 
     def _offer(self) -> _Offer:
         """Made once per rulebook: the list is asked for far more often than it changes."""
@@ -100,13 +114,25 @@ class Shelf:
                 continue
             for item in items:
                 uri = item.get(key)
-                if isinstance(uri, str) and allowed_item(spec, "resource", uri):
+                if isinstance(uri, str) and allowed_item(spec, "resource", uri) and not uri.startswith(PREFIX):
                     self._learn(principal, uri, spec.name)
                     out.append(item)
-        return out
+        return [*out, *await self._own_resources(principal, templates)]
+
+    async def _own_resources(self, principal: Principal, templates: bool) -> Sequence[Json]:
+        boxes = self.boxes()
+        if boxes is None:
+            return ()
+        try:
+            return await boxes.resources(principal, templates=templates)
+        except RingfenceError as exc:
+            log.warning("what sessions left cannot be listed: %s", exc)
+            return ()
 
     async def resource_server(self, principal: Principal, uri: str) -> str | None:
         """The server whose list has this URI: the only one that may, else the one that listed it."""
+        if uri.startswith(PREFIX):
+            return SERVER
         candidates = [s.name for s in self._with_resources() if allowed_item(s, "resource", uri)]
         if len(candidates) < 2:
             return candidates[0] if candidates else None

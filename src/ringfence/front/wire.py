@@ -19,6 +19,7 @@ _CACHEABLE = frozenset({"tools/list", "resources/list", "resources/templates/lis
 _PASS_ON = (-32021, -32042)
 """Errors of a server that a client acts upon by itself: a missing capability, a URL to visit first."""
 _NOT_FOUND_2025 = -32002
+_LINKS_SINCE = "2025-06-18"
 
 
 def meta_of(params: Mapping[str, Any] | None) -> Json:
@@ -66,14 +67,24 @@ def with_meta(result: Json, outcome: Outcome, call: Call) -> Json:
     return {**result, "_meta": {**(meta if isinstance(meta, dict) else {}), **outcome_meta(outcome, call)}}
 
 
-def tool_result(outcome: Outcome, call: Call) -> Json:
+def tool_result(outcome: Outcome, call: Call, version: str = MODERN) -> Json:
     """A `tools/call` result. A refusal is one too: readable, marked as an error, with reason and call id."""
     if outcome.error is not None and outcome.error.get("code") in _PASS_ON:
         raise MCPError(outcome.error["code"], outcome.error["message"], outcome.error.get("data"))
     if outcome.result is not None:
-        return with_meta(outcome.result, outcome, call)
+        result = outcome.result
+        if outcome.within is not None and version < _LINKS_SINCE:
+            result = {**result, "content": [_unlinked(block) for block in result["content"]]}
+        return with_meta(result, outcome, call)
     text = f"{outcome.message} [{outcome.status}/{outcome.reason_code}, call {_ident(outcome, call)}]"
     return with_meta({"content": [{"type": "text", "text": text}], "isError": True}, outcome, call)
+
+
+def _unlinked(block: Json) -> Json:
+    """What a client of before cannot read as it is."""
+    if block.get("type") != "resource_link":
+        return block
+    return {"type": "text", "text": f"[{block['name']}: {block['uri']}]"}
 
 
 def item_error(outcome: Outcome, call: Call, version: str) -> MCPError:

@@ -1,32 +1,59 @@
-"""A call of one of our own tools as a box to be made. What makes no sense is refused before anything runs."""
+"""A call of one of our own tools as a box to be made, or as a step in one that is there. What makes no sense is refused
+before anything runs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ringfence.box import Attached, BoxSpec, Limits, Program
 from ringfence.errors import Refused
-from ringfence.model import Call, Contract, Json, Status
+from ringfence.model import Call, Contract, Grant, Json, Status
+from ringfence.sandbox.offers.parts import Lives
 from ringfence.sandbox.tools import EXECUTE_PYTHON
+from ringfence.sessions import CellRequest, CommandRequest, SessionSpec, StaySpec, VolumeMount
 
 MAX_SOURCE_BYTES = 10 * 1024 * 1024
 _MAX_WORD_BYTES = 131_071
 """The kernel starts no program with a longer word."""
 _SHORTEST_SECONDS = 0.001
 _NOTHING = Attached()
+_IN_A_SESSION = ("inputs", "output", "trees", "template", "memory_layout", "name", "metadata")
+"""What is the box's, and not one step's."""
 
 
-def spec(call: Call, contract: Contract, defaults: Limits) -> BoxSpec:
-    """Whatever the arguments do not say, the contract and the configuration say. Raises Refused."""
-    given, attached = call.arguments, call.attached or _NOTHING
-    problem = next(_problems(given), None)
+@dataclass(frozen=True, slots=True)
+class Provision:
+    """What boxes get where neither contract nor caller says more."""
+
+    limits: Limits
+    templates: Mapping[str, tuple[str, ...]]
+    """Packages by the name of the template."""
+    level: str = "process"
+    """The isolation that the backend gives."""
+    lives: Lives | None = None
+    """How long sessions live; None where there are none."""
+
+
+def check(call: Call) -> None:
+    """Raises Refused for arguments that no box can be made of."""
+    problem = next(_problems(call.arguments), None)
     if problem is not None:
         raise Refused(
             Status.VALIDATION_FAILURE, "bad_arguments", f"The arguments of {call.tool!r} do not fit: {problem}."
         )
+
+
+def template(call: Call, contract: Contract) -> str:
+    return call.arguments.get("template") or contract.template
+
+
+def spec(call: Call, contract: Contract, defaults: Limits) -> BoxSpec:
+    """Whatever the arguments do not say, the contract and the configuration say. Raises Refused."""
+    check(call)
+    given, attached = call.arguments, call.attached or _NOTHING
     fresh = contract.memory_layout == "fresh" or given.get("memory_layout") == "fresh"
     return BoxSpec(
         program=_program(contract, given, attached.stdin),
@@ -35,10 +62,71 @@ def spec(call: Call, contract: Contract, defaults: Limits) -> BoxSpec:
         inputs=attached.inputs,
         output=attached.output,
         trees=tuple(map(Path, given.get("trees") or ())),
-        template=given.get("template") or contract.template,
+        template=template(call, contract),
         layout="fresh" if fresh else "shared",
         tenant=call.principal.tenant,
     )
+
+
+def session(grant: Grant, given: Provision) -> SessionSpec:
+    """The session that is to be opened. Raises Refused."""
+    call, contract, lives = grant.call, grant.contract, given.lives or Lives()
+    wanted, attached = call.arguments, call.attached or _NOTHING
+    fresh = contract.memory_layout == "fresh" or wanted.get("memory_layout") == "fresh"
+    stay = StaySpec(
+        limits=replace(given.limits, **{"wall_seconds": contract.timeout_seconds, **(wanted.get("limits") or {})}),
+        env=wanted.get("env") or {},
+        inputs=attached.inputs,
+        trees=tuple(map(Path, wanted.get("trees") or ())),
+        template=template(call, contract),
+        layout="fresh" if fresh else "shared",
+        tenant=call.principal.tenant,
+    )
+    return SessionSpec(
+        stay=stay,
+        lifetime_seconds=wanted.get("lifetime_seconds", lives.lifetime_seconds),
+        idle_seconds=wanted.get("idle_seconds", lives.idle_seconds),
+        auto_resume=wanted.get("auto_resume", True),
+        metadata=wanted.get("metadata") or {},
+        snapshot=wanted.get("snapshot"),
+        volumes=tuple(VolumeMount(**volume) for volume in wanted.get("volumes") or ()),
+        retain=wanted.get("retain", "output" if lives.retain_seconds > 0 else "none"),
+    )
+
+
+def cell(grant: Grant, defaults: Limits) -> CellRequest:
+    """A step of Python in a session."""
+    given = grant.call.arguments
+    return CellRequest(
+        source=given["code"],
+        context=given.get("context", "default"),
+        limits=step_limits(grant, defaults),
+        env=given.get("env") or {},
+        after_step=grant.after_step,
+        keep_whole=grant.call.attached is None,
+    )
+
+
+def command(grant: Grant, given: Provision) -> CommandRequest:
+    """A command in a session; one in the background runs as long as it likes, or its session does."""
+    wanted, attached = grant.call.arguments, grant.call.attached or _NOTHING
+    lasting = bool(wanted.get("background")) or attached.keys is not None
+    pty = wanted.get("pty")
+    return CommandRequest(
+        argv=tuple(wanted["argv"]) if "argv" in wanted else ("/bin/sh", "-c", wanted["command"]),
+        limits=None if lasting and "limits" not in wanted else step_limits(grant, given.limits),
+        env=wanted.get("env") or {},
+        cwd=wanted.get("cwd") or "/workspace",
+        stdin=attached.stdin if attached.stdin and isinstance(attached.stdin, bytes) else None if lasting else b"",
+        pty=(pty[0], pty[1]) if pty else None,
+        after_step=grant.after_step,
+        keep_whole=grant.call.attached is None,
+    )
+
+
+def step_limits(grant: Grant, defaults: Limits) -> Limits:
+    """What one step may use, as far as that is not the box's."""
+    return _limits(grant.call, grant.contract, defaults)
 
 
 def _program(contract: Contract, given: Json, stdin: bytes | int) -> Program:
@@ -53,27 +141,38 @@ def _limits(call: Call, contract: Contract, defaults: Limits) -> Limits:
     if call.deadline is not None:
         left = max(call.deadline - time.monotonic(), _SHORTEST_SECONDS)
         given["wall_seconds"] = min(given["wall_seconds"], left)
-    return replace(defaults, **given)
+    return defaults if given == {"wall_seconds": defaults.wall_seconds} else replace(defaults, **given)
 
 
 def _problems(given: Json) -> Iterator[str]:
     """What no schema says. The values themselves are never repeated: this goes on record."""
-    code, command, words = given.get("code", ""), given.get("command", ""), given.get("argv") or ()
+    code, words = given.get("code", ""), given.get("argv") or ()
     if "\0" in code:
         yield "code: a program has no NUL character"
-    if len(code) > MAX_SOURCE_BYTES or len(code.encode()) > MAX_SOURCE_BYTES:
+    if _longer(code, MAX_SOURCE_BYTES):
         yield f"code: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB"
     if "argv" in given and not words and "code" not in given:
         yield "argv: there is no command in it"
-    texts = [("command", command), *(("argv", word) for word in words), ("name", given.get("name") or "")]
-    texts += [("trees", tree) for tree in given.get("trees") or ()]
-    for name, text in texts:
-        if "\0" in text:
-            yield f"{name}: no NUL character can stand in it"
-        if len(text.encode()) > _MAX_WORD_BYTES:
-            yield f"{name}: longer than {_MAX_WORD_BYTES} bytes"
+    if "session" in given and ("code" in given or "command" in given or words):
+        yield from (f"{name}: a session's box has its own already" for name in _IN_A_SESSION if name in given)
+        if "code" in given:
+            yield from (f"{name}: a cell has none" for name in ("argv", "stdin", "pty", "cwd") if name in given)
+    else:
+        yield from (f"{name}: only in a session" for name in ("cwd", "pty") if name in given)
+    for name in ("command", "argv", "name", "trees", "cwd"):
+        texts = given.get(name) or ()
+        for text in (texts,) if isinstance(texts, str) else texts:
+            if "\0" in text:
+                yield f"{name}: no NUL character can stand in it"
+            if _longer(text, _MAX_WORD_BYTES):
+                yield f"{name}: longer than {_MAX_WORD_BYTES} bytes"
     for name, value in (given.get("env") or {}).items():
         if not name or "=" in name or "\0" in name + value:
             yield "env: a variable has a name without '=', and no NUL character"
-        elif len(name.encode()) + len(value.encode()) + 1 > _MAX_WORD_BYTES:
+        elif _longer(f"{name}={value}", _MAX_WORD_BYTES):
             yield f"env: a variable is longer than {_MAX_WORD_BYTES} bytes"
+
+
+def _longer(text: str, most: int) -> bool:
+    """Encoded; a character is four bytes at most, so a short text is known without looking."""
+    return len(text) * 4 > most and (len(text) > most or len(text.encode()) > most)

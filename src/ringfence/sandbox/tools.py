@@ -1,7 +1,8 @@
 """Our own tools: what they are called, what they take, and what they say of themselves.
 
 An agent sends code or a command, and nothing else. A caller in this process, who could as well edit the
-configuration, may also say what the box gets and how much of it: the same tools in their wide form.
+configuration, may also say what the box gets and how much of it: the same tools in their wide form. The tools of
+sessions are in `toolkit`.
 """
 
 from __future__ import annotations
@@ -12,65 +13,61 @@ from typing import Any
 
 from ringfence import canonical
 from ringfence.box import MIB, Limits
-from ringfence.model import Contract, Definition, Json
+from ringfence.model import Contract, Definition, Json, Mode
+from ringfence.sandbox import toolkit
+from ringfence.sandbox.bounds import limits_schema
+from ringfence.sandbox.offers import parts
+from ringfence.sandbox.offers.parts import Lives
 
 EXECUTE_PYTHON = "execute_python"
 RUN_SHELL = "run_shell"
-TOOLS = (EXECUTE_PYTHON, RUN_SHELL)
+PROGRAMS = (EXECUTE_PYTHON, RUN_SHELL)
+"""What needs no session."""
+TOOLS = (*PROGRAMS, *(name for name, tool in toolkit.KIT.items() if not tool.only_wide))
+WIDE_TOOLS = (*PROGRAMS, *toolkit.KIT)
+"""Those for callers in this process as well."""
 SERVER = "ringfence"
 """Stands where others name the server of a tool; no server of a configuration can have this name."""
 
 TEMPLATES: Mapping[str, tuple[str, ...]] = {"python": (), "data": ("numpy", "pandas", "matplotlib")}
 """Templates that need no configuration, and the packages that each has ready where they are installed."""
 
-BOUNDS: Mapping[str, tuple[float, float]] = {
-    "wall_seconds": (0.001, 86_400),
-    "cpu_seconds": (0.001, 86_400),
-    "cpu_cores": (0.01, 1024),
-    "memory_bytes": (16 * MIB, 2**44),
-    "disk_bytes": (MIB, 2**44),
-    "inodes": (64, 10**9),
-    "processes": (1, 1_000_000),
-    "open_files": (16, 1_048_576),
-    "file_bytes": (0, 2**44),
-    "output_bytes": (0, 2**44),
-    "capture_bytes": (0, 64 * MIB),
-}
-"""What each limit may be. Less makes no box, more is no limit."""
-_FRACTIONS = frozenset({"wall_seconds", "cpu_seconds", "cpu_cores"})
-
-
-def limits_problem(limits: Limits) -> str | None:
-    """What is wrong with limits that somebody asks for."""
-    for name, (least, most) in BOUNDS.items():
-        value = getattr(limits, name)
-        if value is None and name in ("cpu_seconds", "file_bytes"):
-            continue
-        kinds = (int, float) if name in _FRACTIONS else (int,)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-            return f"{name} must be {_between(name)}, this is {value!r}"
-    return None
-
-
-def _between(name: str) -> str:
-    least, most = BOUNDS[name]
-    return f"{'a number' if name in _FRACTIONS else 'a whole number'} from {least:g} to {most:g}"
-
-
 # ── Definitions ───────────────────────────────────────────────────────────────────────────────────
 
 
-def definition(contract: Contract, limits: Limits, packages: tuple[str, ...], *, wide: bool = False) -> Definition:
-    """The definition under which a capability of ours is offered; `packages` are those of its template."""
+def mode(tool: str) -> Mode:
+    """How much harm one of our own tools can do, by itself."""
+    return Mode.HIGH_RISK if tool in PROGRAMS else toolkit.KIT[tool].mode
+
+
+def definition(
+    contract: Contract, limits: Limits, packages: tuple[str, ...], lives: Lives | None = None, *, wide: bool = False
+) -> Definition:
+    """The definition under which a capability of ours is offered.
+
+    `packages` are those of its template; `lives` is how long sessions live, None where there are none.
+    """
+    if contract.tool in PROGRAMS:
+        body = _program(contract, limits, packages, lives, wide)
+    else:
+        stated = _stated(contract, limits, packages, lives or Lives())
+        body = toolkit.body(contract.tool, stated, lives or Lives(), wide=wide)
+    return Definition(SERVER, contract.tool, canonical.definition_digest(body), body)
+
+
+def _program(contract: Contract, limits: Limits, packages: tuple[str, ...], lives: Lives | None, wide: bool) -> Json:
     python = contract.tool == EXECUTE_PYTHON
     own: Json = {"code": _CODE} if python else {"command": _COMMAND}
+    more: Json = {"context": parts.CONTEXT} if python else {"background": _BACKGROUND}
     schema: Json = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
-        "properties": {**own, "session": _SESSION},
+        "properties": {**own, "session": _SESSION, **(more if lives is not None else {})},
         "required": list(own),
         "additionalProperties": False,
     }
+    if lives is not None:
+        schema["dependentRequired"] = {key: ["session"] for key in more}
     if wide:
         schema["properties"] |= _WIDE
         if not python:  # a command is a line for the shell, or words
@@ -78,37 +75,60 @@ def definition(contract: Contract, limits: Limits, packages: tuple[str, ...], *,
     body: Json = {
         "name": contract.tool,
         "title": "Run Python in a box" if python else "Run a shell command in a box",
-        "description": _description(contract, limits, packages),
+        "description": _description(contract, limits, packages, lives),
         "inputSchema": schema,
         "annotations": {"readOnlyHint": False, "destructiveHint": False, "openWorldHint": False},
     }
     if not wide:  # a caller in this process has the report itself
         body["outputSchema"] = _OUTPUT
-    return Definition(SERVER, contract.tool, canonical.definition_digest(body), body)
+    return body
 
 
-def _description(contract: Contract, limits: Limits, packages: tuple[str, ...]) -> str:
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if contract.tool == EXECUTE_PYTHON:
-        what = f"Run Python {version} source as a program in a fresh box, and return what it prints."
+def _description(contract: Contract, limits: Limits, packages: tuple[str, ...], lives: Lives | None) -> str:
+    python = contract.tool == EXECUTE_PYTHON
+    if python:
+        what = f"Run Python {_version()} source as a program in a fresh box, and return what it prints."
     else:
-        what = f"Run a command line with /bin/sh in a fresh box, and return what it prints. Python {version} is there."
-    more = f", and, where they are installed, {', '.join(packages)}" if packages else ""
+        what = (
+            f"Run a command line with /bin/sh in a fresh box, and return what it prints. Python {_version()} is there."
+        )
+    stated = _stated(contract, limits, packages, lives or Lives())
     return " ".join(
         (
             what,
             "Nothing of an earlier call is there: no variable, no file, no process.",
-            f"Limits: {_number(contract.timeout_seconds)} s, {size(limits.memory_bytes)} of memory,"
-            f" {size(limits.disk_bytes)} of disk, {limits.processes} processes and threads,"
-            f" {_number(limits.cpu_cores)} processor core{'' if limits.cpu_cores == 1 else 's'},"
+            *((_PYTHON_SESSION if python else _SHELL_SESSION,) if lives is not None else ()),
+            f"Limits: {_number(contract.timeout_seconds)} s, {stated['limits']},"
             f" {size(limits.output_bytes)} of output; past any of them the run is ended.",
             f"Of a long output the head and the tail are returned, {size(limits.capture_bytes)} at most.",
             "Network: none.",
-            f"Packages: Python's standard library{more}; nothing can be installed.",
+            f"Packages: {stated['packages']}; nothing can be installed.",
             "Files: the working folder is /workspace; /workspace/output is for files that are a result,"
             " /workspace/tmp for scratch, and nothing else can be written.",
         )
     )
+
+
+def _stated(contract: Contract, limits: Limits, packages: tuple[str, ...], lives: Lives) -> Mapping[str, str]:
+    """What descriptions state of what is in force."""
+    more = f", and, where they are installed, {', '.join(packages)}" if packages else ""
+    return {
+        "timeout": f"{_number(contract.timeout_seconds)} s",
+        "limits": f"{size(limits.memory_bytes)} of memory,"
+        f" {size(limits.disk_bytes)} of disk, {limits.processes} processes and threads,"
+        f" {_number(limits.cpu_cores)} processor core{'' if limits.cpu_cores == 1 else 's'}",
+        "packages": f"Python's standard library{more}",
+        "python": _version(),
+        "lifetime": f"{_number(lives.lifetime_seconds)} s",
+        "most_lifetime": f"{_number(lives.most_lifetime_seconds)} s",
+        "idle": f"{_number(lives.idle_seconds)} s",
+        "retain": f"{_number(lives.retain_seconds)} s",
+        "result": size(contract.result.max_bytes),
+    }
+
+
+def _version() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def size(number: int) -> str:
@@ -125,30 +145,39 @@ def _number(value: float) -> str:
 
 # ── Schemas ───────────────────────────────────────────────────────────────────────────────────────
 
+_PYTHON_SESSION = (
+    "With `session` (see open_session) it runs in that session's box instead, as a cell of a notebook does: variables,"
+    " imports, files and the working folder stay for the next call; the value of a last expression, display(…) and"
+    " figures of matplotlib are returned, too. A cell that is stopped by its limit of time keeps the variables where it"
+    " can; interpreter_alive says so."
+)
+_SHELL_SESSION = (
+    "With `session` (see open_session) it runs in that session's box instead, with the files that are there. With"
+    " `background` it returns at once with the number of the process: see process_output, wait_process, send_input and"
+    " stop_process."
+)
 _TEXT: Json = {"type": "string"}
 _TEXTS: Json = {"type": "object", "additionalProperties": _TEXT}
 _CODE: Json = {"type": "string", "description": "The source. Print what you want to see."}
 _COMMAND: Json = {"type": "string", "description": "A command line for /bin/sh."}
-_SESSION: Json = {"type": "string", "description": "For sessions, which are not built yet: leave it out."}
+_SESSION: Json = {
+    **parts.SESSION,
+    "description": "A session from open_session, to run in its box. Left out: a fresh box for this call alone.",
+}
+_BACKGROUND: Json = {
+    "type": "boolean",
+    "description": "Start it and return; it runs until it ends or its session does. Its stdin is open for send_input.",
+}
 _BYTES: Json = {
     "type": "object",
     "properties": {"name": _TEXT, "bytes": {"type": "integer"}, "sha256": _TEXT},
     "required": ["bytes", "sha256"],
 }
-
-
-def _limits_schema() -> Json:
-    return {
-        name: {"type": "number" if name in _FRACTIONS else "integer", "minimum": least, "maximum": most}
-        for name, (least, most) in BOUNDS.items()
-    }
-
-
 _WIDE: Json = {
     "argv": {"type": "array", "items": _TEXT},
     "name": _TEXT,
     "env": _TEXTS,
-    "limits": {"type": "object", "properties": _limits_schema(), "additionalProperties": False},
+    "limits": limits_schema(),
     "inputs": {"type": "array", "items": _BYTES},
     "stdin": {"anyOf": [{"const": "stream"}, _BYTES]},
     "output": _TEXT,
@@ -156,25 +185,31 @@ _WIDE: Json = {
     "template": _TEXT,
     "memory_layout": {"enum": ["shared", "fresh"]},
     "metadata": _TEXTS,
-}
-
-_FILES: Json = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {"path": _TEXT, "bytes": {"type": "integer"}, "sha256": _TEXT},
-        "required": ["path", "bytes", "sha256"],
+    "cwd": _TEXT,
+    "pty": {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 1, "maximum": 10_000},
+        "minItems": 2,
+        "maxItems": 2,
     },
 }
+
 _OUTPUT: Json = {
     "type": "object",
     "properties": {
         "stdout": _TEXT,
         "stderr": _TEXT,
         "exit_code": {"type": ["integer", "null"], "description": "null where the program did not end by itself."},
-        "ended": {"type": "string", "description": "exited, signalled, timeout, oom, pids, disk, output or policy."},
-        "files": {**_FILES, "description": "What the program left in /workspace/output."},
-        "facts": {"type": "object", "description": "What the supervisor of the box saw."},
+        "ended": {
+            "type": "string",
+            "description": "exited, signalled, timeout, oom, pids, disk, output or policy; running, in the background.",
+        },
+        "files": {
+            **parts.FILES,
+            "description": "What the program left in /workspace/output; in a session, what is new.",
+        },
+        "facts": parts.FACTS,
+        **parts.STEP,
     },
     "required": ["stdout", "stderr", "exit_code", "ended", "files", "facts"],
 }

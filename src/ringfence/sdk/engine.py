@@ -7,22 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import codecs
 import concurrent.futures
 import contextlib
 import importlib
+import inspect
 import os
 import queue
 import threading
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
 from ringfence import config
-from ringfence.box import Stream
+from ringfence.box import Attached, Stream
 from ringfence.config.settings import Config
-from ringfence.model import Outcome
+from ringfence.model import Json, Outcome
 from ringfence.runs import Runs, Wanted, unwritten
 
 T = TypeVar("T")
+
+Callback = Callable[[Any], object]
+"""Gets something as it comes. Where its caller has a loop, it may be asynchronous."""
+Heard = queue.SimpleQueue[Callable[[], object] | None]
+"""What is to be called in a thread that waits; None: no more."""
 
 _CLOSE_SECONDS = 10.0
 
@@ -77,8 +85,15 @@ class Engine:
 
     async def run(self, wanted: Wanted, tell: Callable[[Stream, bytes], None] | None) -> Outcome:
         """One run. Raises Unavailable, StoreError where the way cannot be opened."""
-        runs = await asyncio.shield(self._opened())
+        opened = self._opened()
+        runs = opened.result() if opened.done() else await asyncio.shield(opened)
         return await runs.run(wanted, origin="sdk", tell=tell)
+
+    async def call(self, tool: str, arguments: Json, attached: Attached) -> Outcome:
+        """One of our own tools. Raises Unavailable, StoreError where the way cannot be opened."""
+        opened = self._opened()
+        runs = opened.result() if opened.done() else await asyncio.shield(opened)
+        return await runs.call(tool, arguments, attached, origin="sdk")
 
     def _opened(self) -> asyncio.Future[Runs]:
         """Opened once; what failed is tried again by the next run."""
@@ -102,18 +117,26 @@ class Engine:
     def submit(self, work: Coroutine[Any, Any, T]) -> Job[T]:
         return Job(self._loop, work)
 
-    def wait(self, work: Coroutine[Any, Any, T], heard: queue.SimpleQueue[Callable[[], object] | None]) -> T:
+    def wait(self, work: Coroutine[Any, Any, T], heard: Heard) -> T:
         """Run `work` to its end on the loop, and meanwhile, in this thread, whatever it puts into `heard`."""
-        job = self.submit(work)
-        job.over.add_done_callback(lambda _: heard.put(None))
+        running: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            running.append(self._loop.create_task(work))
+            running[0].add_done_callback(lambda _: heard.put(None))
+
+        self._loop.call_soon_threadsafe(begin)
         try:
             while (call := heard.get()) is not None:
                 call()
         except BaseException:
-            job.cancel()
-            concurrent.futures.wait((job.over,), _CLOSE_SECONDS)
+            self._loop.call_soon_threadsafe(lambda: running[0].cancel())
+            until = time.monotonic() + _CLOSE_SECONDS
+            with contextlib.suppress(queue.Empty):
+                while heard.get(timeout=max(0.0, until - time.monotonic())) is not None:
+                    pass  # nobody is there any more to hear it
             raise
-        return job.over.result()
+        return running[0].result()
 
     @property
     def here(self) -> bool:
@@ -171,3 +194,87 @@ def close() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 atexit.register(close)
+
+
+# ── From whichever loop the caller is on ──────────────────────────────────────────────────────────
+
+
+async def elsewhere(work: Coroutine[Any, Any, T]) -> T:
+    """The work on the engine's loop. Whoever gives up waiting ends it, and waits for that."""
+    serving = engine()
+    if serving.here:
+        return await work
+    job = serving.submit(work)
+    ended = asyncio.wrap_future(job.over)
+    try:
+        return await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        job.cancel()
+        await asyncio.wait({ended})
+        ended.exception()  # looked at: it is ours, or that it was cancelled
+        raise
+
+
+async def told(
+    work: Callable[[Callable[[str, Any], None]], Coroutine[Any, Any, T]], callbacks: Mapping[str, Callback | None]
+) -> T:
+    """Work that tells `(name, value)` as it comes, from any thread, to callbacks on this loop; bytes come as text.
+
+    A callback that raises ends the work.
+    """
+    loop = asyncio.get_running_loop()
+    heard: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()
+    telling = loop.create_task(_tell(heard, callbacks))
+    running = loop.create_task(work(lambda name, value: quietly(loop, heard.put_nowait, (name, value))))
+    # Whoever listens is done early only if they failed: then there is nobody to run for.
+    telling.add_done_callback(lambda _: running.cancel())
+    try:
+        await asyncio.wait({running})
+        loop.call_soon_threadsafe(heard.put_nowait, None)
+        await telling
+        return running.result()
+    finally:
+        telling.cancel()
+        if running.cancel():
+            await asyncio.wait({running})
+
+
+async def _tell(heard: asyncio.Queue[tuple[str, Any] | None], callbacks: Mapping[str, Callback | None]) -> None:
+    decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in callbacks}
+    while (item := await heard.get()) is not None:
+        name, value = item
+        await _call(callbacks[name], decoders[name].decode(value) if isinstance(value, bytes) else value)
+    for name, decoder in decoders.items():
+        await _call(callbacks[name], decoder.decode(b"", final=True))
+
+
+async def _call(callback: Callback | None, value: Any) -> None:
+    if callback is not None and value != "":
+        answer = callback(value)
+        if inspect.isawaitable(answer):
+            await answer
+
+
+def quietly(loop: asyncio.AbstractEventLoop, call: Callable[[Any], object], item: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(call, item)
+    except RuntimeError:
+        return  # whoever listened has closed their loop
+
+
+# ── From a thread that waits ──────────────────────────────────────────────────────────────────────
+
+
+def waited(work: Callable[[Mapping[str, Any]], Coroutine[Any, Any, T]], options: Mapping[str, Any]) -> T:
+    """The work, with these options. Callbacks among them (`on_…`) are called here, in the thread that waits: one that
+    dawdles holds up nobody else's box."""
+    heard: Heard = queue.SimpleQueue()
+    here = {
+        name: _later(heard, value) if name.startswith("on_") and value is not None else value
+        for name, value in options.items()
+    }
+    return engine().wait(work(here), heard)
+
+
+def _later(heard: Heard, callback: Callback) -> Callback:
+    return lambda value: heard.put(lambda: callback(value))

@@ -1,16 +1,36 @@
-"""What a run in a box came to, for a program that reads it."""
+"""What a call of one of our own tools came to, for a program that reads it: a value, or an error with its type."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 
-from ringfence.errors import OutcomeUnknown, Refused, Unavailable
+from ringfence.errors import (
+    Denied,
+    NotFound,
+    OutcomeUnknown,
+    QuotaExceeded,
+    Refused,
+    RingfenceError,
+    SandboxNotFound,
+    SandboxStopped,
+    Unavailable,
+)
 from ringfence.model import Json, Outcome, Status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a program that runs once shows no values, and need not load what they are made of
+    from ringfence.sdk.result import Result
 
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?", re.DOTALL)
 _RAN = (Status.SUCCESS, Status.FAILED, Status.TIMEOUT, Status.KILLED)
+_USED_UP = frozenset({"capacity", "busy", "quota"})
+_NOT_THERE: dict[str, type[Refused]] = {
+    "unknown_session": SandboxNotFound,
+    "session_stopped": SandboxStopped,
+    **dict.fromkeys(("not_found", "unknown_process", "unknown_snapshot", "unknown_volume"), NotFound),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +45,8 @@ class Logs:
 class ExecutionError:
     """Why a run did not end well.
 
-    For an exception this is what the program itself wrote to stderr: a claim of code that is not trusted, which can
-    write a traceback of something that never happened. How the run ended is in `Execution.facts`.
+    For an exception this is what the interpreter in the box said, or wrote to stderr: a claim of code that is not
+    trusted, which can tell of something that never happened. How the run ended is in `Execution.facts`.
     """
 
     name: str
@@ -44,13 +64,19 @@ class Execution:
     """What the supervisor of the box saw; nothing in it comes from the program."""
     status: str
     """`success`, `failed`, `timeout` or `killed`."""
-    results: list[str] = field(default_factory=list)
-    """Values that the program gave back besides its output; none for a program that ran by itself."""
+    results: list[Result] = field(default_factory=list)
+    """Values that it showed, claimed by it; none for a program that ran once, by itself."""
+    context: str | None = None
+    step: int | None = None
+    """Which step of its sandbox it was."""
+    alive: bool = True
+    """Whether its interpreter, with all variables, is still there; else the next run has a fresh one."""
 
     @property
     def text(self) -> str:
-        """The last result, or else all that was written to stdout."""
-        return self.results[-1] if self.results else "".join(self.logs.stdout)
+        """The text of the last expression's value, or else all that was written to stdout."""
+        main = next((shown.text for shown in self.results if shown.is_main_result), None)
+        return "".join(self.logs.stdout) if main is None else main
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +106,33 @@ def command_result(outcome: Outcome) -> CommandResult:
 
 def streams(outcome: Outcome) -> tuple[str, str]:
     """Stdout and stderr of what ran. Raises Unavailable: nothing ran; OutcomeUnknown; Refused: it may not run."""
-    if outcome.status is Status.UNAVAILABLE:
-        raise Unavailable(outcome.reason_code, outcome.message)
-    if outcome.status is Status.UNKNOWN:
-        raise OutcomeUnknown(outcome.reason_code, outcome.message)
     if outcome.status not in _RAN or outcome.result is None:
-        raise Refused(outcome.status, outcome.reason_code, outcome.message, approval_id=outcome.approval_id)
+        raise problem(outcome)
     if outcome.ran is not None:
         return outcome.ran.report.stdout.text, outcome.ran.report.stderr.text
     shown = outcome.structured if isinstance(outcome.structured, dict) else {}
     return str(shown.get("stdout", "")), str(shown.get("stderr", ""))
+
+
+def value(outcome: Outcome) -> Json:
+    """What a tool that runs nothing gave back. Raises whatever says why it gave nothing."""
+    if outcome.status is not Status.SUCCESS:
+        raise problem(outcome)
+    return outcome.structured if isinstance(outcome.structured, dict) else {}
+
+
+def problem(outcome: Outcome) -> RingfenceError:
+    """An outcome that is no result, as an error with its type."""
+    code, text = outcome.reason_code, outcome.message or str(outcome.facts.get("explanation") or outcome.status)
+    if code in _USED_UP and outcome.status in (Status.UNAVAILABLE, Status.VALIDATION_FAILURE):
+        return QuotaExceeded(code, text)
+    if outcome.status is Status.UNAVAILABLE:
+        return Unavailable(code, text)
+    if outcome.status is Status.UNKNOWN:
+        return OutcomeUnknown(code, text)
+    denied = outcome.status in (Status.DENIED, Status.APPROVAL_REQUIRED)
+    kind = Denied if denied else _NOT_THERE.get(code, Refused)
+    return kind(outcome.status, code, text, approval_id=outcome.approval_id)
 
 
 def _exit_code(outcome: Outcome) -> int:
@@ -104,13 +147,18 @@ def _exit_code(outcome: Outcome) -> int:
 def _error(outcome: Outcome, stderr: str) -> ExecutionError | None:
     if outcome.status is Status.SUCCESS:
         return None
+    if (stopped := stopped_by(outcome)) is not None:
+        return stopped
+    status = outcome.facts.get("exit_status")
+    return (raised(stderr) if status == 1 else None) or ExecutionError("SystemExit", str(status))
+
+
+def stopped_by(outcome: Outcome) -> ExecutionError | None:
+    """What ended a run that did not end by itself; all of it is the supervisor's word."""
     if outcome.status is not Status.FAILED:
         return ExecutionError(outcome.reason_code, str(outcome.facts.get("explanation")))
     number = outcome.facts.get("signal")
-    if number is not None:
-        return ExecutionError("signalled", str(number))
-    status = outcome.facts.get("exit_status")
-    return (raised(stderr) if status == 1 else None) or ExecutionError("SystemExit", str(status))
+    return None if number is None else ExecutionError("signalled", str(number))
 
 
 def raised(stderr: str) -> ExecutionError | None:

@@ -1,121 +1,197 @@
-"""Boxes from Python.
+"""Sandboxes from Python: boxes to live in, step by step.
 
-    execution = ringfence.run_code("print(6 * 7)")
-    print(execution.text, execution.facts["explanation"])
+    async with await AsyncSandbox.create() as sandbox:
+        await sandbox.run_code("x = 6")
+        print((await sandbox.run_code("x * 7")).text)
 
-Each run has a fresh box of its own, goes the governed way, and is on record. Written once, asynchronously; `Sandbox`
-is a thin runner over `AsyncSandbox`.
+Variables, files and processes stay from one step to the next, until the sandbox is killed or its lifetime is over; also
+when this process ends, for whoever connects to its id. Each step goes the governed way, and is on record. What is to
+run once, in a box of its own, is for `ringfence.run_code`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import codecs
-import inspect
-import math
-import queue
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack
 
-from ringfence import canonical
-from ringfence.box import Input, Limits, Stream
-from ringfence.errors import Refused, Unavailable
-from ringfence.model import Outcome, Status
-from ringfence.runs import Wanted
-from ringfence.sandbox.tools import limits_problem
+from ringfence.box import Attached, Limits
+from ringfence.errors import NotFound, RingfenceError, SandboxStopped, Unavailable
+from ringfence.model import Json, Outcome, Status
+from ringfence.runs import named
 from ringfence.sdk import engine
-from ringfence.sdk.execution import CommandResult, Execution, command_result, execution
+from ringfence.sdk.cells import cell
+from ringfence.sdk.commands import AsyncCommands
+from ringfence.sdk.execution import Execution, problem
+from ringfence.sdk.files import AsyncFiles
+from ringfence.sdk.infos import SandboxInfo, SnapshotInfo, VolumeInfo
+from ringfence.sdk.link import Link, Way, asked, by_engine, given
+from ringfence.sdk.once import Inputs, OnOutput, inputs_of, known, limits_of, seconds
+from ringfence.sdk.result import Result
+from ringfence.sessions import VolumeMount
 
-T = TypeVar("T")
+OnResult = Callable[[Result], object]
+Infos = list[SandboxInfo]
+Snapshots = list[SnapshotInfo]
+Volumes = list[VolumeInfo]
 
-OnOutput = Callable[[str], object]
-"""Gets text as it is written. It may be asynchronous with an AsyncSandbox."""
-Inputs = Mapping[str, bytes | str | Path]
-"""Files for /workspace/input by name: their content, or the path of a file to copy."""
+_STEP_LIMITS = ("wall_seconds", "output_bytes", "capture_bytes")
+_NOT_BUILT = {
+    "network": "a sandbox has no network yet",
+    "secrets": "secrets cannot be delivered into a sandbox yet",
+    "mounts": "folders of the host cannot be mounted into a sandbox yet; use files.upload, inputs= or volumes=",
+}
 
 
-class RunOptions(TypedDict, total=False):
-    """What can be said of one run."""
+class ConnectOptions(TypedDict, total=False):
+    """What can be said of the way to a sandbox."""
 
     timeout: float
-    """Seconds."""
-    envs: Mapping[str, str]
-    inputs: Inputs
-    output: str | Path
-    """A folder that the files of /workspace/output are copied to."""
-    on_stdout: OnOutput
-    on_stderr: OnOutput
+    """Run timeout: seconds for each run that says nothing else; then its work is stopped."""
+    request_timeout: float
+    """Seconds to wait for an answer to anything that is no run and no transfer."""
 
 
-class BoxOptions(TypedDict, total=False):
-    """What can be said of all runs of a sandbox."""
+class SandboxOptions(ConnectOptions, total=False):
+    """What can be said of a sandbox."""
 
     template: str
     """`python`, `data` (numpy, pandas, matplotlib), or one of the configuration's."""
     backend: str
-    timeout: float
-    """Seconds, for each run that says nothing else."""
     envs: Mapping[str, str]
     metadata: Mapping[str, str]
     """Words of yours; policy can see them as `args.metadata`."""
     limits: Limits
+    network: Any
+    secrets: Any
+    mounts: Any
+    volumes: Mapping[str, str] | Sequence[VolumeMount]
+    """Durable folders: names of volumes by where they are to be, beneath /workspace."""
+    snapshot: str | SnapshotInfo
+    """What to start from: the files of another sandbox, by the snapshot's id or name."""
+    inputs: Inputs
+    """Files for /workspace/input, which is read-only."""
+    lifetime: float
+    """Box lifetime: seconds until it is ended. Pauses do not count."""
+    idle: float | None
+    """Seconds without work until it is paused; None: never."""
+    auto_resume: bool
+    """Whether using it resumes it; else that is refused until somebody resumes it."""
+    retain: Literal["none", "output"]
+    """Of a sandbox that has ended: what is in /workspace/output, or nothing at all."""
 
 
-class OneShotOptions(RunOptions, total=False):
-    template: str
-    backend: str
-    metadata: Mapping[str, str]
-    limits: Limits
+class CodeOptions(TypedDict, total=False):
+    """What can be said of one run."""
 
-
-class AsyncCommands:
-    """Commands in boxes of a sandbox."""
-
-    def __init__(self, sandbox: AsyncSandbox) -> None:
-        self._sandbox = sandbox
-
-    async def run(self, cmd: str | Sequence[str], **options: Unpack[RunOptions]) -> CommandResult:
-        """A line for /bin/sh, or the words of a command. A command that fails is a result."""
-        if isinstance(cmd, str):
-            return command_result(await self._sandbox._run(options, {"command": cmd}))
-        return command_result(await self._sandbox._run(options, {"argv": tuple(cmd)}))
+    context: str
+    """One of several interpreters in the sandbox, by a name of yours, each with variables of its own."""
+    timeout: float
+    envs: Mapping[str, str]
+    on_stdout: OnOutput
+    on_stderr: OnOutput
+    on_result: OnResult
 
 
 class AsyncSandbox:
-    """A box for every run, all with the same template, limits and variables."""
+    """A box that stays: variables, files and processes live on from step to step. Opened when it is first used."""
 
-    def __init__(self, **options: Unpack[BoxOptions]) -> None:
-        _known(options, BoxOptions)
-        self.id = canonical.new_id("box")
-        self.commands = AsyncCommands(self)
-        self._options = options
-        self._limits = _limits(options)
-        self._running: set[engine.Job[Outcome] | asyncio.Task[Any]] = set()
-        self._killed = False
+    def __init__(self, **options: Unpack[SandboxOptions]) -> None:
+        known(options, SandboxOptions)
+        inputs = inputs_of(options)
+        link = Link(by_engine, {**_opening(options), **given(inputs=[named(each) for each in inputs] or None)})
+        link.attached = Attached(inputs)
+        link.limits = _of_step(limits_of(options))
+        self._setup(link, options)
+        self._metadata: Mapping[str, str] = dict(options.get("metadata") or {})
+
+    def _setup(self, link: Link, options: ConnectOptions) -> None:
+        self._link = link
+        if options.get("timeout") is not None:
+            link.limits = {**link.limits, "wall_seconds": seconds(options["timeout"])}
+        if options.get("request_timeout") is not None:
+            link.patience = seconds(options["request_timeout"], "request_timeout")
+        self.commands = AsyncCommands(link)
+        self.files = AsyncFiles(link)
+
+    # ── Its life ──
 
     @classmethod
-    async def create(cls, **options: Unpack[BoxOptions]) -> Self:
-        return cls(**options)
+    async def create(cls, **options: Unpack[SandboxOptions]) -> Self:
+        """A sandbox that is open. Raises QuotaExceeded where there is no room, NotFound for a snapshot or volume."""
+        sandbox = cls(**options)
+        await sandbox._link.open()
+        return sandbox
+
+    @classmethod
+    async def connect(cls, id: str, **options: Unpack[ConnectOptions]) -> Self:
+        """A sandbox that was opened elsewhere. Raises SandboxNotFound, SandboxStopped."""
+        known(options, ConnectOptions)
+        sandbox = cls.over(by_engine, id, options)
+        info = await sandbox.info()
+        sandbox._link.limits = {**_of_step(info.limits), **sandbox._link.limits}
+        if info.state == "stopped":
+            text = f"sandbox {id} has ended ({info.why}, {info.ended_at}); make another"
+            raise SandboxStopped(Status.VALIDATION_FAILURE, "session_stopped", text)
+        sandbox._metadata = dict(info.metadata)
+        return sandbox
+
+    @classmethod
+    def over(cls, way: Way, id: str | None, options: SandboxOptions | ConnectOptions) -> Self:
+        """A sandbox by another way than this process's own: one that is there, or one that is yet to be opened."""
+        sandbox = cls(**options) if id is None else cls.__new__(cls)
+        if id is None:
+            sandbox._link.way = way
+        else:
+            sandbox._setup(Link(way, None, id=id), options)
+            sandbox._metadata = {}
+        return sandbox
+
+    @classmethod
+    async def list(cls, *, ended: bool = False) -> Infos:
+        """Your sandboxes; where `ended`, those that ended within a day, too."""
+        told = await asked(by_engine, "list_sessions", {"ended": True} if ended else {})
+        return [SandboxInfo.of(each) for each in told["sessions"]]
+
+    async def open(self) -> str:
+        """Its id; it is opened, where it was not used yet."""
+        return await self._link.open()
+
+    @property
+    def id(self) -> str:
+        """Raises Unavailable where it was not opened yet."""
+        return self._link.id
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        return dict(self._options.get("metadata") or {})
+        return dict(self._metadata)
 
-    async def run_code(self, code: str, **options: Unpack[RunOptions]) -> Execution:
-        """Run Python source as a program. What it does wrong is in the Execution.
+    async def info(self) -> SandboxInfo:
+        """What it is like now, also when it has ended."""
+        return SandboxInfo.of((await self._link.ask("list_sessions"))["sessions"][0])
 
-        Raises Unavailable where it never ran, Refused where it may not run, OutcomeUnknown where nobody can say.
-        """
-        return execution(await self._run(options, {"code": code}))
+    async def pause(self) -> SandboxInfo:
+        """Let everything in it stand still, with our clocks; nothing is lost."""
+        return SandboxInfo.of(await self._link.ask("pause_session"))
 
-    async def kill(self) -> None:
-        """End what runs; nothing can be run afterwards."""
-        self._killed = True
-        for running in list(self._running):
-            running.cancel()
+    async def resume(self) -> SandboxInfo:
+        """Let it go on; what it may do is decided anew."""
+        return SandboxInfo.of(await self._link.ask("resume_session"))
+
+    async def set_lifetime(self, seconds: float) -> SandboxInfo:
+        """So long to live, from now on."""
+        return SandboxInfo.of(await self._link.ask("extend_session", lifetime_seconds=seconds))
+
+    async def set_timeout(self, timeout: float) -> None:
+        """The run timeout of whatever is run by this object from now on."""
+        self._link.limits = {**self._link.limits, "wall_seconds": seconds(timeout)}
+
+    async def kill(self) -> bool:
+        """End it, with all that runs in it. False where this object had killed it before, or it was never opened."""
+        try:
+            return await self._link.kill() is not None
+        except (SandboxStopped, NotFound):
+            return False
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,211 +201,130 @@ class AsyncSandbox:
     ) -> None:
         await self.kill()
 
-    async def _run(self, options: RunOptions, program: dict[str, Any]) -> Outcome:
-        if self._killed:
-            raise Unavailable("killed", "the sandbox was killed")
-        wanted = self._wanted(options, program)
-        callbacks = {"stdout": options.get("on_stdout"), "stderr": options.get("on_stderr")}
-        if not any(callbacks.values()):
-            return await self._submitted(wanted, None)
-        loop = asyncio.get_running_loop()
-        heard: asyncio.Queue[tuple[Stream, bytes] | None] = asyncio.Queue()
-        telling = loop.create_task(_told(heard, callbacks))
-        running = loop.create_task(
-            self._submitted(wanted, lambda stream, data: _quietly(loop, heard.put_nowait, (stream, data)))
-        )
-        # Whoever listens is done early only if they failed: then there is nobody to run for.
-        telling.add_done_callback(lambda _: running.cancel())
-        try:
-            await asyncio.wait({running})
-            loop.call_soon_threadsafe(heard.put_nowait, None)
-            await telling
-            return running.result()
-        finally:
-            telling.cancel()
-            if running.cancel():
-                await asyncio.wait({running})
+    # ── Steps ──
 
-    async def _submitted(self, wanted: Wanted, tell: Callable[[Stream, bytes], None] | None) -> Outcome:
-        serving = engine.engine()
-        running: engine.Job[Outcome] | asyncio.Task[Any] | None = asyncio.current_task()
-        work = serving.run(wanted, tell)
-        if not serving.here:  # a loop of the caller's own: there and back
-            running = serving.submit(work)
-            work = _over(running)
-        assert running is not None
-        self._running.add(running)
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if not self._killed:
-                raise
-            raise Refused(Status.KILLED, "cancelled", "the sandbox was killed while it ran") from None
-        finally:
-            self._running.discard(running)
-
-    def _wanted(self, options: RunOptions, program: dict[str, Any]) -> Wanted:
-        _known(options, RunOptions)
-        limits = dict(self._limits)
-        if "timeout" in options:
-            limits["wall_seconds"] = _seconds(options["timeout"])
-        output = options.get("output")
-        return Wanted(
-            **program,
-            env={**(self._options.get("envs") or {}), **(options.get("envs") or {})},
-            limits=limits,
-            inputs=tuple(_input(name, given) for name, given in (options.get("inputs") or {}).items()),
-            output=None if output is None else Path(output).resolve(),
-            template=self._options.get("template"),
-            metadata=self.metadata,
-        )
-
-
-async def _over(job: engine.Job[T]) -> T:
-    """Wait for it. Whoever gives up waiting ends it, and waits for that."""
-    ended = asyncio.wrap_future(job.over)
-    try:
-        return await asyncio.shield(ended)
-    except asyncio.CancelledError:
-        job.cancel()
-        await asyncio.wait({ended})
-        ended.exception()  # looked at: it is ours, or that it was cancelled
-        raise
-
-
-def _known(options: Mapping[str, Any], kind: Any) -> None:
-    unknown = [name for name in options if name not in kind.__annotations__]
-    if unknown:
-        raise TypeError(f"there is no option {', '.join(unknown)}; there are {', '.join(kind.__annotations__)}")
-
-
-def _limits(options: BoxOptions) -> dict[str, float | int]:
-    if options.get("backend") not in (None, "process"):
-        raise Unavailable("no_backend", f"sandbox backend {options['backend']} is not built yet")
-    limits = options.get("limits")
-    problem = limits_problem(limits) if limits is not None else None
-    if problem is not None:
-        raise ValueError(problem)
-    out = {name: value for name, value in asdict(limits).items() if value is not None} if limits is not None else {}
-    if "timeout" in options:
-        out["wall_seconds"] = _seconds(options["timeout"])
-    return out
-
-
-def _seconds(timeout: float) -> float:
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not math.isfinite(timeout):
-        raise ValueError(f"timeout must be a number of seconds, this is {timeout!r}")
-    problem = limits_problem(Limits(wall_seconds=timeout))
-    if problem is not None:
-        raise ValueError(problem.replace("wall_seconds", "timeout"))
-    return timeout
-
-
-def _input(name: str, given: bytes | str | Path) -> Input:
-    if isinstance(given, Path):
-        return Input(name, given.resolve())
-    return Input(name, given.encode() if isinstance(given, str) else given)
-
-
-# ── Output as it comes ────────────────────────────────────────────────────────────────────────────
-
-
-async def _told(heard: asyncio.Queue[tuple[Stream, bytes] | None], callbacks: Mapping[str, OnOutput | None]) -> None:
-    decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in callbacks}
-    while (item := await heard.get()) is not None:
-        await _call(callbacks[item[0]], decoders[item[0]].decode(item[1]))
-    for name, decoder in decoders.items():
-        await _call(callbacks[name], decoder.decode(b"", final=True))
-
-
-async def _call(callback: OnOutput | None, text: str) -> None:
-    if callback is not None and text:
-        answer = callback(text)
-        if inspect.isawaitable(answer):
-            await answer
-
-
-def _quietly(loop: asyncio.AbstractEventLoop, call: Callable[[Any], object], item: Any) -> None:
-    try:
-        loop.call_soon_threadsafe(call, item)
-    except RuntimeError:
-        return  # whoever listened has closed their loop
-
-
-# ── The same, without await ───────────────────────────────────────────────────────────────────────
-
-
-class Commands:
-    """Commands in boxes of a sandbox."""
-
-    def __init__(self, inner: AsyncCommands) -> None:
-        self._inner = inner
-
-    def run(self, cmd: str | Sequence[str], **options: Unpack[RunOptions]) -> CommandResult:
-        """A line for /bin/sh, or the words of a command. A command that fails is a result."""
-        return _wait(lambda here: self._inner.run(cmd, **here), options)
-
-
-class Sandbox:
-    """A box for every run, all with the same template, limits and variables."""
-
-    def __init__(self, **options: Unpack[BoxOptions]) -> None:
-        self._inner = AsyncSandbox(**options)
-        self.commands = Commands(self._inner.commands)
-
-    @classmethod
-    def create(cls, **options: Unpack[BoxOptions]) -> Self:
-        return cls(**options)
-
-    @property
-    def id(self) -> str:
-        return self._inner.id
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        return self._inner.metadata
-
-    def run_code(self, code: str, **options: Unpack[RunOptions]) -> Execution:
-        """Run Python source as a program. What it does wrong is in the Execution.
+    async def run_code(self, code: str, **options: Unpack[CodeOptions]) -> Execution:
+        """Run Python in the sandbox's interpreter, which keeps its state. What it does wrong is in the Execution.
 
         Raises Unavailable where it never ran, Refused where it may not run, OutcomeUnknown where nobody can say.
         """
-        return _wait(lambda here: self._inner.run_code(code, **here), options)
+        known(options, CodeOptions)
+        wanted = given(
+            code=code,
+            context=options.get("context"),
+            env=dict(options.get("envs") or {}) or None,
+            limits=self._link.step_limits(options.get("timeout")),
+        )
+        callbacks: dict[str, engine.Callback | None] = {"stdout": options.get("on_stdout")}
+        callbacks |= {"stderr": options.get("on_stderr"), "result": options.get("on_result")}
+        if not any(callbacks.values()):
+            return cell(await self._link.outcome("execute_python", wanted))
 
-    def kill(self) -> None:
-        """End what runs; nothing can be run afterwards."""
-        _wait(lambda _: self._inner.kill(), {})
+        async def telling(tell: Callable[[str, Any], None]) -> Outcome:
+            def shown(what: Any) -> None:
+                if hasattr(what, "data"):  # and not the failure, which comes with the end
+                    tell("result", Result(dict(what.data), what.main, dict(what.cut)))
 
-    def __enter__(self) -> Self:
-        return self
+            return await self._link.outcome("execute_python", wanted, Attached(tell=tell, shown=shown))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
+        return cell(await engine.told(telling, callbacks))
+
+    async def interrupt(self, context: str | None = None) -> bool:
+        """Raise KeyboardInterrupt in what runs just now; its variables stay. False where nothing does."""
+        return bool((await self._link.ask("interrupt_session", context=context))["interrupted"])
+
+    # ── As its tools have it ──
+
+    async def outcome(self, tool: str, arguments: Json, attached: Attached) -> Outcome:
+        """One of our own tools, in this sandbox, whatever it comes to."""
+        return await self._link.outcome(tool, arguments, attached)
+
+    # ── What others can start from ──
+
+    async def snapshot(self, name: str | None = None) -> SnapshotInfo:
+        """Keep its files, environment and folder as they are, for `create(snapshot=…)`. Memory is not kept."""
+        return SnapshotInfo.of(await self._link.work("snapshot_session", given(name=name)))
+
+    async def fork(self, count: int = 1) -> Sequence[AsyncSandbox | RingfenceError]:
+        """So many sandboxes that begin with the files of this one, which goes on; for each, it or why it is not."""
+        told = await self._link.work("fork_session", {"count": count})
+        return [self._child(each) for each in told["sessions"]]
+
+    def _child(self, told: Json) -> AsyncSandbox | RingfenceError:
+        if "error" in told:
+            reason = told["error"]["reason_code"]
+            return problem(Outcome(Status.UNAVAILABLE, reason, told["error"]["message"]))
+        info = SandboxInfo.of(told)
+        child = AsyncSandbox.over(self._link.way, info.id, {})
+        child._link.limits, child._link.patience = self._link.limits, self._link.patience
+        child._metadata = dict(info.metadata)
+        return child
+
+    @classmethod
+    async def snapshots(cls) -> Snapshots:
+        """Your snapshots, the newest first."""
+        told = await asked(by_engine, "list_snapshots", {})
+        return [SnapshotInfo.of(each) for each in told["snapshots"]]
+
+    @classmethod
+    async def remove_snapshot(cls, snapshot: str | SnapshotInfo) -> None:
+        """Raises NotFound."""
+        await asked(by_engine, "remove_snapshot", {"snapshot": _reference(snapshot)})
+
+    # ── What outlives them ──
+
+    @classmethod
+    async def create_volume(
+        cls, name: str, max_bytes: int | None = None, mode: Literal["ro", "rw"] | None = None
+    ) -> VolumeInfo:
+        """A durable folder that your sandboxes can have: `create(volumes={"/workspace/data": name})`."""
+        return VolumeInfo.of(await asked(by_engine, "create_volume", given(name=name, max_bytes=max_bytes, mode=mode)))
+
+    @classmethod
+    async def volumes(cls) -> Volumes:
+        told = await asked(by_engine, "list_volumes", {})
+        return [VolumeInfo.of(each) for each in told["volumes"]]
+
+    @classmethod
+    async def remove_volume(cls, name: str) -> None:
+        """With all that is in it. Raises NotFound."""
+        await asked(by_engine, "remove_volume", {"name": name})
 
 
-def run_code(code: str, **options: Unpack[OneShotOptions]) -> Execution:
-    """Run Python source in a fresh box: the one-shot of `Sandbox.run_code`, with the options of both.
+def _opening(options: SandboxOptions) -> Json:
+    """The arguments that a sandbox is opened with. Raises ValueError, Unavailable before anything is asked for."""
+    for name, why in _NOT_BUILT.items():
+        if options.get(name):
+            raise Unavailable("not_built", f"{name}: {why}")
+    snapshot, volumes = options.get("snapshot"), options.get("volumes") or ()
+    if isinstance(volumes, Mapping):
+        volumes = [VolumeMount(name, at) for at, name in volumes.items()]
+    opening = given(
+        template=options.get("template"),
+        limits=limits_of(options) or None,
+        env=dict(options.get("envs") or {}) or None,
+        metadata=dict(options.get("metadata") or {}) or None,
+        volumes=[{"name": each.name, "at": each.at, "mode": each.mode} for each in volumes] or None,
+        snapshot=None if snapshot is None else _reference(snapshot),
+        lifetime_seconds=_span(options, "lifetime"),
+        idle_seconds=_span(options, "idle"),
+        auto_resume=options.get("auto_resume"),
+        retain=options.get("retain"),
+    )
+    if "idle" in options and options["idle"] is None:
+        opening["idle_seconds"] = None
+    return opening
 
-    Raises Unavailable where it never ran, Refused where it may not run, OutcomeUnknown where nobody can say.
-    """
-    _known(options, OneShotOptions)
-    once: Any = {name: value for name, value in options.items() if name in RunOptions.__annotations__}
-    box: Any = {name: value for name, value in options.items() if name not in RunOptions.__annotations__}
-    return Sandbox(**box).run_code(code, **once)
+
+def _of_step(limits: Json) -> Json:
+    """Of all limits those that hold for one step; the others are the box's."""
+    return {name: limits[name] for name in _STEP_LIMITS if limits.get(name) is not None}
 
 
-def _wait(work: Callable[[RunOptions], Coroutine[Any, Any, T]], options: RunOptions) -> T:
-    """Callbacks are called in the thread that waits: one that dawdles holds up nobody else's box."""
-    heard: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-    here = options.copy()
-    if (on_stdout := options.get("on_stdout")) is not None:
-        here["on_stdout"] = _later(heard, on_stdout)
-    if (on_stderr := options.get("on_stderr")) is not None:
-        here["on_stderr"] = _later(heard, on_stderr)
-    return engine.engine().wait(work(here), heard)
+def _span(options: Mapping[str, Any], name: str) -> float | None:
+    found = options.get(name)
+    return None if found is None else seconds(found, name)
 
 
-def _later(heard: queue.SimpleQueue[Callable[[], object] | None], callback: OnOutput) -> OnOutput:
-    return lambda text: heard.put(lambda: callback(text))
+def _reference(snapshot: str | SnapshotInfo) -> str:
+    return snapshot.id if isinstance(snapshot, SnapshotInfo) else snapshot

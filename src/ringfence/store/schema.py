@@ -108,6 +108,8 @@ def _set_up(connection: sqlite3.Connection) -> None:
     # What is erased must be gone from the file, not only from the tables.
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute("PRAGMA journal_size_limit = 67108864")
+    # Not within a commit, where somebody waits: the writer moves the log into the database in between.
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
 
 
 def _patiently(step: Callable[[], T]) -> T:

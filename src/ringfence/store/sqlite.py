@@ -105,12 +105,17 @@ class Store:
 
     # ── Writing ──
 
-    async def write(self, work: Callable[[Transaction], T], *, durable: bool = False) -> T:
+    async def write(self, work: Callable[[Transaction], T], *, durable: bool = False, alone: bool = False) -> T:
         """Do `work` in the writer's thread and return what it returned, once it is kept.
 
-        `durable` also waits for the disk. Cancelling abandons the answer, not the work. Raises StoreError where
-        nothing was kept, or whatever `work` raised.
+        `durable` also waits for the disk. Where the caller is `alone`, what does not is done at once, on its own
+        thread, if nobody writes just now: two changes of thread cost as much as the work. Cancelling abandons the
+        answer, not the work. Raises StoreError where nothing was kept, or whatever `work` raised.
         """
+        if alone and not durable and self._writer.perform(job := Job(work, durable)):
+            if job.error is not None:
+                raise job.error
+            return job.result  # type: ignore[no-any-return]
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         # Not at once: the writer would wake while this thread still holds the interpreter's lock, and the two would

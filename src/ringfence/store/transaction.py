@@ -41,6 +41,8 @@ class Transaction:
         self.head = head
         """The end of the chain as this transaction would leave it."""
         self.erased = False
+        self.written = 0
+        """Bytes, but for small change."""
 
     # ── The log ──
 
@@ -63,6 +65,7 @@ class Transaction:
         elif kind == "finished":
             self._connection.execute("DELETE FROM running WHERE call_id = ?", (call_id,))
         self.head = record.head
+        self.written += len(record.text)
         return Receipt(record.chain, record.seq, record.hash)
 
     def finish_lost(self, chain_name: str) -> list[str]:
@@ -179,6 +182,7 @@ class Transaction:
     def settle_key(self, scope: str, key: str, state: Literal["done", "unknown"], outcome: Json | None) -> None:
         """Keep what became of the call that took the key."""
         kept = None if outcome is None else pack(outcome)
+        self.written += len(kept or "")
         done = self._connection.execute(
             "UPDATE keys SET state = ?, outcome = ? WHERE scope = ? AND key = ?", (state, kept, scope, key)
         )
@@ -217,6 +221,7 @@ class Transaction:
 
     def put_payload(self, call_id: str, part: Part, salt: bytes, body: bytes) -> None:
         """Keep a payload that the contract lets us keep, and its salt, apart from the log."""
+        self.written += len(body)
         self._connection.execute(
             "INSERT OR REPLACE INTO payloads (call_id, part, salt, body) VALUES (?, ?, ?, ?)",
             (call_id, part, salt, body),

@@ -1,5 +1,6 @@
 """The one thread that writes: it takes whatever waits, commits it together, signs the head, and only then answers.
 
+What waits for no disk may also be committed by the thread that asks, in its turn, where that holds up nobody else.
 Nobody is answered before the record is in the database and the checkpoint that covers it in its file. A failure of
 the disk fails the whole group and leaves the writer able to go on when the disk does.
 """
@@ -12,6 +13,7 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -21,13 +23,16 @@ from typing import Any
 from ringfence.audit.chain import Head
 from ringfence.errors import StoreError
 from ringfence.store.chainfile import CheckpointFile
-from ringfence.store.schema import DATABASE, connect
+from ringfence.store.schema import BUSY_SECONDS, DATABASE, connect
 from ringfence.store.transaction import Transaction
 
 MAX_GROUP = 256
 """Jobs in one commit; more would only make the first of them wait."""
 MAX_WAITING = 20_000
 """A queue longer than this is a disk that will not catch up; callers are told so at once."""
+LOG_BYTES = 1024 * 1024
+"""Written since the log was last moved into the database; more, and the thread moves it, when nobody waits for that."""
+_COARSE_NANOSECONDS = 2_000_000_000
 
 Work = Callable[[Transaction], Any]
 
@@ -67,13 +72,20 @@ class Writer(threading.Thread):
         self._doubtful: Head | None = None
         """The head that a failed commit would have made; the disk may yet show that it did."""
         self._covered = head.seq
+        self._unmoved = 0
         self._full = False
+        self._patient = True
         self._path = str(folder / DATABASE)  # a Path would be taken apart again for every group
         self._log_path = f"{self._path}-wal"
         self._file = _identity(self._path)
         self._log = _identity(self._log_path)
+        self._opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._unchanged: tuple[int, int] | None = None
+        """The folder's times when the files in it were last looked at."""
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
+        self._turn = threading.Lock()
+        """Held by whoever commits; the connection and the head are theirs meanwhile."""
         self._closed = False
 
     def submit(self, job: Job) -> None:
@@ -95,6 +107,21 @@ class Writer(threading.Thread):
             self._jobs.put(None)
             return True
 
+    def perform(self, job: Job) -> bool:
+        """Commit a job that waits for no disk in this thread. False where that would wait for somebody else."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if self._closed or self._connection is None or not self._jobs.empty():
+                return False
+            if not self._settle([job], patient=False):
+                return False
+            if self._unmoved > LOG_BYTES:
+                self._jobs.put(Job(_nothing, False))  # moving the log waits for the disk, so the thread does it
+            return True
+        finally:
+            self._turn.release()
+
     # ── The thread ──
 
     def run(self) -> None:
@@ -103,15 +130,25 @@ class Writer(threading.Thread):
             group, going = self._take()
             if not group:
                 continue
-            try:
-                self._commit(group)
-            except StoreError as exc:
-                _fail(group, exc)
-            except Exception as exc:  # the edge of the thread: whatever it was, nobody may wait for ever
-                self._drop_connection()
-                _fail(group, StoreError(f"the store failed: {exc!r}"))
+            with self._turn:
+                self._settle(group, patient=True)
             _answer(group)
+            if self._unmoved > LOG_BYTES:
+                with self._turn:  # what is written meanwhile would stay behind, and the log never be empty
+                    self._move_log("PASSIVE")
         self._drop_connection()
+        os.close(self._opened)
+
+    def _settle(self, group: list[Job], *, patient: bool) -> bool:
+        """Commit a group, or fail it. False where somebody else has the database, and we are not to wait for them."""
+        try:
+            return self._commit(group, patient)
+        except StoreError as exc:
+            _fail(group, exc)
+        except Exception as exc:  # the edge of the writer: whatever it was, nobody may wait for ever
+            self._drop_connection()
+            _fail(group, StoreError(f"the store failed: {exc!r}"))
+        return True
 
     def _take(self) -> tuple[list[Job], bool]:
         group: list[Job] = []
@@ -123,14 +160,15 @@ class Writer(threading.Thread):
             job = self._jobs.get()
         return group, False
 
-    def _commit(self, group: list[Job]) -> None:
+    def _commit(self, group: list[Job], patient: bool) -> bool:
         connection = self._connect()
         durable = True in [job.durable for job in group]
         try:
             if durable is not self._full:
                 connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 self._full = durable
-            connection.execute("BEGIN IMMEDIATE")
+            if not self._begin(connection, patient):
+                return False
             transaction = Transaction(connection, self._head)
             if self._perform(connection, transaction, group):
                 self._doubtful = transaction.head
@@ -141,10 +179,24 @@ class Writer(threading.Thread):
         except sqlite3.Error as exc:
             self._drop_connection()
             raise StoreError(f"the record could not be written: {exc}") from exc
+        self._unmoved += transaction.written
         if self._head.seq > self._covered:
             self._cover()
         if transaction.erased:
-            self._empty_log(connection)
+            self._move_log("TRUNCATE")  # erased bytes also stand in the log
+        return True
+
+    def _begin(self, connection: sqlite3.Connection, patient: bool) -> bool:
+        if patient is not self._patient:
+            connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000) if patient else 0}")
+            self._patient = patient
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as exc:
+            if patient or exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            return False
+        return True
 
     def _perform(self, connection: sqlite3.Connection, transaction: Transaction, group: list[Job]) -> bool:
         """Run each job in a savepoint of its own; True where any of them is to be kept."""
@@ -192,17 +244,26 @@ class Writer(threading.Thread):
         if found not in (self._head, self._doubtful):
             connection.close()
             raise StoreError(f"chain {found.chain} was changed by somebody else; nothing more is written to it")
-        self._head, self._doubtful, self._full = found, None, False
+        self._head, self._doubtful, self._full, self._patient = found, None, False, True
         self._connection = connection
         self._log = _identity(self._log_path)
         return connection
 
     def _check_files(self) -> None:
-        """A database or log that was removed would go on taking records that nobody could ever read."""
+        """A database or log that was removed would go on taking records that nobody could ever read.
+
+        Neither can be without a change of the folder, and to ask that is cheaper.
+        """
+        folder = os.fstat(self._opened)
+        times = (folder.st_mtime_ns, folder.st_ctime_ns)
+        if times == self._unchanged and self._connection is not None:
+            return
         if _identity(self._path) != self._file:
             raise StoreError("the database file was replaced while it was in use")
         if self._connection is not None and _identity(self._log_path) != self._log:
             raise StoreError("the write-ahead log of the database was replaced while it was in use")
+        # Times are coarse: what changed just now may change again and still have the same.
+        self._unchanged = times if time.time_ns() - max(times) > _COARSE_NANOSECONDS else None
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
@@ -210,11 +271,17 @@ class Writer(threading.Thread):
             with contextlib.suppress(sqlite3.Error):  # it may be given up just because it failed
                 connection.close()
 
-    @staticmethod
-    def _empty_log(connection: sqlite3.Connection) -> None:
-        """Erased bytes also stand in the write-ahead log; a reader in the way leaves them to the next checkpoint."""
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    def _move_log(self, how: str) -> None:
+        """Move the write-ahead log into the database. What fails, or has a reader in the way, is tried again."""
+        if self._connection is None:
+            return
+        with contextlib.suppress(sqlite3.Error):  # it stays in the log, where it is as safe
+            _, there, moved = self._connection.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
+            self._unmoved = 0 if moved == there else self._unmoved
+
+
+def _nothing(transaction: Transaction) -> None:
+    return None
 
 
 def _identity(path: str) -> tuple[int, int]:

@@ -7,10 +7,11 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from ringfence.box import MIB, BoxReport, Limits, Stream
+from ringfence.box import MIB, BoxReport, Limits, SetUp, Stream
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.live import LiveBox
@@ -134,6 +135,33 @@ async def test_a_peak_that_was_given_back_is_counted_for_its_cell(box: LiveBox) 
     assert peak is not None and peak >= 100 * MIB
     later = (await run(interpreter, "import time; time.sleep(0.05)")).report.usage.peak_memory_bytes
     assert later is None or later < 100 * MIB
+
+
+async def test_a_template_is_what_sessions_begin_with(tmp_path: Path) -> None:
+    given = tmp_path / "rates.csv"
+    given.write_text("a,b")
+    setup = SetUp("import math\nrates = {'x': math.pi}", {"REGION": "north"}, {"rates.csv": str(given)})
+    backend = ProcessBackend(depth=0, templates={"python": (), "rates": ()}, setups={"rates": setup})
+    try:
+        box = await backend.open(StaySpec(template="rates"))
+        source = "import os\n(round(rates['x'], 2), os.environ['REGION'], open('/workspace/input/rates.csv').read())"
+        assert said(await run(await box.interpreter(), source)) == "(3.14, 'north', 'a,b')"
+        other = await backend.open(StaySpec(template="rates"))
+        await run(await box.interpreter(), "rates['x'] = 0")
+        assert said(await run(await other.interpreter(), "round(rates['x'], 2)")) == "3.14"
+        plain = await run(await (await backend.open(StaySpec())).interpreter(), "rates")
+        assert plain.error is not None and plain.error.name == "NameError"
+    finally:
+        await backend.close()
+
+
+async def test_a_template_whose_set_up_fails_makes_no_box() -> None:
+    backend = ProcessBackend(depth=0, templates={"python": (), "bad": ()}, setups={"bad": SetUp("1/0")})
+    try:
+        with pytest.raises(Unavailable, match="ZeroDivisionError"):
+            await backend.open(StaySpec(template="bad"))
+    finally:
+        await backend.close()
 
 
 async def test_every_later_process_is_confined_like_the_first(box: LiveBox) -> None:

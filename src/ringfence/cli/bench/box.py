@@ -12,49 +12,33 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from mcp import Client
 
-from ringfence import run_code
+from ringfence import run_code, run_code_async
 from ringfence.box import BoxSpec, Layout, Program
 from ringfence.cli.bench.gateway import free_port, wait_for
 from ringfence.cli.bench.measure import Row, below, cpu_seconds_of_all, private_kb, row
+from ringfence.cli.bench.staging import Case, interleaved, note, own_record, repeated
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.zygotes import interpreter
-from ringfence.sdk import engine
-from ringfence.sdk.sandbox import AsyncSandbox
 
 _SOURCE = "pass"
 _DATA = ("numpy", "pandas")
 _AT_ONCE = (1, 2, 8)
 _BURST, _BURSTS = 100, 3
 _LIVE = 20
-_PAUSE_SECONDS = 0.05
-_CONFIG = 'version: 1\ngateway: {{listen: "127.0.0.1:{port}", state: {state}}}\n'
 _HERE = "import time\nprint('here', flush=True)\ntime.sleep(60)\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Something that is run again and again, back to back."""
-
-    name: str
-    once: Callable[[], Awaitable[None]]
-    n: int
-    baseline: str | None = None
 
 
 def run(runs: int, rounds: int = 10) -> list[Row]:
     """`runs` of the cases that matter, fewer of what is slow. Raises Unavailable where there are no boxes here."""
-    with _record_of_its_own() as url:
+    with _gateway() as url:
         return asyncio.run(_measure(url, runs, rounds))
 
 
@@ -64,7 +48,7 @@ async def _measure(url: str, runs: int, rounds: int) -> list[Row]:
         for backend in backends:
             stack.push_async_callback(backend.close)
         client = await stack.enter_async_context(Client(url, cache=None))
-        rows = await _interleaved(_cases(backends, client, runs), rounds)
+        rows = await interleaved(_cases(backends, client, runs), rounds, "box")
     bare = rows[0]
     for many in _AT_ONCE:
         rows += await asyncio.to_thread(_at_once, many, runs // 3)
@@ -90,7 +74,7 @@ def _cases(backends: tuple[ProcessBackend, ProcessBackend], client: Client, runs
     ]
     bwrap = shutil.which("bwrap")
     if bwrap is None:
-        _note("bubblewrap is not installed, so it is not measured beside us")
+        note("bubblewrap is not installed, so it is not measured beside us")
     else:
         words = (bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
         cases.append(Case("bubblewrap python -c pass", _bare(*words, python, "-c", _SOURCE), few, bare.name))
@@ -100,40 +84,11 @@ def _cases(backends: tuple[ProcessBackend, ProcessBackend], client: Client, runs
         slow = Case("bare python importing numpy, pandas", importing, max(5, runs // 50))
         cases += [slow, Case("box: template data, run_code", _governed("data"), max(20, runs // 2), slow.name)]
     else:
-        _note(
+        note(
             "numpy and pandas are not installed here, so boxes that have them loaded are not measured"
             " (pip install numpy pandas)"
         )
     return cases
-
-
-async def _interleaved(cases: list[Case], rounds: int) -> list[Row]:
-    times: dict[str, list[float]] = {case.name: [] for case in cases}
-    cpu = dict.fromkeys(times, 0.0)
-    for case in cases:
-        await _runs(case.once, min(case.n, 20))
-    for number in range(rounds):
-        _note(f"box: round {number + 1} of {rounds}")
-        for case in cases:
-            share = case.n * (number + 1) // rounds - case.n * number // rounds
-            before = cpu_seconds_of_all()
-            times[case.name] += await _runs(case.once, share)
-            await asyncio.sleep(_PAUSE_SECONDS)
-            cpu[case.name] += cpu_seconds_of_all() - before
-    rows: dict[str, Row] = {}
-    for case in cases:
-        rows[case.name] = made = row(case.name, times[case.name], rows.get(case.baseline or ""))
-        made.cpu_ms = round(cpu[case.name] / made.n * 1000, 2)
-    return list(rows.values())
-
-
-async def _runs(once: Callable[[], Awaitable[None]], count: int) -> list[float]:
-    out: list[float] = []
-    for _ in range(count):
-        began = time.perf_counter()
-        await once()
-        out.append(time.perf_counter() - began)
-    return out
 
 
 def _bare(*command: str) -> Callable[[], Awaitable[None]]:
@@ -184,7 +139,7 @@ def _checked(ended: str) -> None:
 
 def _at_once(many: int, count: int) -> list[Row]:
     """The same by so many threads, each with its runs back to back: bare, and the governed way."""
-    _note(f"box: {many} at once")
+    note(f"box: {many} at once")
     command = (str(interpreter()), "-c", _SOURCE)
     bare = _by_threads(f"bare, {many} at once", lambda: _start(command), many, max(10, count // 4))
     boxed = _by_threads(f"run_code, {many} at once", lambda: _checked(run_code(_SOURCE).facts["ended"]), many, count)
@@ -212,17 +167,16 @@ def _by_threads(name: str, once: Callable[[], None], many: int, count: int) -> R
 async def _burst() -> Row:
     """All asked for in the same moment; each is timed from there to its end."""
     times: list[float] = []
-    async with AsyncSandbox() as sandbox:
-        for _ in range(_BURSTS):
-            _note(f"box: {_BURST} in the same moment")
-            began = time.perf_counter()
+    for _ in range(_BURSTS):
+        note(f"box: {_BURST} in the same moment")
+        began = time.perf_counter()
 
-            async def once(began: float = began) -> None:
-                _checked((await sandbox.run_code(_SOURCE)).facts["ended"])
-                times.append(time.perf_counter() - began)
+        async def once(began: float = began) -> None:
+            _checked((await run_code_async(_SOURCE)).facts["ended"])
+            times.append(time.perf_counter() - began)
 
-            await asyncio.gather(*(once() for _ in range(_BURST)))
-            await asyncio.sleep(0.5)
+        await asyncio.gather(*(once() for _ in range(_BURST)))
+        await asyncio.sleep(0.5)
     return row(f"burst of {_BURST} fresh boxes", times)
 
 
@@ -230,7 +184,7 @@ async def _burst() -> Row:
 
 
 async def _memory(bare: Row) -> list[Row]:
-    _note("box: memory")
+    note("box: memory")
     others = set(below(os.getpid()))
     backend = ProcessBackend(depth=0)
     spec = BoxSpec(Program("python", source=_HERE.encode()))
@@ -245,11 +199,13 @@ async def _memory(bare: Row) -> list[Row]:
         await said.wait()
 
     try:
-        await _runs(_alone(backend), _LIVE)
+        await repeated(Case("alone", _alone(backend), 1), _LIVE)
         others |= set(below(os.getpid()))
-        ready = row(f"ready box, {_LIVE} of them: to make one", await _runs(make, _LIVE), bare)
+        ready = row(f"ready box, {_LIVE} of them: to make one", await repeated(Case("make", make, 1), _LIVE), bare)
         ready.memory_kb = _each(others)
-        live = row(f"live box, {_LIVE} of them: to its first output", await _runs(begin, _LIVE), bare)
+        live = row(
+            f"live box, {_LIVE} of them: to its first output", await repeated(Case("begin", begin, 1), _LIVE), bare
+        )
         live.memory_kb = _each(others)
         for task in running:
             task.cancel()
@@ -264,7 +220,7 @@ def _each(others: set[int]) -> float | None:
     try:
         return round(sum(private_kb(pid) for pid in below(os.getpid()) if pid not in others) / _LIVE, 1)
     except OSError:
-        _note("memory is not shown: only root may look into boxes")
+        note("memory is not shown: only root may look into boxes")
         return None
 
 
@@ -272,16 +228,10 @@ def _each(others: set[int]) -> float | None:
 
 
 @contextmanager
-def _record_of_its_own() -> Iterator[str]:
-    """Neither the user's record nor their configuration has a part in this. Yields the address of a gateway."""
-    names = ("RINGFENCE_CONFIG", "RINGFENCE_KEYS")
-    before = {name: os.environ.get(name) for name in names}
-    with tempfile.TemporaryDirectory(prefix="ringfence-bench-") as folder:
-        port = free_port()
-        path = Path(folder) / "ringfence.yaml"
-        path.write_text(_CONFIG.format(port=port, state=Path(folder) / "state"), encoding="utf-8")
-        engine.close()
-        os.environ.update(RINGFENCE_CONFIG=str(path), RINGFENCE_KEYS=str(Path(folder) / "keys"))
+def _gateway() -> Iterator[str]:
+    """The address of a gateway with a record of its own."""
+    port = free_port()
+    with own_record(f"127.0.0.1:{port}") as path:
         command = [sys.executable, "-m", "ringfence.cli.main", "serve", "--config", str(path)]
         gateway = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
@@ -290,12 +240,3 @@ def _record_of_its_own() -> Iterator[str]:
         finally:
             gateway.terminate()
             gateway.wait(10)
-            engine.close()
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -9,13 +9,13 @@ import typer
 
 from ringfence import canonical
 from ringfence.cli import common
-from ringfence.cli.bench import box, gateway
+from ringfence.cli.bench import box, gateway, session
 from ringfence.cli.bench.measure import Row, as_json, row, table
 from ringfence.contract import build
 from ringfence.model import Action, Call, Principal, Rule
 from ringfence.policy import Policy
 
-NAMES = ("policy", "gateway", "box")
+NAMES = ("policy", "gateway", "box", "session")
 
 
 def bench(
@@ -24,7 +24,9 @@ def bench(
     calls: int = typer.Option(300, "--calls", min=10, help="Calls per case, spread over interleaved rounds."),
     rounds: int = typer.Option(6, "--rounds", min=1, help="Rounds in which the cases alternate."),
     concurrent: int = typer.Option(32, "--concurrent", min=1, help="Callers at once for calls per second."),
-    runs: int = typer.Option(500, "--runs", min=10, help="Boxes per case, for `box`; fewer of what is slow."),
+    runs: int = typer.Option(
+        500, "--runs", min=10, help="For `box` and `session`: runs per case; fewer of what is slow."
+    ),
 ) -> None:
     """Measure this machine: each case interleaved with its baseline, as p50, p95, p99 and their ratio.
 
@@ -33,6 +35,8 @@ def bench(
     gateway  a governed call against the same call made directly
     box      a program in a fresh box against the same program started bare: kept ready and not, by exec, with packages
              loaded, over MCP, 1, 2 and 8 at once, a burst of 100, and the memory of live boxes
+    session  a box that stays: a step in it, resume of a paused one, a box of a template, of a snapshot of 100 MiB, and
+             the memory of idle and paused ones
 
     `cpu_ms` is the processor time of one run, of all processes together. Figures are worth something on a machine that
     does nothing else.
@@ -53,6 +57,9 @@ def bench(
     if name in (None, "box"):
         print(f"box: {runs} runs per case …", file=sys.stderr, flush=True)
         rows.extend(box.run(runs))
+    if name in (None, "session"):
+        print(f"session: {runs} runs per case …", file=sys.stderr, flush=True)
+        rows.extend(session.run(runs))
     if as_json_:
         common.dump(as_json(rows))
     else:

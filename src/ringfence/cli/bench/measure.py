@@ -6,7 +6,7 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,11 +52,11 @@ def cpu_seconds(pid: int, *, with_reaped: bool = False) -> float:
     return sum(int(word) for word in fields[11 : 15 if with_reaped else 13]) / os.sysconf("SC_CLK_TCK")
 
 
-def cpu_seconds_of_all() -> float:
-    """Of this process, everything below it, and whatever any of them has waited for."""
+def cpu_seconds_of_all(others: Iterable[int] = ()) -> float:
+    """Of this process and these others, everything below them, and whatever any of them has waited for."""
     reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = time.process_time() + reaped.ru_utime + reaped.ru_stime
-    for pid in below(os.getpid()):
+    for pid in (*below(os.getpid()), *others, *(pid for other in others for pid in below(other))):
         with suppress(OSError, IndexError):
             total += cpu_seconds(pid, with_reaped=True)
     return total

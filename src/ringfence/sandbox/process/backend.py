@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
 
-from ringfence.box import BoxReport, BoxSpec, Limits, Program, Stream
+from ringfence.box import BoxReport, BoxSpec, Input, Limits, Program, SetUp, Stream
 from ringfence.errors import Unavailable
 from ringfence.model import Json
 from ringfence.sandbox.process import host, inputs, selftest
@@ -28,6 +30,7 @@ from ringfence.sessions import StaySpec
 
 log = logging.getLogger(__name__)
 
+_NO_SETUPS: Mapping[str, SetUp] = MappingProxyType({})
 _REAP_SECONDS = 10.0
 _READ_AT_START = ("PYTHON", "LANG", "LC_", "LD_", "GLIBC_", "MALLOC_")
 """Environment variables that a process looks at once, when it starts."""
@@ -43,12 +46,14 @@ class ProcessBackend:
         *,
         accept_missing: Sequence[str] = (),
         templates: Mapping[str, tuple[str, ...]] = TEMPLATES,
+        setups: Mapping[str, SetUp] = _NO_SETUPS,
         without: Sequence[str] = (),
         depth: int | None = None,
     ) -> None:
         """`without` leaves confinement steps out, to show what each is good for; facts and `doctor` tell."""
         self._accepted = tuple(accept_missing)
         self._templates = templates
+        self._setups = setups
         self._without = tuple(without)
         self._cgroups: Cgroups | None = None
         self._depth = depth
@@ -78,6 +83,10 @@ class ProcessBackend:
         pool, baseline, limits = self._pool, self._baseline(spec), spec.limits
         if baseline.packages:
             spec = replace(spec, env={"PYTHONPATH": ":".join(baseline.packages), **spec.env})
+        setup = self._setups.get(spec.template)
+        if setup is not None and (setup.env or setup.files):
+            files = (Input(name, Path(host)) for name, host in setup.files.items())
+            spec = replace(spec, env={**setup.env, **spec.env}, inputs=(*files, *spec.inputs))
         box = await pool.take(baseline, limits, self._shape(limits))
         self._inherited = box.inherited
         asyncio.get_running_loop().call_soon(pool.refill, baseline, limits)
@@ -115,18 +124,25 @@ class ProcessBackend:
         inputs.check_inputs(spec.inputs, None)
         await self._open()
         assert self._pool is not None
-        baseline = replace(self._baseline(as_run), stays=True)
+        setup = self._setups.get(spec.template, SetUp())
+        baseline = replace(self._baseline(as_run), stays=True, setup=setup.source)
+        given = (*(Input(name, Path(host)) for name, host in setup.files.items()), *spec.inputs)
         limits, shape = _of_the_box(spec.limits), self._shape(spec.limits)
         shape["folders"] = [[folder.at, folder.max_bytes, folder.mode == "ro"] for folder in spec.folders]
         zygote, box = await self._pool.spawn(baseline, limits, shape)
         live = LiveBox(box, zygote, shape, self._isolation(box, as_run, None))
-        live.env = spec.env
-        await live.settle()
+        live.env = {**setup.env, **spec.env}
+        try:
+            live.settle()
+        except Unavailable:
+            box.kill()
+            box.ended.add_done_callback(lambda _: box.remove())
+            raise
         self._live.add(live)
         box.ended.add_done_callback(lambda _: self._live.discard(live))
         try:
-            if spec.inputs:
-                inputs.put_inputs(box.descriptors["input"], spec.inputs, box.host_id)
+            if given:
+                inputs.put_inputs(box.descriptors["input"], given, box.host_id)
         except BaseException:
             await live.end()
             raise

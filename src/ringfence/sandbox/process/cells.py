@@ -52,12 +52,13 @@ _IN_A_ROW = 1000
 _HELD = 4096
 
 
-def serve(channel: socket.socket) -> NoReturn:
-    """Run cells until the supervisor closes the channel."""
+def serve(channel: socket.socket, names: dict[str, object] | None = None) -> NoReturn:
+    """Run cells until the supervisor closes the channel; `names` are there from the beginning."""
     below, depth = sys._getframe().f_back, 0
     while below is not None:
         below, depth = below.f_back, depth + 1
     interpreter = Interpreter(channel, depth)
+    interpreter.begin_with(names or {})
     failures = 0
     while failures < _IN_A_ROW:
         try:
@@ -113,6 +114,9 @@ class Interpreter:
         self._figures = display.Figures(self._show_figures)
         self._names: dict[str, Any] = guest.fresh_main("-c").__dict__
         self._settle(depth)
+
+    def begin_with(self, names: dict[str, object]) -> None:
+        self._names.update(names)
 
     def _settle(self, depth: int) -> None:
         """Make this process a place to live in."""

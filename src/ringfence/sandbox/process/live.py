@@ -19,11 +19,11 @@ from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.member import Member
 from ringfence.sandbox.process.outputs import Outputs
-from ringfence.sandbox.process.step import Step, Tell
+from ringfence.sandbox.process.step import Step
 from ringfence.sandbox.process.steps import Interpreter, Running
 from ringfence.sandbox.process.watch import FIRST_SECONDS, SECONDS, added_up, descendants, used_memory
 from ringfence.sandbox.process.zygotes import Zygote
-from ringfence.sessions import Command
+from ringfence.sessions import Command, Tell
 
 
 class LiveBox:
@@ -46,10 +46,12 @@ class LiveBox:
         self._removed: asyncio.Task[str] | None = None
         self._ooms = self._denied = 0
 
-    async def settle(self) -> None:
+    def settle(self) -> None:
         """Once it is closed: take over its first worker. Raises Unavailable."""
         box = self.box
-        member = box.members[0]
+        member = box.members.get(0)
+        if member is None or box.ended.done():
+            raise Unavailable("no_box", "; ".join(("the box ended as soon as it was made", *box.trouble)))
         member.listen(box.pass_on())
         member.closed(box.worker, box.descriptors.pop("denials", None))
         self._spare = member

@@ -15,8 +15,8 @@ from ringfence.box import Ended as Ending
 from ringfence.sandbox.process.capture import Capture
 from ringfence.sandbox.process.hub import Hub
 from ringfence.sandbox.process.member import Member
+from ringfence.sessions import Tell
 
-Tell = Callable[[Stream, bytes], None]
 _CHUNK = 65536
 MAX_DENIALS = 20_000
 
@@ -117,8 +117,19 @@ class Step:
         if self._said > self.limits.output_bytes:
             self.stop("output", "output")
         self._captures[stream].feed(chunk)
-        self._tell(stream, chunk)
+        room = self._tell(stream, chunk)
+        if room is not None:
+            self._rest(descriptor, asyncio.ensure_future(room))
         return True
+
+    def _rest(self, descriptor: int, room: asyncio.Future[None]) -> None:
+        """Who listens has enough for now: the pipe fills, and the program waits."""
+        self._hub.remove(descriptor)
+        room.add_done_callback(lambda _: self._go_on(descriptor))
+
+    def _go_on(self, descriptor: int) -> None:
+        if descriptor in self._open:
+            self._hub.add(descriptor, partial(self._hear, descriptor))
 
     def _close(self, descriptor: int) -> None:
         self._hub.remove(descriptor)

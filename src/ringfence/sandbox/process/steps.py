@@ -20,8 +20,8 @@ from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.member import Ended, Member
 from ringfence.sandbox.process.outputs import Outputs
 from ringfence.sandbox.process.run import memory_file
-from ringfence.sandbox.process.step import Place, Step, Tell
-from ringfence.sessions import Cell, CellReport, Command, Failure, Shown
+from ringfence.sandbox.process.step import Place, Step
+from ringfence.sessions import Cell, CellReport, Command, Failure, Shown, Tell
 
 GRACE_SECONDS = 1.0
 """For a cell that was interrupted; then its interpreter is killed."""

@@ -43,6 +43,8 @@ def close_up(site: confine.Site) -> socket.socket:
 
 
 _cells: list[ModuleType] = []
+names: dict[str, object] = {}
+"""What the set-up code of a template made: a session's interpreters begin with it."""
 
 
 def load_cells() -> None:
@@ -63,7 +65,7 @@ def program(channel: socket.socket) -> guest.Program:
         send(channel, "begun", [])
         close(descriptors)
         os.environ.update(order["env"])
-        _cells[0].serve(channel)
+        _cells[0].serve(channel, names)
     source = order.get("source", b"")
     if len(descriptors) > 3:
         source = os.pread(descriptors[3], os.fstat(descriptors[3]).st_size, 0)

@@ -81,6 +81,8 @@ class Zygote:
         sys.path += config["packages"]
         for name in config["preload"]:
             _preload(name)
+        if config["setup"]:
+            _set_up(config["setup"])
         for _ in range(_REHEARSALS):
             worker.rehearse()
         os.environ.update(config["env"])
@@ -287,6 +289,13 @@ def _preload(name: str) -> None:
             __import__(name)
         except ImportError:
             return
+
+
+def _set_up(source: str) -> None:
+    """The operator's own code, of a template: what it makes, every session of the template begins with."""
+    with template.Inside():
+        exec(compile(source, "<template>", "exec", dont_inherit=True), worker.names)  # noqa: S102 - the operator's
+    worker.names.pop("__builtins__", None)
 
 
 def _one_thread() -> None:

@@ -60,6 +60,8 @@ class Baseline:
     """Confinement steps that are left out: what the operator accepted to do without."""
     packages: tuple[str, ...] = ()
     """Those of the trees that modules are imported from."""
+    setup: str = ""
+    """Python source of the operator's, run once in the zygote; what it makes, sessions begin with."""
     stays: bool = False
     """Its boxes stay; what runs cell after cell in them is loaded."""
 
@@ -136,7 +138,7 @@ class Zygote:
             "without": list(self.baseline.without),
         }
         config["packages"] = list(self.baseline.packages)
-        config["stays"] = self.baseline.stays
+        config |= {"stays": self.baseline.stays, "setup": self.baseline.setup}
         config["env"] = {"PATH": f"{interpreter().parent}:{_PATH}", "HOME": "/workspace", "TMPDIR": "/workspace/tmp"}
         config["env"] |= {"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box"}
         memfd = os.memfd_create("filter", os.MFD_CLOEXEC)

@@ -1,0 +1,50 @@
+"""What a person is asked about one call, and what their answer is bound to."""
+
+from __future__ import annotations
+
+from ringfence import canonical
+from ringfence.guard import Guard
+from ringfence.journal import Trip
+from ringfence.model import Contract, Json
+from ringfence.rulebook import Rulebook
+
+
+def binding(rules: Rulebook, trip: Trip, contract: Contract) -> str:
+    """The digest of all that matters of a call: change any of it and it is another question.
+
+    In a session that is its last step and the files in it, too: when another step came between, the answer is void.
+    """
+    bound: Json = {
+        "principal": [trip.call.principal.key, trip.call.principal.person],
+        "tool": trip.call.tool,
+        "pin": trip.definition.digest if trip.definition is not None else None,
+        "arguments": trip.arguments_digest,
+        "contract": contract.digest,
+        "policy": rules.policy.digest,
+        "environment": rules.environment,
+    }
+    if trip.state is not None:
+        bound["session"] = [trip.call.arguments.get("session"), *trip.state]
+    return canonical.digest(bound)
+
+
+def summary(guard: Guard, trip: Trip) -> Json:
+    """What the person who answers is shown."""
+    contract, call = trip.contract, trip.call
+    assert contract is not None and trip.decision is not None
+    arguments, removed = guard.shown(contract, call.arguments)
+    shown: Json = {
+        "tool": call.tool,
+        "server": contract.server,
+        "mode": str(contract.mode),
+        "arguments": arguments,
+        "removed": removed,
+        "agent": call.principal.agent,
+        "person": call.principal.person,
+        "origin": call.origin,
+        "rules": list(trip.decision.rules),
+        "reversible": contract.effects.reversible,
+    }
+    if trip.state is not None:
+        shown["session"] = {"after_step": trip.state[0], "files": trip.state[1]}
+    return shown

@@ -1,0 +1,1 @@
+"""`ringfence box`: sandboxes from a shell."""

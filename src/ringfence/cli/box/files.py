@@ -1,0 +1,151 @@
+"""`ringfence box files ls|get|put|rm`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path, PurePosixPath
+
+import typer
+
+from ringfence.cli import common
+from ringfence.cli.box import showing
+from ringfence.cli.box.way import ConfigOption, IdArgument, JsonOption, done, sandbox
+from ringfence.cli.terminal import safe
+from ringfence.sdk.infos import FileInfo, Moved
+
+files = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+PathArgument = typer.Argument(..., metavar="PATH", help="Beneath /workspace: absolute, or relative to it.")
+
+
+@files.callback()
+def group() -> None:
+    """The files of a box. Paths are beneath /workspace: absolute, or relative to it.
+
+    \b
+    ringfence box files ls ID
+    ringfence box files put ID data/ data
+    ringfence box files get ID output/report.html
+    ringfence box files rm ID data
+    """
+
+
+@files.command()
+def ls(
+    id: str = IdArgument,
+    path: str = typer.Argument("/workspace", metavar="PATH", help="A folder."),
+    depth: int = typer.Option(1, "--depth", min=1, max=64, metavar="N", help="How deep."),
+    config_path: Path | None = ConfigOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """List a folder of a box: kind, permissions, size, time, path.
+
+    \b
+    ringfence box files ls ID
+    ringfence box files ls ID output --depth 3 --json
+    """
+
+    async def work() -> list[FileInfo]:
+        async with sandbox(config_path, id) as box:
+            return await box.files.list(path, depth)
+
+    found = done(work)
+    if as_json:
+        common.dump([{**showing.plain(each), "modified": each.modified.isoformat()} for each in found])
+    elif found:
+        print(showing.files(found))
+
+
+@files.command()
+def get(
+    id: str = IdArgument,
+    path: str = PathArgument,
+    target: str | None = typer.Argument(
+        None, metavar="TARGET", help="Where to; `-`: stdout. Left out: its own name, here.", show_default=False
+    ),
+    config_path: Path | None = ConfigOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Take a file out of a box; or a folder, into a folder, or as an archive where TARGET ends in .tar.
+
+    \b
+    ringfence box files get ID output/report.html
+    ringfence box files get ID output results/
+    ringfence box files get ID /workspace work.tar
+    ringfence box files get ID output/table.csv - | head
+    """
+    if target == "-":
+        done(lambda: _print(config_path, id, path))
+        return
+    place = Path(target or PurePosixPath(path).name or "workspace")
+
+    async def work() -> Moved:
+        async with sandbox(config_path, id) as box, showing.metered(f"get {path}") as meter:
+            return await box.files.download(path, place, on_progress=meter)
+
+    _told(done(work), as_json)
+
+
+async def _print(config_path: Path | None, id: str, path: str) -> None:
+    async with sandbox(config_path, id) as box:
+        async for piece in await box.files.read(path, "stream"):
+            sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+
+
+@files.command()
+def put(
+    id: str = IdArgument,
+    source: str = typer.Argument(..., metavar="SOURCE", help="A file or folder of yours; `-`: stdin."),
+    path: str = PathArgument,
+    config_path: Path | None = ConfigOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Put a file of yours in the place of PATH in a box, or all that is in a folder of yours into the folder PATH.
+
+    It is there as a whole or not at all. Links that lead out of a folder, and special files, are left out and named.
+
+    \b
+    ringfence box files put ID sales.csv data/sales.csv
+    ringfence box files put ID project/ project
+    generate | ringfence box files put ID - data/numbers.txt
+    """
+
+    async def work() -> Moved:
+        async with sandbox(config_path, id) as box, showing.metered(f"put {source}") as meter:
+            if source == "-":
+                return Moved(1, (await box.files.write(path, sys.stdin.buffer)).bytes)
+            return await box.files.upload(source, path, on_progress=meter)
+
+    _told(done(work), as_json)
+
+
+@files.command()
+def rm(
+    id: str = IdArgument,
+    paths: list[str] = typer.Argument(..., metavar="PATH…", help="Files, or folders with all that is in them."),
+    config_path: Path | None = ConfigOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Remove files of a box, and folders with everything in them.
+
+    \b
+    ringfence box files rm ID data/sales.csv tmp/scratch
+    """
+
+    async def work() -> None:
+        async with sandbox(config_path, id) as box:
+            for path in paths:
+                await box.files.remove(path)
+
+    done(work)
+    if as_json:
+        common.dump({"removed": paths})
+
+
+def _told(moved: Moved, as_json: bool) -> None:
+    if as_json:
+        common.dump(showing.plain(moved))
+        return
+    print(f"{moved.files} file{'' if moved.files == 1 else 's'}, {showing.size(moved.bytes)}", file=sys.stderr)
+    for path, why in moved.left_out.items():
+        print(f"left out: {safe(path)}: {safe(why)}", file=sys.stderr)

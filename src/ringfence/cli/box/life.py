@@ -1,0 +1,318 @@
+"""`ringfence box create|list|pause|resume|snapshot|fork|rm|volume`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from ringfence.box import MIB
+from ringfence.cli import boxed, common, program
+from ringfence.cli.box import showing
+from ringfence.cli.box.way import ConfigOption, IdArgument, JsonOption, done, opened, sandbox
+from ringfence.cli.terminal import safe
+from ringfence.config.settings import Config
+from ringfence.errors import RingfenceError
+from ringfence.model import Json
+from ringfence.runs import provision
+from ringfence.sdk.infos import SandboxInfo, SnapshotInfo, VolumeInfo
+from ringfence.sdk.link import asked, given
+from ringfence.sdk.sandbox import AsyncSandbox
+from ringfence.sessions import VolumeMount
+
+_MOST_MB = 2**44 // MIB
+
+
+_Template = typer.Option(
+    None, "--template", metavar="NAME", help="`python`, `data` (numpy, pandas, matplotlib), or one of yours."
+)
+_Backend = typer.Option(None, "--backend", metavar="B", help="The sandbox backend: process.")
+_Timeout = typer.Option(None, "--timeout", min=0.001, max=86_400, metavar="S", help="For each step, in seconds.")
+_Lifetime = typer.Option(None, "--lifetime", min=1, metavar="S", help="Seconds until it is removed.")
+_Idle = typer.Option(None, "--idle", min=0, metavar="S", help="Seconds without work until it is paused; 0: never.")
+_Memory = typer.Option(None, "--memory", min=16, max=_MOST_MB, metavar="MB", help="Memory, in MiB.")
+_Disk = typer.Option(None, "--disk", min=1, max=_MOST_MB, metavar="MB", help="Disk, in MiB.")
+_Pids = typer.Option(None, "--pids", min=1, max=1_000_000, metavar="N", help="Processes and threads.")
+_Env = typer.Option(None, "--env", metavar="K=V", help="A variable in it. May be repeated.")
+_Inputs = typer.Option(None, "--input", metavar="PATH", help="A file or folder for /workspace/input. May be repeated.")
+_Snapshot = typer.Option(None, "--snapshot", metavar="REF", help="Start with the files of a snapshot.")
+_Volumes = typer.Option(
+    None, "--volume", metavar="NAME:AT[:ro]", help="A durable folder, beneath /workspace. May be repeated."
+)
+_Metadata = typer.Option(None, "--metadata", metavar="K=V", help="Words of yours. May be repeated.")
+_Retain = typer.Option(None, "--retain", metavar="WHAT", help="What is kept at its end: `output` or `none`.")
+
+
+def create(
+    template: str | None = _Template,
+    backend: str | None = _Backend,
+    timeout: float | None = _Timeout,
+    lifetime: float | None = _Lifetime,
+    idle: float | None = _Idle,
+    memory: int | None = _Memory,
+    disk: int | None = _Disk,
+    pids: int | None = _Pids,
+    env: list[str] | None = _Env,
+    inputs: list[Path] | None = _Inputs,
+    snapshot: str | None = _Snapshot,
+    volumes: list[str] | None = _Volumes,
+    metadata: list[str] | None = _Metadata,
+    retain: str | None = _Retain,
+    config_path: Path | None = ConfigOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Make a box that stays, and print its id.
+
+    It lives on when this command ends. Steps that say nothing else have --timeout; with no work for --idle it is paused
+    and uses no processor; at the end of its --lifetime, pauses not counted, it is gone.
+
+    \b
+    ringfence box create
+    ringfence box create --template data --memory 1024 --lifetime 7200 --metadata job=sales
+    ringfence box create --snapshot ready --volume models:/workspace/models:ro
+    id=$(ringfence box create)
+    """
+    if retain not in (None, "none", "output"):
+        common.fail("--retain: `output` or `none`", 2)
+    options: Any = given(template=template, timeout=timeout, lifetime=lifetime, snapshot=snapshot, retain=retain)
+    options["envs"] = program.environment(env or [])
+    options["metadata"] = program.environment(metadata or [], "--metadata")
+    options["inputs"] = {each.name: each.source for each in program.inputs(inputs or [], None)}
+    options["volumes"] = [_mount(each) for each in volumes or ()]
+    if idle is not None:
+        options["idle"] = idle or None
+    configured = boxed.settings(config_path, backend)
+    sizes = {"memory_bytes": memory, "disk_bytes": disk}
+    limits = given(**{name: value * MIB for name, value in sizes.items() if value is not None}, processes=pids)
+    if limits:
+        options["limits"] = replace(provision(configured.sandbox).limits, **limits)
+    info = done(lambda: _create(configured, options))
+    if as_json:
+        common.dump(showing.plain(info))
+    else:
+        print(info.id)
+
+
+async def _create(configured: Config, options: Any) -> SandboxInfo:
+    async with opened(configured) as way, showing.metered("opening"):
+        made = AsyncSandbox.over(way, None, options)
+        await made.open()
+        return await made.info()
+
+
+def _mount(text: str) -> VolumeMount:
+    name, _, rest = text.partition(":")
+    at, _, mode = rest.partition(":")
+    if not name or not at or mode not in ("", "ro", "rw"):
+        common.fail(f"--volume {text}: write it as NAME:AT or NAME:AT:ro", 2)
+    kind: Literal["ro", "rw"] = "ro" if mode == "ro" else "rw"
+    return VolumeMount(name, at, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Something that can be listed."""
+
+    tool: str
+    key: str
+    of: Callable[[Json], Any]
+    shown: Callable[[list[Any]], str]
+
+
+_BOXES = _Kind("list_sessions", "sessions", SandboxInfo.of, showing.sandboxes)
+_SNAPSHOTS = _Kind("list_snapshots", "snapshots", SnapshotInfo.of, showing.snapshots)
+_VOLUMES = _Kind("list_volumes", "volumes", VolumeInfo.of, showing.volumes)
+
+
+def list_(
+    everything: bool = typer.Option(False, "--all", help="Those that have ended within a day, too."),
+    snapshots: bool = typer.Option(False, "--snapshots", help="Snapshots instead of boxes."),
+    volumes: bool = typer.Option(False, "--volumes", help="Volumes instead of boxes."),
+    config_path: Path | None = ConfigOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """List your boxes, with their states: starting, running, paused, and with --all those that have stopped, and why.
+
+    \b
+    ringfence box list
+    ringfence box list --all --json
+    ringfence box list --snapshots
+    """
+    kind = _SNAPSHOTS if snapshots else _VOLUMES if volumes else _BOXES
+
+    async def work() -> list[Any]:
+        async with opened(boxed.settings(config_path, None)) as way:
+            wanted = {"ended": True} if everything and kind is _BOXES else {}
+            return [kind.of(each) for each in (await asked(way, kind.tool, wanted))[kind.key]]
+
+    found = done(work)
+    if as_json:
+        common.dump([showing.plain(each) for each in found])
+    elif found:
+        print(kind.shown(found))
+    else:
+        print("There are none. Make one: ringfence box create" if kind is _BOXES else "There are none.")
+
+
+def pause(id: str = IdArgument, config_path: Path | None = ConfigOption, as_json: bool = JsonOption) -> None:
+    """Let everything in a box stand still, its clocks included, until it is used or resumed. Nothing is lost.
+
+    \b
+    ringfence box pause ID
+    """
+    _changed(lambda box: box.pause(), id, config_path, as_json)
+
+
+def resume(id: str = IdArgument, config_path: Path | None = ConfigOption, as_json: bool = JsonOption) -> None:
+    """Let a paused box go on. Using it does the same.
+
+    \b
+    ringfence box resume ID
+    """
+    _changed(lambda box: box.resume(), id, config_path, as_json)
+
+
+def _changed(
+    change: Callable[[AsyncSandbox], Coroutine[Any, Any, SandboxInfo]],
+    id: str,
+    config_path: Path | None,
+    as_json: bool,
+) -> None:
+    async def work() -> SandboxInfo:
+        async with sandbox(config_path, id) as box:
+            return await change(box)
+
+    info = done(work)
+    if as_json:
+        common.dump(showing.plain(info))
+    else:
+        print(f"{info.id} {info.state}")
+
+
+def snapshot(
+    id: str = IdArgument,
+    name: str | None = typer.Option(None, "--name", metavar="NAME", help="A name of yours for it."),
+    config_path: Path | None = ConfigOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Keep the files of a box as they are, to start others from, and print the snapshot's id.
+
+    Variables, processes and rules are not kept. What is in several snapshots lies on the disk once.
+
+    \b
+    ringfence box snapshot ID --name ready
+    ringfence box create --snapshot ready
+    ringfence box list --snapshots
+    """
+
+    async def work() -> SnapshotInfo:
+        async with sandbox(config_path, id) as box, showing.metered("taking a snapshot"):
+            return await box.snapshot(name)
+
+    taken = done(work)
+    if as_json:
+        common.dump(showing.plain(taken))
+    else:
+        print(taken.id)
+
+
+def fork(
+    id: str = IdArgument,
+    count: int = typer.Argument(1, metavar="N", min=1, help="How many."),
+    config_path: Path | None = ConfigOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Make boxes that begin with the files of this one, which goes on, and print their ids, one on each line.
+
+    Each is made or not for itself: what could not be made is told on stderr, and the exit code is 1.
+
+    \b
+    ringfence box fork ID
+    ringfence box fork ID 4
+    """
+
+    async def work() -> list[Any]:
+        async with sandbox(config_path, id) as box, showing.metered(f"forking {count}"):
+            return [each if isinstance(each, RingfenceError) else each.id for each in await box.fork(count)]
+
+    made = done(work)
+    if as_json:
+        common.dump([{"error": str(each)} if isinstance(each, RingfenceError) else {"id": each} for each in made])
+    for each in made:
+        if isinstance(each, RingfenceError):
+            print(safe(str(each)), file=sys.stderr)
+        elif not as_json:
+            print(each)
+    if any(isinstance(each, RingfenceError) for each in made):
+        raise typer.Exit(1)
+
+
+def rm(
+    ids: list[str] | None = typer.Argument(None, metavar="ID…", help="The boxes.", show_default=False),
+    everything: bool = typer.Option(False, "--all", help="All of your boxes."),
+    snapshots: list[str] | None = typer.Option(None, "--snapshot", metavar="REF", help="A snapshot. May be repeated."),
+    volumes: list[str] | None = typer.Option(
+        None, "--volume", metavar="NAME", help="A volume, with all that is in it. May be repeated."
+    ),
+    config_path: Path | None = ConfigOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """End boxes, with everything that runs in them; or remove snapshots and volumes.
+
+    Of a box, the files in /workspace/output are kept for a day, unless it was made with --retain none.
+
+    \b
+    ringfence box rm ID
+    ringfence box rm --all
+    ringfence box rm --snapshot ready --volume models
+    """
+    if not (ids or everything or snapshots or volumes):
+        common.fail("nothing to remove: give an ID, --all, --snapshot or --volume (ringfence box rm --help)", 2)
+
+    async def work() -> list[str]:
+        async with opened(boxed.settings(config_path, None)) as way:
+            every = (await asked(way, "list_sessions", {}))["sessions"] if everything else []
+            ended = [*(ids or ()), *(each["session"] for each in every if each["state"] != "stopped")]
+            for each in dict.fromkeys(ended):
+                await asked(way, "close_session", {"session": each})
+            for reference in snapshots or ():
+                await asked(way, "remove_snapshot", {"snapshot": reference})
+            for name in volumes or ():
+                await asked(way, "remove_volume", {"name": name})
+            return [*dict.fromkeys(ended), *(snapshots or ()), *(volumes or ())]
+
+    removed = done(work)
+    if as_json:
+        common.dump({"removed": removed})
+    else:
+        print("\n".join(map(safe, removed)))
+
+
+def volume(
+    name: str = typer.Argument(..., metavar="NAME", help="A name of yours."),
+    size: int | None = typer.Option(None, "--size", min=1, max=_MOST_MB, metavar="MB", help="The most, in MiB."),
+    config_path: Path | None = ConfigOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Make a volume: a durable folder that boxes can have. What must outlive a box goes there.
+
+    \b
+    ringfence box volume models --size 2048
+    ringfence box create --volume models:/workspace/models
+    ringfence box list --volumes
+    """
+
+    async def work() -> VolumeInfo:
+        async with opened(boxed.settings(config_path, None)) as way:
+            wanted = given(name=name, max_bytes=None if size is None else size * MIB)
+            return VolumeInfo.of(await asked(way, "create_volume", wanted))
+
+    made = done(work)
+    if as_json:
+        common.dump(showing.plain(made))
+    else:
+        print(safe(made.name))

@@ -1,0 +1,94 @@
+"""`ringfence box mcp`, the part that needs the gateway: one box as an MCP server of its own, for its owner alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import anyio
+
+from ringfence import __version__, canonical
+from ringfence.app import App
+from ringfence.config.settings import Config
+from ringfence.contract import Catalog
+from ringfence.errors import Refused
+from ringfence.front.mcp import McpFront
+from ringfence.front.stdio import StdioFront
+from ringfence.model import Call, Definition, Json, Outcome, Transport
+from ringfence.pipeline import Pipeline
+from ringfence.ports import Channel
+from ringfence.rulebook import Rulebook
+from ringfence.runs import NOBODY
+from ringfence.sdk.execution import value
+
+TOOLS = (
+    *("execute_python", "run_shell", "interrupt_session"),
+    *("list_files", "read_file", "write_file", "remove_file", "make_folder", "copy_file"),
+    *("list_processes", "process_output", "wait_process", "stop_process", "send_input"),
+)
+_NOT_TAKEN = ("session", "to_session")
+
+
+async def serve(settings: Config, id: str) -> None:
+    """Until the client closes our stdin. Raises what says that there is no such box, or that it has ended."""
+    async with App.open(replace(settings, servers={})) as app, anyio.create_task_group() as group:
+        bound = BoxPipeline(app.pipeline, id)
+        await bound.check(app)
+        front = McpFront(bound, app.pool, group, __version__)
+        try:
+            await StdioFront(front, lambda: app.agent).run()
+        finally:
+            front.close()
+        group.cancel_scope.cancel()
+
+
+class BoxPipeline(Pipeline):
+    """The pipeline of a gateway, for calls in one box: what is offered names no box, and what is called is in this."""
+
+    def __init__(self, whole: Pipeline, session: str) -> None:
+        self._whole = whole
+        self._box = session
+        self.rules = _bound(whole.rules)
+
+    async def check(self, app: App) -> None:
+        """Raises what says that there is no such box, or that it has ended."""
+        call = Call(canonical.new_id("call"), app.agent, "list_processes", {"session": self._box}, origin="cli")
+        value(await self._whole.handle(call, NOBODY))
+
+    async def handle(self, call: Call, channel: Channel) -> Outcome:
+        if call.kind != "tool":
+            return await self._whole.handle(call, channel)
+        named = [name for name in _NOT_TAKEN if name in call.arguments]
+        if call.tool not in self._offered():
+            call = replace(call, fault=call.fault or f"this box has no tool {call.tool[:128]!r}")
+        elif named:
+            call = replace(call, fault=call.fault or f"{named[0]} cannot be given: these tools are for one box")
+        return await self._whole.handle(replace(call, arguments={**call.arguments, "session": self._box}), channel)
+
+    def _offered(self) -> set[str]:
+        return {capability.contract.name for capability in self.rules.catalog.offered(self.rules.environment)}
+
+
+def _bound(rules: Rulebook) -> Rulebook:
+    """What is offered of a box: its tools, without a place for naming another."""
+    found = [
+        capability
+        for capability in rules.catalog.offered(rules.environment)
+        if capability.contract.transport is Transport.SANDBOXED_EXEC and capability.contract.tool in TOOLS
+    ]
+    own: dict[str, Definition | Refused] = {
+        capability.contract.name: _without_session(capability.definition)
+        for capability in found
+        if capability.definition is not None
+    }
+    contracts = {capability.contract.name: capability.contract for capability in found}
+    return replace(rules, catalog=Catalog(contracts, {}, schemas=rules.catalog.schemas, own=own), prompts={})
+
+
+def _without_session(definition: Definition) -> Definition:
+    schema: Json = dict(definition.body["inputSchema"])
+    schema["properties"] = {k: v for k, v in schema["properties"].items() if k not in _NOT_TAKEN}
+    schema["required"] = [name for name in schema.get("required", ()) if name not in _NOT_TAKEN]
+    schema.pop("dependentRequired", None)
+    body: dict[str, Any] = {**definition.body, "inputSchema": schema}
+    return replace(definition, body=body, digest=canonical.definition_digest(body))

@@ -1,0 +1,95 @@
+"""The keeper of a user's sessions: what it is made of, the program that it is, and how clients reach it.
+
+A part of the composition root, below `runs`: whoever only keeps sessions loads neither policy nor store. The program is
+started by its first client, in a session of its own, with nothing of the client's but the settings that it is told.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from ringfence import canonical
+from ringfence.backends import make_backend, templates
+from ringfence.box import MIB
+from ringfence.config import paths
+from ringfence.config.settings import SandboxSettings
+from ringfence.sandbox.capacity import HouseRules
+from ringfence.sandbox.codec import from_json, pack, to_json, unpack
+from ringfence.sandbox.house import House
+from ringfence.sandbox.keeperhome import Home, Starting
+from ringfence.sandbox.keeperlife import Life, live
+from ringfence.sandbox.keeperlink import Keeper
+
+LINGER_SECONDS = 10.0
+_ROOT = str(Path(__file__).resolve().parent.parent)
+# Forked first, so that whoever started it has no child to wait for. The modules are those that its client has.
+_PROGRAM = """\
+import os, sys
+os.fork() and os._exit(0)
+sys.path[:0] = [root for root in [sys.argv.pop(1)] if root not in sys.path]
+from ringfence.keeper import main
+main()
+"""
+
+
+def keeper_of(state: Path, settings: SandboxSettings, *, linger: float = LINGER_SECONDS) -> Keeper:
+    """The way to the keeper of a state folder, which is started when it is needed."""
+    return Keeper(starting(state, settings, linger=linger))
+
+
+def starting(state: Path, settings: SandboxSettings, *, linger: float = LINGER_SECONDS) -> Starting:
+    home = Home(Path(os.path.realpath(state)) / "keeper", paths.socket_folders(state))
+    # Neither its environment nor the folder that it stands in says what is loaded.
+    flags = ("-E", "-P") if site.ENABLE_USER_SITE else ("-E", "-P", "-s")
+    where = (_ROOT, str(linger), str(home.folder), *map(str, home.sockets))
+    return Starting(
+        home,
+        (sys.executable, *flags, "-c", _PROGRAM, *where),
+        paths.process_environment(),
+        to_json(pack(SandboxSettings, settings, [])),
+        terms(settings),
+    )
+
+
+def terms(settings: SandboxSettings) -> str:
+    """What boxes are made of. How many there may be is for the first client to say; what they are is not."""
+    made_of = {
+        "backend": settings.backend,
+        "accept_missing": sorted(settings.accept_missing),
+        "templates": {name: list(packages) for name, packages in templates(settings).items()},
+        "setups": {name: [setup.source, dict(setup.env), dict(setup.files)] for name, setup in settings.setups.items()},
+    }
+    return canonical.digest(made_of)
+
+
+def house_rules(settings: SandboxSettings) -> HouseRules:
+    memory = settings.max_sessions_memory_mb
+    return HouseRules(
+        max_sessions=settings.max_sessions,
+        max_memory_bytes=None if memory is None else memory * MIB,
+        max_cores=settings.max_sessions_cpu_cores,
+        queue_seconds=settings.session_queue_seconds,
+        retain_seconds=settings.session_retain_seconds,
+    )
+
+
+def main() -> None:
+    """The program: how long it lingers, its folders, and where it says that it is ready; its settings on stdin."""
+    linger, folder, *sockets, ready = sys.argv[1:]
+    settings: SandboxSettings = unpack(SandboxSettings, from_json(sys.stdin.buffer.read()), [])
+
+    @asynccontextmanager
+    async def open_house() -> AsyncIterator[House]:
+        backend = make_backend(settings)
+        try:
+            yield await House.open(backend, Path(folder).parent / "sessions", house_rules(settings))
+        finally:
+            await backend.close()
+
+    home = Home(Path(folder), tuple(map(Path, sockets)))
+    live(Life(home, terms(settings), float(linger), open_house), int(ready))

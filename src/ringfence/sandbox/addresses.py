@@ -1,0 +1,59 @@
+"""Files of sessions as MCP knows them: by address, with a type that is told from what is in them."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+PREFIX = "ringfence://session/"
+OUTPUT = "/workspace/output"
+TEMPLATE = f"{PREFIX}{{session}}/output/{{+path}}"
+_WORKSPACE = "/workspace/"
+_BLOB = "application/octet-stream"
+_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"%PDF-", "application/pdf"),
+)
+_TEXTS = {"csv": "text/csv", "html": "text/html", "json": "application/json", "md": "text/markdown"}
+_TEXTS |= {"svg": "image/svg+xml", "xml": "application/xml"}
+
+
+def address(session: str, path: str) -> str:
+    """Of a file in a session."""
+    return f"{PREFIX}{quote(session, safe='')}/{quote(path.removeprefix(_WORKSPACE))}"
+
+
+def located(uri: str) -> tuple[str, str] | None:
+    """Session and path of an address of ours; None for any other."""
+    if not uri.startswith(PREFIX):
+        return None
+    session, _, rest = uri[len(PREFIX) :].partition("/")
+    path = unquote(rest)
+    # The kernel would not let it out of the workspace; but only what is a result is a resource.
+    if not session or not path.startswith("output/") or ".." in path.split("/"):
+        return None
+    return unquote(session), _WORKSPACE + path
+
+
+def type_of(path: str, data: bytes) -> str:
+    """By its first bytes; only for text its name says more. A box can name a file as it likes."""
+    for magic, mime in _MAGIC:
+        if data.startswith(magic):
+            return mime
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    if as_text(data) is None:
+        return _BLOB
+    return _TEXTS.get(path.rpartition(".")[2].lower(), "text/plain")
+
+
+def as_text(data: bytes) -> str | None:
+    """Bytes as text, or None where they are none."""
+    if b"\0" in data:
+        return None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

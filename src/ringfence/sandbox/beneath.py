@@ -1,0 +1,275 @@
+"""Paths beneath a workspace: how users write them, and how the kernel resolves them.
+
+A hostile box changes its workspace while we look at it, so no path is checked first and used later: what is beneath is
+decided by the kernel in the one call that opens it (`openat2`, RESOLVE_BENEATH), and what is open is then used by its
+descriptor. Mounts are crossed: nobody but us makes any there, and /workspace/input is one.
+
+Links that stay beneath are followed where a path leads through them; absolute ones, and those that lead out, are
+refused. On a kernel without `openat2` no link is followed at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+
+from ringfence.box import MIB
+from ringfence.errors import Refused
+from ringfence.model import Status
+from ringfence.sandbox.process.files import FOLDER, READ, acting_as, kind, unfit
+
+WORKSPACE = "/workspace"
+LONGEST_PATH = 4000
+LONGEST_NAME = 255
+DEEPEST = 64
+PART = ".ringfence-"
+"""What names of ours begin with while something is being written or taken away."""
+
+_OPENAT2 = 437
+_NO_MAGIC_LINKS, _BENEATH = 2, 8
+_ATTEMPTS = 64
+"""A rename anywhere makes the kernel unsure whether `..` in a link stayed beneath; then it asks to try again."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+
+# ── Refusals ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def refusal(reason_code: str, text: str) -> Refused:
+    """The caller asked for what cannot be had."""
+    return Refused(Status.VALIDATION_FAILURE, reason_code, text)
+
+
+def changing(path: str) -> Refused:
+    """The box won a race that it may win as often as it likes."""
+    return Refused(Status.FAILED, "changing", f"{path!r} changes while it is used; pause the box, or try again")
+
+
+class TheirTrouble(Exception):
+    """An error of whoever gives us the bytes, which must not be taken for one of the workspace."""
+
+    def __init__(self, problem: OSError) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+def guarded(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Bytes from elsewhere, whose own errors are told from ours."""
+    try:
+        yield from pieces
+    except OSError as problem:
+        raise TheirTrouble(problem) from problem
+
+
+@contextmanager
+def explaining(root: int, path: str) -> Iterator[None]:
+    """What the kernel says about this path becomes a refusal in words."""
+    try:
+        yield
+    except OSError as problem:
+        raise _explained(problem, path, root) from problem
+    except TheirTrouble as trouble:
+        raise trouble.problem from None
+
+
+def _explained(problem: OSError, path: str, root: int) -> Refused:
+    number = problem.errno or 0
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return _full(path, root)
+    if number == errno.EAGAIN:
+        return changing(path)
+    code, text = _SENTENCES.get(number, ("not_possible", f"cannot be used so: {problem.strerror}"))
+    return refusal(code, f"{path!r} {text}")
+
+
+_SENTENCES = {
+    errno.ENOENT: ("not_found", "does not exist; list its folder to see what does"),
+    errno.ENOTDIR: ("not_a_folder", "leads through something that is not a folder, or through a link that is refused"),
+    errno.EISDIR: ("not_a_file", "is a folder; name a file in it"),
+    errno.EEXIST: ("exists", "exists already; remove it first, or use another name"),
+    errno.ENOTEMPTY: ("exists", "exists already and is not empty; remove it first, or use another name"),
+    errno.ELOOP: ("link", "is or leads through a link that is not followed here; use the path that the link leads to"),
+    errno.EXDEV: ("link", f"leads out of {WORKSPACE} by a link; use a path beneath it, without absolute links"),
+    errno.EACCES: ("no_permission", "is closed by its permissions; change them in the box first (chmod)"),
+    errno.EPERM: ("no_permission", "is closed by its permissions; change them in the box first (chmod)"),
+    errno.EROFS: ("read_only", f"is read-only, as all of {WORKSPACE}/input is; use another folder of {WORKSPACE}"),
+    errno.EBUSY: (
+        "mounted",
+        f"is mounted there for the box's whole life; use what is in it, or another folder of {WORKSPACE}",
+    ),
+    errno.ENXIO: ("not_a_file", "is not a regular file; only those can be read and written"),
+    errno.EINVAL: ("not_possible", "cannot be put there; a folder cannot go into itself"),
+    errno.ENAMETOOLONG: ("bad_path", "is too long; use shorter names"),
+    errno.EFBIG: ("disk", "would be longer than a file may be; write less"),
+}
+
+
+def _full(path: str, root: int) -> Refused:
+    parts = parts_of(path)
+    while parts:
+        parts = parts[:-1]
+        with suppress(OSError), beneath(root, parts) as folder:
+            room = os.fstatvfs(folder)  # of the disk that it lies on, which may be another than the workspace's
+            break
+    else:
+        room = os.fstatvfs(root)
+    if room.f_files and not room.f_ffree:
+        which = f"the box's limit of {room.f_files} files and folders"
+    else:
+        which = f"the box's disk limit of {room.f_blocks * room.f_frsize / MIB:.0f} MiB"
+    return Refused(Status.FAILED, "disk", f"{path!r} was not written: {which} is used up; remove files, or raise it")
+
+
+# ── Paths as users write them ─────────────────────────────────────────────────────────────────────
+
+
+def parts_of(path: str) -> tuple[str, ...]:
+    """The names below the workspace that an absolute or relative path leads through; none for the workspace itself."""
+    if not path or "\0" in path:
+        raise refusal("bad_path", f"{path!r} is not a path; give one beneath {WORKSPACE}")
+    if len(path) > LONGEST_PATH:
+        raise refusal("bad_path", f"{path[:80]!r}… is longer than {LONGEST_PATH} bytes; use a shorter path")
+    if path.startswith("/") and path != WORKSPACE and not path.startswith(f"{WORKSPACE}/"):
+        raise _outside(path)
+    parts: list[str] = []
+    for part in (path.removeprefix(WORKSPACE) if path.startswith("/") else path).split("/"):
+        if part == "..":
+            if not parts:
+                raise _outside(path)
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    check_names(parts, path)
+    return tuple(parts)
+
+
+def check_names(parts: list[str] | tuple[str, ...], path: str) -> None:
+    """Raise Refused for names that no file should have, and for too many of them."""
+    if problem := next(filter(None, map(unfit, parts)), None):
+        raise refusal("bad_path", f"{path!r} cannot be used: {problem}")
+    if len(parts) > DEEPEST:
+        raise refusal("bad_path", f"{path[:80]!r}… is deeper than {DEEPEST} folders; use a shorter path")
+    sizes = [len(part.encode()) for part in parts]
+    if sum(sizes) + len(sizes) > LONGEST_PATH or max(sizes, default=0) > LONGEST_NAME:
+        raise refusal("bad_path", f"{path[:80]!r}… has names that are too long; use shorter ones")
+
+
+def full_path(parts: tuple[str, ...]) -> str:
+    return "/".join((WORKSPACE, *parts))
+
+
+def _outside(path: str) -> Refused:
+    return refusal("outside", f"{path!r} is outside of {WORKSPACE}; give a path beneath it, absolute or relative to it")
+
+
+# ── Opening ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def open_beneath(root: int, parts: tuple[str, ...], flags: int, mode: int = 0) -> int:
+    """Open what these names lead to. Raises OSError: EXDEV where a link leads out."""
+    if not has_openat2():
+        return _open_step_by_step(root, parts, flags, mode)
+    path = os.fsencode("/".join(parts) or ".")
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode if flags & os.O_CREAT else 0, _BENEATH | _NO_MAGIC_LINKS)
+    number = 0
+    for _ in range(_ATTEMPTS):
+        descriptor = int(_syscall(ctypes.c_long(_OPENAT2), ctypes.c_long(root), path, how, ctypes.c_long(len(how))))
+        if descriptor >= 0:
+            return descriptor
+        number = ctypes.get_errno()
+        if number not in (errno.EAGAIN, errno.EINTR):
+            break
+    raise OSError(number, os.strerror(number), os.fsdecode(path))
+
+
+@cache
+def has_openat2() -> bool:
+    """Whether the kernel has it, and whoever confines us lets us use it."""
+    how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, 0)
+    descriptor = int(_syscall(ctypes.c_long(_OPENAT2), ctypes.c_long(-100), b"/", how, ctypes.c_long(len(how))))
+    if descriptor < 0:
+        return ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM)
+    os.close(descriptor)
+    return True
+
+
+def _open_step_by_step(root: int, parts: tuple[str, ...], flags: int, mode: int) -> int:
+    folder = root
+    try:
+        for part in parts[:-1]:
+            below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            if folder != root:
+                os.close(folder)
+            folder = below
+        last = parts[-1] if parts else "."
+        return os.open(last, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
+    finally:
+        if folder != root:
+            os.close(folder)
+
+
+@contextmanager
+def beneath(root: int, parts: tuple[str, ...], flags: int = FOLDER & ~os.O_NOFOLLOW) -> Iterator[int]:
+    descriptor = open_beneath(root, parts, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_regular(root: int, parts: tuple[str, ...], *, follow: bool) -> int:
+    """A regular file, open for reading; nothing else, and nothing that would let us wait."""
+    return _only_regular(open_beneath(root, parts, READ & ~os.O_NOFOLLOW if follow else READ), parts)
+
+
+def open_regular_here(folder: int, name: str) -> int:
+    """Likewise, in an open folder."""
+    return _only_regular(os.open(name, READ, dir_fd=folder), (name,))
+
+
+def _only_regular(descriptor: int, parts: tuple[str, ...]) -> int:
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), "/".join(parts))
+    raise OSError(errno.ENXIO, kind(found), "/".join(parts))
+
+
+@contextmanager
+def made_folder(root: int, parts: tuple[str, ...], owner: int | None) -> Iterator[tuple[int, bool]]:
+    """The folder of this path, made where it is not there, with those above it; and whether it was made just now."""
+    there = len(parts)
+    while True:
+        try:
+            folder = open_beneath(root, parts[:there], FOLDER & ~os.O_NOFOLLOW)
+            break
+        except FileNotFoundError:
+            if not there:
+                raise
+            there -= 1
+    made = False
+    try:
+        for part in parts[there:]:
+            made = False
+            with suppress(FileExistsError), acting_as(owner):
+                os.mkdir(part, 0o755, dir_fd=folder)
+                made = True
+            below = os.open(part, FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = below
+            if made:
+                os.fchmod(folder, 0o755)  # whatever our umask says
+        yield folder, made
+    finally:
+        os.close(folder)

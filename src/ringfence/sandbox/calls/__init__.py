@@ -1,0 +1,1 @@
+"""How each tool of sessions is carried out, once it was granted."""

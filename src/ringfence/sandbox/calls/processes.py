@@ -1,0 +1,121 @@
+"""Commands in the background of a session: what they wrote, how they ended, what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from ringfence.box import Ran
+from ringfence.model import Answer, Json
+from ringfence.sandbox.calls.attachments import data_of
+from ringfence.sandbox.calls.task import Carry, Task, bad
+from ringfence.sandbox.offers.processes import SIGNALS
+from ringfence.sandbox.results import SPARE_BYTES, text
+from ringfence.sessions import ProcessInfo
+
+_ESCAPED = 12
+
+
+def process_json(info: ProcessInfo) -> Json:
+    report = info.report
+    return {
+        "process": info.process,
+        "argv": list(info.argv),
+        "started_at": info.started_at,
+        "running": info.running,
+        "exit_code": None if report is None else report.exit_status,
+        "ended": None if report is None else report.ended,
+        "signal": None if report is None else report.signal,
+    }
+
+
+def line(info: ProcessInfo) -> str:
+    what = " ".join(info.argv)[:200]
+    if info.report is None:
+        return f"process {info.process} is running: {what}"
+    how = info.report
+    status = f" with status {how.exit_status}" if how.exit_status is not None else ""
+    return f"process {info.process} is over ({how.ended}{status}): {what}"
+
+
+async def list_processes(task: Task) -> Answer:
+    found = await task.keeper.processes(task.owner, task.session)
+    told = [process_json(each) for each in found]
+    return task.done({"processes": told}, "\n".join(map(line, found)) or "There are none.")
+
+
+async def process_output(task: Task) -> Answer:
+    given, number = task.given, task.given["process"]
+    at = (given.get("stdout_at", 0), given.get("stderr_at", 0))
+    logs = await task.keeper.logs(task.owner, task.session, number, *at)
+    stdout, stderr = logs.stdout, logs.stderr
+    told: Json = {"process": number, "running": logs.running}
+    if task.attached.tell is not None and task.open:
+        for stream, data in (("stdout", stdout), ("stderr", stderr)):
+            task.attached.tell("stdout" if stream == "stdout" else "stderr", data)
+        return task.done({**told, "stdout_at": logs.stdout_at, "stderr_at": logs.stderr_at}, "")
+    # What does not fit comes with the next call.
+    room = max(1, (task.most_bytes - SPARE_BYTES) // _ESCAPED // 2)
+    rest_out, rest_err = len(stdout[room:]), len(stderr[room:])
+    told |= {"stdout_at": logs.stdout_at - rest_out, "stderr_at": logs.stderr_at - rest_err}
+    shown = [part[:room].decode("utf-8", "replace") for part in (stdout, stderr)]
+    content = [text(shown[0])]
+    if shown[1]:
+        content.append(text(f"stderr:\n{shown[1]}"))
+    if rest_out or rest_err:
+        content.append(text(f"[{rest_out + rest_err} bytes more: ask again from stdout_at and stderr_at]"))
+    return task.done({**told, "stdout": shown[0], "stderr": shown[1]}, "", content)
+
+
+async def wait_process(task: Task) -> Answer:
+    """It takes as long as it takes for a caller in this process; an agent's call ends when its time is up."""
+    given, number = task.given, task.given["process"]
+    seconds: float | None = given.get("seconds")
+    if not task.wide:
+        most = task.grant.contract.timeout_seconds
+        seconds = most if seconds is None else min(seconds, most)
+    tell = task.attached.tell
+    if tell is None or not task.open:
+        info = await task.keeper.wait(task.owner, task.session, number, seconds)
+        return _waited(task, info)
+    at = (given.get("stdout_at", 0), given.get("stderr_at", 0))
+    try:
+        async with asyncio.timeout(seconds):
+            info = await task.keeper.follow(task.owner, task.session, number, at, tell)
+    except TimeoutError:
+        info = await task.keeper.wait(task.owner, task.session, number, 0)
+    return _waited(task, info)
+
+
+def _waited(task: Task, info: ProcessInfo) -> Answer:
+    answer = task.done(process_json(info), line(info))
+    if info.report is None:
+        return answer
+    ran = Ran(task.provision.limits, info.report)
+    return Answer(answer.result, isolation=info.report.isolation or task.isolation, ran=ran, within=answer.within)
+
+
+async def stop_process(task: Task) -> Answer:
+    wanted = task.given.get("signal", "KILL")
+    number = SIGNALS[wanted] if isinstance(wanted, str) else wanted
+    await task.keeper.signal(task.owner, task.session, task.given["process"], number)
+    # It may take a moment to go.
+    info = await task.keeper.wait(task.owner, task.session, task.given["process"], 0.5)
+    return task.done(process_json(info), line(info))
+
+
+async def send_input(task: Task) -> Answer:
+    given = task.given
+    if "text" in given and "data" in given:
+        raise bad("text and data: one of them")
+    data = given["text"].encode() if "text" in given else await data_of(task) if "data" in given else b""
+    eof = bool(given.get("eof"))
+    if not data and not eof:
+        raise bad("there is neither text nor eof")
+    await task.keeper.send(task.owner, task.session, given["process"], data, eof)
+    return task.done({"process": given["process"], "bytes": len(data)}, f"{len(data)} bytes were sent.")
+
+
+CALLS: Mapping[str, Carry] = {
+    call.__name__: call for call in (list_processes, process_output, wait_process, stop_process, send_input)
+}

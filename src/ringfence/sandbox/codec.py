@@ -1,0 +1,289 @@
+"""Nouns as JSON and back, as their types say. Bytes and long texts go beside the JSON, as attachments.
+
+Nothing is taken that is not of its type: what comes from a socket is read here, and read only here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+LONG_TEXT = 65_536
+"""Longer ones are attached."""
+
+Attachments = list[bytes]
+Write = Callable[[Any, Attachments], Any]
+Read = Callable[[Any, Sequence[bytes]], Any]
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+_decode = json.JSONDecoder(parse_constant=_no_number).decode
+
+
+class CodecError(ValueError):
+    """Something is not what its type says."""
+
+
+def to_json(value: Any) -> bytes:
+    try:
+        return _encode(value).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise CodecError(f"cannot be sent: {exc}") from None
+
+
+def from_json(data: bytes) -> Any:
+    try:
+        return _decode(data.decode("ascii"))
+    except (ValueError, RecursionError) as exc:
+        raise CodecError(f"is no JSON: {exc}") from None
+
+
+def pack(kind: Any, value: Any, attachments: Attachments) -> Any:
+    """A value of a type as JSON; what goes beside it is added to the attachments."""
+    return _codec(kind)[0](value, attachments)
+
+
+def unpack(kind: Any, data: Any, attachments: Sequence[bytes]) -> Any:
+    """What `pack` was given. Raises CodecError."""
+    return _codec(kind)[1](data, attachments)
+
+
+# ── Single values ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _wrong(data: Any, what: str) -> CodecError:
+    return CodecError(f"{str(data)[:80]!r} is not {what}")
+
+
+def _same(value: Any, attachments: Attachments) -> Any:
+    return value
+
+
+def _anything(data: Any, attachments: Sequence[bytes]) -> Any:
+    return data
+
+
+def _plain(kind: type, what: str) -> tuple[Write, Read]:
+    def read(data: Any, attachments: Sequence[bytes]) -> Any:
+        if type(data) is not kind:  # a bool is no int here
+            raise _wrong(data, what)
+        return data
+
+    return _same, read
+
+
+def _read_float(data: Any, attachments: Sequence[bytes]) -> Any:
+    if type(data) not in (int, float):
+        raise _wrong(data, "a number")
+    return data
+
+
+def _attached(data: Any, attachments: Sequence[bytes]) -> bytes:
+    if type(data) is not int or not 0 <= data < len(attachments):
+        raise _wrong(data, "an attachment")
+    return attachments[data]
+
+
+def _write_bytes(value: bytes, attachments: Attachments) -> int:
+    attachments.append(bytes(value))
+    return len(attachments) - 1
+
+
+def _write_text(value: str, attachments: Attachments) -> Any:
+    if len(value) < LONG_TEXT:
+        return value
+    return [_write_bytes(value.encode("utf-8", "surrogatepass"), attachments)]
+
+
+def _read_text(data: Any, attachments: Sequence[bytes]) -> str:
+    if type(data) is str:
+        return data
+    if type(data) is not list or len(data) != 1:
+        raise _wrong(data, "text")
+    try:
+        return _attached(data[0], attachments).decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        raise _wrong(data, "text") from None
+
+
+def _read_path(data: Any, attachments: Sequence[bytes]) -> Path:
+    return Path(_read_text(data, attachments))
+
+
+def _read_time(data: Any, attachments: Sequence[bytes]) -> datetime:
+    try:
+        return datetime.fromisoformat(_read_text(data, attachments))
+    except ValueError:
+        raise _wrong(data, "a time") from None
+
+
+_SINGLE: dict[Any, tuple[Write, Read]] = {
+    Any: (_same, _anything),
+    str: (_write_text, _read_text),
+    int: _plain(int, "a whole number"),
+    bool: _plain(bool, "true or false"),
+    float: (_same, _read_float),
+    type(None): _plain(type(None), "null"),
+    bytes: (_write_bytes, _attached),
+    Path: (lambda value, attachments: _write_text(str(value), attachments), _read_path),
+    datetime: (lambda value, attachments: value.isoformat(), _read_time),
+}
+
+
+# ── What is made of others ────────────────────────────────────────────────────────────────────────
+
+
+@cache
+def _codec(kind: Any) -> tuple[Write, Read]:
+    if kind in _SINGLE:
+        return _SINGLE[kind]
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return _choice(args)
+    if origin in (Union, types.UnionType):
+        return _union(args)
+    if origin is tuple and args[1:] == (...,):
+        return _sequence(args[0], tuple)
+    if origin is tuple:
+        return _fixed(args, tuple)
+    if origin in (list, Sequence):
+        return _sequence(args[0], list)
+    if origin in (Mapping, dict):
+        return _mapping(args[1])
+    if dataclasses.is_dataclass(kind):
+        return _record(kind)
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return _fixed(tuple(get_type_hints(kind).values()), lambda values: kind(*values))
+    raise TypeError(f"{kind} cannot be sent")
+
+
+def _choice(allowed: tuple[Any, ...]) -> tuple[Write, Read]:
+    def read(data: Any, attachments: Sequence[bytes]) -> Any:
+        if type(data) is not str or data not in allowed:
+            raise _wrong(data, "one of " + ", ".join(allowed))
+        return data
+
+    return _same, read
+
+
+def _union(members: tuple[Any, ...]) -> tuple[Write, Read]:
+    """Of several types each is named; null needs no name."""
+    kinds = [kind for kind in members if kind is not type(None)]
+    optional = len(kinds) < len(members)
+    by_name = {kind.__name__: _codec(kind) for kind in kinds} if len(kinds) > 1 else {"": _codec(kinds[0])}
+    named = len(kinds) > 1
+
+    def write(value: Any, attachments: Attachments) -> Any:
+        if value is None and optional:
+            return None
+        if not named:
+            return by_name[""][0](value, attachments)
+        kind = next(kind for kind in kinds if isinstance(value, kind))
+        return {kind.__name__: by_name[kind.__name__][0](value, attachments)}
+
+    def read(data: Any, attachments: Sequence[bytes]) -> Any:
+        if data is None and optional:
+            return None
+        if not named:
+            return by_name[""][1](data, attachments)
+        if type(data) is not dict or len(data) != 1:
+            raise _wrong(data, "one of " + ", ".join(by_name))
+        ((name, inner),) = data.items()
+        if name not in by_name:
+            raise _wrong(name, "one of " + ", ".join(by_name))
+        return by_name[name][1](inner, attachments)
+
+    return write, read
+
+
+def _sequence(inner: Any, made: Callable[[Iterator[Any]], Any]) -> tuple[Write, Read]:
+    write_one, read_one = _codec(inner)
+
+    def write(value: Any, attachments: Attachments) -> Any:
+        return [write_one(each, attachments) for each in value]
+
+    def read(data: Any, attachments: Sequence[bytes]) -> Any:
+        if type(data) is not list:
+            raise _wrong(data, "a list")
+        return made(read_one(each, attachments) for each in data)
+
+    return write, read
+
+
+def _fixed(kinds: tuple[Any, ...], made: Callable[[list[Any]], Any]) -> tuple[Write, Read]:
+    codecs = [_codec(kind) for kind in kinds]
+
+    def write(value: Any, attachments: Attachments) -> Any:
+        return [codec[0](each, attachments) for codec, each in zip(codecs, value, strict=True)]
+
+    def read(data: Any, attachments: Sequence[bytes]) -> Any:
+        if type(data) is not list or len(data) != len(codecs):
+            raise _wrong(data, f"a list of {len(codecs)}")
+        return made([codec[1](each, attachments) for codec, each in zip(codecs, data, strict=True)])
+
+    return write, read
+
+
+def _mapping(inner: Any) -> tuple[Write, Read]:
+    write_one, read_one = _codec(inner)
+
+    def write(value: Any, attachments: Attachments) -> Any:
+        return {key: write_one(each, attachments) for key, each in value.items()}
+
+    def read(data: Any, attachments: Sequence[bytes]) -> Any:
+        if type(data) is not dict:
+            raise _wrong(data, "a mapping")
+        return {key: read_one(each, attachments) for key, each in data.items()}
+
+    return write, read
+
+
+def _record(kind: Any) -> tuple[Write, Read]:
+    hints = get_type_hints(kind)
+    fields = [(field.name, *_codec(hints[field.name])) for field in dataclasses.fields(kind)]
+    names = {name for name, _, _ in fields}
+
+    def write(value: Any, attachments: Attachments) -> Any:
+        return {name: write_one(getattr(value, name), attachments) for name, write_one, _ in fields}
+
+    def read(data: Any, attachments: Sequence[bytes]) -> Any:
+        if type(data) is not dict or data.keys() != names:
+            raise _wrong(data, f"a {kind.__name__}")
+        return kind(**{name: read_one(data[name], attachments) for name, _, read_one in fields})
+
+    return write, read
+
+
+# ── Which shape ───────────────────────────────────────────────────────────────────────────────────
+
+
+def shape_digest(kinds: Sequence[Any]) -> str:
+    """Another one where any of these types, or of those in them, is written otherwise; whichever Python it is."""
+    seen: dict[str, Any] = {}
+
+    def name(kind: Any) -> str:
+        if isinstance(kind, type) and not get_args(kind):
+            is_record = dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")
+            if is_record and kind.__qualname__ not in seen:
+                seen[kind.__qualname__] = ()  # for one that is in itself
+                seen[kind.__qualname__] = [(field, name(hint)) for field, hint in get_type_hints(kind).items()]
+            return kind.__qualname__
+        origin = get_origin(kind)
+        if origin is None:
+            return str(kind)
+        shown = "Union" if origin in (Union, types.UnionType) else getattr(origin, "__name__", str(origin))
+        return f"{shown}[{', '.join(map(name, get_args(kind)))}]"
+
+    names = [name(kind) for kind in kinds]
+    return hashlib.sha256(to_json([names, sorted(seen.items())])).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""What each tool of sessions takes, gives back, and says of itself."""

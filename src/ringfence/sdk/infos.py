@@ -1,0 +1,145 @@
+"""What is known of a sandbox, its files, its processes and its snapshots. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+from ringfence.model import Json
+
+T = TypeVar("T")
+
+
+def made(kind: type[T], told: Mapping[str, Any], **more: Any) -> T:
+    """A `kind` of those keys that it has a place for."""
+    places = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in told.items() if name in places}, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    id: str
+    state: str
+    """`starting`, `running`, `paused` or `stopped`."""
+    template: str
+    created_at: str
+    step: int = 0
+    """How many steps were begun."""
+    contexts: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    limits: Json = field(default_factory=dict)
+    expires_at: str | None = None
+    """None while it is paused: its clock stands still."""
+    ended_at: str | None = None
+    why: str | None = None
+    """Of one that has ended: `closed`, `lifetime`, `box_died`, `keeper_died`, `killed` or `failed`."""
+    isolation: Json = field(default_factory=dict)
+    snapshot: str | None = None
+    """What it was made from."""
+    memory_bytes: int | None = None
+
+    @classmethod
+    def of(cls, told: Json) -> SandboxInfo:
+        return made(cls, {**told, "contexts": tuple(told.get("contexts") or ())}, id=str(told["session"]))
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """What lies at a path; of a link, the link itself."""
+
+    name: str
+    path: str
+    kind: str
+    """`file`, `dir`, `link` or `other`."""
+    bytes: int
+    modified: datetime
+    mode: int
+    target: str | None = None
+    """Where a link leads, as the box wrote it."""
+
+    @classmethod
+    def of(cls, told: Json) -> FileInfo:
+        name = told.get("name") or told["path"].rpartition("/")[2]
+        return made(cls, {**told, "name": name, "modified": datetime.fromisoformat(told["modified"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Files that were taken into a sandbox or out of it."""
+
+    files: int
+    bytes: int
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """What was not taken along, and why: links that lead out, devices, pipes."""
+
+
+class Progress(NamedTuple):
+    """How far something is, in bytes."""
+
+    done: int
+    total: int | None
+    """None where nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """`created`, `modified`, `removed`, `renamed`; `lost`: some changes below `path` are not told, list it anew."""
+
+    kind: str
+    path: str
+    to: str | None = None
+    """Where it was renamed to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A command that was started in the background."""
+
+    pid: int
+    """Its number in the sandbox, which no other process there ever has."""
+    argv: tuple[str, ...]
+    started_at: str
+    running: bool
+    exit_code: int | None = None
+    ended: str | None = None
+    """How it ended, once it has: as in the facts."""
+    signal: int | None = None
+
+    @classmethod
+    def of(cls, told: Json) -> ProcessInfo:
+        return made(cls, {**told, "argv": tuple(told.get("argv") or ())}, pid=int(told["process"]))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """A workspace that was kept, with its environment and folder: no memory, no secrets, no rules."""
+
+    id: str
+    name: str | None
+    bytes: int
+    files: int
+    created_at: str
+    tree_digest: str = ""
+
+    @classmethod
+    def of(cls, told: Json) -> SnapshotInfo:
+        return made(cls, told, id=str(told["snapshot"]))
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeInfo:
+    """A named folder that outlives sandboxes."""
+
+    name: str
+    max_bytes: int
+    mode: str
+    created_at: str
+    bytes: int = 0
+    files: int = 0
+    saved_at: str | None = None
+
+    @classmethod
+    def of(cls, told: Json) -> VolumeInfo:
+        return made(cls, told)

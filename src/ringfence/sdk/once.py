@@ -1,0 +1,125 @@
+"""One program in a fresh box that is gone with it.
+
+    execution = ringfence.run_code("print(6 * 7)")
+    print(execution.text, execution.facts["explanation"])
+
+It goes the governed way and is on record. What is to stay from one step to the next lives in a `Sandbox`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from ringfence.box import Input, Limits
+from ringfence.errors import Unavailable
+from ringfence.model import Outcome
+from ringfence.runs import Wanted
+from ringfence.sandbox.bounds import limits_problem
+from ringfence.sdk import engine
+from ringfence.sdk.execution import Execution, execution
+
+OnOutput = Callable[[str], object]
+"""Gets text as it is written. It may be asynchronous where its caller is."""
+Inputs = Mapping[str, bytes | str | Path]
+"""Files for /workspace/input by name: their content, or the path of a file to copy."""
+
+
+class OnceOptions(TypedDict, total=False):
+    """What can be said of a program that runs once."""
+
+    template: str
+    """`python`, `data` (numpy, pandas, matplotlib), or one of the configuration's."""
+    backend: str
+    timeout: float
+    """Seconds."""
+    envs: Mapping[str, str]
+    metadata: Mapping[str, str]
+    """Words of yours; policy can see them as `args.metadata`."""
+    limits: Limits
+    inputs: Inputs
+    output: str | Path
+    """A folder that the files of /workspace/output are copied to."""
+    on_stdout: OnOutput
+    on_stderr: OnOutput
+
+
+def run_code(code: str, **options: Unpack[OnceOptions]) -> Execution:
+    """Run Python source in a fresh box. What it does wrong is in the Execution.
+
+    Raises Unavailable where it never ran, Refused where it may not run, OutcomeUnknown where nobody can say.
+    """
+    known(options, OnceOptions)
+    return engine.waited(lambda here: run_code_async(code, **here), options)
+
+
+async def run_code_async(code: str, **options: Unpack[OnceOptions]) -> Execution:
+    """`run_code`, awaited."""
+    known(options, OnceOptions)
+    wanted = _wanted(code, options)
+    callbacks = {"stdout": options.get("on_stdout"), "stderr": options.get("on_stderr")}
+    if not any(callbacks.values()):
+        return execution(await engine.elsewhere(engine.engine().run(wanted, None)))
+
+    async def telling(tell: Callable[[str, Any], None]) -> Outcome:
+        return await engine.elsewhere(engine.engine().run(wanted, tell))
+
+    return execution(await engine.told(telling, callbacks))
+
+
+def _wanted(code: str, options: OnceOptions) -> Wanted:
+    output = options.get("output")
+    return Wanted(
+        code=code,
+        env=options.get("envs") or {},
+        limits=limits_of(options),
+        inputs=inputs_of(options),
+        output=None if output is None else Path(output).resolve(),
+        template=options.get("template"),
+        metadata=options.get("metadata") or {},
+    )
+
+
+# ── What options mean ─────────────────────────────────────────────────────────────────────────────
+
+
+def known(options: Mapping[str, Any], kind: Any) -> None:
+    unknown = [name for name in options if name not in kind.__annotations__]
+    if unknown:
+        raise TypeError(f"there is no option {', '.join(unknown)}; there are {', '.join(kind.__annotations__)}")
+
+
+def limits_of(options: Mapping[str, Any]) -> dict[str, float | int]:
+    """The limits that are asked for, those that somebody named. Raises ValueError, Unavailable."""
+    if options.get("backend") not in (None, "process"):
+        raise Unavailable("no_backend", f"sandbox backend {options['backend']} is not built yet")
+    limits = options.get("limits")
+    problem = limits_problem(limits) if limits is not None else None
+    if problem is not None:
+        raise ValueError(problem)
+    out = {name: value for name, value in asdict(limits).items() if value is not None} if limits is not None else {}
+    if options.get("timeout") is not None:
+        out["wall_seconds"] = seconds(options["timeout"])
+    return out
+
+
+def seconds(timeout: float, name: str = "timeout") -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not math.isfinite(timeout):
+        raise ValueError(f"{name} must be a number of seconds, this is {timeout!r}")
+    problem = limits_problem(Limits(wall_seconds=timeout))
+    if problem is not None:
+        raise ValueError(problem.replace("wall_seconds", name))
+    return timeout
+
+
+def inputs_of(options: Mapping[str, Any]) -> tuple[Input, ...]:
+    return tuple(_input(name, given) for name, given in (options.get("inputs") or {}).items())
+
+
+def _input(name: str, given: bytes | str | Path) -> Input:
+    if isinstance(given, Path):
+        return Input(name, given.resolve())
+    return Input(name, given.encode() if isinstance(given, str) else given)

@@ -1,0 +1,84 @@
+"""`ringfence box shell`: a person at a terminal in a box."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cli.terminals import Terminal
+from tests.gateways import finished, ringfence, run
+
+# The first terminal that a session leader opens becomes its controlling one.
+_ON_TERMINAL = "import os, sys; os.close(os.open(sys.argv[1], os.O_RDWR)); os.execv(sys.argv[2], sys.argv[2:])"
+
+
+def resize(descriptor: int, columns: int, rows: int) -> None:
+    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+@contextmanager
+def sitting_at(*words: str) -> Iterator[tuple[Terminal, int]]:
+    """Somebody whose stdin is the terminal, too; with the end of it that the command has."""
+    master, slave = os.openpty()
+    resize(master, 90, 20)
+    command = [sys.executable, "-c", _ON_TERMINAL, os.ttyname(slave), *ringfence(*words)]
+    env = {**os.environ, "TERM": "dumb"}
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=env)
+    try:
+        yield Terminal(process, master), slave
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        os.close(slave)
+        os.close(master)
+
+
+def test_a_person_works_in_a_box_and_has_their_terminal_back(box: str) -> None:
+    with sitting_at("box", "shell", box, "--command", "PS1='box> ' exec sh -i") as (terminal, slave):
+        before = termios.tcgetattr(slave)
+        terminal.expect("box> ")
+        assert termios.tcgetattr(slave) != before, "every key goes to the box"
+        terminal.type("stty size; echo here > made\r")
+        terminal.expect("20 90")
+        resize(terminal.master, 111, 33)
+        terminal.type("sleep 0.2; stty size\r")
+        terminal.expect("33 111")
+        if "job control turned off" not in terminal.shown:
+            terminal.type("sleep 60\r")
+            terminal.expect("sleep 60")
+            terminal.type("\x03")
+            terminal.type("echo inter''rupted\r")
+            terminal.expect("interrupted")
+        terminal.type("printf '\\033]0;title\\007shown\\n'\r")
+        assert "\x1b]0" not in terminal.expect("shown\n")
+        terminal.type("exit 7\r")
+        assert terminal.process.wait(20) == 7
+        assert termios.tcgetattr(slave) == before
+    assert run("box", "files", "get", box, "made", "-").stdout == "here\n"
+
+
+def test_it_is_one_step_on_record(box: str, own_home: Path) -> None:
+    state = own_home / ".local/state/ringfence"
+    before = len(finished(state))
+    with sitting_at("box", "shell", box, "--command", "echo done") as (terminal, _):
+        terminal.expect("done")
+        assert terminal.process.wait(20) == 0
+    assert [record["call"]["tool"] for record in finished(state)[before:]] == ["list_sessions", "run_shell"]
+
+
+def test_without_a_terminal_or_a_box_nothing_is_touched(box: str) -> None:
+    piped = run("box", "shell", box)
+    assert piped.returncode == 2 and "needs a terminal" in piped.stderr
+    with sitting_at("box", "shell", "box_nowhere") as (terminal, slave):
+        before = termios.tcgetattr(slave)
+        terminal.expect("box_nowhere")
+        assert terminal.process.wait(20) == 2
+        assert termios.tcgetattr(slave) == before

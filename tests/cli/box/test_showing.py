@@ -1,0 +1,41 @@
+"""What is shown of boxes: tables that nothing in them can break, and how far long work is."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringfence.cli.box import showing
+from ringfence.sdk.infos import Progress, SandboxInfo
+
+
+def test_a_table_has_one_line_for_each_whatever_their_words_say() -> None:
+    info = SandboxInfo(
+        "box_1", "stopped", "python", "2026-01-02T03:04:05.678Z", why="lifetime", metadata={"a": "x\n\x1b[2J"}
+    )
+    head, line = showing.sandboxes([info]).splitlines()
+    assert head.split()[:2] == ["ID", "STATE"]
+    assert "stopped (lifetime)" in line and "2026-01-02 03:04:05" in line and "\\x1b" in line
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(None, None), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB"), (2**50, "1048576.0 GiB")],
+)
+def test_sizes_are_short(number: int | None, text: str | None) -> None:
+    assert showing.size(number) == text
+
+
+def test_a_meter_says_what_how_far_and_how_long() -> None:
+    meter = showing.Meter("put data")
+    assert meter.line() == "put data … 0 s"
+    meter(Progress(1 << 20, 4 << 20))
+    assert meter.line() == "put data … 1.0 MiB of 4.0 MiB, 0 s"
+    meter(Progress(3 << 20, None))
+    assert meter.line() == "put data … 3.0 MiB, 0 s"
+
+
+@pytest.mark.anyio
+async def test_nobody_is_told_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    async with showing.metered("put data") as meter:
+        meter(Progress(1, 2))
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,38 @@
+"""What the documentation shows is what happens: its blocks are run, in order, and print what stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import boxing
+from tests.tooling import ROOT
+
+PAGES = ("tutorial-sessions.md", "e2b.md")
+_BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str) -> tuple[str, str]:
+    """All the code of a page, and all that it says is printed."""
+    found = _BLOCK.findall((ROOT / "docs" / page).read_text())
+    return tuple("".join(text for kind, text in found if kind == wanted) for wanted in ("python", "text"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_print_what_stands_under_them(page: str, tmp_path: Path) -> None:
+    boxing.need_boxes()
+    code, expected = blocks(page)
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.stdout, ended.returncode) == (expected, 0), ended.stderr
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_its_links_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([\w.-]+\.md)(?:#[\w-]+)?\)", (ROOT / "docs" / page).read_text())
+    assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []

@@ -1,0 +1,112 @@
+"""Commands of a session that run in the background. The boxes are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ringfence.box import Limits, Stream
+from ringfence.errors import Unavailable
+from ringfence.sandbox.background import MOST_KEPT, MOST_RUNNING
+from ringfence.sessions import StaySpec
+from tests.sandbox.lodging import ME, TICK, Lodging, lodging, refused
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Lodging]:
+    async with lodging(tmp_path / "state") as made:
+        yield made
+
+
+# ── Commands in the background ──
+
+
+async def test_a_background_command_is_listed_waited_for_and_read(here: Lodging) -> None:
+    box = await here.create()
+    talking, sleeping = await here.start(box, "say", "hello"), await here.start(box, "sleep", "0.1")
+    assert (await here.house.wait(ME, box, sleeping, 0.01)).running
+    over = await here.house.wait(ME, box, sleeping, None)
+    assert not over.running and over.report is not None and over.report.exit_status == 0
+    assert [(info.process, info.argv, info.running) for info in await here.house.processes(ME, box)] == [
+        (talking, ("say", "hello"), False),
+        (sleeping, ("sleep", "0.1"), False),
+    ]
+    logs = await here.house.logs(ME, box, talking, 0, 0)
+    assert (logs.stdout, logs.stdout_at, logs.running) == (b"hello", 5, False)
+    assert (await here.house.logs(ME, box, talking, 3, 0)).stdout == b"lo"
+    assert (await here.house.logs(ME, box, talking, 5, 7)).stdout == b""
+    assert await refused(here.house.logs(ME, box, 99, 0, 0)) == "unknown_process"
+    assert (await here.house.info(ME, box)).step == 2
+
+
+async def test_a_background_command_takes_input_and_signals(here: Lodging) -> None:
+    box = await here.create()
+    process = await here.start(box, "cat", stdin=None, pty=(80, 24))
+    heard: list[tuple[Stream, bytes]] = []
+    await here.house.send(ME, box, process, b"before ")
+    following = asyncio.create_task(
+        here.house.follow(ME, box, process, (3, 0), lambda s, data: heard.append((s, data)))
+    )
+    await asyncio.sleep(TICK)
+    await here.house.resize(ME, box, process, 100, 50)
+    await asyncio.gather(here.house.send(ME, box, process, b"one "), here.house.send(ME, box, process, b"two"))
+    await here.house.send(ME, box, process, b"", eof=True)
+    assert (await following).running is False
+    assert b"".join(data for _, data in heard) == b"ore one two"
+    with pytest.raises(Unavailable, match="takes no input"):
+        await here.house.send(ME, box, process, b"late")
+    again: list[bytes] = []
+    await here.house.follow(ME, box, process, (0, 0), lambda _, data: again.append(data))
+    assert b"".join(again) == b"before one two"
+    killed = await here.start(box, "sleep", "5")
+    assert await refused(here.house.signal(ME, box, killed, 99)) == "bad_signal"
+    assert await refused(here.house.resize(ME, box, killed, 0, 1)) == "bad_size"
+    await here.house.signal(ME, box, killed, 9)
+    over = await here.house.wait(ME, box, killed, None)
+    assert over.report is not None and over.report.signal == 9
+    await here.house.signal(ME, box, killed, 9)
+
+
+async def test_a_background_command_may_run_as_long_as_the_session(here: Lodging) -> None:
+    box = await here.create(stay=StaySpec(limits=Limits(wall_seconds=0.05)))
+    process = await here.start(box, "sleep", "0.2")
+    over = await here.house.wait(ME, box, process, None)
+    assert over.report is not None and over.report.ended == "exited"
+    told = await here.start(box, "sleep", "5", limits=Limits(wall_seconds=0.05))
+    over = await here.house.wait(ME, box, told, None)
+    assert over.report is not None and over.report.ended == "timeout"
+
+
+async def test_background_commands_are_limited_and_old_ones_forgotten(here: Lodging) -> None:
+    box = await here.create()
+    await asyncio.gather(*(here.start(box, "sleep", "0.3") for _ in range(MOST_RUNNING)))
+    assert await refused(here.start(box, "say")) == "too_many"
+    for info in await here.house.processes(ME, box):
+        await here.house.wait(ME, box, info.process, None)
+    for _ in range(MOST_KEPT):
+        await here.house.wait(ME, box, await here.start(box, "say"), None)
+    assert len(await here.house.processes(ME, box)) <= MOST_KEPT + 1
+
+
+async def test_waiting_for_a_command_does_not_end_it(here: Lodging) -> None:
+    box = await here.create()
+    process = await here.start(box, "sleep", "0.2")
+    waiting = asyncio.create_task(here.house.wait(ME, box, process, None))
+    await asyncio.sleep(0.02)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert (await here.house.wait(ME, box, process, None)).report is not None
+
+
+async def test_the_end_of_a_session_is_the_end_of_its_commands(here: Lodging) -> None:
+    box = await here.create()
+    process = await here.start(box, "sleep", "5")
+    waiting = asyncio.create_task(here.house.wait(ME, box, process, None))
+    await asyncio.sleep(0.02)
+    await here.house.end(ME, box)
+    assert (await waiting).report is not None

@@ -1,0 +1,133 @@
+"""Blocks of Python in an interpreter that keeps its state: values, errors, clocks, callbacks; in real boxes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from ringfence import AsyncSandbox, Result, Sandbox
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("state")]
+
+
+def test_what_a_step_leaves_the_next_one_finds(sandbox: Sandbox) -> None:
+    sandbox.run_code("import os\nx = 6\nos.chdir('output')")
+    execution = sandbox.run_code("print('here', os.getcwd())\nx * 7")
+    assert (execution.text, execution.logs.stdout) == ("42", ["here /workspace/output\n"])
+    assert [result.is_main_result for result in execution.results] == [True]
+    assert (execution.status, execution.error, execution.alive) == ("success", None, True)
+    assert execution.step is not None and execution.facts["isolation"]["backend"] == "process"
+    sandbox.run_code("os.chdir('/workspace')")
+
+
+def test_without_a_value_the_text_is_what_was_printed(sandbox: Sandbox) -> None:
+    assert sandbox.run_code("print('a')").text == "a\n"
+    assert sandbox.run_code("None").text == ""
+
+
+def test_what_code_does_wrong_is_no_exception(sandbox: Sandbox) -> None:
+    failed = sandbox.run_code("kept = 1\n1 / 0")
+    assert failed.status == "failed" and failed.error is not None
+    assert (failed.error.name, failed.error.value) == ("ZeroDivisionError", "division by zero")
+    assert "Traceback" in failed.error.traceback
+    assert sandbox.run_code("kept").text == "1"
+    unreadable = sandbox.run_code("def f(:")
+    assert unreadable.error is not None and unreadable.error.name == "SyntaxError"
+
+
+def test_a_run_timeout_stops_the_work_and_the_variables_stay(sandbox: Sandbox) -> None:
+    slow = sandbox.run_code("y = 5\nprint('so far', flush=True)\nwhile True: pass", timeout=0.5)
+    assert (slow.status, slow.logs.stdout, slow.facts["ended"]) == ("timeout", ["so far\n"], "timeout")
+    assert slow.error is not None and slow.error.name == "timeout"
+    assert sandbox.run_code("y").text == "5"
+
+
+def test_an_interpreter_that_ends_itself_is_told_and_replaced() -> None:
+    with Sandbox() as box:
+        box.run_code("z = 1\nopen('file', 'w').write('still here')")
+        ended = box.run_code("import os\nos._exit(3)")
+        assert (ended.status, ended.alive) == ("failed", False)
+        assert ended.error is not None and "the next run has a fresh one" in ended.error.value
+        gone = box.run_code("z")
+        assert gone.error is not None and gone.error.name == "NameError"
+        assert box.files.read("file") == "still here"
+
+
+def test_contexts_have_variables_of_their_own_and_files_together(sandbox: Sandbox) -> None:
+    sandbox.run_code("v = 'one'", context="one")
+    sandbox.run_code("v = 'two'\nopen('shared', 'w').write(v)", context="two")
+    assert sandbox.run_code("v", context="one").text == "'one'"
+    assert sandbox.run_code("open('shared').read()", context="one").text == "'two'"
+    assert {"one", "two"} <= set(sandbox.info().contexts)
+
+
+def test_results_come_in_forms_and_as_they_are_shown(sandbox: Sandbox) -> None:
+    code = """
+class Table:
+    def __repr__(self): return 'a table'
+    def _repr_html_(self): return '<table></table>'
+    def _repr_json_(self): return {'rows': 0}
+display(Table())
+print('between')
+Table()"""
+    heard: list[Any] = []
+    execution = sandbox.run_code(code, on_result=heard.append, on_stdout=heard.append)
+    assert [(r.text, r.html, r.is_main_result) for r in execution.results] == [
+        ("a table", "<table></table>", False),
+        ("a table", "<table></table>", True),
+    ]
+    assert execution.results[0].json == {"rows": 0}
+    assert [type(each) for each in heard].count(Result) == 2 and "between\n" in heard
+    assert [each for each in heard if isinstance(each, Result)] == execution.results
+
+
+def test_callbacks_are_called_in_the_thread_that_waits(sandbox: Sandbox) -> None:
+    threads: list[Any] = []
+    sandbox.run_code("print(1)", on_stdout=lambda _: threads.append(threading.current_thread()))
+    assert threads == [threading.main_thread()]
+
+
+def test_interrupting_raises_in_the_code_and_keeps_the_variables(sandbox: Sandbox) -> None:
+    up = threading.Event()
+    ended: list[Any] = []
+    code = "w = 7\nprint(1, flush=True)\nimport time\ntime.sleep(30)"
+    thread = threading.Thread(target=lambda: ended.append(sandbox.run_code(code, on_stdout=lambda _: up.set())))
+    thread.start()
+    assert up.wait(20)
+    assert sandbox.interrupt() is True
+    thread.join(20)
+    assert ended[0].error.name == "KeyboardInterrupt"
+    assert sandbox.run_code("w").text == "7"
+    assert sandbox.interrupt() is False
+
+
+async def test_the_same_awaited() -> None:
+    heard: list[str] = []
+
+    async def hear(text: str) -> None:
+        await asyncio.sleep(0)
+        heard.append(text)
+
+    async with await AsyncSandbox.create(envs={"A": "b"}) as box:
+        runs = [box.run_code(f"import os; print({n}, os.environ['A'])", on_stdout=hear) for n in range(5)]
+        assert [execution.text for execution in await asyncio.gather(*runs)] == [f"{n} b\n" for n in range(5)]
+        assert sorted(heard) == [f"{n} b\n" for n in range(5)]
+        assert (await box.run_code("os.environ['A']", envs={"A": "c"})).text == "'c'"
+        assert (await box.run_code("os.environ['A']")).text == "'b'"
+
+
+async def test_a_callback_that_raises_stops_the_work_and_the_sandbox_goes_on() -> None:
+    async with AsyncSandbox() as box:
+
+        def refuse(text: str) -> None:
+            raise KeyError(text)
+
+        began = time.monotonic()
+        with pytest.raises(KeyError):
+            await box.run_code("u = 1\nprint('x', flush=True)\nimport time; time.sleep(30)", on_stdout=refuse)
+        assert time.monotonic() - began < 10
+        assert (await box.run_code("u")).text == "1"

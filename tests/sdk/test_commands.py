@@ -1,0 +1,153 @@
+"""Commands in a sandbox: waited for, and in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import AsyncSandbox, NotFound, Sandbox, TimedOut
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("state")]
+
+
+# ── waited for ──
+
+
+def test_a_command_that_fails_is_a_result(sandbox: Sandbox) -> None:
+    done = sandbox.commands.run("echo out; echo err >&2; exit 3")
+    assert (done.stdout, done.stderr, done.exit_code, done.status) == ("out\n", "err\n", 3, "failed")
+    assert done.facts["exit_status"] == 3
+    assert sandbox.commands.run(["printf", "%s|", "a b", "c"]).stdout == "a b|c|"
+
+
+def test_it_has_the_files_and_what_it_is_given(sandbox: Sandbox) -> None:
+    sandbox.files.write("sub/in", "from a file\n")
+    assert sandbox.commands.run("cat in; pwd", cwd="sub").stdout == "from a file\n/workspace/sub\n"
+    assert sandbox.commands.run("cat", stdin="typed").stdout == "typed"
+    assert sandbox.commands.run("echo $WHO", envs={"WHO": "me"}).stdout == "me\n"
+    assert sandbox.commands.run("cat").stdout == ""
+
+
+def test_its_time_is_limited_and_so_says_its_exit_code(sandbox: Sandbox) -> None:
+    slow = sandbox.commands.run("echo so far; sleep 30", timeout=0.3)
+    assert (slow.exit_code, slow.status, slow.stdout) == (124, "timeout", "so far\n")
+
+
+def test_output_is_told_as_it_comes_in_the_thread_that_waits(sandbox: Sandbox) -> None:
+    heard: list[Any] = []
+    sandbox.commands.run(
+        "for n in 1 2 3; do echo é $n; echo $n >&2; sleep 0.05; done",
+        on_stdout=lambda text: heard.append(("out", text, threading.current_thread())),
+        on_stderr=lambda text: heard.append(("err", text, threading.current_thread())),
+    )
+    assert "".join(text for stream, text, _ in heard if stream == "out") == "é 1\né 2\né 3\n"
+    assert "".join(text for stream, text, _ in heard if stream == "err") == "1\n2\n3\n"
+    assert {thread for _, _, thread in heard} == {threading.main_thread()}
+
+
+def test_a_terminal_is_one(sandbox: Sandbox) -> None:
+    done = sandbox.commands.run("test -t 0 && test -t 1 && stty size", pty=(100, 30))
+    assert (done.stdout.strip(), done.exit_code) == ("30 100", 0)
+
+
+# ── in the background ──
+
+
+def test_a_job_runs_while_nobody_waits(sandbox: Sandbox) -> None:
+    job = sandbox.commands.run("echo one; sleep 0.2; echo two >&2; exit 4", background=True)
+    assert sandbox.run_code("1 + 1").text == "2"
+    assert [each.running for each in sandbox.commands.list() if each.pid == job.pid] == [True]
+    done = job.wait()
+    assert (done.stdout, done.stderr, done.exit_code, done.status) == ("one\n", "two\n", 4, "failed")
+    assert (job.stdout, job.stderr) == ("one\n", "two\n")
+    (info,) = [each for each in sandbox.commands.list() if each.pid == job.pid]
+    assert (info.running, info.exit_code, info.ended) == (False, 4, "exited")
+    assert job.wait().exit_code == 4, "one that is over can still be asked"
+
+
+def test_waiting_no_longer_leaves_it_running(sandbox: Sandbox) -> None:
+    job = sandbox.commands.run("sleep 30", background=True)
+    with pytest.raises(TimedOut, match=f"command {job.pid} of sandbox {sandbox.id} still runs after 0.2 s"):
+        job.wait(timeout=0.2)
+    assert job.kill() is True
+    ended = job.wait(timeout=10)
+    assert (ended.exit_code, ended.status) == (137, "failed")
+
+
+def test_what_it_wrote_is_read_without_waiting_and_only_once(sandbox: Sandbox) -> None:
+    job = sandbox.commands.run("echo one; read line; echo $line; echo last >&2", background=True)
+    seen, until = "", time.monotonic() + 10
+    while not seen and time.monotonic() < until:
+        seen = job.read()[0]
+    assert (seen, job.read()) == ("one\n", ("", ""))
+    job.send_stdin("typed\n")
+    assert job.wait(timeout=10).stdout == "one\ntyped\n"
+    assert job.read() == ("", "")
+    assert (job.stdout, job.stderr) == ("one\ntyped\n", "last\n")
+
+
+def test_input_is_sent_and_ended(sandbox: Sandbox) -> None:
+    job = sandbox.commands.run("sort", background=True)
+    job.send_stdin("b\n")
+    job.send_stdin(b"a\n", eof=True)
+    assert job.wait(timeout=10).stdout == "a\nb\n"
+
+
+def test_output_is_iterated_as_it_comes(sandbox: Sandbox) -> None:
+    job = sandbox.commands.run("echo é; sleep 0.1; echo err >&2; sleep 0.1; echo out", background=True)
+    pieces = list(job)
+    assert "".join(text for stream, text in pieces if stream == "stdout") == "é\nout\n"
+    assert [text for stream, text in pieces if stream == "stderr"] == ["err\n"]
+    assert len(pieces) >= 3
+
+
+def test_callbacks_hear_a_job_while_it_is_waited_for(sandbox: Sandbox) -> None:
+    heard: list[str] = []
+    job = sandbox.commands.run("echo one; sleep 0.1; echo two", background=True, on_stdout=heard.append)
+    job.wait()
+    assert "".join(heard) == "one\ntwo\n"
+
+
+def test_another_takes_it_up_by_its_number(sandbox: Sandbox) -> None:
+    job = sandbox.commands.run("echo before; read line; echo $line", background=True)
+    other = Sandbox.connect(sandbox.id).commands.connect(job.pid)
+    assert other.info.running
+    other.send_stdin("after\n")
+    assert other.wait(timeout=10).stdout == "before\nafter\n"
+    with pytest.raises(NotFound):
+        sandbox.commands.connect(99_999)
+    assert sandbox.commands.kill(99_999) is False
+
+
+def test_a_timeout_ends_a_job_too(sandbox: Sandbox) -> None:
+    job = sandbox.commands.run("sleep 30", background=True, timeout=0.3)
+    ended = job.wait(timeout=10)
+    assert (ended.exit_code, ended.status) == (124, "timeout")
+
+
+async def test_the_same_awaited(state: Path) -> None:
+    async with AsyncSandbox() as box:
+        job = await box.commands.run("for n in 1 2 3; do echo $n; sleep 0.05; done; cat", background=True)
+        heard: list[str] = []
+        waiting = asyncio.create_task(job.wait(on_stdout=heard.append))
+        await asyncio.sleep(0.3)
+        await job.send_stdin("x", eof=True)
+        assert (await waiting).stdout == "1\n2\n3\nx" == "".join(heard)
+        again = await box.commands.run(["sh", "-c", "echo a; echo b"], background=True)
+        assert "".join([text async for _, text in again]) == "a\nb\n"
+        both = await asyncio.gather(box.commands.run("sleep 0.1; echo x"), box.commands.run("echo y"))
+        assert [each.stdout for each in both] == ["x\n", "y\n"]
+
+
+async def test_giving_up_waiting_leaves_it_running(state: Path) -> None:
+    async with AsyncSandbox() as box:
+        job = await box.commands.run("sleep 0.5; echo done", background=True)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await job.wait()
+        assert (await job.wait()).stdout == "done\n"

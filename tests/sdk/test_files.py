@@ -1,0 +1,219 @@
+"""The files of a sandbox, from the host."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import stat
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import AsyncSandbox, NotFound, Refused, Sandbox, Unavailable
+from ringfence.sdk.infos import FileChange, Progress
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("state")]
+
+LARGE = os.urandom(1 << 20) * 5 + b"end"
+
+
+# ── one file ──
+
+
+def test_what_is_written_is_read(sandbox: Sandbox) -> None:
+    fact = sandbox.files.write("new/folder/a.txt", "grüße\n")
+    assert (fact.path, fact.bytes) == ("/workspace/new/folder/a.txt", 8)
+    assert sandbox.files.read("/workspace/new/folder/a.txt") == "grüße\n"
+    assert sandbox.files.read("new/folder/a.txt", "bytes") == "grüße\n".encode()
+    assert sandbox.files.read("new/folder/a.txt", "bytes", offset=2, length=3) == "grüße\n".encode()[2:5]
+    assert sandbox.run_code("open('new/folder/a.txt').read()").text == repr("grüße\n")
+    sandbox.files.write("new/folder/a.txt", b"more", append=True, mode=0o600)
+    assert sandbox.files.read("new/folder/a.txt") == "grüße\nmore"
+
+
+def test_what_is_no_text_says_how_to_read_it(sandbox: Sandbox) -> None:
+    sandbox.files.write("binary", b"\xff\xfe")
+    with pytest.raises(ValueError, match="read it with format='bytes'"):
+        sandbox.files.read("binary")
+    with pytest.raises(ValueError, match="format must be"):
+        sandbox.files.read("binary", "txt")  # type: ignore[call-overload]
+
+
+def pieces() -> Iterator[bytes]:
+    for at in range(0, len(LARGE), 700_000):
+        yield LARGE[at : at + 700_000]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "path", "file", "pieces", "empty"])
+def test_large_files_go_in_and_out_by_pieces(kind: str, sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(LARGE)
+    data: Any = {
+        "bytes": LARGE, "path": tmp_path / "large", "file": io.BytesIO(LARGE), "pieces": pieces(), "empty": iter(()),
+    }[kind]  # fmt: skip
+    fact = sandbox.files.write("large", data)
+    expected = b"" if kind == "empty" else LARGE
+    assert fact.bytes == len(expected)
+    read = list(sandbox.files.read("large", "stream"))
+    assert b"".join(read) == expected and (len(read) > 1 or not expected)
+
+
+async def test_pieces_may_come_asynchronously_and_a_reader_may_go(state: Path) -> None:
+    async def made() -> AsyncIterator[bytes]:
+        for piece in pieces():
+            await asyncio.sleep(0)
+            yield piece
+
+    async with AsyncSandbox() as box:
+        await box.files.write("large", made())
+        async for piece in await box.files.read("large", "stream"):
+            assert piece == LARGE[: len(piece)]
+            break
+        assert await box.files.read("large", "bytes") == LARGE
+
+
+def test_what_cannot_be_sent_is_told_before_anything_is(sandbox: Sandbox, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="No such file"):
+        sandbox.files.write("a", tmp_path / "missing")
+    with pytest.raises(TypeError, match="pieces of a file are bytes"):
+        sandbox.files.write("a", ["text"])  # type: ignore[list-item]
+    assert not sandbox.files.exists("a")
+
+
+def test_several_at_once_and_copies(sandbox: Sandbox) -> None:
+    files: dict[str, Any] = {"m/1": "a", "m/2": b"b"}
+    sandbox.files.write_files(files)
+    sandbox.files.write_files([{"path": "m/3", "data": "c"}])
+    assert [sandbox.files.read(f"m/{n}") for n in (1, 2, 3)] == ["a", "b", "c"]
+    assert sandbox.files.copy("m/1", "m/4").path == "/workspace/m/4"
+    with Sandbox.create() as other:
+        sandbox.files.copy("m/4", "from/elsewhere", to_sandbox=other.id)
+        assert other.files.read("from/elsewhere") == "a"
+
+
+# ── folders ──
+
+
+def test_folders_are_listed_made_renamed_and_removed(sandbox: Sandbox) -> None:
+    assert sandbox.files.make_dir("f/g") is True and sandbox.files.make_dir("f/g") is False
+    sandbox.files.write("f/g/h", "1234")
+    sandbox.run_code("import os\nos.symlink('g/h', 'f/link')")
+    assert [(each.name, each.kind) for each in sandbox.files.list("f")] == [("g", "dir"), ("link", "link")]
+    assert [each.path for each in sandbox.files.list("f", depth=2)][1] == "/workspace/f/g/h"
+    info = sandbox.files.get_info("f/g/h")
+    assert (info.name, info.kind, info.bytes, stat.filemode(info.mode)) == ("h", "file", 4, "?rw-r--r--")
+    assert sandbox.files.get_info("f/link").target == "g/h"
+    sandbox.files.rename("f/g/h", "f/i")
+    assert sandbox.files.exists("f/i") and not sandbox.files.exists("f/g/h")
+    sandbox.files.remove("f")
+    assert not sandbox.files.exists("f")
+    for work in (sandbox.files.read, sandbox.files.get_info, sandbox.files.remove, sandbox.files.list):
+        with pytest.raises(NotFound, match="f/i"):
+            work("f/i")
+    with pytest.raises(ValueError, match="depth must be 1"):
+        sandbox.files.list(depth=0)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../../etc/passwd", "a/../../b", "leads_out", "input/new", "a\0b", ""])
+def test_nothing_outside_can_be_named(path: str, sandbox: Sandbox) -> None:
+    sandbox.run_code("import os\nif not os.path.lexists('leads_out'): os.symlink('/etc/passwd', 'leads_out')")
+    with pytest.raises(Refused):
+        sandbox.files.read(path)
+    if path != "leads_out":  # which is replaced, and not written through
+        with pytest.raises(Refused):
+            sandbox.files.write(path, "x")
+
+
+# ── from the host and to it ──
+
+
+def test_a_folder_goes_in_and_comes_out(sandbox: Sandbox, tmp_path: Path) -> None:
+    source = tmp_path / "project"
+    (source / "sub").mkdir(parents=True)
+    (source / "a.txt").write_text("a")
+    (source / "sub" / "large").write_bytes(LARGE)
+    (source / "inside").symlink_to("a.txt")
+    (source / "outside").symlink_to("/etc/passwd")
+    os.mkfifo(source / "pipe")
+    far: list[Progress] = []
+    moved = sandbox.files.upload(source, "project", on_progress=far.append)
+    assert moved.files == 2 and set(moved.left_out) == {"outside", "pipe"}
+    assert far[-1].done == far[-1].total == moved.bytes
+    assert sandbox.run_code("open('project/inside').read()").text == "'a'"
+
+    back = sandbox.files.download("project", tmp_path / "back")
+    assert (back.files, (tmp_path / "back/sub/large").read_bytes()) == (2, LARGE)
+    assert os.readlink(tmp_path / "back/inside") == "a.txt"
+    archive = sandbox.files.download("project", tmp_path / "deep/er/back.tar")
+    with tarfile.open(tmp_path / "deep/er/back.tar") as opened:
+        assert {"a.txt", "sub/large"} <= set(opened.getnames())
+    assert archive.files == 2
+    assert not list(tmp_path.rglob(".ringfence-*"))
+
+
+def test_a_file_goes_in_and_comes_out(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(LARGE)
+    assert sandbox.files.upload(tmp_path / "one", "put").files == 1
+    far: list[Progress] = []
+    assert sandbox.files.download("put", tmp_path / "two", on_progress=far.append).bytes == len(LARGE)
+    assert (tmp_path / "two").read_bytes() == LARGE and far[-1].done == len(LARGE)
+    with pytest.raises(NotFound):
+        sandbox.files.download("nowhere", tmp_path / "three")
+    with pytest.raises(Unavailable, match="No such file"):
+        sandbox.files.upload(tmp_path / "nowhere", "x")
+    with pytest.raises(Unavailable):
+        sandbox.files.download("put", tmp_path / "one" / "below a file")
+    assert not list(tmp_path.rglob(".ringfence-*")) and not (tmp_path / "three").exists()
+
+
+def test_what_a_box_left_cannot_leave_the_folder_it_comes_to(sandbox: Sandbox, tmp_path: Path) -> None:
+    sandbox.run_code("""
+import os
+os.makedirs('trap/sub')
+os.symlink('/etc', 'trap/etc'); os.symlink('../../../..', 'trap/sub/up'); os.mkfifo('trap/fifo')
+open('trap/fine', 'w').write('x')""")
+    moved = sandbox.files.download("trap", tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == ["fine", "sub"]
+    assert len(moved.left_out) == 3
+
+
+# ── as it happens ──
+
+
+def test_changes_are_told(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("watched")
+    with sandbox.files.watch("watched") as watch:
+        sandbox.run_code("open('watched/a', 'w').close()\nimport os\nos.rename('watched/a', 'watched/b')")
+        found = []
+        for change in watch:
+            found.append(change)
+            if change.kind == "renamed":
+                break
+        assert found[0] == FileChange("created", "/workspace/watched/a")
+        assert found[-1] == FileChange("renamed", "/workspace/watched/a", "/workspace/watched/b")
+        sandbox.files.remove("watched/b")
+        told: list[FileChange] = []
+        for _ in range(100):
+            told += watch.new()
+            if told:
+                break
+            sandbox.run_code("import time; time.sleep(0.02)")
+        assert FileChange("removed", "/workspace/watched/b") in told
+    assert list(watch) == []
+    with pytest.raises(NotFound):
+        sandbox.files.watch("nowhere")
+
+
+async def test_changes_are_told_to_a_callback(state: Path) -> None:
+    async with AsyncSandbox() as box:
+        heard: asyncio.Queue[FileChange] = asyncio.Queue()
+        watch = await box.files.watch("/workspace", heard.put, recursive=True)
+        await box.files.make_dir("new")
+        assert (await asyncio.wait_for(heard.get(), 10)).path == "/workspace/new"
+        await watch.stop()
+        await box.files.write("new/file", "x")
+        await asyncio.sleep(0.1)
+        assert heard.empty()
