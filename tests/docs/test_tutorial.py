@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def blocks(page: str) -> tuple[str, str]:
 def test_the_blocks_of_a_page_print_what_stands_under_them(page: str, tmp_path: Path) -> None:
     boxing.need_boxes()
     code, expected = blocks(page)
-    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    env = {**os.environ, "HOME": str(tmp_path)}
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.stdout, ended.returncode) == (expected, 0), ended.stderr

@@ -11,7 +11,7 @@ from ringfence.box import MIB, Limits
 from ringfence.contract import built_in
 from ringfence.sandbox.bounds import BOUNDS, limits_problem
 from ringfence.sandbox.offers.parts import Lives
-from ringfence.sandbox.tools import TEMPLATES, TOOLS, complete, definition, size
+from ringfence.sandbox.tools import PROGRAMS, TEMPLATES, TOOLS, WIDE_TOOLS, complete, definition, mode, size
 from ringfence.schema import Schema
 
 PYTHON, SHELL = built_in("execute_python", 8), built_in("run_shell", 30)
@@ -126,3 +126,89 @@ def test_a_result_is_completed_with_its_facts() -> None:
     failed: dict[str, Any] = {"content": [], "isError": True}  # a contract that lets only some fields through
     complete(failed, facts)
     assert failed == {"content": [{"type": "text", "text": "[ended]"}], "isError": True}
+
+
+# ── sessions ──
+
+
+def taken(tool: str, lives: Lives, *, wide: bool = False) -> Any:
+    return definition(built_in(tool, 7), Limits(), (), lives, wide=wide).body
+
+
+def test_what_an_agent_may_do_with_a_session_and_what_only_somebody_in_this_process() -> None:
+    assert set(TOOLS) < set(WIDE_TOOLS)
+    only = {"extend_session", "list_snapshots", "remove_snapshot", "create_volume", "list_volumes", "remove_volume"}
+    assert set(WIDE_TOOLS) - set(TOOLS) == only | {"rename_file", "read_folder", "write_folder", "watch_files"}
+    for tool in WIDE_TOOLS:
+        Schema(taken(tool, Lives(), wide=True)["inputSchema"])
+    for tool in TOOLS:
+        body = taken(tool, Lives())
+        Schema(body["outputSchema"])
+        assert "facts" in body["outputSchema"]["required"]
+        assert "{" not in body["description"], tool
+
+
+def test_each_tool_says_how_much_harm_it_can_do() -> None:
+    risky = {tool for tool in WIDE_TOOLS if mode(tool) == "high_risk"}
+    assert risky == {*PROGRAMS, "send_input"}, "what is typed into a shell is a command"
+    reading = {tool for tool in WIDE_TOOLS if mode(tool) == "read"}
+    assert {"read_file", "list_files", "list_sessions", "process_output"} < reading
+    assert not reading & {tool for tool in WIDE_TOOLS if tool.startswith(("write", "remove", "close", "stop", "copy"))}
+    for tool in TOOLS:
+        hints = taken(tool, Lives())["annotations"]
+        assert hints["readOnlyHint"] is (tool in reading)
+        assert not (hints["readOnlyHint"] and hints["destructiveHint"])
+
+
+def test_an_agent_stays_within_the_clocks_of_the_configuration() -> None:
+    lives = Lives(lifetime_seconds=60, most_lifetime_seconds=100, idle_seconds=5, most_idle_seconds=10)
+    text = taken("open_session", lives)["description"]
+    for stated in (
+        "256 MiB of memory",
+        "of one step: 7 s",
+        "closed 60 s after",
+        "100 s at most",
+        "after 5 s without work",
+    ):
+        assert stated in text, stated
+    narrow, wide = (Schema(taken("open_session", lives, wide=form)["inputSchema"]) for form in (False, True))
+    assert narrow.problem({"lifetime_seconds": 100, "idle_seconds": 10}, "arguments") is None
+    assert narrow.problem({"lifetime_seconds": 101}, "arguments") is not None
+    assert narrow.problem({"idle_seconds": 11}, "arguments") is not None
+    assert narrow.problem({"idle_seconds": None}, "arguments") is not None
+    assert wide.problem({"lifetime_seconds": 1e6, "idle_seconds": None}, "arguments") is None
+
+
+def test_where_there_are_no_sessions_nothing_is_said_of_them() -> None:
+    for contract in (PYTHON, SHELL):
+        assert "open_session" not in definition(contract, Limits(), ()).body["description"]
+        assert "open_session" in definition(contract, Limits(), (), Lives()).body["description"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "fine"),
+    [
+        ("write_file", {"session": "s", "path": "a", "text": ""}, True),
+        ("write_file", {"session": "s", "path": "a", "base64": ""}, True),
+        ("write_file", {"session": "s", "path": "a", "text": "", "base64": ""}, False),
+        ("write_file", {"session": "s", "path": "a"}, False),
+        ("write_file", {"session": "s", "path": "a", "data": {"bytes": 1, "sha256": "-"}}, False),
+        ("write_file", {"path": "a", "text": ""}, False),
+        ("fork_session", {"session": "s", "count": 0}, False),
+        ("fork_session", {"session": "s", "count": 1000}, False),
+        ("stop_process", {"session": "s", "process": 1, "signal": "TERM"}, True),
+        ("stop_process", {"session": "s", "process": 1, "signal": 15}, True),
+        ("stop_process", {"session": "s", "process": 1, "signal": "term"}, False),
+        ("stop_process", {"session": "s", "process": 1, "signal": 99}, False),
+        ("read_file", {"session": "s", "path": "", "offset": 0}, False),
+        ("read_file", {"session": "s", "path": "a", "offset": -1}, False),
+        ("list_files", {"session": "s", "depth": 0}, False),
+        ("open_session", {"volumes": [{"name": "v", "at": "/workspace/v", "mode": "rw"}]}, True),
+        ("open_session", {"volumes": [{"name": "v"}]}, False),
+        ("open_session", {"metadata": {"a": 1}}, False),
+        ("open_session", {"retain": "none"}, False),
+    ],
+)
+def test_what_tools_of_sessions_take(tool: str, arguments: Any, fine: bool) -> None:
+    problem = Schema(taken(tool, Lives())["inputSchema"]).problem(arguments, "arguments")
+    assert (problem is None) is fine, problem

@@ -39,6 +39,12 @@ def test_what_code_does_wrong_is_no_exception(sandbox: Sandbox) -> None:
     assert unreadable.error is not None and unreadable.error.name == "SyntaxError"
 
 
+def test_nobody_answers_a_question(sandbox: Sandbox) -> None:
+    asked = sandbox.run_code("input('name? ')")
+    assert asked.status == "failed" and asked.error is not None
+    assert "input" in asked.error.value or "stdin" in asked.error.value
+
+
 def test_a_run_timeout_stops_the_work_and_the_variables_stay(sandbox: Sandbox) -> None:
     slow = sandbox.run_code("y = 5\nprint('so far', flush=True)\nwhile True: pass", timeout=0.5)
     assert (slow.status, slow.logs.stdout, slow.facts["ended"]) == ("timeout", ["so far\n"], "timeout")

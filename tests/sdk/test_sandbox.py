@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,8 @@ from ringfence import (
     Denied,
     Limits,
     NotFound,
+    OutcomeUnknown,
+    QuotaExceeded,
     Refused,
     RingfenceError,
     Sandbox,
@@ -46,6 +52,13 @@ def test_one_that_is_only_made_is_opened_by_its_first_use(state: Path) -> None:
     assert box.metadata == {"job": "7"}
     assert box.id in [info.id for info in Sandbox.list()], "a synchronous one is opened for its id"
     assert box.kill() is True and box.kill() is False
+
+
+async def test_several_first_uses_at_once_open_one() -> None:
+    before = len(await AsyncSandbox.list())
+    async with AsyncSandbox() as box:
+        await asyncio.gather(*(box.run_code("1") for _ in range(4)), box.files.list())
+        assert len(await AsyncSandbox.list()) == before + 1
 
 
 def test_another_process_finds_it_by_its_id(sandbox: Sandbox) -> None:
@@ -257,21 +270,68 @@ async def test_an_answer_that_does_not_come_is_given_up(monkeypatch: pytest.Monk
     assert isinstance(ended.value, TimeoutError)
 
 
-def test_policy_has_a_say_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = "[{id: no-shell, action: deny, tool_patterns: ['run_shell']}]"
-    path = gateways.write(tmp_path, f"gateway: {{state: ./state}}\npolicy: {{rules: {rules}}}\n")
+@contextmanager
+def configured(folder: Path, text: str) -> Iterator[Path]:
+    """The state folder of a configuration that is in force meanwhile."""
+    path = gateways.write(folder, f"gateway: {{state: ./state}}\n{text}")
     engine.close()
-    monkeypatch.setenv("RINGFENCE_CONFIG", str(path))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGFENCE_CONFIG", str(path))
+        yield folder / "state"
+        engine.close()
+
+
+def test_policy_has_a_say_in_every_step(tmp_path: Path) -> None:
+    rules = "policy: {rules: [{id: no-shell, action: deny, tool_patterns: ['run_shell']}]}"
+    with configured(tmp_path, rules) as state:
         with Sandbox() as box:
             assert box.run_code("1").text == "1"
             with pytest.raises(Denied, match="no-shell"):
                 box.commands.run("ls")
-        told = [(body["call"]["tool"], body["status"]) for body in gateways.finished(tmp_path / "state")]
-        assert told == [("open_session", "success"), ("execute_python", "success"), ("run_shell", "denied"),
-                        ("close_session", "success")]  # fmt: skip
-    finally:
-        engine.close()
+        told = [(body["call"]["tool"], body["status"]) for body in gateways.finished(state)]
+    assert told == [
+        ("open_session", "success"),
+        ("execute_python", "success"),
+        ("run_shell", "denied"),
+        ("close_session", "success"),
+    ]
+
+
+def test_where_there_is_no_room_the_limit_is_named_and_nothing_is_made(tmp_path: Path) -> None:
+    with configured(tmp_path, "sandbox: {max_sessions: 2, session_queue_seconds: 0.2}"), Sandbox.create() as box:
+        first, second = box.fork(2)
+        assert isinstance(first, Sandbox) and isinstance(second, QuotaExceeded)
+        with pytest.raises(QuotaExceeded, match="max_sessions") as full:
+            Sandbox.create()
+        assert full.value.reason_code == "capacity"
+        assert len(Sandbox.list()) == 2
+        first.kill()
+        with Sandbox.create() as other:
+            assert other.run_code("1").text == "1"
+
+
+def test_when_the_keeper_dies_nobody_knows_and_nothing_is_lost_in_silence(tmp_path: Path) -> None:
+    with configured(tmp_path, "") as state:
+        box, up = Sandbox.create(), threading.Event()
+        ended: list[Any] = []
+
+        def work() -> None:
+            try:
+                box.run_code("print(1, flush=True)\nimport time; time.sleep(30)", on_stdout=lambda _: up.set())
+            except RingfenceError as exc:
+                ended.append(exc)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert up.wait(20)
+        os.kill(json.loads((state / "keeper/address").read_text())["process"], signal.SIGKILL)
+        thread.join(20)
+        assert [type(exc) for exc in ended] == [OutcomeUnknown]
+        with pytest.raises(SandboxStopped, match=box.id):
+            box.run_code("1")
+        assert (box.info().state, box.info().why) == ("stopped", "keeper_died")
+        with Sandbox.create() as other:
+            assert other.run_code("1").text == "1", "the next one is with the next keeper"
 
 
 def test_files_can_be_given_from_the_start(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def session(grant: Grant, given: Provision) -> SessionSpec:
         metadata=wanted.get("metadata") or {},
         snapshot=wanted.get("snapshot"),
         volumes=tuple(VolumeMount(**volume) for volume in wanted.get("volumes") or ()),
-        retain=wanted.get("retain", "output" if lives.retain_seconds > 0 else "none"),
+        retain=wanted.get("retain", "output"),
     )
 
 

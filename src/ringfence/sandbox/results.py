@@ -131,6 +131,8 @@ def _result(told: Told) -> Json:
         content += (block for each in told.shown for block in _blocks(each))
         if told.error is not None:
             content.append(text(told.error.traceback or f"{told.error.name}: {told.error.value}"))
+        if told.step.context is not None and not told.step.cell.alive:
+            content.append(text("[the interpreter is gone, and its variables with it; the next call has a fresh one]"))
         content += _links(told.step.session, files)
         structured |= _of_step(told, told.step)
     result: Json = {"content": content or [text("")], "structuredContent": {**structured, "facts": {}}}
@@ -147,7 +149,7 @@ def _of_step(told: Told, step: StepReport) -> Json:
         return told_of
     error = None if told.error is None else _error(told.error)
     results = [_claimed(each, told.wide) for each in told.shown]
-    told_of |= {"context": step.context, "interpreter_alive": step.cell.alive}
+    told_of |= {"context": step.context, "interpreter_alive": step.cell.alive, "fresh_interpreter": step.fresh}
     return told_of | {"claimed": {"results": results, "error": error}}
 
 

@@ -226,14 +226,19 @@ async def told(
     heard: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()
     telling = loop.create_task(_tell(heard, callbacks))
     running = loop.create_task(work(lambda name, value: quietly(loop, heard.put_nowait, (name, value))))
+
+    def end(_: object) -> None:
+        running.cancel()
+
     # Whoever listens is done early only if they failed: then there is nobody to run for.
-    telling.add_done_callback(lambda _: running.cancel())
+    telling.add_done_callback(end)
     try:
         await asyncio.wait({running})
         loop.call_soon_threadsafe(heard.put_nowait, None)
         await telling
         return running.result()
     finally:
+        telling.remove_done_callback(end)  # told once is enough: who is told twice does not wait for the end
         telling.cancel()
         if running.cancel():
             await asyncio.wait({running})

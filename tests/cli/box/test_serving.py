@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.shared.exceptions import MCPError
 
 from ringfence.cli.box.serving import TOOLS
 from tests.gateways import finished, ringfence, run
@@ -18,8 +19,6 @@ pytestmark = pytest.mark.anyio
 
 
 def client(box: str) -> Any:
-    import os
-
     command = ringfence("box", "mcp", box)
     return Client(stdio_client(StdioServerParameters(command=command[0], args=command[1:], env=dict(os.environ))))
 
@@ -27,6 +26,7 @@ def client(box: str) -> Any:
 async def test_its_tools_are_for_this_box_alone(box: str, own_home: Path) -> None:
     other = run("box", "create").stdout.strip()
     run("box", "exec", other, "--shell", "echo other > secret")
+    run("box", "exec", other, "--shell", "echo other > output/secret")
     async with client(box) as connected:
         tools = {tool.name: tool.input_schema for tool in (await connected.list_tools()).tools}
         assert set(tools) == set(TOOLS)
@@ -47,6 +47,12 @@ async def test_its_tools_are_for_this_box_alone(box: str, own_home: Path) -> Non
         ):
             refused = await connected.call_tool(name, given)
             assert refused.is_error and "cannot be given" in refused.content[0].text
+        await connected.call_tool("run_shell", {"command": "echo mine > output/result.txt"})
+        listed = [str(each.uri) for each in (await connected.list_resources()).resources]
+        assert listed == [f"ringfence://session/{box}/output/result.txt"]
+        assert (await connected.read_resource(listed[0])).contents[0].text == "mine\n"
+        with pytest.raises(MCPError, match="has no resource"):
+            await connected.read_resource(listed[0].replace(box, other).replace("result.txt", "secret"))
         for name in ("close_session", "list_sessions", "open_session"):
             refused = await connected.call_tool(name, {"session": other})
             assert refused.is_error and "has no tool" in refused.content[0].text
@@ -58,4 +64,3 @@ async def test_its_tools_are_for_this_box_alone(box: str, own_home: Path) -> Non
 def test_a_box_that_is_not_there_is_told_at_once(box: str) -> None:
     ended = run("box", "mcp", "box_nowhere")
     assert ended.returncode == 2 and "box_nowhere" in ended.stderr and ended.stdout == ""
-    assert sys.executable

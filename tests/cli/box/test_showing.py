@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import sys
+
 import pytest
 
 from ringfence.cli.box import showing
@@ -39,3 +43,19 @@ async def test_nobody_is_told_where_there_is_no_terminal(capsys: pytest.CaptureF
     async with showing.metered("put data") as meter:
         meter(Progress(1, 2))
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.anyio
+async def test_on_a_terminal_a_line_says_how_far_it_is_and_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(showing, "_TICK_SECONDS", 0.01)
+    async with showing.metered("put a\x1b[2Jb") as meter:
+        meter(Progress(512, 1024))
+        await asyncio.sleep(0.1)
+    assert "put a\\x1b[2Jb … 512 B of 1.0 KiB, 0 s" in shown.getvalue()
+    assert shown.getvalue().endswith("\r\x1b[K")

@@ -51,7 +51,10 @@ async def test_an_interpreter_that_dies_is_told_and_the_next_call_has_a_fresh_on
         assert died.result is not None
         assert died.result["structuredContent"]["interpreter_alive"] is False
         assert died.result["isError"] is True
-        assert (await call.told("execute_python", session=session, code="get x"))["interpreter_alive"] is True
+        assert "the interpreter is gone, and its variables with it" in words(died)
+        next_ = await call.told("execute_python", session=session, code="get x")
+        assert (next_["interpreter_alive"], next_["fresh_interpreter"]) == (True, True)
+        assert (await call.told("execute_python", session=session, code="get x"))["fresh_interpreter"] is False
 
 
 async def test_a_step_has_the_time_of_its_contract_and_keeps_its_state(tmp_path: Path) -> None:

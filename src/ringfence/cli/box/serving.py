@@ -13,13 +13,16 @@ from ringfence.config.settings import Config
 from ringfence.contract import Catalog
 from ringfence.errors import Refused
 from ringfence.front.mcp import McpFront
+from ringfence.front.shelf import Shelf
 from ringfence.front.stdio import StdioFront
-from ringfence.model import Call, Definition, Json, Outcome, Transport
+from ringfence.model import Call, Definition, Json, Outcome, Principal, Transport
 from ringfence.pipeline import Pipeline
 from ringfence.ports import Channel
 from ringfence.rulebook import Rulebook
 from ringfence.runs import NOBODY
+from ringfence.sandbox.addresses import address
 from ringfence.sdk.execution import value
+from ringfence.upstream.pool import Pool
 
 TOOLS = (
     *("execute_python", "run_shell", "interrupt_session"),
@@ -35,11 +38,25 @@ async def serve(settings: Config, id: str) -> None:
         bound = BoxPipeline(app.pipeline, id)
         await bound.check(app)
         front = McpFront(bound, app.pool, group, __version__)
+        front.shelf = BoxShelf(bound, app.pool, id)
+        front.shelf.boxes = app.front.shelf.boxes
         try:
             await StdioFront(front, lambda: app.agent).run()
         finally:
             front.close()
         group.cancel_scope.cancel()
+
+
+class BoxShelf(Shelf):
+    """What is offered of one box: of all that sessions left, what this one did."""
+
+    def __init__(self, pipeline: Pipeline, pool: Pool, session: str) -> None:
+        super().__init__(pipeline, pool)
+        self._begin = address(session, "")
+
+    async def resources(self, principal: Principal, *, templates: bool) -> list[Json]:
+        found = [] if templates else await super().resources(principal, templates=False)
+        return [item for item in found if str(item["uri"]).startswith(self._begin)]
 
 
 class BoxPipeline(Pipeline):
@@ -57,6 +74,8 @@ class BoxPipeline(Pipeline):
 
     async def handle(self, call: Call, channel: Channel) -> Outcome:
         if call.kind != "tool":
+            if not call.tool.startswith(address(self._box, "")):
+                call = replace(call, fault=call.fault or f"this box has no {call.kind} {call.tool[:128]!r}")
             return await self._whole.handle(call, channel)
         named = [name for name in _NOT_TAKEN if name in call.arguments]
         if call.tool not in self._offered():

@@ -19,6 +19,7 @@ from ringfence.cli import common
 from ringfence.cli.box.screen import AFTERWARDS, Screen
 from ringfence.cli.box.way import ConfigOption, IdArgument, done, sandbox
 from ringfence.cli.terminal import safe
+from ringfence.config import paths
 from ringfence.sdk.execution import command_result
 
 _DAY = 86_400
@@ -57,7 +58,7 @@ async def _shell(config_path: Path | None, id: str, command: str) -> int:
     async with sandbox(config_path, id) as box:
         await box.info()  # there is no such box, it has ended: said before the terminal is touched
         wanted = {"command": command, "pty": list(_size()), "stdin": "stream", "limits": _LIMITS}
-        wanted["env"] = {"TERM": os.environ.get("TERM") or "xterm"}
+        wanted["env"] = {"TERM": paths.process_environment().get("TERM") or "xterm"}
         with _keys() as keys, _raw():
             ended = command_result(await box.outcome("run_shell", wanted, Attached(tell=show, keys=keys)))
     if ended.facts.get("ended") not in ("exited", None):

@@ -119,6 +119,7 @@ STEP: Json = {
     "state": TEXT,
     "context": MAYBE,
     "interpreter_alive": {**FLAG, "description": "false: its variables are lost; the next call has a fresh one."},
+    "fresh_interpreter": {**FLAG, "description": "true: it has no variables of earlier steps."},
     "claimed": _CLAIMED,
     "whole": {**TEXTS, "description": "Where in the session all of a stream lies that was cut."},
     "process": {"type": "integer", "description": "The number of a command in the background."},
