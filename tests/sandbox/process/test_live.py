@@ -237,6 +237,15 @@ async def test_a_command_can_have_a_terminal(box: LiveBox) -> None:
     assert (await running.over()).stdout.text.strip() == "33 91"
 
 
+async def test_the_keys_of_a_terminal_reach_what_runs_in_it(box: LiveBox) -> None:
+    running = await box.command(Command(("/bin/sh", "-c", "sleep 60; echo on"), pty=(80, 24)), nothing)
+    await asyncio.sleep(0.3)
+    running.send(b"\x03")
+    report = await running.over()
+    assert (report.ended, report.signal) == ("signalled", 2)
+    assert "on" not in report.stdout.text
+
+
 async def test_a_command_is_stopped_by_its_clock_with_what_it_started(box: LiveBox) -> None:
     report = await shell(box, "sleep 60 & sleep 60", wall_seconds=0.2)
     assert (report.ended, report.limit) == ("timeout", "wall")

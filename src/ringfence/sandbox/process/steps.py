@@ -26,6 +26,8 @@ from ringfence.sessions import Cell, CellReport, Command, Failure, Shown, Tell
 GRACE_SECONDS = 1.0
 """For a cell that was interrupted; then its interpreter is killed."""
 _INLINE = 32_768
+_SIGNALS = {b"\x03": signal.SIGINT, b"\x1c": signal.SIGQUIT}
+"""Ctrl-C and Ctrl-\\."""
 _WORTH_A_LOOK = 2.0
 """Milliseconds; a shorter cell fills no memory worth telling of."""
 _KILL_SECONDS = 10.0
@@ -261,12 +263,20 @@ class Running:
         """How much of it was taken: no more than it has not read yet fits. Raises Unavailable where nobody reads."""
         if self._input < 0:
             raise Unavailable("no_input", "the command takes no input")
+        if self._command.pty is not None:
+            self._keys(data)
         try:
             return os.write(self._input, data)
         except BlockingIOError:
             return 0
         except OSError as exc:
             raise Unavailable("no_input", f"the command takes no more input: {exc.strerror}") from None
+
+    def _keys(self, data: bytes) -> None:
+        """What a terminal would do: in a box it controls nobody, so that nothing can be typed into somebody else's."""
+        for key, number in _SIGNALS.items():
+            if key in data:
+                self._member.signal(number, group=True)
 
     def close_input(self) -> None:
         if self._input >= 0 and self._command.pty is None:
