@@ -174,7 +174,7 @@ async def test_a_log_that_cannot_be_moved_into_the_database(stage: Stage) -> Non
                 while log.stat().st_size < 4 * LOG_BYTES:
                     assert (await caller.call("echo", {"text": "x" * 900_000})).status == "success"
                 assert (await trial.append("not moved")).status == "success"
-            assert database.stat().st_size == before
+                assert database.stat().st_size == before
             await works_again(trial, "moved")
             assert database.stat().st_size > before
 
