@@ -1,0 +1,110 @@
+"""From a name to a connection: one resolution, every answer checked, and the checked address is the one dialled."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from ringfence.egress import names
+from ringfence.egress.addresses import Range, refusal
+from ringfence.egress.names import Address, Endpoint, Host, canonical_address
+from ringfence.egress.refusal import Denied, Failed
+from ringfence.egress.wire import Limits, Wire
+from ringfence.errors import Refused, Unavailable
+from ringfence.model import Status
+
+Resolve = Callable[[str], Awaitable[Sequence[str]]]
+"""A name to the addresses behind it. Raises OSError."""
+
+_TRIED_MOST = 4
+_LOOKUPS_MOST = 4
+_BUFFER = 128 * 1024
+
+
+# Threads of their own: names that are slow to resolve must not hold up whatever else waits for a thread.
+_LOOKUPS = ThreadPoolExecutor(16, "lookup")
+
+
+async def system_resolve(name: str) -> Sequence[str]:
+    ask = partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, ask)
+    return [str(answer[4][0]) for answer in found]
+
+
+class Dialler:
+    """One for each box, so that the lookups of one cannot crowd out those of another."""
+
+    def __init__(self, resolve: Resolve, limits: Limits) -> None:
+        self._resolve = resolve
+        self._limits = limits
+        self._lookups = asyncio.Semaphore(_LOOKUPS_MOST)
+
+    async def addresses(self, host: Host, named: Iterable[Range], rule: str = "") -> list[Address]:
+        """What may be dialled for this host; one answer that may not refuses all of them. Raises Denied, Failed."""
+        answers = [host.address] if host.address is not None else await self._lookup(host)
+        ranges = tuple(named)
+        for address in answers:
+            if kind := refusal(address, ranges):
+                # Not which one: a box has no business with the names of an inner network.
+                raise Denied(rule, f"address_{kind}", f"no rule names the address of {host}")
+        return answers
+
+    async def _lookup(self, host: Host) -> list[Address]:
+        try:
+            async with self._lookups, asyncio.timeout(self._limits.resolve_seconds):
+                found = await self._resolve(host.text)
+        # A name that cannot be encoded for DNS is no less unknown than one that is not there.
+        except (OSError, UnicodeError) as error:
+            raise Failed("resolve", f"{host} cannot be resolved") from error
+        answers = [canonical_address(ipaddress.ip_address(text)) for text in dict.fromkeys(found)]
+        if not answers:
+            raise Failed("resolve", f"{host} has no address")
+        return answers
+
+    async def connect(self, place: Endpoint, addresses: Sequence[Address], tls: ssl.SSLContext | None = None) -> Wire:
+        """To the first of them that answers, within the time for all. Raises Failed."""
+        problem: Exception | None = None
+        try:
+            async with asyncio.timeout(self._limits.dial_seconds):
+                for address in addresses[:_TRIED_MOST]:
+                    try:
+                        return await self._open(place, address, tls)
+                    except ssl.SSLCertVerificationError as error:
+                        raise Failed("upstream_certificate", error.verify_message) from error
+                    except ssl.SSLError as error:
+                        raise Failed("upstream_tls", error.reason or "") from error
+                    except OSError as error:
+                        problem = error
+        except TimeoutError as error:
+            problem = error
+        raise Failed("connect", f"{place.host} port {place.port} does not answer") from problem
+
+    async def _open(self, place: Endpoint, address: Address, tls: ssl.SSLContext | None) -> Wire:
+        # An address in numbers is never looked up again.
+        name = place.host.text if tls is not None else None
+        reader, writer = await asyncio.open_connection(
+            str(address), place.port, ssl=tls, server_hostname=name, limit=_BUFFER
+        )
+        return Wire(reader, writer)
+
+
+async def check_url(text: str, named: Iterable[str] = (), resolve: Resolve = system_resolve) -> list[str]:
+    """Where a request of our own to this URL may be dialled: the same check that the boxes' requests pass.
+
+    `named` are the addresses and ranges that the operator allows for it. Raises Refused, Unavailable.
+    """
+    try:
+        host = names.url(text).endpoint.host
+        ranges = tuple(ipaddress.ip_network(entry) for entry in named)
+        return [str(address) for address in await Dialler(resolve, Limits()).addresses(host, ranges)]
+    except ValueError as error:
+        raise Refused(Status.DENIED, "bad_url", str(error)) from error
+    except Denied as denied:
+        raise Refused(Status.DENIED, denied.reason, denied.detail) from denied
+    except Failed as failed:
+        raise Unavailable(failed.reason, failed.detail) from failed

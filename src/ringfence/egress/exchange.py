@@ -1,0 +1,352 @@
+"""Requests of one connection, one after the other: read, judged, written anew, answered.
+
+The same for plain HTTP, where each request says whom it is for, and for TLS that ends here, where CONNECT has said it.
+A request that comes before the last one was answered waits in the buffer; none is ever sent ahead of its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from ringfence.egress import http1, names
+from ringfence.egress.body import ending, framed, pieces
+from ringfence.egress.http1 import NO_BODY, Framing, Headers, Request, Response
+from ringfence.egress.ledger import Entry
+from ringfence.egress.meter import Meter
+from ringfence.egress.names import BadName, Endpoint
+from ringfence.egress.refusal import Denied, Failed, Malformed, Stopped
+from ringfence.egress.rules import DENIED, Rule, judge
+from ringfence.egress.scope import Asked, Brokered, Scope
+from ringfence.egress.wire import Closed, Wire
+from ringfence.errors import Refused, Unavailable
+
+_HEADS_MOST = 8
+_LINGER_BYTES = 256 * 1024
+_LINGER_SECONDS = 1.0
+_UPLOAD_SECONDS = 1.0
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """A request that may go, as it goes."""
+
+    request: Request
+    place: Endpoint
+    rule: Rule
+    head: bytes
+    meter: Meter
+    entry: Entry
+
+
+class Exchange:
+    def __init__(self, scope: Scope, wire: Wire, inside: Endpoint | None = None) -> None:
+        self._scope = scope
+        self._wire = wire
+        self._inside = inside
+        self._scheme = "http" if inside is None else "https"
+        self._outside: Wire | None = None
+        self._outside_for: tuple[Endpoint, str] | None = None
+        self._answering = False
+
+    async def serve(self) -> Request | None:
+        """Until the client leaves or is sent away; a CONNECT is handed back to whoever can open a tunnel."""
+        try:
+            while (request := await self._next()) is not None:
+                if request.method == "CONNECT" and self._inside is None:
+                    return request
+                if not await self._one(request):
+                    return None
+            return None
+        finally:
+            await self._leave()
+
+    async def _next(self) -> Request | None:
+        limits = self._scope.limits
+        self._wire.wait_at_most(limits.idle_seconds)
+        try:
+            if not self._wire.pending and not await self._wire.more():
+                return None
+            try:
+                async with asyncio.timeout(limits.head_seconds):
+                    head = await self._wire.head(limits.head_bytes, request=True)
+            except TimeoutError:
+                raise Malformed("head_timeout", "the request did not come to its end", 408) from None
+            return http1.request(head) if head else None
+        except Closed:
+            return None
+        except Malformed as stopped:
+            entry = Entry(inspected=True)
+            if self._inside is not None:
+                entry.aim(self._inside)
+            await self.refuse(stopped, entry)
+            return None
+
+    async def refuse(self, stopped: Stopped, entry: Entry, *, keep: bool = False) -> None:
+        """Answers and records; unless kept, nothing that still comes is taken for a request."""
+        entry.stop(stopped)
+        self._scope.ledger.close(entry)
+        with contextlib.suppress(Closed):
+            answer = http1.refusal(stopped.status, entry.rule, stopped.reason, stopped.detail, not keep)
+            await self._wire.send(answer)
+            if not keep:
+                await self._linger()
+
+    async def _linger(self) -> None:
+        # Closing with bytes unread would take the answer away from under the client.
+        await self._wire.finish()
+        left = _LINGER_BYTES
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while left > 0 and (data := await self._wire.some()):
+                    left -= len(data)
+
+    async def _one(self, request: Request) -> bool:
+        """True where the connection can take another request."""
+        entry = Entry(inspected=True)
+        self._answering = False
+        try:
+            sending = await self._prepare(request, entry)
+            whole = await self._carry(sending)
+            self._scope.ledger.close(entry)
+            if not whole:
+                await self._linger()
+            return whole and not request.close
+        except Stopped as stopped:
+            keep = request.framing == NO_BODY and not request.close
+            if not self._answering:
+                await self.refuse(stopped, entry, keep=keep)
+                return keep
+            entry.stop(stopped)
+            self._wire.abort()
+        except Closed:
+            entry.reason = "client_left"
+        except asyncio.CancelledError:
+            entry.reason = "ended"
+            raise
+        finally:
+            self._scope.ledger.close(entry)
+        return False
+
+    # ── before it leaves ─────────────────────────────────────────────────────────────────────────
+
+    async def _prepare(self, request: Request, entry: Entry) -> _Sending:
+        place, target = self._aim(request, entry)
+        candidates = self._scope.rules.reaching(place)
+        if not candidates:
+            raise Denied(DENIED, "host", f"no rule names {place.host} port {place.port}")
+        verdict = judge(candidates, request.method, target, (name.lower() for name, _ in request.headers))
+        entry.rule = verdict.rule
+        if verdict.granted is None:
+            raise Denied(verdict.rule, verdict.reason or "denied")
+        rule = verdict.granted
+        meter = self._scope.meters[rule.name]
+        meter.admit(request.framing.length)
+        headers = await self._brokered(request, place, target, rule)
+        head = http1.write_request(request.method, target, headers, request.framing)
+        entry.allow(rule.name)
+        return _Sending(request, place, rule, head, meter, entry)
+
+    def _aim(self, request: Request, entry: Entry) -> tuple[Endpoint, str]:
+        """Whom it is for, said twice and both times the same."""
+        hosts = request.values("host")
+        try:
+            if self._inside is not None:
+                place, target = self._inside, request.target
+                entry.aim(place)
+            else:
+                url = names.url(request.target)
+                if url.scheme != "http":
+                    raise Malformed("https_target", "https goes through CONNECT")
+                place, target = url.endpoint, url.target
+                entry.aim(place)
+            if len(hosts) != 1:
+                raise Malformed("host_repeated" if hosts else "host_missing", "one Host header, once")
+            if names.endpoint(hosts[0], names.default_port(self._scheme)) != place:
+                raise Denied("protocol", "host_mismatch", "Host is not whom the request is for")
+        except BadName as error:
+            raise Malformed("target", str(error)) from error
+        return place, http1.origin_form(target)
+
+    async def _brokered(self, request: Request, place: Endpoint, target: str, rule: Rule) -> Headers:
+        given = Brokered()
+        if self._scope.broker is not None:
+            asked = Asked(
+                scheme=self._scheme,
+                host=place.host.text,
+                port=place.port,
+                method=request.method,
+                path=target,
+                headers=request.headers,
+                rule=rule.name,
+            )
+            try:
+                given = await self._scope.broker(asked)
+            except Refused as error:
+                raise Denied(rule.name, error.reason_code, error.message) from error
+            except Unavailable as error:
+                raise Failed(error.reason_code, error.message) from error
+        if given.put and self._scheme != "https":
+            raise Denied(rule.name, "secret_in_clear", "a secret goes over TLS alone")
+        if not all(http1.is_header(name, value) for name, value in given.put.items()):
+            raise Failed("bad_secret", "a value cannot stand in a header")
+        without = given.strip | {name.lower() for name in given.put} | {"host", "expect"}
+        kept = http1.end_to_end(request.headers, without)
+        return (("Host", place.header(self._scheme)), *kept, *given.put.items())
+
+    # ── to the outside and back ──────────────────────────────────────────────────────────────────
+
+    async def _carry(self, sending: _Sending) -> bool:
+        """True where the whole request was taken from the client. Raises Stopped, and Closed for the client."""
+        request = sending.request
+        outside, reused = await self._reach(sending)
+        upload: asyncio.Task[bool] | None = None
+        kept = whole = False
+        try:
+            sending.meter.outward(len(sending.head), sending.entry)
+            with contextlib.suppress(Closed):
+                await outside.send(sending.head)
+            if request.framing != NO_BODY:
+                if request.expects_continue:
+                    await self._wire.send(_CONTINUE)
+                upload = asyncio.create_task(self._upload(sending, outside))
+            answer = await self._answered(outside, request.method, upload)
+            if answer is not None:
+                await self._download(sending, outside, answer)
+                whole = await _finished(upload)
+                kept = whole and not answer.close
+            _raise_first(upload)
+        except Failed:
+            _raise_first(upload)
+            raise
+        finally:
+            if upload is not None:
+                upload.cancel()
+                await asyncio.gather(upload, return_exceptions=True)
+            if not kept:
+                await self._leave(abort=True)
+        if answer is not None:
+            return whole
+        # A connection that was kept may end just when it is used again: what has no effect is then sent once more.
+        if reused and upload is None and request.method in ("GET", "HEAD"):
+            return await self._carry(sending)
+        raise Failed("no_answer", "the connection ended before an answer")
+
+    async def _reach(self, sending: _Sending) -> tuple[Wire, bool]:
+        key = (sending.place, sending.rule.name)
+        if self._outside is not None and self._outside_for == key and not self._outside.ended:
+            return self._outside, True
+        await self._leave()
+        self._outside = await self._scope.connect(sending.place, sending.rule, tls=self._inside is not None)
+        self._outside.wait_at_most(self._scope.limits.idle_seconds)
+        self._outside_for = key
+        return self._outside, False
+
+    async def _leave(self, *, abort: bool = False) -> None:
+        outside, self._outside, self._outside_for = self._outside, None, None
+        if outside is not None and abort:
+            outside.abort()
+        elif outside is not None:
+            await outside.close()
+
+    async def _upload(self, sending: _Sending, outside: Wire) -> bool:
+        """True where all of it went out; False where the other side takes no more, since it may have answered first.
+
+        Raises Malformed, Denied, and Closed where the client leaves: then the request must not look whole.
+        """
+        framing = sending.request.framing
+        try:
+            async for piece in pieces(self._wire, framing):
+                data = framed(piece, framing)
+                sending.meter.outward(len(data), sending.entry)
+                if not await _sent(outside, data):
+                    return False
+            return await _sent(outside, ending(framing))
+        except Stopped:
+            outside.abort()
+            raise
+
+    async def _answered(self, outside: Wire, method: str, upload: asyncio.Task[bool] | None) -> Response | None:
+        """The head of the answer, or None where the other side ended without one. Raises Failed."""
+        seconds = self._scope.limits.answer_seconds
+        outside.wait_at_most(seconds)
+        if upload is None:
+            return await self._response(outside, method)
+        # The answer is not late while the request still goes out.
+        outside.wait_at_most(None)
+        reading = asyncio.create_task(self._response(outside, method))
+        try:
+            await asyncio.wait({reading, upload}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                await upload
+            async with asyncio.timeout(seconds):
+                return await reading
+        except TimeoutError:
+            raise Failed("timeout", "no answer in time") from None
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            outside.wait_at_most(seconds)
+
+    async def _response(self, outside: Wire, method: str) -> Response | None:
+        for _ in range(_HEADS_MOST):
+            try:
+                head = await outside.head(self._scope.limits.head_bytes)
+            except (Malformed, Closed) as error:
+                raise Failed("bad_response", str(error)) from error
+            if not head:
+                return None
+            answer = http1.response(head, method)
+            if answer.status >= 200:
+                return answer
+        raise Failed("bad_response", "too many interim answers")
+
+    async def _download(self, sending: _Sending, outside: Wire, answer: Response) -> None:
+        close = sending.request.close
+        head = http1.write_response(answer, sending.request.method, close)
+        sending.meter.inward(len(head), sending.entry)
+        waiting = head
+        async for piece in _incoming(outside, answer.framing):
+            sending.meter.inward(len(piece), sending.entry)
+            self._answering = True
+            await self._wire.send(waiting + framed(piece, answer.framing))
+            waiting = b""
+        waiting += ending(answer.framing)
+        if waiting:
+            self._answering = True
+            await self._wire.send(waiting)
+
+
+async def _incoming(outside: Wire, framing: Framing) -> AsyncIterator[bytes]:
+    try:
+        async for piece in pieces(outside, framing, extensions=True):
+            yield piece
+    except Malformed as error:
+        raise Failed("bad_response", error.reason) from error
+    except Closed as error:
+        raise Failed("bad_response", "it ended before its end") from error
+
+
+async def _sent(outside: Wire, data: bytes) -> bool:
+    try:
+        await outside.send(data)
+    except Closed:
+        return False
+    return True
+
+
+def _raise_first(upload: asyncio.Task[bool] | None) -> None:
+    """What ended the request, where that is why there is no answer, or no whole one."""
+    if upload is not None and upload.done() and (error := upload.exception()) is not None:
+        raise error
+
+
+async def _finished(upload: asyncio.Task[bool] | None) -> bool:
+    """Whether the whole request went out. An answer may come before that, and then nothing else can follow it."""
+    if upload is None:
+        return True
+    await asyncio.wait({upload}, timeout=_UPLOAD_SECONDS)
+    return upload.done() and upload.exception() is None and upload.result()

@@ -1,0 +1,95 @@
+"""The record of all that a box asked of the network: each request as it ends, and the sum of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+from ringfence.egress.names import Endpoint
+from ringfence.egress.refusal import Stopped
+
+_PLACES_MOST = 1000
+
+
+class Fact(TypedDict):
+    host: str
+    port: int
+    verdict: Literal["allowed", "denied", "failed"]
+    rule: str
+    reason: str | None
+    inspected: bool
+    bytes_in: int
+    bytes_out: int
+    count: int
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request, or one tunnel, while it lasts."""
+
+    inspected: bool
+    host: str = ""
+    port: int = 0
+    verdict: Literal["allowed", "denied", "failed"] = "failed"
+    rule: str = ""
+    reason: str | None = "internal"
+    bytes_in: int = 0
+    bytes_out: int = 0
+    promised: bool = False
+    """A tunnel: the client was told that it is open."""
+    closed: bool = False
+
+    def aim(self, place: Endpoint) -> None:
+        self.host, self.port = place.host.text, place.port
+
+    def allow(self, rule: str) -> None:
+        self.verdict, self.rule, self.reason = "allowed", rule, None
+
+    def stop(self, stopped: Stopped) -> None:
+        self.verdict = "failed" if stopped.verdict == "failed" else "denied"
+        self.rule = stopped.rule or self.rule
+        self.reason = stopped.reason
+
+
+class Ledger:
+    def __init__(self, on_fact: Callable[[Fact], None]) -> None:
+        self._on_fact = on_fact
+        self._sums: dict[tuple[object, ...], Fact] = {}
+
+    def close(self, entry: Entry) -> None:
+        """Once: what ends a request and what tidies up after it may both say so."""
+        if entry.closed:
+            return
+        entry.closed = True
+        fact = Fact(
+            host=entry.host,
+            port=entry.port,
+            verdict=entry.verdict,
+            rule=entry.rule,
+            reason=entry.reason,
+            inspected=entry.inspected,
+            bytes_in=entry.bytes_in,
+            bytes_out=entry.bytes_out,
+            count=1,
+        )
+        self._add(fact)
+        self._on_fact(fact)
+
+    def facts(self) -> list[Fact]:
+        """One for each place, verdict and reason."""
+        return [fact.copy() for fact in self._sums.values()]
+
+    def _add(self, fact: Fact) -> None:
+        key = (fact["host"], fact["port"], fact["verdict"], fact["rule"], fact["reason"], fact["inspected"])
+        if key not in self._sums and len(self._sums) >= _PLACES_MOST:
+            # A box that asks for ever new names must not fill our memory: the rest is counted together.
+            key = ("*", 0, *key[2:])
+            fact = {**fact, "host": "*", "port": 0}
+        known = self._sums.get(key)
+        if known is None:
+            self._sums[key] = fact.copy()
+            return
+        known["count"] += 1
+        known["bytes_in"] += fact["bytes_in"]
+        known["bytes_out"] += fact["bytes_out"]

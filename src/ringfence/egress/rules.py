@@ -1,0 +1,210 @@
+"""What a box may reach: rules as plain data, and the one place that judges a request by them.
+
+Nothing is allowed that no rule names. Of several rules for one host the first that allows a request serves it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import unquote_to_bytes
+
+from ringfence.egress import names
+from ringfence.egress.addresses import Range
+from ringfence.egress.names import Endpoint, Host
+
+DENIED = "denied"
+"""The name of the rule that denies what no other names."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:-]{0,127}")
+_METHOD = re.compile(r"[A-Z][A-Z0-9-]{0,31}")
+_RANGE = re.compile(r"\[?([0-9A-Fa-f:.]+/[0-9]{1,3})\]?(?::([0-9]+))?")
+_WILD = re.compile(r"\*(?:\.([^:]+))?(?::([0-9]+))?")
+_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_ENCODED = re.compile(rb"%[0-9A-Fa-f]{2}")
+_DECODINGS = 3
+
+# Frameworks take the real method or path from these, behind the back of the request line.
+METHOD_OVERRIDES = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
+PATH_OVERRIDES = frozenset({"x-original-url", "x-rewrite-url"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One grant. None means: not limited by this."""
+
+    name: str
+    hosts: tuple[str, ...]
+    """`host`, `*.suffix`, `*`, an address or a range, each with `:port` or for every port."""
+    ports: tuple[int, ...] | None = None
+    methods: tuple[str, ...] | None = None
+    paths: tuple[str, ...] | None = None
+    """Prefixes by whole segments: `/v1` covers `/v1` and `/v1/x`, and `/v1/` or `/v1/*` what lies under it."""
+    addresses: tuple[str, ...] = ()
+    """Addresses and ranges that are not public and that the hosts may nevertheless resolve to."""
+    max_bytes_out: int | None = None
+    max_bytes_in: int | None = None
+    per_minute: int | None = None
+    terminate: bool = False
+    """TLS ends here even without methods and paths: for secrets, or to have every request on record."""
+
+    @property
+    def inspects(self) -> bool:
+        return self.terminate or self.methods is not None or self.paths is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    rule: str
+    reason: str | None = None
+    granted: Rule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    kind: Literal["exact", "suffix", "any", "range"]
+    text: str
+    port: int | None
+    range: Range | None = None
+
+    def covers(self, host: Host, port: int) -> bool:
+        if self.port is not None and self.port != port:
+            return False
+        if self.range is not None:
+            return host.address is not None and host.address in self.range
+        # An address is reached by naming it: no wildcard of names covers one.
+        if host.address is not None:
+            return False
+        if self.kind == "suffix":
+            return host.text.endswith(self.text)
+        return self.kind == "any" or host.text == self.text
+
+
+def pattern(text: str) -> Pattern:
+    """An entry of `hosts`. Raises ValueError."""
+    if match := _RANGE.fullmatch(text):
+        network = ipaddress.ip_network(match[1])
+        return Pattern("range", str(network), _port(match[2]), network)
+    if match := _WILD.fullmatch(text):
+        if match[1] is None:
+            return Pattern("any", "", _port(match[2]))
+        ending = names.host(match[1])
+        if ending.address is not None:
+            raise names.BadName(f"{text[:80]!a}: '*.' stands before a domain, not before an address")
+        return Pattern("suffix", f".{ending}", _port(match[2]))
+    if text.count(":") > 1 and not text.startswith("["):
+        return _exact(names.host(text), None)
+    place = names.endpoint(text, 0)
+    return _exact(place.host, place.port or None)
+
+
+def _port(text: str | None) -> int | None:
+    return None if text is None else names.port_number(text)
+
+
+def _exact(host: Host, port: int | None) -> Pattern:
+    if host.address is None:
+        return Pattern("exact", host.text, port)
+    return Pattern("range", host.text, port, ipaddress.ip_network(host.address))
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    rule: Rule
+    patterns: tuple[Pattern, ...]
+    ranges: tuple[Range, ...]
+
+    def covers(self, place: Endpoint) -> bool:
+        if self.rule.ports is not None and place.port not in self.rule.ports:
+            return False
+        return any(entry.covers(place.host, place.port) for entry in self.patterns)
+
+
+class Rules:
+    """The rules of one box. Raises ValueError where one of them cannot be meant."""
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self._compiled = tuple(_compile(rule) for rule in rules)
+        self.all = tuple(entry.rule for entry in self._compiled)
+        if len({rule.name for rule in self.all}) != len(self.all):
+            raise ValueError("two rules have one name")
+
+    def reaching(self, place: Endpoint) -> tuple[Rule, ...]:
+        """The rules for this host and port, in their order."""
+        return tuple(entry.rule for entry in self._compiled if entry.covers(place))
+
+    def named(self, rule: Rule, port: int) -> tuple[Range, ...]:
+        """The addresses that are not public and that this rule names."""
+        entry = next(entry for entry in self._compiled if entry.rule is rule)
+        own = (p.range for p in entry.patterns if p.range is not None and p.port in (None, port))
+        return (*entry.ranges, *own)
+
+
+def judge(candidates: tuple[Rule, ...], method: str, target: str, headers: Iterable[str]) -> Verdict:
+    """One request to a host that these rules are for; `headers` are the names of its headers in lower case."""
+    present = frozenset(headers)
+    refused = Verdict(DENIED, "host")
+    for rule in candidates:
+        reason = _objection(rule, method, target, present)
+        if reason is None:
+            return Verdict(rule.name, None, rule)
+        if refused.rule == DENIED:
+            refused = Verdict(rule.name, reason)
+    return refused
+
+
+def _objection(rule: Rule, method: str, target: str, headers: frozenset[str]) -> str | None:
+    if rule.methods is not None:
+        if method not in rule.methods:
+            return "method"
+        if headers & METHOD_OVERRIDES:
+            return "method_override"
+    if rule.paths is not None:
+        if headers & PATH_OVERRIDES:
+            return "path_override"
+        path = plain_path(target)
+        if path is None:
+            return "ambiguous_path"
+        if not any(_under(path, prefix) for prefix in rule.paths):
+            return "path"
+    return None
+
+
+def plain_path(target: str) -> str | None:
+    """The decoded path of a request, or None where two servers could take it for two paths."""
+    path = target.partition("?")[0].encode("latin-1")
+    decoded = path
+    for _ in range(_DECODINGS):
+        if _PERCENT.search(decoded):
+            return None
+        decoded = unquote_to_bytes(decoded)
+        if decoded.count(b"/") != path.count(b"/") or re.search(rb"[\\\0-\x1f\x7f]|//", decoded):
+            return None
+        if any(segment.partition(b";")[0] in (b".", b"..") for segment in decoded.split(b"/")):
+            return None
+        if not _ENCODED.search(decoded):
+            break
+    else:
+        return None
+    return unquote_to_bytes(path).decode("utf-8", "surrogateescape")
+
+
+def _under(path: str, prefix: str) -> bool:
+    prefix = prefix.removesuffix("*")
+    return path == prefix or path.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
+
+
+def _compile(rule: Rule) -> _Compiled:
+    if not _NAME.fullmatch(rule.name):
+        raise ValueError(f"{rule.name[:80]!r} is not the name of a rule")
+    for method in rule.methods or ():
+        if not _METHOD.fullmatch(method):
+            raise ValueError(f"{method[:80]!r} is not a method: they are written in capitals")
+    for prefix in rule.paths or ():
+        if not prefix.startswith("/") or plain_path(prefix) != prefix or "*" in prefix.removesuffix("/*"):
+            raise ValueError(f"{prefix[:80]!r} is not a path prefix")
+    ranges = tuple(ipaddress.ip_network(text) for text in rule.addresses)
+    return _Compiled(rule, tuple(pattern(text) for text in rule.hosts), ranges)

@@ -1,0 +1,65 @@
+"""All that the connections of one box have in common."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ringfence.egress.dial import Dialler
+from ringfence.egress.http1 import Headers
+from ringfence.egress.ledger import Ledger
+from ringfence.egress.meter import Meter
+from ringfence.egress.names import Endpoint
+from ringfence.egress.rules import Rule, Rules
+from ringfence.egress.tls import Authority
+from ringfence.egress.wire import Limits, Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that the rules allow, before it leaves."""
+
+    scheme: str
+    host: str
+    port: int
+    method: str
+    path: str
+    """With its query, as it is sent."""
+    headers: Headers
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Brokered:
+    """What changes in the request: headers that are taken off, then headers that are put on."""
+
+    strip: frozenset[str] = frozenset()
+    """In lower case."""
+    put: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Never sent without TLS. The caller's own headers of these names are taken off."""
+
+
+class Broker(Protocol):
+    """Puts secrets into requests. Raises Refused where this one may not have it, Unavailable where it is not there."""
+
+    async def __call__(self, asked: Asked, /) -> Brokered: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    rules: Rules
+    meters: Mapping[str, Meter]
+    ledger: Ledger
+    dialler: Dialler
+    limits: Limits
+    authority: Authority
+    trust: ssl.SSLContext
+    broker: Broker | None = None
+
+    async def connect(self, place: Endpoint, rule: Rule, *, tls: bool) -> Wire:
+        """Raises Denied, Failed."""
+        named = self.rules.named(rule, place.port)
+        addresses = await self.dialler.addresses(place.host, named, rule.name)
+        return await self.dialler.connect(place, addresses, self.trust if tls else None)

@@ -1,0 +1,78 @@
+"""From a name to addresses that may be dialled, for boxes and for ourselves."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Sequence
+
+import pytest
+
+from ringfence.egress import names
+from ringfence.egress.dial import Dialler, check_url, system_resolve
+from ringfence.egress.refusal import Denied, Failed
+from ringfence.egress.wire import Limits
+from ringfence.errors import Refused, Unavailable
+from tests.egress.outside import Names
+
+pytestmark = pytest.mark.anyio
+
+PUBLIC = ["192.0.78.9", "2606:4700::1"]
+KNOWN = Names(
+    public_example=PUBLIC, inner_example=["10.1.2.3"], mixed_example=[*PUBLIC, "::ffff:10.1.2.3"], none_example=[]
+)
+
+
+async def test_every_answer_has_to_pass() -> None:
+    dialler = Dialler(KNOWN, Limits())
+    assert [str(found) for found in await dialler.addresses(names.host("public.example"), ())] == PUBLIC
+    with pytest.raises(Denied, match="no rule names") as caught:
+        await dialler.addresses(names.host("mixed.example"), (), "corp")
+    assert (caught.value.rule, caught.value.reason) == ("corp", "address_private")
+    assert "10.1.2.3" not in caught.value.detail, "the box is not told what is inside"
+    ten = (ipaddress.ip_network("10.1.0.0/16"),)
+    found = await dialler.addresses(names.host("mixed.example"), ten)
+    assert str(found[2]) == "10.1.2.3", "what was checked is what is dialled"
+
+
+@pytest.mark.parametrize("name", ["none.example", "unknown.example"])
+async def test_what_has_no_address_failed(name: str) -> None:
+    with pytest.raises(Failed):
+        await Dialler(KNOWN, Limits()).addresses(names.host(name), ())
+
+
+async def test_a_resolver_that_does_not_answer_fails_in_time() -> None:
+    async def never(name: str) -> Sequence[str]:
+        await asyncio.sleep(60)
+        return []
+
+    with pytest.raises(Failed):
+        await Dialler(never, Limits(resolve_seconds=0.05)).addresses(names.host("a.example"), ())
+
+
+async def test_an_address_is_never_looked_up() -> None:
+    asked = Names()
+    with pytest.raises(Denied):
+        await Dialler(asked, Limits()).addresses(names.host("0x7f.1"), ())
+    assert asked.asked == []
+
+
+async def test_the_system_resolves() -> None:
+    assert set(await system_resolve("localhost")) <= {"127.0.0.1", "::1"}
+
+
+async def test_requests_of_our_own_pass_the_same_check() -> None:
+    assert await check_url("https://public.example/x", resolve=KNOWN) == PUBLIC
+    assert await check_url("http://inner.example", ["10.0.0.0/8"], KNOWN) == ["10.1.2.3"]
+    for url, code in (
+        ("http://inner.example/", "address_private"),
+        ("http://169.254.169.254/latest", "address_metadata"),
+        ("http://[::1]:8080/", "address_loopback"),
+        ("http://u:p@public.example/", "bad_url"),
+        ("file:///etc/passwd", "bad_url"),
+    ):
+        with pytest.raises(Refused) as caught:
+            await check_url(url, resolve=KNOWN)
+        assert caught.value.reason_code == code
+    with pytest.raises(Unavailable):
+        await check_url("http://unknown.example/", resolve=KNOWN)

@@ -1,0 +1,155 @@
+"""Rules: what they name, and what they do not let be called otherwise."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.egress.names import endpoint
+from ringfence.egress.rules import Rule, Rules, judge, pattern, plain_path
+
+
+def reached(allow: str, place: str) -> bool:
+    return bool(Rules([Rule("r", (allow,))]).reaching(endpoint(place)))
+
+
+@pytest.mark.parametrize(
+    ("allow", "place", "expected"),
+    [
+        ("allowed.com", "allowed.com:443", True),
+        ("Allowed.com.:443", "ALLOWED.com:443", True),
+        ("allowed.com:443", "allowed.com:80", False),
+        ("allowed.com", "evilallowed.com:443", False),
+        ("allowed.com", "allowed.com.evil.com:443", False),
+        ("allowed.com", "a.allowed.com:443", False),
+        ("*.allowed.com", "a.allowed.com:443", True),
+        ("*.allowed.com", "a.b.allowed.com.:443", True),
+        ("*.allowed.com", "allowed.com:443", False),
+        ("*.allowed.com", "evilallowed.com:443", False),
+        ("*.bücher.example:443", "a.xn--bcher-kva.example:443", True),
+        ("*", "anything.example:1", True),
+        ("*", "8.8.8.8:443", False),
+        ("*:443", "a.example:80", False),
+        ("8.8.8.8", "0x8.8.2056:443", True),
+        ("8.8.8.8", "8.8.8.9:443", False),
+        ("10.0.0.0/8", "10.2.3.4:1", True),
+        ("10.0.0.0/8:443", "10.2.3.4:1", False),
+        ("10.0.0.0/8", "11.2.3.4:1", False),
+        ("[::1]:80", "[0::1]:80", True),
+        ("::1", "[::1]:81", True),
+        ("fd00::/8:443", "[fd00::1]:443", True),
+    ],
+)
+def test_what_an_entry_covers(allow: str, place: str, expected: bool) -> None:
+    assert reached(allow, place) is expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "*.", "*a.com", "a.*", "*.127.0.0.1", "*.1", "a:0", "a:x", "10.0.0.1/8", "a b", "**", "*.*.a", "u@a", "a/24"],
+)
+def test_an_entry_that_cannot_be_meant_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        pattern(text)
+
+
+def test_ports_bound_every_host_of_a_rule() -> None:
+    rules = Rules([Rule("r", ("a.example",), ports=(443,))])
+    assert rules.reaching(endpoint("a.example:443"))
+    assert not rules.reaching(endpoint("a.example:80"))
+
+
+def test_named_ranges_are_those_of_the_rule_and_the_port() -> None:
+    rule = Rule("r", ("10.0.0.0/8:443", "a.example"), addresses=("192.168.0.0/16",))
+    rules = Rules([rule])
+    ten, lan = ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("192.168.0.0/16")
+    assert set(rules.named(rule, 443)) == {ten, lan}
+    assert set(rules.named(rule, 80)) == {lan}
+
+
+def verdict(rules: list[Rule], method: str, target: str, *headers: str) -> tuple[str, str | None]:
+    found = judge(tuple(rules), method, target, headers)
+    return found.rule, found.reason
+
+
+def test_the_first_rule_that_allows_serves() -> None:
+    rules = [Rule("read", ("a",), methods=("GET",)), Rule("post", ("a",), methods=("POST",), paths=("/v1/",))]
+    assert verdict(rules, "GET", "/x") == ("read", None)
+    assert verdict(rules, "POST", "/v1/x?y=/../") == ("post", None)
+    assert verdict(rules, "POST", "/v2") == ("read", "method")
+    assert verdict(rules, "get", "/x") == ("read", "method")
+    assert verdict([], "GET", "/") == ("denied", "host")
+
+
+def test_headers_that_change_the_request_behind_a_rule_are_refused() -> None:
+    rules = [Rule("r", ("a",), methods=("GET",), paths=("/",))]
+    assert verdict(rules, "GET", "/", "x-http-method-override") == ("r", "method_override")
+    assert verdict(rules, "GET", "/", "x-original-url") == ("r", "path_override")
+    assert verdict([Rule("r", ("a",))], "GET", "/", "x-original-url") == ("r", None)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        *(
+            ("/v1", None),
+            ("/v1/x", None),
+            ("/v1?x", None),
+            ("/%761/x", None),
+            ("/v1/a%25b", None),
+            ("/v1/%C3%A9", None),
+        ),
+        *(("/v10", "path"), ("/", "path"), ("/V1", "path"), ("/x/v1", "path")),
+        *((f"/v1/{bad}", "ambiguous_path") for bad in ("../x", "%2e%2e/x", "..%2fx", "%252e%252e/x", "..;a/x", "./x")),
+        *((f"/v1/{bad}", "ambiguous_path") for bad in ("/x", "a%5cb", "a%00", "%zz", "%2", "%25252e%25252e/", "a\\b")),
+    ],
+)
+def test_a_path_is_under_its_prefix_or_refused(target: str, expected: str | None) -> None:
+    assert verdict([Rule("r", ("a",), paths=("/v1",))], "GET", target) == ("r", expected)
+
+
+@pytest.mark.parametrize("prefix", ["/v1/", "/v1/*"])
+def test_a_prefix_with_a_slash_covers_what_lies_under_it(prefix: str) -> None:
+    rules = [Rule("r", ("a",), paths=(prefix,))]
+    assert verdict(rules, "GET", "/v1/x") == ("r", None)
+    assert verdict(rules, "GET", "/v1") == ("r", "path")
+
+
+@given(st.text("/.%25efEF;a\\", max_size=24).map(lambda text: f"/v1/{text}"))
+def test_no_accepted_path_leaves_its_prefix_however_often_it_is_decoded(target: str) -> None:
+    path = plain_path(target)
+    while path is not None:
+        assert ".." not in [segment.split(";")[0] for segment in path.split("/")] and "\\" not in path
+        assert path.startswith("/v1/")
+        path = plain_path(path) if "%" in path else None
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(Rule("a b", ("a",)), Rule("", ("a",)), Rule("r", ("a",), methods=("get",)), Rule("r", ("a",), paths=("v1",))),
+        *(
+            Rule("r", ("a",), paths=("/a/../b",)),
+            Rule("r", ("a",), paths=("/a*b",)),
+            Rule("r", ("a",), addresses=("x",)),
+        ),
+    ],
+    ids=str,
+)
+def test_a_rule_that_cannot_be_meant_is_refused(rule: Rule) -> None:
+    with pytest.raises(ValueError):
+        Rules([rule])
+
+
+def test_two_rules_with_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="one name"):
+        Rules([Rule("r", ("a",)), Rule("r", ("b",))])
+
+
+def test_methods_paths_and_terminate_mean_inspection() -> None:
+    assert not Rule("r", ("a",)).inspects
+    assert Rule("r", ("a",), methods=()).inspects and Rule("r", ("a",), paths=()).inspects
+    assert Rule("r", ("a",), terminate=True).inspects

@@ -1,0 +1,329 @@
+"""TLS through the proxy: tunnels that are for whom they say, and TLS that ends here so that requests can be judged."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+import aiohttp
+import pytest
+
+from ringfence.egress.rules import Rule
+from ringfence.egress.scope import Asked, Brokered
+from ringfence.egress.tls import Authority
+from ringfence.egress.wire import Limits
+from tests.egress.outside import (
+    LOCAL,
+    LOOPBACK,
+    OK,
+    Box,
+    Client,
+    Names,
+    Server,
+    answering,
+    box,
+    host_context,
+    reason,
+    serving,
+    status,
+    trusting,
+)
+from tests.egress.test_hello import crafted, extension, real, sni
+
+pytestmark = pytest.mark.anyio
+
+OUTSIDE = Authority()
+TRUST = trusting(OUTSIDE)
+PLAIN = Rule("plain", ("api.example",), addresses=LOOPBACK)
+READ = Rule("read", ("api.example",), addresses=LOOPBACK, methods=("GET", "HEAD"), paths=("/v1",))
+ALERT = b"\x15\x03\x03\x00\x02\x02\x31"
+
+
+def serves(server: Server, name: str = "api.example"):
+    return answering(server, host_context(OUTSIDE, name))
+
+
+def get(path: str = "/v1/x", host: str = "", extra: str = "", method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{extra}\r\n".encode()
+
+
+async def tunnelled(inside: Box, place: str, context: ssl.SSLContext, name: str | None = "api.example") -> Client:
+    client = await inside.open()
+    assert status(await client.connect(place)) == 200
+    await client.tls(context, name)
+    return client
+
+
+# ── tunnels ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_tunnel_is_not_inspected_and_says_so() -> None:
+    async with serves(Server()) as server, box([PLAIN], LOCAL) as inside:
+        client = await tunnelled(inside, f"api.example:{server.port}", TRUST)
+        assert (await client.ask(get(host="whoever.example"))).endswith(b"ok")
+        client.writer.close()
+        await asyncio.sleep(0.05)
+        (fact,) = await inside.attached.close()
+    assert (fact["host"], fact["verdict"], fact["rule"], fact["inspected"]) == (
+        "api.example",
+        "allowed",
+        "plain",
+        False,
+    )
+    assert fact["bytes_out"] > 500 and fact["bytes_in"] > 500
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (real("other.example"), "sni_mismatch"),
+        (real(None), "sni_missing"),
+        (crafted(sni(b"api.example"), extension(0xFE0D, b"\0")), "encrypted_hello"),
+        (b"GET / HTTP/1.1\r\nHost: api.example\r\n\r\n", "not_tls"),
+        (b"SSH-2.0-x\r\n", "not_tls"),
+        (crafted(sni(b"api.example")) + crafted(sni(b"other.example")), "sni_mismatch"),
+    ],
+    ids=["another name", "no name", "a hidden name", "http", "ssh", "another name the second time"],
+)
+async def test_a_hello_for_somebody_else_ends_a_tunnel(said: bytes, expected: str) -> None:
+    came = bytearray()
+
+    async def listening(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            came.extend(data)
+
+    async with serving(listening) as port, box([PLAIN], LOCAL) as inside:
+        client = await inside.open()
+        assert status(await client.connect(f"api.example:{port}")) == 200
+        client.writer.write(said)
+        assert await client.rest() == ALERT
+        assert b"other.example" not in came
+        facts = await inside.attached.close()
+        assert [(f["verdict"], f["rule"], f["reason"]) for f in facts] == [("denied", "plain", expected)]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [(real("other.example"), "sni_mismatch"), (real(None), "sni_missing"), (b"SSH-2.0-x\r\n", "not_tls")],
+)
+async def test_tls_that_ends_here_is_for_the_host_of_the_tunnel(said: bytes, expected: str) -> None:
+    async with box([READ], LOCAL) as inside:
+        client = await inside.open()
+        assert status(await client.connect("api.example:443")) == 200
+        client.writer.write(said)
+        assert await client.rest() == ALERT
+        facts = await inside.attached.close()
+        assert [(f["verdict"], f["rule"], f["reason"]) for f in facts] == [("denied", "read", expected)]
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        *(("other.example:443", (403, "host")), ("127.0.0.1:443", (403, "host")), ("0x7f.1:443", (403, "host"))),
+        *(("api.example", (400, "target")), ("api.example:0", (400, "target")), ("u@api.example:443", (400, "target"))),
+        *(("https://api.example/", (400, "target")), ("api.example%00:443", (400, "target")), ("/", (400, "target"))),
+    ],
+)
+async def test_a_tunnel_elsewhere_is_refused(place: str, expected: tuple[int, str]) -> None:
+    async with box([PLAIN], LOCAL) as inside:
+        answer = await inside.say(f"CONNECT {place} HTTP/1.1\r\n\r\n".encode())
+        assert (status(answer), reason(answer)) == expected
+
+
+async def test_a_tunnel_says_whom_it_is_for_once() -> None:
+    async with box([PLAIN], LOCAL) as inside:
+        answer = await inside.say(b"CONNECT api.example:443 HTTP/1.1\r\nHost: other.example:443\r\n\r\n")
+        assert (status(answer), reason(answer)) == (403, "host_mismatch")
+
+
+async def test_a_tunnel_to_what_is_not_public_or_not_there_is_refused_before_it_is_promised() -> None:
+    rules = [Rule("any", ("*",)), Rule("lit", ("127.0.0.1:1",))]
+    async with box(rules, Names(inner_example=["10.0.0.1"])) as inside:
+        client = await inside.open()
+        assert reason(await client.connect("inner.example:443")) == "address_private"
+        client = await inside.open()
+        assert reason(await client.connect("unknown.example:443")) == "resolve"
+        client = await inside.open()
+        assert reason(await client.connect("127.0.0.1:1")) == "connect"
+
+
+async def test_a_tunnel_to_an_address_needs_no_name() -> None:
+    async with serves(Server(), "127.0.0.1") as server, box([Rule("lit", ("127.0.0.1",))]) as inside:
+        client = await tunnelled(inside, f"127.0.0.1:{server.port}", TRUST, "127.0.0.1")
+        assert (await client.ask(get(host="127.0.0.1"))).endswith(b"ok")
+
+
+async def test_budgets_cut_a_tunnel() -> None:
+    rule = Rule("small", ("api.example",), addresses=LOOPBACK, max_bytes_out=3000)
+    async with serves(Server()) as server, box([rule], LOCAL) as inside:
+        client = await tunnelled(inside, f"api.example:{server.port}", TRUST)
+        client.writer.write(get(extra=f"X: {'y' * 4000}\r\n"))
+        assert await client.rest() == b""
+        assert server.requests == [] and inside.facts[0]["reason"] == "max_bytes_out"
+        assert inside.facts[0]["bytes_out"] <= 3000
+
+
+async def test_a_silent_tunnel_ends() -> None:
+    limits = Limits(idle_seconds=0.2, head_seconds=0.2)
+    async with serves(Server()) as server, box([PLAIN], LOCAL, limits=limits) as inside:
+        client = await inside.open()
+        await client.connect(f"api.example:{server.port}")
+        assert await asyncio.wait_for(client.reader.read(), 2) == b""
+        assert inside.facts[-1]["reason"] == "sni_missing"
+        client = await tunnelled(inside, f"api.example:{server.port}", TRUST)
+        assert await asyncio.wait_for(client.reader.read(), 2) == b""
+        assert inside.facts[-1]["verdict"] == "allowed" and inside.facts[-1]["reason"] is None
+
+
+async def test_a_tunnel_carries_much_in_both_directions() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+
+    async with serving(echo, host_context(OUTSIDE, "api.example")) as port, box([PLAIN], LOCAL) as inside:
+        client = await tunnelled(inside, f"api.example:{port}", TRUST)
+        client.writer.write(b"z" * 3_000_000)
+        assert await client.reader.readexactly(3_000_000) == b"z" * 3_000_000
+
+
+async def test_closing_ends_tunnels_and_counts_them() -> None:
+    async with serves(Server()) as server, box([PLAIN], LOCAL) as inside:
+        client = await tunnelled(inside, f"api.example:{server.port}", TRUST)
+        (fact,) = await inside.attached.close()
+        assert (fact["verdict"], fact["reason"], fact["count"]) == ("allowed", "ended", 1)
+        assert await client.rest() == b""
+
+
+# ── TLS that ends here ────────────────────────────────────────────────────────────────────────────
+
+
+async def test_methods_and_paths_are_judged_inside_of_tls() -> None:
+    async with serves(Server()) as server, box([READ], LOCAL, TRUST) as inside:
+        host = f"api.example:{server.port}"
+        client = await tunnelled(inside, host, trusting(inside.attached.authority))
+        assert (await client.ask(get(host=host))).endswith(b"ok")
+        assert reason(await client.ask(get(host=host, method="DELETE"))) == "method"
+        assert reason(await client.ask(get("/v2", host=host))) == "path"
+        assert reason(await client.ask(get("/v1/../v2", host=host))) == "ambiguous_path"
+        assert (await client.ask(get("/v1/y", host=host))).endswith(b"ok")
+        assert [request.split(b" ")[1] for request in server.requests] == [b"/v1/x", b"/v1/y"]
+        facts = await inside.attached.close()
+    assert all(f["inspected"] and f["host"] == "api.example" for f in facts)
+    assert [(f["verdict"], f["reason"], f["count"]) for f in facts] == [
+        *(("allowed", None, 2), ("denied", "method", 1), ("denied", "path", 1), ("denied", "ambiguous_path", 1)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (get(host="other.example"), "host_mismatch"),
+        (get(host="api.example:1"), "host_mismatch"),
+        (get("https://other.example/v1", host="{host}"), "target"),
+        (get(host="{host}", extra="Host: other.example\r\n"), "host_repeated"),
+        (get(host="{host}", extra="Upgrade: h2c\r\nConnection: Upgrade\r\n"), "upgrade"),
+        (get("other.example:443", host="{host}", method="CONNECT"), "target"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "http2"),
+        (b"GET /v1 HTTP/1.1\r\n\r\n", "host_missing"),
+    ],
+)
+async def test_every_request_inside_is_for_the_host_of_the_tunnel(said: bytes, expected: str) -> None:
+    async with serves(Server()) as server, box([READ], LOCAL, TRUST) as inside:
+        host = f"api.example:{server.port}"
+        client = await tunnelled(inside, host, trusting(inside.attached.authority))
+        assert (await client.ask(get(host=host))).endswith(b"ok")
+        assert reason(await client.ask(said.replace(b"{host}", host.encode()))) == expected
+        assert len(server.requests) == 1
+        assert inside.facts[-1]["host"] == "api.example"
+
+
+async def test_the_box_has_to_trust_this_runs_authority_and_no_other() -> None:
+    async with serves(Server()) as server, box([READ], LOCAL, TRUST) as inside:
+        client = await inside.open()
+        await client.connect(f"api.example:{server.port}")
+        with pytest.raises(ssl.SSLError):
+            await client.tls(TRUST, "api.example")
+        await asyncio.sleep(0.05)
+        assert [(f["verdict"], f["reason"]) for f in inside.facts] == [("failed", "client_tls")]
+
+
+async def test_certificates_outside_are_verified() -> None:
+    for context in (host_context(Authority(), "api.example"), host_context(OUTSIDE, "other.example")):
+        context.sni_callback = None
+        async with answering(Server(), context) as server, box([READ], LOCAL, TRUST) as inside:
+            host = f"api.example:{server.port}"
+            client = await tunnelled(inside, host, trusting(inside.attached.authority))
+            answer = await client.ask(get(host=host))
+            assert (status(answer), reason(answer)) == (502, "upstream_certificate")
+            assert server.requests == []
+
+
+async def test_a_broker_puts_the_secret_in_and_takes_the_callers_own_off() -> None:
+    asked: list[Asked] = []
+
+    async def broker(request: Asked) -> Brokered:
+        asked.append(request)
+        return Brokered(strip=frozenset({"x-placeholder"}), put={"Authorization": "Bearer REAL"})
+
+    rule = Rule("api", ("api.example",), addresses=LOOPBACK, terminate=True)
+    async with serves(Server()) as server, box([rule], LOCAL, TRUST, broker=broker) as inside:
+        host = f"api.example:{server.port}"
+        client = await tunnelled(inside, host, trusting(inside.attached.authority))
+        await client.ask(get("/a?b", host=host, extra="authorization: Bearer FAKE\r\nX-Placeholder: p\r\nX-Own: y\r\n"))
+    assert server.requests == [
+        f"GET /a?b HTTP/1.1\r\nHost: {host}\r\nX-Own: y\r\nAuthorization: Bearer REAL\r\n\r\n".encode()
+    ]
+    assert (asked[0].scheme, asked[0].host, asked[0].method, asked[0].path, asked[0].rule) == (
+        "https",
+        "api.example",
+        "GET",
+        "/a?b",
+        "api",
+    )
+    assert "REAL" not in repr(Brokered(put={"Authorization": "Bearer REAL"}))
+
+
+async def test_a_secret_that_is_more_than_a_line_goes_nowhere() -> None:
+    async def broker(request: Asked) -> Brokered:
+        return Brokered(put={"Authorization": "a\r\nHost: b"})
+
+    async with serves(Server()) as server, box([READ], LOCAL, TRUST, broker=broker) as inside:
+        host = f"api.example:{server.port}"
+        client = await tunnelled(inside, host, trusting(inside.attached.authority))
+        assert reason(await client.ask(get(host=host))) == "bad_secret"
+        assert server.connections == 0
+
+
+async def test_a_real_client_works_through_both() -> None:
+    for rule in (PLAIN, READ):
+        chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+        async with serves(Server(chunked)) as server, box([rule], LOCAL, TRUST) as inside:
+            context = TRUST if rule is PLAIN else trusting(inside.attached.authority)
+            async with aiohttp.ClientSession() as session:
+                url, proxy = f"https://api.example:{server.port}/v1/x", f"http://127.0.0.1:{inside.port}"
+                for _ in range(2):
+                    async with session.get(url, proxy=proxy, ssl=context) as got:
+                        assert await got.text() == "hello"
+            assert len(server.requests) == 2
+
+
+async def test_large_bodies_pass_through_both_ends_of_tls() -> None:
+    large = b"HTTP/1.1 200 OK\r\nContent-Length: 2000000\r\n\r\n" + b"x" * 2_000_000
+    rule = Rule("api", ("api.example",), addresses=LOOPBACK, terminate=True)
+    async with serves(Server(large)) as server, box([rule], LOCAL, TRUST) as inside:
+        host = f"api.example:{server.port}"
+        client = await tunnelled(inside, host, trusting(inside.attached.authority))
+        body = b"y" * 1_000_000
+        got = await client.ask(get(host=host, method="PUT", extra=f"Content-Length: {len(body)}\r\n") + body)
+        assert got.endswith(b"x" * 2_000_000) and server.requests[0].endswith(body)
+        assert (await client.ask(get(host=host))).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_server_that_closes_after_each_answer_is_dialled_again() -> None:
+    async with serves(Server(OK, closes=True)) as server, box([READ], LOCAL, TRUST) as inside:
+        host = f"api.example:{server.port}"
+        client = await tunnelled(inside, host, trusting(inside.attached.authority))
+        for _ in range(3):
+            assert (await client.ask(get(host=host))).endswith(b"ok")
+        assert server.connections == 3
