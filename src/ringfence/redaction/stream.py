@@ -1,0 +1,76 @@
+"""Redaction of what comes in pieces, cut anywhere.
+
+What may be the beginning of a secret waits for what follows; everything before it goes on at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ringfence.redaction.grammar import compiled
+from ringfence.redaction.values import Span, Values, without
+
+MOST_HELD = 16_384
+"""Bytes that may wait. A shape that goes on longer is gone already: only its end is still awaited."""
+
+_PEM = compiled(r"[A-Za-z0-9+/=\r\n\t \\]*")
+_TOKEN = compiled(r"[A-Za-z0-9._~+/=-]*")
+
+
+class Stream:
+    """One stream of bytes. Not for several at a time."""
+
+    def __init__(self, values: Values) -> None:
+        self.rules: Counter[str] = Counter()
+        self.secrets: Counter[str] = Counter()
+        """For the audit log alone."""
+        self._values = values
+        self._seen = b""
+        """The last byte that went on: where a word begins is told by it."""
+        self._held = b""
+        self._swallowing: str | None = None
+        """The rule of a shape that was told already and still goes on."""
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait for what follows."""
+        return len(self._held)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What may go on of everything so far."""
+        chunk = self._after_shape(chunk)
+        if not chunk:
+            return b""
+        data = self._seen + self._held + chunk
+        start = len(self._seen)
+        spans = self._values.find(data, start)
+        last = spans[-1] if spans else None
+        if last is not None and last.end == len(data) and len(data) - last.begins > MOST_HELD and not last.secrets:
+            self._swallowing = next(iter(last.rules))
+            return self._emit(data, start, len(data), spans)
+        cut = max(start, self._values.unfinished(data, MOST_HELD, spans))
+        while spans and spans[-1].end > cut:
+            cut = min(cut, spans.pop().begins)
+        return self._emit(data, start, cut, spans)
+
+    def finish(self) -> bytes:
+        """The rest. What was only the beginning of a secret is none."""
+        data, start = self._seen + self._held, len(self._seen)
+        return self._emit(data, start, len(data), self._values.find(data, start))
+
+    def _emit(self, data: bytes, start: int, cut: int, spans: list[Span]) -> bytes:
+        for span in spans:
+            self.rules.update(span.rules)
+            self.secrets.update(span.secrets)
+        self._held = data[cut:]
+        if cut > start:
+            self._seen = data[cut - 1 : cut]
+        return without(data[:cut], spans)[start:]
+
+    def _after_shape(self, chunk: bytes) -> bytes:
+        if self._swallowing is None:
+            return chunk
+        rest = chunk[(_PEM if self._swallowing == "private_key" else _TOKEN).match(chunk).end() :]
+        if rest:
+            self._swallowing = None
+        return rest

@@ -1,0 +1,171 @@
+"""Secrets by name: who may use which, how long a value that was read is good for, and which values are known.
+
+A value past its life is read anew before it is used again. What cannot be read is unavailable: an old value is never
+handed out in its place, so that a secret that was withdrawn at its source is withdrawn here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import anyio
+
+from ringfence.errors import Refused, Unavailable
+from ringfence.model import SecretSpec, Status
+from ringfence.secret import Secret, reveal
+from ringfence.vault.sources import Found
+
+LIFETIME_SECONDS = 300.0
+_FORMER = 4
+"""So many values that a secret had before are still searched for: they may be good for a while, and stand in logs."""
+
+Source = Callable[[SecretSpec, Found | None], Awaitable[Found]]
+"""Reads a value; given what was found before, it may return that when its source has not changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Who wants a secret, and what for. The start of a server is for no capability and no agent."""
+
+    tenant: str
+    environment: str
+    capability: str | None = None
+    server: str | None = None
+    agent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whom a secret is for, by patterns. None is everybody; an empty tuple nobody."""
+
+    tenants: tuple[str, ...] | None = None
+    environments: tuple[str, ...] | None = None
+    capabilities: tuple[str, ...] | None = None
+    servers: tuple[str, ...] | None = None
+    agents: tuple[str, ...] | None = None
+
+    def outside(self, use: Use) -> str | None:
+        """The first thing about this use that the scope does not hold."""
+        asked = (
+            ("tenant", use.tenant, self.tenants),
+            ("environment", use.environment, self.environments),
+            ("capability", use.capability, self.capabilities),
+            ("server", use.server, self.servers),
+            ("agent", use.agent, self.agents),
+        )
+        for what, name, patterns in asked:
+            if not _within(name, patterns):
+                return what
+        return None
+
+
+def _within(name: str | None, patterns: tuple[str, ...] | None) -> bool:
+    if patterns is None:
+        return True
+    return name is not None and any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One secret as the operator declared it."""
+
+    spec: SecretSpec
+    scope: Scope = Scope()
+    lifetime_seconds: float = LIFETIME_SECONDS
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is known of one secret."""
+
+    entry: Entry
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    found: Found | None = None
+    read_at: float = 0.0
+    secret: Secret | None = None
+    former: list[Secret] = field(default_factory=list)
+
+
+class Vault:
+    """Hands out secrets. Reads each only when somebody needs it."""
+
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        sources: Mapping[str, Source],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kept = {entry.spec.name: _Kept(entry) for entry in entries}
+        self._sources = sources
+        self._clock = clock
+        self._known: dict[str, tuple[Secret, ...]] = {}
+
+    async def secret(self, name: str, use: Use) -> Secret:
+        """A handle of the secret's own for this use; whoever asked revokes it when the use is over.
+
+        Raises Refused outside of its scope, Unavailable where there is no value that is good now.
+        """
+        kept = self._kept.get(name)
+        if kept is None:
+            raise Unavailable("no_secret", f"there is no secret {name!r}")
+        outside = kept.entry.scope.outside(use)
+        if outside is not None:
+            raise Refused(Status.DENIED, "secret_scope", f"secret {name!r} is not for this {outside}")
+        async with kept.lock:
+            return (await self._current(kept)).again()
+
+    async def load(self) -> dict[str, str]:
+        """Read every secret once, so that it can be searched for. What could not be read, by name, with the reason."""
+        problems: dict[str, str] = {}
+        for name, kept in self._kept.items():
+            try:
+                async with kept.lock:
+                    await self._current(kept)
+            except Unavailable as error:
+                problems[name] = error.message
+        return problems
+
+    def known(self, tenant: str) -> tuple[Secret, ...]:
+        """Every value that this tenant's results are searched for; the same tuple until one changes."""
+        if tenant not in self._known:
+            kept = [one for one in self._kept.values() if _within(tenant, one.entry.scope.tenants)]
+            secrets = [secret for one in kept for secret in (one.secret, *one.former) if secret is not None]
+            self._known[tenant] = tuple(secrets)
+        return self._known[tenant]
+
+    async def _current(self, kept: _Kept) -> Secret:
+        """The value that is good now. With the entry's lock held: one reading at a time."""
+        now = self._clock()
+        expired = now - kept.read_at >= _life(kept)
+        if kept.found is not None and kept.secret is not None and not kept.found.watched and not expired:
+            return kept.secret
+        spec = kept.entry.spec
+        source = self._sources.get(spec.source)
+        if source is None:
+            raise Unavailable("no_secret", f"secret {spec.name!r}: secrets from {spec.source} cannot be read here")
+        found = await source(spec, None if expired else kept.found)
+        kept.read_at = now if found is not kept.found else kept.read_at
+        kept.found = found
+        if kept.secret is None or reveal(kept.secret) != found.value:
+            self._replace(kept, found.value)
+        assert kept.secret is not None
+        return kept.secret
+
+    def _replace(self, kept: _Kept, value: str) -> None:
+        try:
+            secret = Secret(kept.entry.spec.name, value)
+        except ValueError as error:
+            raise Unavailable("no_secret", str(error)) from None
+        if kept.secret is not None:
+            kept.former = [kept.secret, *kept.former][:_FORMER]
+        kept.secret = secret
+        self._known.clear()
+
+
+def _life(kept: _Kept) -> float:
+    own = kept.entry.lifetime_seconds
+    lent = kept.found.lifetime_seconds if kept.found is not None else None
+    return own if lent is None else min(own, lent)
