@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import canonical
+from ringfence.box import Mount
 from ringfence.contract import MAX_ARGUMENTS_BYTES, Capability, Catalog, Schemas, build, built_in, sealed
 from ringfence.errors import Refused
-from ringfence.model import Contract, Mode, Mount, Rate, ResultPolicy, Retry, Status, Transport
+from ringfence.model import Contract, Mode, Rate, ResultPolicy, Retry, Status, Transport
 from tests.making import READ, WRITE, call, definition
 
 # ── Building ──────────────────────────────────────────────────────────────────────────────────────

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ringfence import canonical
-from ringfence.box import MIB, BoxReport, Captured, FileFact, Limits, Ran, Usage
+from ringfence.box import MIB, BoxReport, Captured, FileFact, Limits, Mount, Ran, Usage
 from ringfence.facts import Ending, build, could_act, effect, explanation
-from ringfence.model import Contract, Decision, Effect, Mode, Mount, Status, Transport
+from ringfence.model import Contract, Decision, Effect, Mode, Status, Transport
 from ringfence.sandbox.results import judge
 from ringfence.sessions import Within
 from tests.boxing import report

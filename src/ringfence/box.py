@@ -7,10 +7,11 @@ that came out of the box are data in it, never a statement.
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 MIB = 1024 * 1024
 
@@ -79,6 +80,59 @@ class SetUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder or file of the host that a box sees."""
+
+    host: str
+    at: str
+    mode: Literal["ro", "rw"] = "ro"
+
+
+# ── The way out ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRule:
+    """One grant. None means: not limited by this."""
+
+    name: str
+    hosts: tuple[str, ...]
+    """`host`, `*.suffix`, `*`, an address or a range, each with `:port` or for every port."""
+    ports: tuple[int, ...] | None = None
+    methods: tuple[str, ...] | None = None
+    paths: tuple[str, ...] | None = None
+    """Prefixes by whole segments: `/v1` covers `/v1` and `/v1/x`, and `/v1/` or `/v1/*` what lies under it."""
+    addresses: tuple[str, ...] = ()
+    """Addresses and ranges that are not public and that the hosts may nevertheless resolve to."""
+    max_bytes_out: int | None = None
+    max_bytes_in: int | None = None
+    per_minute: int | None = None
+    terminate: bool = False
+    """TLS ends here even without methods and paths: for secrets, or to have every request on record."""
+
+    @property
+    def inspects(self) -> bool:
+        return self.terminate or self.methods is not None or self.paths is not None
+
+
+class Way(Protocol):
+    """The one way out of a box, while it is served."""
+
+    @property
+    def authority(self) -> bytes | None:
+        """In PEM: whom the box is to trust for TLS that ends at us; None where none does."""
+        ...
+
+    async def close(self) -> dict[str, Any]:
+        """End every connection; the `network` fact."""
+        ...
+
+
+Serve = Callable[[socket.socket], Awaitable[Way]]
+"""Serves the listener that waits inside a box, which is its from here on. Raises Unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
 class BoxSpec:
     """One box: its program and everything that it may touch."""
 
@@ -95,6 +149,9 @@ class BoxSpec:
     layout: Layout = "shared"
     """`fresh`: started by exec, with an address layout and hash seed of its own."""
     tenant: str = "local"
+    mounts: tuple[Mount, ...] = ()
+    network: Serve | None = None
+    """None: no way out at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +219,8 @@ class BoxReport:
     files: tuple[FileFact, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
     """What lay in /workspace/output and was not collected, and why."""
+    network: Mapping[str, Any] | None = None
+    """The `network` fact of a box that had a way out."""
     trouble: tuple[str, ...] = ()
     """Steps of tear-down that failed, and what the box itself said about a set-up that failed."""
 

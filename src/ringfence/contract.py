@@ -15,6 +15,7 @@ from typing import Any
 import re2
 
 from ringfence import canonical
+from ringfence.box import Mount
 from ringfence.errors import Refused
 from ringfence.expression import Expression, ExpressionError
 from ringfence.model import (
@@ -24,7 +25,6 @@ from ringfence.model import (
     Effects,
     LogPolicy,
     Mode,
-    Mount,
     Rate,
     ResultPolicy,
     Retry,

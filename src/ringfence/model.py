@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from ringfence.box import Attached, Ran
+from ringfence.box import Attached, Mount, Ran
 from ringfence.sessions import Within
 
 Json = dict[str, Any]
@@ -157,13 +157,6 @@ class Effects:
     reversible: bool = False
     compensate: str | None = None
     preview: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    host: str
-    at: str
-    mode: Literal["ro", "rw"] = "ro"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
-from ringfence.box import BoxReport, Captured, FileFact, Input, Layout, Limits, Stream
+from ringfence.box import BoxReport, Captured, FileFact, Input, Layout, Limits, Mount, Serve, Stream
 
 State = Literal["starting", "running", "paused", "stopped"]
 Why = Literal["closed", "lifetime", "keeper_died", "box_died", "killed", "failed"]
@@ -52,6 +52,8 @@ class StaySpec:
     template: str = "python"
     layout: Layout = "shared"
     tenant: str = "local"
+    mounts: tuple[Mount, ...] = ()
+    network: Serve | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import model
+from ringfence import box, model
 from ringfence.cli import main
 from ringfence.config import settings
 from tests import gateways, tooling
@@ -58,7 +58,7 @@ def configured() -> Iterator[str]:
     """Every field that a key of the configuration ends up in."""
     kinds = (
         *(settings.GatewaySettings, settings.PolicySettings, settings.SandboxSettings),
-        *(model.Contract, model.Retry, model.Rate, model.LogPolicy, model.ResultPolicy, model.Effects, model.Mount),
+        *(model.Contract, model.Retry, model.Rate, model.LogPolicy, model.ResultPolicy, model.Effects, box.Mount),
         *(model.ServerSpec, model.NetworkSpec, model.SecretSpec, model.ApprovalRule, model.Person, model.Rule),
     )
     for kind in kinds:

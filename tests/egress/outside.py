@@ -9,10 +9,11 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from ringfence.box import NetworkRule
 from ringfence.egress import names
 from ringfence.egress.ledger import Fact
 from ringfence.egress.proxy import Attached, Egress
-from ringfence.egress.rules import Rule, Rules
+from ringfence.egress.rules import Rules
 from ringfence.egress.scope import Broker
 from ringfence.egress.tls import Authority
 from ringfence.egress.wire import Limits
@@ -20,7 +21,7 @@ from ringfence.egress.wire import Limits
 NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Trusts nobody, which is quicker to make than the system's store."""
 LOOPBACK = ("127.0.0.0/8",)
-OPEN = Rule("open", ("api.example", "other.example"), addresses=LOOPBACK)
+OPEN = NetworkRule("open", ("api.example", "other.example"), addresses=LOOPBACK)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -164,7 +165,7 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def box(
-    rules: Sequence[Rule],
+    rules: Sequence[NetworkRule],
     resolve: Names | None = None,
     trust: ssl.SSLContext | None = None,
     limits: Limits | None = None,

@@ -7,7 +7,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from ringfence.egress.rules import Rule
+from ringfence.box import NetworkRule
 from ringfence.egress.scope import Asked, Brokered
 from ringfence.egress.wire import Limits
 from ringfence.errors import Refused, Unavailable
@@ -103,7 +103,7 @@ async def test_requests_sent_ahead_are_answered_in_order_one_at_a_time() -> None
 async def test_what_follows_a_refused_body_is_not_taken_for_a_request() -> None:
     async with (
         answering(Server()) as server,
-        box([Rule("r", ("api.example",), methods=("GET",), addresses=LOOPBACK)], LOCAL) as inside,
+        box([NetworkRule("r", ("api.example",), methods=("GET",), addresses=LOOPBACK)], LOCAL) as inside,
     ):
         hidden = get(server.port, "/hidden")
         head = get(server.port, extra=f"Content-Length: {len(hidden)}\r\n").replace(b"GET", b"POST")

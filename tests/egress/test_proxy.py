@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ringfence.egress.rules import Rule
+from ringfence.box import NetworkRule
 from ringfence.egress.wire import Limits
 from tests.egress.outside import LOCAL, LOOPBACK, OK, OPEN, Names, Server, answering, box, get, reason, serving, status
 
@@ -28,12 +28,12 @@ async def test_an_allowed_request_arrives_rewritten_and_is_on_record() -> None:
 
 
 async def test_connections_are_kept_and_each_request_is_judged() -> None:
-    rules = [Rule("read", ("api.example",), methods=("GET",), paths=("/v1",), addresses=LOOPBACK)]
+    rules = [NetworkRule("read", ("api.example",), methods=("GET",), paths=("/v1",), addresses=LOOPBACK)]
     async with answering(Server()) as server, box(rules, LOCAL) as inside:
         client = await inside.open()
         assert status(await client.ask(get(server.port, "/v1/a"))) == 200
         denied = await client.ask(get(server.port, "/v2"))
-        assert (status(denied), reason(denied)) == (403, "path") and b"X-Ringfence-Rule: read\r\n" in denied
+        assert (status(denied), reason(denied)) == (403, "path") and b"X-Ringfence-NetworkRule: read\r\n" in denied
         posted = get(server.port, "/v1").replace(b"GET", b"POST")
         assert reason(await client.ask(posted)) == "method"
         assert status(await client.ask(get(server.port, "/v1/b"))) == 200
@@ -97,7 +97,7 @@ async def test_an_address_is_reached_only_where_a_rule_names_it(host: str, expec
         mixed_wild_example=["192.0.78.9", "10.0.0.1"],
         mapped_wild_example=["::ffff:169.254.169.254"],
     )
-    rules = [Rule("wild", ("*.wild.example",)), Rule("api", ("api.example",), addresses=LOOPBACK)]
+    rules = [NetworkRule("wild", ("*.wild.example",)), NetworkRule("api", ("api.example",), addresses=LOOPBACK)]
     async with answering(Server()) as server, box(rules, names) as inside:
         answer = await inside.say(get(server.port, host=host))
         assert (status(answer), reason(answer)) == (403, expected)
@@ -107,7 +107,7 @@ async def test_an_address_is_reached_only_where_a_rule_names_it(host: str, expec
 
 async def test_a_metadata_service_stays_denied_under_every_wildcard() -> None:
     names = Names(metadata_example=["169.254.169.254"])
-    rule = Rule("all", ("*", "0.0.0.0/0", "::/0"), addresses=("0.0.0.0/0", "169.254.0.0/16"))
+    rule = NetworkRule("all", ("*", "0.0.0.0/0", "::/0"), addresses=("0.0.0.0/0", "169.254.0.0/16"))
     async with box([rule], names) as inside:
         for host in ("metadata.example", "169.254.169.254", "0xa9fea9fe", "[fd00:ec2::254]", "100.100.100.200"):
             assert reason(await inside.say(get(80, host=host))) in ("address_metadata", "host_mismatch")
@@ -115,7 +115,7 @@ async def test_a_metadata_service_stays_denied_under_every_wildcard() -> None:
 
 
 async def test_an_address_is_reached_by_a_rule_that_names_it() -> None:
-    async with answering(Server()) as server, box([Rule("lit", ("127.0.0.1",))]) as inside:
+    async with answering(Server()) as server, box([NetworkRule("lit", ("127.0.0.1",))]) as inside:
         client = await inside.open()
         assert status(await client.ask(get(server.port, host="0x7f.1"))) == 200
         assert server.requests[0].split(b"\r\n")[1] == f"Host: 127.0.0.1:{server.port}".encode()
@@ -148,13 +148,13 @@ async def test_a_redirect_is_the_clients_to_follow() -> None:
 async def test_nobody_there_and_no_such_name_are_502() -> None:
     async with answering(Server()) as server:
         gone = server.port
-    async with box([Rule("any", ("*",), addresses=LOOPBACK)], LOCAL) as inside:
+    async with box([NetworkRule("any", ("*",), addresses=LOOPBACK)], LOCAL) as inside:
         assert reason(await inside.say(get(gone))) == "connect"
         assert reason(await inside.say(get(gone, host="unknown.example"))) == "resolve"
 
 
 async def test_budgets_are_kept_to_the_byte() -> None:
-    rule = Rule("small", ("api.example",), addresses=LOOPBACK, max_bytes_out=400, max_bytes_in=len(OK) * 3)
+    rule = NetworkRule("small", ("api.example",), addresses=LOOPBACK, max_bytes_out=400, max_bytes_in=len(OK) * 3)
     async with answering(Server()) as server, box([rule], LOCAL) as inside:
         post = get(server.port, extra="Content-Length: 1000\r\n").replace(b"GET", b"POST")
         assert reason(await inside.say(post + b"x" * 1000)) == "max_bytes_out"
@@ -169,7 +169,7 @@ async def test_budgets_are_kept_to_the_byte() -> None:
 
 
 async def test_an_answer_over_its_budget_is_cut() -> None:
-    rule = Rule("small", ("api.example",), addresses=LOOPBACK, max_bytes_in=1000)
+    rule = NetworkRule("small", ("api.example",), addresses=LOOPBACK, max_bytes_in=1000)
     large = b"HTTP/1.1 200 OK\r\nContent-Length: 500000\r\n\r\n" + b"x" * 500000
     async with answering(Server(large)) as server, box([rule], LOCAL) as inside:
         assert b"x" * 1000 not in await inside.say(get(server.port))
@@ -177,7 +177,7 @@ async def test_an_answer_over_its_budget_is_cut() -> None:
 
 
 async def test_a_rate_is_kept() -> None:
-    rule = Rule("slow", ("api.example",), addresses=LOOPBACK, per_minute=2)
+    rule = NetworkRule("slow", ("api.example",), addresses=LOOPBACK, per_minute=2)
     async with answering(Server()) as server, box([rule], LOCAL) as inside:
         client = await inside.open()
         got = [await client.ask(get(server.port)) for _ in range(4)]

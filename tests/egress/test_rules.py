@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfence.box import NetworkRule
 from ringfence.egress.names import endpoint
-from ringfence.egress.rules import Rule, Rules, judge, pattern, plain_path
+from ringfence.egress.rules import Rules, judge, pattern, plain_path
 
 
 def reached(allow: str, place: str) -> bool:
-    return bool(Rules([Rule("r", (allow,))]).reaching(endpoint(place)))
+    return bool(Rules([NetworkRule("r", (allow,))]).reaching(endpoint(place)))
 
 
 @pytest.mark.parametrize(
@@ -57,26 +58,29 @@ def test_an_entry_that_cannot_be_meant_is_refused(text: str) -> None:
 
 
 def test_ports_bound_every_host_of_a_rule() -> None:
-    rules = Rules([Rule("r", ("a.example",), ports=(443,))])
+    rules = Rules([NetworkRule("r", ("a.example",), ports=(443,))])
     assert rules.reaching(endpoint("a.example:443"))
     assert not rules.reaching(endpoint("a.example:80"))
 
 
 def test_named_ranges_are_those_of_the_rule_and_the_port() -> None:
-    rule = Rule("r", ("10.0.0.0/8:443", "a.example"), addresses=("192.168.0.0/16",))
+    rule = NetworkRule("r", ("10.0.0.0/8:443", "a.example"), addresses=("192.168.0.0/16",))
     rules = Rules([rule])
     ten, lan = ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("192.168.0.0/16")
     assert set(rules.named(rule, 443)) == {ten, lan}
     assert set(rules.named(rule, 80)) == {lan}
 
 
-def verdict(rules: list[Rule], method: str, target: str, *headers: str) -> tuple[str, str | None]:
+def verdict(rules: list[NetworkRule], method: str, target: str, *headers: str) -> tuple[str, str | None]:
     found = judge(tuple(rules), method, target, headers)
     return found.rule, found.reason
 
 
 def test_the_first_rule_that_allows_serves() -> None:
-    rules = [Rule("read", ("a",), methods=("GET",)), Rule("post", ("a",), methods=("POST",), paths=("/v1/",))]
+    rules = [
+        NetworkRule("read", ("a",), methods=("GET",)),
+        NetworkRule("post", ("a",), methods=("POST",), paths=("/v1/",)),
+    ]
     assert verdict(rules, "GET", "/x") == ("read", None)
     assert verdict(rules, "POST", "/v1/x?y=/../") == ("post", None)
     assert verdict(rules, "POST", "/v2") == ("read", "method")
@@ -85,10 +89,10 @@ def test_the_first_rule_that_allows_serves() -> None:
 
 
 def test_headers_that_change_the_request_behind_a_rule_are_refused() -> None:
-    rules = [Rule("r", ("a",), methods=("GET",), paths=("/",))]
+    rules = [NetworkRule("r", ("a",), methods=("GET",), paths=("/",))]
     assert verdict(rules, "GET", "/", "x-http-method-override") == ("r", "method_override")
     assert verdict(rules, "GET", "/", "x-original-url") == ("r", "path_override")
-    assert verdict([Rule("r", ("a",))], "GET", "/", "x-original-url") == ("r", None)
+    assert verdict([NetworkRule("r", ("a",))], "GET", "/", "x-original-url") == ("r", None)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +112,12 @@ def test_headers_that_change_the_request_behind_a_rule_are_refused() -> None:
     ],
 )
 def test_a_path_is_under_its_prefix_or_refused(target: str, expected: str | None) -> None:
-    assert verdict([Rule("r", ("a",), paths=("/v1",))], "GET", target) == ("r", expected)
+    assert verdict([NetworkRule("r", ("a",), paths=("/v1",))], "GET", target) == ("r", expected)
 
 
 @pytest.mark.parametrize("prefix", ["/v1/", "/v1/*"])
 def test_a_prefix_with_a_slash_covers_what_lies_under_it(prefix: str) -> None:
-    rules = [Rule("r", ("a",), paths=(prefix,))]
+    rules = [NetworkRule("r", ("a",), paths=(prefix,))]
     assert verdict(rules, "GET", "/v1/x") == ("r", None)
     assert verdict(rules, "GET", "/v1") == ("r", "path")
 
@@ -130,26 +134,31 @@ def test_no_accepted_path_leaves_its_prefix_however_often_it_is_decoded(target: 
 @pytest.mark.parametrize(
     "rule",
     [
-        *(Rule("a b", ("a",)), Rule("", ("a",)), Rule("r", ("a",), methods=("get",)), Rule("r", ("a",), paths=("v1",))),
         *(
-            Rule("r", ("a",), paths=("/a/../b",)),
-            Rule("r", ("a",), paths=("/a*b",)),
-            Rule("r", ("a",), addresses=("x",)),
+            NetworkRule("a b", ("a",)),
+            NetworkRule("", ("a",)),
+            NetworkRule("r", ("a",), methods=("get",)),
+            NetworkRule("r", ("a",), paths=("v1",)),
+        ),
+        *(
+            NetworkRule("r", ("a",), paths=("/a/../b",)),
+            NetworkRule("r", ("a",), paths=("/a*b",)),
+            NetworkRule("r", ("a",), addresses=("x",)),
         ),
     ],
     ids=str,
 )
-def test_a_rule_that_cannot_be_meant_is_refused(rule: Rule) -> None:
+def test_a_rule_that_cannot_be_meant_is_refused(rule: NetworkRule) -> None:
     with pytest.raises(ValueError):
         Rules([rule])
 
 
 def test_two_rules_with_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="one name"):
-        Rules([Rule("r", ("a",)), Rule("r", ("b",))])
+        Rules([NetworkRule("r", ("a",)), NetworkRule("r", ("b",))])
 
 
 def test_methods_paths_and_terminate_mean_inspection() -> None:
-    assert not Rule("r", ("a",)).inspects
-    assert Rule("r", ("a",), methods=()).inspects and Rule("r", ("a",), paths=()).inspects
-    assert Rule("r", ("a",), terminate=True).inspects
+    assert not NetworkRule("r", ("a",)).inspects
+    assert NetworkRule("r", ("a",), methods=()).inspects and NetworkRule("r", ("a",), paths=()).inspects
+    assert NetworkRule("r", ("a",), terminate=True).inspects

@@ -9,10 +9,10 @@ import h11
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.egress.rules import Rule
+from ringfence.box import NetworkRule
 from tests.egress.outside import LOCAL, LOOPBACK, OK, box, serving
 
-READ = Rule("read", ("api.example",), addresses=LOOPBACK, methods=("GET", "PUT"), paths=("/v1",))
+READ = NetworkRule("read", ("api.example",), addresses=LOOPBACK, methods=("GET", "PUT"), paths=("/v1",))
 
 LINES = [
     *("GET http://api.example:{p}/v1 HTTP/1.1", "PUT http://api.example:{p}/v1/x HTTP/1.1"),

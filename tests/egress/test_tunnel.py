@@ -8,7 +8,7 @@ import ssl
 import aiohttp
 import pytest
 
-from ringfence.egress.rules import Rule
+from ringfence.box import NetworkRule
 from ringfence.egress.scope import Asked, Brokered
 from ringfence.egress.tls import Authority
 from ringfence.egress.wire import Limits
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.anyio
 
 OUTSIDE = Authority()
 TRUST = trusting(OUTSIDE)
-PLAIN = Rule("plain", ("api.example",), addresses=LOOPBACK)
-READ = Rule("read", ("api.example",), addresses=LOOPBACK, methods=("GET", "HEAD"), paths=("/v1",))
+PLAIN = NetworkRule("plain", ("api.example",), addresses=LOOPBACK)
+READ = NetworkRule("read", ("api.example",), addresses=LOOPBACK, methods=("GET", "HEAD"), paths=("/v1",))
 ALERT = b"\x15\x03\x03\x00\x02\x02\x31"
 
 
@@ -137,7 +137,7 @@ async def test_a_tunnel_says_whom_it_is_for_once() -> None:
 
 
 async def test_a_tunnel_to_what_is_not_public_or_not_there_is_refused_before_it_is_promised() -> None:
-    rules = [Rule("any", ("*",)), Rule("lit", ("127.0.0.1:1",))]
+    rules = [NetworkRule("any", ("*",)), NetworkRule("lit", ("127.0.0.1:1",))]
     async with box(rules, Names(inner_example=["10.0.0.1"])) as inside:
         client = await inside.open()
         assert reason(await client.connect("inner.example:443")) == "address_private"
@@ -148,13 +148,13 @@ async def test_a_tunnel_to_what_is_not_public_or_not_there_is_refused_before_it_
 
 
 async def test_a_tunnel_to_an_address_needs_no_name() -> None:
-    async with serves(Server(), "127.0.0.1") as server, box([Rule("lit", ("127.0.0.1",))]) as inside:
+    async with serves(Server(), "127.0.0.1") as server, box([NetworkRule("lit", ("127.0.0.1",))]) as inside:
         client = await tunnelled(inside, f"127.0.0.1:{server.port}", TRUST, "127.0.0.1")
         assert (await client.ask(get(host="127.0.0.1"))).endswith(b"ok")
 
 
 async def test_budgets_cut_a_tunnel() -> None:
-    rule = Rule("small", ("api.example",), addresses=LOOPBACK, max_bytes_out=3000)
+    rule = NetworkRule("small", ("api.example",), addresses=LOOPBACK, max_bytes_out=3000)
     async with serves(Server()) as server, box([rule], LOCAL) as inside:
         client = await tunnelled(inside, f"api.example:{server.port}", TRUST)
         client.writer.write(get(extra=f"X: {'y' * 4000}\r\n"))
@@ -266,7 +266,7 @@ async def test_a_broker_puts_the_secret_in_and_takes_the_callers_own_off() -> No
         asked.append(request)
         return Brokered(strip=frozenset({"x-placeholder"}), put={"Authorization": "Bearer REAL"})
 
-    rule = Rule("api", ("api.example",), addresses=LOOPBACK, terminate=True)
+    rule = NetworkRule("api", ("api.example",), addresses=LOOPBACK, terminate=True)
     async with serves(Server()) as server, box([rule], LOCAL, TRUST, broker=broker) as inside:
         host = f"api.example:{server.port}"
         client = await tunnelled(inside, host, trusting(inside.attached.authority))
@@ -310,7 +310,7 @@ async def test_a_real_client_works_through_both() -> None:
 
 async def test_large_bodies_pass_through_both_ends_of_tls() -> None:
     large = b"HTTP/1.1 200 OK\r\nContent-Length: 2000000\r\n\r\n" + b"x" * 2_000_000
-    rule = Rule("api", ("api.example",), addresses=LOOPBACK, terminate=True)
+    rule = NetworkRule("api", ("api.example",), addresses=LOOPBACK, terminate=True)
     async with serves(Server(large)) as server, box([rule], LOCAL, TRUST) as inside:
         host = f"api.example:{server.port}"
         client = await tunnelled(inside, host, trusting(inside.attached.authority))

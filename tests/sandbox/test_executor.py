@@ -11,10 +11,10 @@ import anyio
 import pytest
 
 from ringfence import canonical
-from ringfence.box import Attached, BoxReport, BoxSpec, Captured, FileFact, Input
+from ringfence.box import Attached, BoxReport, BoxSpec, Captured, FileFact, Input, Mount
 from ringfence.contract import build, built_in
 from ringfence.errors import Refused, Unavailable
-from ringfence.model import Answer, Contract, Decision, Grant, Mount, Status
+from ringfence.model import Answer, Contract, Decision, Grant, Status
 from ringfence.sandbox.results import judge
 from tests.boxing import FakeBackend, captured, fake, report
 from tests.faking import make_call

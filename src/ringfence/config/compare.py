@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from ringfence.box import Mount
 from ringfence.config.settings import Config
 from ringfence.model import (
     Action,
     ApprovalRule,
     Contract,
     Mode,
-    Mount,
     NetworkSpec,
     Person,
     Rate,

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from ringfence.box import NetworkRule
 from ringfence.egress import http1, names
 from ringfence.egress.body import ending, framed, pieces
 from ringfence.egress.http1 import NO_BODY, Framing, Headers, Request, Response
@@ -18,7 +19,7 @@ from ringfence.egress.ledger import Entry
 from ringfence.egress.meter import Meter
 from ringfence.egress.names import BadName, Endpoint
 from ringfence.egress.refusal import Denied, Failed, Malformed, Stopped
-from ringfence.egress.rules import DENIED, Rule, judge
+from ringfence.egress.rules import DENIED, judge
 from ringfence.egress.scope import Asked, Brokered, Scope
 from ringfence.egress.wire import Closed, Wire
 from ringfence.errors import Refused, Unavailable
@@ -36,7 +37,7 @@ class _Sending:
 
     request: Request
     place: Endpoint
-    rule: Rule
+    rule: NetworkRule
     head: bytes
     meter: Meter
     entry: Entry
@@ -171,7 +172,7 @@ class Exchange:
             raise Malformed("target", str(error)) from error
         return place, http1.origin_form(target)
 
-    async def _brokered(self, request: Request, place: Endpoint, target: str, rule: Rule) -> Headers:
+    async def _brokered(self, request: Request, place: Endpoint, target: str, rule: NetworkRule) -> Headers:
         given = Brokered()
         if self._scope.broker is not None:
             asked = Asked(

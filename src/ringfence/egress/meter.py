@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ringfence.box import NetworkRule
 from ringfence.egress.ledger import Entry
 from ringfence.egress.refusal import Denied
-from ringfence.egress.rules import Rule
 
 
 class Meter:
-    def __init__(self, rule: Rule, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rule: NetworkRule, clock: Callable[[], float] = time.monotonic) -> None:
         self._rule = rule
         self._clock = clock
         self._out = 0

@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from ringfence.box import NetworkRule
 from ringfence.egress import hello, names
 from ringfence.egress.dial import Dialler, Resolve, system_resolve
 from ringfence.egress.exchange import Exchange
@@ -22,7 +23,7 @@ from ringfence.egress.ledger import Entry, Fact, Ledger
 from ringfence.egress.meter import Meter
 from ringfence.egress.names import BadName, Endpoint
 from ringfence.egress.refusal import Denied, Failed, Malformed, Stopped
-from ringfence.egress.rules import DENIED, Rule, Rules
+from ringfence.egress.rules import DENIED, Rules
 from ringfence.egress.scope import Broker, Scope
 from ringfence.egress.tls import Authority, outside
 from ringfence.egress.tunnel import Tunnel
@@ -163,7 +164,7 @@ class Attached:
         await tunnel.run(place.host, self._scope.limits)
         return None
 
-    async def _open(self, place: Endpoint, rule: Rule, wire: Wire, entry: Entry) -> Tunnel:
+    async def _open(self, place: Endpoint, rule: NetworkRule, wire: Wire, entry: Entry) -> Tunnel:
         meter = self._scope.meters[rule.name]
         meter.admit()
         entry.allow(rule.name)

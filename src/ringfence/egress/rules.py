@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
+from ringfence.box import NetworkRule
 from ringfence.egress import names
 from ringfence.egress.addresses import Range
 from ringfence.egress.names import Endpoint, Host
@@ -33,34 +34,10 @@ PATH_OVERRIDES = frozenset({"x-original-url", "x-rewrite-url"})
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One grant. None means: not limited by this."""
-
-    name: str
-    hosts: tuple[str, ...]
-    """`host`, `*.suffix`, `*`, an address or a range, each with `:port` or for every port."""
-    ports: tuple[int, ...] | None = None
-    methods: tuple[str, ...] | None = None
-    paths: tuple[str, ...] | None = None
-    """Prefixes by whole segments: `/v1` covers `/v1` and `/v1/x`, and `/v1/` or `/v1/*` what lies under it."""
-    addresses: tuple[str, ...] = ()
-    """Addresses and ranges that are not public and that the hosts may nevertheless resolve to."""
-    max_bytes_out: int | None = None
-    max_bytes_in: int | None = None
-    per_minute: int | None = None
-    terminate: bool = False
-    """TLS ends here even without methods and paths: for secrets, or to have every request on record."""
-
-    @property
-    def inspects(self) -> bool:
-        return self.terminate or self.methods is not None or self.paths is not None
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     rule: str
     reason: str | None = None
-    granted: Rule | None = None
+    granted: NetworkRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +90,7 @@ def _exact(host: Host, port: int | None) -> Pattern:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    rule: Rule
+    rule: NetworkRule
     patterns: tuple[Pattern, ...]
     ranges: tuple[Range, ...]
 
@@ -126,24 +103,24 @@ class _Compiled:
 class Rules:
     """The rules of one box. Raises ValueError where one of them cannot be meant."""
 
-    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+    def __init__(self, rules: Iterable[NetworkRule] = ()) -> None:
         self._compiled = tuple(_compile(rule) for rule in rules)
         self.all = tuple(entry.rule for entry in self._compiled)
         if len({rule.name for rule in self.all}) != len(self.all):
             raise ValueError("two rules have one name")
 
-    def reaching(self, place: Endpoint) -> tuple[Rule, ...]:
+    def reaching(self, place: Endpoint) -> tuple[NetworkRule, ...]:
         """The rules for this host and port, in their order."""
         return tuple(entry.rule for entry in self._compiled if entry.covers(place))
 
-    def named(self, rule: Rule, port: int) -> tuple[Range, ...]:
+    def named(self, rule: NetworkRule, port: int) -> tuple[Range, ...]:
         """The addresses that are not public and that this rule names."""
         entry = next(entry for entry in self._compiled if entry.rule is rule)
         own = (p.range for p in entry.patterns if p.range is not None and p.port in (None, port))
         return (*entry.ranges, *own)
 
 
-def judge(candidates: tuple[Rule, ...], method: str, target: str, headers: Iterable[str]) -> Verdict:
+def judge(candidates: tuple[NetworkRule, ...], method: str, target: str, headers: Iterable[str]) -> Verdict:
     """One request to a host that these rules are for; `headers` are the names of its headers in lower case."""
     present = frozenset(headers)
     refused = Verdict(DENIED, "host")
@@ -156,7 +133,7 @@ def judge(candidates: tuple[Rule, ...], method: str, target: str, headers: Itera
     return refused
 
 
-def _objection(rule: Rule, method: str, target: str, headers: frozenset[str]) -> str | None:
+def _objection(rule: NetworkRule, method: str, target: str, headers: frozenset[str]) -> str | None:
     if rule.methods is not None:
         if method not in rule.methods:
             return "method"
@@ -197,7 +174,7 @@ def _under(path: str, prefix: str) -> bool:
     return path == prefix or path.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
 
 
-def _compile(rule: Rule) -> _Compiled:
+def _compile(rule: NetworkRule) -> _Compiled:
     if not _NAME.fullmatch(rule.name):
         raise ValueError(f"{rule.name[:80]!r} is not the name of a rule")
     for method in rule.methods or ():

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ringfence.box import NetworkRule
 from ringfence.egress.dial import Dialler
 from ringfence.egress.http1 import Headers
 from ringfence.egress.ledger import Ledger
 from ringfence.egress.meter import Meter
 from ringfence.egress.names import Endpoint
-from ringfence.egress.rules import Rule, Rules
+from ringfence.egress.rules import Rules
 from ringfence.egress.tls import Authority
 from ringfence.egress.wire import Limits, Wire
 
@@ -58,7 +59,7 @@ class Scope:
     trust: ssl.SSLContext
     broker: Broker | None = None
 
-    async def connect(self, place: Endpoint, rule: Rule, *, tls: bool) -> Wire:
+    async def connect(self, place: Endpoint, rule: NetworkRule, *, tls: bool) -> Wire:
         """Raises Denied, Failed."""
         named = self.rules.named(rule, place.port)
         addresses = await self.dialler.addresses(place.host, named, rule.name)
