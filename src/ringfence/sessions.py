@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
-from ringfence.box import BoxReport, Captured, FileFact, Input, Layout, Limits, Mount, Serve, Stream
+from ringfence.box import BoxReport, Captured, FileFact, Input, Layout, Limits, Mount, NetworkRule, Stream
 
 State = Literal["starting", "running", "paused", "stopped"]
 Why = Literal["closed", "lifetime", "keeper_died", "box_died", "killed", "failed"]
@@ -53,7 +53,6 @@ class StaySpec:
     layout: Layout = "shared"
     tenant: str = "local"
     mounts: tuple[Mount, ...] = ()
-    network: Serve | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +138,8 @@ class SessionSpec:
     metadata: Mapping[str, str] = field(default_factory=dict)
     snapshot: str | None = None
     volumes: tuple[VolumeMount, ...] = ()
+    network: tuple[NetworkRule, ...] = ()
+    """What it may reach; nothing: it has no way out at all."""
     retain: Retain = "output"
 
 
