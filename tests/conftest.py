@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import coverage
@@ -49,6 +50,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             if name.startswith(("XDG_", "RINGFENCE_")):
                 patch.delenv(name)
         yield path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_keeper_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A keeper stays as long as it has sessions; those that tests left open are nobody's any more."""
+    yield
+    folder = os.fsencode(tmp_path_factory.getbasetemp())
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if any(b"ringfence.keeper" in word for word in words) and any(word.startswith(folder) for word in words):
+                os.kill(int(process.name), signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ class Servers:
     async def definitions(self, server: str, principal: Principal) -> list[Definition]:
         return []
 
-    def isolation(self, server: str) -> Json:
+    def isolation(self, server: str, *, fresh: bool = False) -> Json:
         return {"backend": "host", "level": "none", "protections": {}}
 
 
@@ -81,6 +81,11 @@ class Wire:
     notes: list[tuple[str, Json | None]] = field(default_factory=list)
     end: anyio.Event = field(default_factory=anyio.Event)
     tell: Callable[[str, Json], Awaitable[None]] | None = None
+    isolation: Json | None = None
+    ending: str = ""
+
+    def asking(self) -> Callable[[], Json | None]:
+        return lambda: {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
 
     async def request(self, method: str, params: Json, exchange: Exchange) -> Json:
         self.requests.append((method, params, exchange.headers))

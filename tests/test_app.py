@@ -327,6 +327,10 @@ async def test_where_no_box_can_be_made_nothing_is_offered_and_calls_say_why(
 
     monkeypatch.setattr(apps, "make_executor", none)
     async with opened(tmp_path) as app:
+        assert app.front.shelf.tools() == [], "a server that runs in a box is not started in none"
+        told = await call(app, "echo", text="x")
+        assert told.status == "unavailable"
+    async with opened(tmp_path, pins="first_use, placement: unsafe_host") as app:
         assert [tool["name"] for tool in app.front.shelf.tools()] == ["echo", "counter"]
         await app.warm()
         refused = await call(app, "execute_python", code="1")
@@ -344,7 +348,7 @@ async def test_boxes_that_turn_out_not_to_work_are_no_longer_offered(
     made = boxing.fake()[0]
     made.backend = Broken()
     monkeypatch.setattr(apps, "make_executor", lambda settings, state: made)
-    async with opened(tmp_path) as app:
+    async with opened(tmp_path, pins="first_use, placement: unsafe_host") as app:
         assert len(app.front.shelf.tools()) == 4
         await app.warm()
         assert len(app.front.shelf.tools()) == 2

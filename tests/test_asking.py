@@ -39,7 +39,7 @@ class Asked:
 
     def approve(self, asked: Outcome) -> str:
         assert asked.status == "approval_required" and asked.approval_id is not None, asked
-        approval.answer(self.runs._pipeline._store, asked.approval_id, Person("bob"), approve=True)
+        approval.answer(self.runs.pipeline._store, asked.approval_id, Person("bob"), approve=True)
         return asked.approval_id
 
 
@@ -104,7 +104,7 @@ async def test_an_answer_for_one_session_is_none_for_another(tmp_path: Path) -> 
 async def test_a_step_while_they_are_asked_has_them_asked_anew(tmp_path: Path) -> None:
     async with asking(tmp_path, wait=5) as asked:
         outcomes: list[Outcome] = []
-        store = asked.runs._pipeline._store
+        store = asked.runs.pipeline._store
 
         async def run() -> None:
             outcomes.append(await asked.python())
@@ -133,4 +133,4 @@ async def test_nobody_is_asked_about_a_session_that_is_not_there(tmp_path: Path)
         asked.session = "box_0"
         refused = await asked.python()
         assert (refused.status, refused.reason_code) == ("validation_failure", "unknown_session")
-        assert list(asked.runs._pipeline._store.reader().approvals(("pending",))) == []
+        assert list(asked.runs.pipeline._store.reader().approvals(("pending",))) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -140,7 +141,16 @@ REFUSED: dict[str, tuple[dict[str, Any], Decision, ServerSpec, str]] = {
     "a secret": ({"secrets": ["a", "b"]}, ALLOWED, THERE, "no_secret"),
     "a sandbox elsewhere": ({}, BOXED, THERE, "sandbox_impossible"),
     "a sandbox here": ({}, BOXED, HERE, "no_backend"),
-    "a network here": ({"network": "inside"}, ALLOWED, HERE, "no_network_control"),
+    "a network in no box": (
+        {"network": "inside"},
+        ALLOWED,
+        replace(HERE, placement="unsafe_host"),
+        "no_network_control",
+    ),
+    "another network than the box has": ({"network": "inside"}, ALLOWED, HERE, "network"),
+    "a write in an agent's box": ({"mode": "write"}, ALLOWED, replace(HERE, placement="session"), "session_placement"),
+    "no session for an agent's box": ({"mode": "read"}, ALLOWED, replace(HERE, placement="session"), "no_session"),
+    "a sandbox in an agent's box": ({"mode": "read"}, BOXED, replace(HERE, placement="session"), "no_session"),
     "a network without the server": ({"network": "outside"}, ALLOWED, THERE, "network"),
     "a network that nobody defined": ({"network": "unknown"}, ALLOWED, THERE, "network"),
 }
@@ -229,11 +239,14 @@ async def test_a_box_that_could_not_be_made_is_tried_again_where_the_contract_sa
         ("127.0.0.1:9101", "127.0.0.1", 9101, True),
         ("[::1]:80", "::1", 80, True),
         ("[::1]", "[::1]", 80, True),
-        ("::1", "::1", 80, False),
-        ("*", "a", 1, False),
-        ("*.", "a.", 1, False),
-        ("", "", 1, False),
-        ("a:b:c", "a", 1, False),
+        ("::1", "::1", 80, True),
+        ("::1", "::2", 80, False),
+        ("*", "a", 1, True),
+        ("*", "127.0.0.1", 1, False),
+        ("10.0.0.0/8:443", "10.1.2.3", 443, True),
+        ("10.0.0.0/8", "0x0a010203", 443, True),
+        ("a", "", 1, False),
+        ("a", "a%00", 1, False),
     ],
 )
 def test_a_network_allows_what_it_lists(entry: str, host: str, port: int, allowed: bool) -> None:

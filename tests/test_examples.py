@@ -45,6 +45,13 @@ def test_the_sessions_example_goes_step_by_step() -> None:
     ]
 
 
+def test_the_boxed_server_sees_what_it_was_given() -> None:
+    boxing.need_boxes()
+    done = run(str(EXAMPLES / "boxed_server.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["today.txt: Water the plants.", "diary.txt: there is no such file"]
+
+
 def test_the_forks_example_tries_them_all() -> None:
     boxing.need_boxes()
     done = run(str(EXAMPLES / "forks.py"))
@@ -54,6 +61,20 @@ def test_the_forks_example_tries_them_all() -> None:
         "max(numbers): 39",
         "while True: pass: timeout",
         "numbers / 2: TypeError",
+    ]
+
+
+def test_the_networks_example_reaches_one_host_and_no_other() -> None:
+    boxing.need_boxes()
+    done = run(str(EXAMPLES / "networks.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "you asked for /prices",
+        "reached [('caller:allow', 1)]",
+        "403 host; 400 target; 403 host; 403 host",
+        "effect: none",
+        "you asked for /stock",
+        "this step asked 0 times",
     ]
 
 

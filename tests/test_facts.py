@@ -229,6 +229,41 @@ def test_a_box_with_a_way_out_may_have_an_effect(opened: dict[str, Any]) -> None
     assert effect(Status.TIMEOUT, replace(BOX, **opened), True) is Effect.UNKNOWN
 
 
+NETWORK: dict[str, Any] = {"allowed": [], "denied": [], "failed": [], "bytes_in": 0, "bytes_out": 0}
+GOT: dict[str, Any] = {"host": "api.example", "port": 443, "count": 2, "rule": "n"}
+
+
+def networked(**network: Any) -> Ending:
+    seen = replace(report(), network={**NETWORK, **network})
+    return replace(boxed(seen), contract=replace(BOX, network="n"))
+
+
+def test_what_a_box_sent_decides_its_effect_and_is_told() -> None:
+    facts = build(networked(allowed=[GOT], denied=[{**GOT, "host": "no.example", "port": 80}]))
+    assert facts["network"]["allowed"] == [GOT]
+    assert facts["effect"] == "confirmed"
+    said = "network: reached api.example:443 (2); denied no.example:80 (2); its effect is confirmed"
+    assert facts["explanation"].endswith(said)
+    quiet = build(networked(denied=[GOT]))
+    assert quiet["effect"] == "none"
+    assert quiet["explanation"].endswith("nothing was sent to the network; no side effect was possible")
+    assert build(networked(failed=[GOT]))["effect"] == "confirmed"
+    lost = replace(networked(allowed=[GOT]), status=Status.TIMEOUT)
+    assert build(lost)["effect"] == "unknown"
+
+
+def test_a_network_that_the_caller_named_could_act() -> None:
+    assert could_act(BOX, {"network": ["a.example"]})
+    assert not could_act(BOX, {"network": []})
+    assert not could_act(replace(BOX, mode=Mode.READ), {"network": ["a.example"]})
+
+
+def test_what_was_begun_in_a_session_with_a_way_out_may_use_it() -> None:
+    begun = replace(ending(contract=BOX), reaches=True)
+    assert build(begun)["effect"] == "confirmed"
+    assert build(replace(begun, reaches=False))["effect"] == "none"
+
+
 # ── Explanations ──────────────────────────────────────────────────────────────────────────────────
 
 DENIED = Decision(id="dec_2", allowed=False, reason="denied by no-net (No network)", rules=("no-net",))

@@ -24,6 +24,12 @@ TYPED = definition("search_docs", "docs", outputSchema={"type": "object", "requi
 class Known:
     """Stands in for the vault: knows one secret by its value."""
 
+    def strikes(self, data: bytes) -> bool:
+        return b"hunter2" in data
+
+    def secrets(self, text: str) -> Mapping[str, int]:
+        return {"the_token": text.count("hunter2")}
+
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
         found = text.count("hunter2")
         return text.replace("hunter2", "[secret]"), {"token": found} if found else {}

@@ -103,7 +103,7 @@ REFUSALS: dict[str, tuple[Said, dict[str, Any], Status, str]] = {
     "network of a command": (
         Said(contracts=(contract("echo", network="inside"),), server=ServerSpec("desk", command=("x",)),
              networks={"inside": NetworkSpec("inside", ("*.corp.example",))}),
-        asks(), Status.UNAVAILABLE, "no_network_control",
+        asks(), Status.DENIED, "network",
     ),
     "network": (
         Said(contracts=(contract("echo", network="inside"),),

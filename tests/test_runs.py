@@ -20,7 +20,6 @@ from ringfence.runs import (
     NOBODY,
     NoServers,
     Runs,
-    Wanted,
     make_executor,
     own_contracts,
     own_definitions,
@@ -30,6 +29,7 @@ from ringfence.runs import (
 from ringfence.sandbox.offers.parts import Lives
 from ringfence.sandbox.tools import PROGRAMS, TOOLS, WIDE_TOOLS
 from ringfence.store import Reader
+from ringfence.wanted import Wanted
 from tests import gateways
 from tests.boxing import fake, faked, report, settings
 
@@ -112,7 +112,7 @@ async def test_a_declared_contract_serves_in_place_of_the_built_in_one(tmp_path:
         asked = await own.run(Wanted(code="1"), origin="cli")
         assert (asked.status, backend.specs) == ("approval_required", []), "high_risk asks unless it says otherwise"
         assert asked.approval_id is not None
-        store = own._pipeline._store
+        store = own.pipeline._store
         approval.answer(store, asked.approval_id, Person("bob"), approve=True)
         other = await own.run(Wanted(code="1", limits={"processes": 3}), origin="cli")
         assert other.status == "approval_required", "an approval is for these limits"
@@ -234,15 +234,15 @@ def test_which_contracts_serve(tmp_path: Path) -> None:
 def test_where_no_box_can_be_made_a_tool_says_why(tmp_path: Path) -> None:
     contracts = own_contracts(settings(tmp_path))
     given = replace(fake()[0].provision, lives=Lives())
-    assert all(isinstance(one, Definition) for one in own_definitions(contracts, given).values())
-    for refused in own_definitions(contracts, given, missing="landlock: no such thing").values():
+    assert all(isinstance(one, Definition) for one in own_definitions(contracts, given, {}).values())
+    for refused in own_definitions(contracts, given, {}, missing="landlock: no such thing").values():
         assert isinstance(refused, Refused)
         assert (refused.status, refused.reason_code) == ("unavailable", "no_backend")
         assert "landlock: no such thing" in refused.message
 
 
 def test_where_there_are_no_sessions_their_tools_say_so(tmp_path: Path) -> None:
-    said = own_definitions(own_contracts(settings(tmp_path)), fake()[0].provision)
+    said = own_definitions(own_contracts(settings(tmp_path)), fake()[0].provision, {})
     assert {name for name, one in said.items() if isinstance(one, Definition)} == set(PROGRAMS)
     refused = said["open_session"]
     assert isinstance(refused, Refused)

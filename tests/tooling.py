@@ -155,6 +155,40 @@ def alive(pid: int) -> bool:
     return state not in ("Z", "X")
 
 
+def descendants(pid: int, word: str) -> list[int]:
+    """The processes that a process started, and those that they started, with this word in their command."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found, waiting = [], [pid]
+    while waiting:
+        each = waiting.pop()
+        waiting += children.get(each, [])
+        with suppress(OSError):
+            if word.encode() in Path(f"/proc/{each}/cmdline").read_bytes():
+                found.append(each)
+    return found
+
+
+def wait_until_none(word: str, timeout: float = 10.0) -> None:
+    """Until no process on this host, but ourselves, has this word in its command."""
+    deadline = time.monotonic() + timeout
+    while left := [pid for pid in _commanded(word) if pid != os.getpid()]:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"processes {left} still run after {timeout} s")
+        time.sleep(0.02)
+
+
+def _commanded(word: str) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and word.encode() in (entry / "cmdline").read_bytes():
+                yield int(entry.name)
+
+
 def wait_until_gone(pid: int, timeout: float = 10.0) -> None:
     deadline = time.monotonic() + timeout
     while alive(pid):

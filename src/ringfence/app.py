@@ -19,7 +19,7 @@ from mcp.server.subscriptions import (
     ToolsListChanged,
 )
 
-from ringfence import __version__, canonical, config, identity
+from ringfence import __version__, canonical, config, identity, servers
 from ringfence.approval import ALWAYS, Approvals, Requirement
 from ringfence.audit.keys import load_or_create
 from ringfence.box import BoxSpec, Program
@@ -37,10 +37,12 @@ from ringfence.pipeline import Pipeline
 from ringfence.policy import Policy
 from ringfence.ports import Channel, Readying, UpstreamRequest
 from ringfence.rulebook import Rulebook, implicit_contract
-from ringfence.runs import make_executor, own_contracts, own_definitions, own_lists, provision
+from ringfence.runs import make_executor, own_contracts, own_definitions, own_lists, provision, way_out
+from ringfence.safe import Safe, quiet
 from ringfence.sandbox.executor import Executor
 from ringfence.sandbox.tools import SERVER
 from ringfence.store import Store
+from ringfence.storehouse import shelf
 from ringfence.upstream.pool import Pool
 
 log = logging.getLogger("ringfence")
@@ -51,11 +53,13 @@ _WATCH_SECONDS = 1.0
 class App:
     """One gateway: a configuration in force, its state, its servers, and the one way through them."""
 
-    def __init__(self, settings: Config, store: Store, group: anyio.abc.TaskGroup) -> None:
+    def __init__(self, settings: Config, store: Store, group: anyio.abc.TaskGroup, safe: Safe) -> None:
         self.config = settings
         self.store = store
+        self.safe = safe
         self.agent: Principal = identity.local_agent(settings.people, identity.os_user())
         self._schemas = Schemas()
+        self._shelf = shelf(settings.gateway.state)
         self._live: dict[str, dict[tuple[str, str], Definition]] = {}
         self.pool = Pool(settings.servers, config.process_environment(), self._consent, self._on_event)
         self.pool.starting = self._starting
@@ -66,7 +70,7 @@ class App:
         self._executors: list[Executor] = []
         self.dispatcher = Dispatcher(self.pool, Surroundings(settings.servers, settings.networks))
         self._provide_boxes(settings)
-        self._guard = Guard(self._schemas.result_problem)
+        self._guard = Guard(self._schemas.result_problem, self.safe.shown)
         self.pipeline = Pipeline(store, self._rulebook(settings), self.dispatcher, self._guard, Budget())
         self.front = McpFront(self.pipeline, self.pool, group, __version__)
         self.front.shelf.boxes = lambda: self._executor
@@ -77,13 +81,18 @@ class App:
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: Config) -> AsyncIterator[App]:
-        """A running gateway without a front; its servers are started and their definitions compared with the pins."""
+        """A running gateway without a front; its servers are started and their definitions compared with the pins.
+
+        Raises ConfigError for a secret that cannot be kept.
+        """
+        safe = Safe(settings)
+        await safe.load()
         keys = load_or_create(config.key_folder())
         store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, keys)
         try:
             async with anyio.create_task_group() as group:
-                app = cls(settings, store, group)
-                async with app.pool.running():
+                app = cls(settings, store, group, safe)
+                async with quiet(lambda: app.safe), app.pool.running():
                     await app.connect()
                     try:
                         yield app
@@ -147,10 +156,12 @@ class App:
         await self.store.write(lambda tx: tx.append("pin_changed", None, body), durable=True)
 
     async def _starting(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
-        if spec.url is None:
+        if spec.url is None and spec.placement == "unsafe_host":
             log.warning(
                 "server %s runs on this host without a box (isolation: none): %s", spec.name, " ".join(spec.command)
             )
+        if spec.packages is not None:
+            await anyio.to_thread.run_sync(self._shelf.tree, spec.packages.tree)
         await self.pipeline.server_start(spec, principal, start)
 
     # ── boxes ─────────────────────────────────────────────────────────────────────────────────────
@@ -159,10 +170,21 @@ class App:
         """Boxes as the configuration wants them. Those that run go on as they were begun."""
         try:
             self._executor, self._no_boxes = make_executor(settings.sandbox, settings.gateway.state), None
+            self._executor.screens = lambda: self.safe.screen()
             self._executors.append(self._executor)
         except Unavailable as exc:
             self._executor, self._no_boxes = None, exc.message
         self.dispatcher.executor = self._executor
+        self._provide_ways(settings)
+
+    def _provide_ways(self, settings: Config) -> None:
+        """Networks and secrets of this configuration, for boxes, servers, and requests of our own."""
+        safe = self.safe
+        outward = way_out(settings, lambda: safe.lending(lambda: self.pipeline.rules.policy, self.store))
+        if self._executor is not None:
+            self._executor.outward = outward
+        servers.provide(self.pool, settings, self._executor or str(self._no_boxes), outward)
+        self.dispatcher.surroundings = Surroundings(settings.servers, settings.networks, outward)
 
     async def warm(self) -> None:
         """Have boxes ready before the first call; where none can be made, our own tools are no longer offered."""
@@ -197,7 +219,7 @@ class App:
         }
         contracts = {**settings.contracts, **own_contracts(settings)}
         given = provision(settings.sandbox) if self._executor is None else self._executor.provision
-        own = own_definitions(contracts, given, missing=self._no_boxes)
+        own = own_definitions(contracts, given, settings.networks, missing=self._no_boxes)
         return Rulebook(
             environment=settings.environment,
             catalog=Catalog(contracts, tools, live=live, schemas=self._schemas, own=own),
@@ -230,17 +252,21 @@ class App:
             await self._tell(None, "notifications/prompts/list_changed", {})
 
     async def apply(self, settings: Config, cause: str) -> None:
-        """Put a new configuration in force, on record."""
+        """Put a new configuration in force, on record. Raises ConfigError for a secret that cannot be kept."""
+        safe = Safe(settings, self.safe)
+        await safe.load()
         body = {"cause": cause, "digest": settings.digest, "before": self.config.digest}
         await self.store.write(lambda tx: tx.append("reload", None, body), durable=True)
         before = self.front.shelf.digest()
+        self.safe, self._guard.redactor = safe, safe.shown
         if settings.sandbox != self.config.sandbox:
             self._provide_boxes(settings)
+        else:
+            self._provide_ways(settings)
         self.config = settings
         self.agent = identity.local_agent(settings.people, identity.os_user())
         self.pool.replace_servers(settings.servers)
         self._live = {s: d for s, d in self._live.items() if s in settings.servers}
-        self.dispatcher.surroundings = Surroundings(settings.servers, settings.networks)
         # In force at once: what was tightened must not wait for a server that is slow to start.
         self.pipeline.rules = self._rulebook(settings)
         await self.connect()
@@ -259,9 +285,7 @@ class App:
         try:
             fresh = config.load(self.config.path)
         except ConfigError as exc:
-            log.error("the new configuration is broken; the old one stays in force:\n%s", exc)
-            problems = [str(p) for p in exc.problems]
-            await self.store.write(lambda tx: tx.append("reload_refused", None, {"problems": problems}), durable=True)
+            await self._refuse(exc)
             return
         if fresh.digest == self.config.digest:
             return
@@ -271,7 +295,15 @@ class App:
             body = {"loosens": loosened, "digest": fresh.digest}
             await self.store.write(lambda tx: tx.append("reload_waiting", None, body), durable=True)
             return
-        await self.apply(fresh, "SIGHUP" if asked else "file changed")
+        try:
+            await self.apply(fresh, "SIGHUP" if asked else "file changed")
+        except ConfigError as exc:
+            await self._refuse(exc)
+
+    async def _refuse(self, exc: ConfigError) -> None:
+        log.error("the new configuration is broken; the old one stays in force:\n%s", exc)
+        problems = [str(p) for p in exc.problems]
+        await self.store.write(lambda tx: tx.append("reload_refused", None, {"problems": problems}), durable=True)
 
     async def watch(self) -> None:
         """Reload when a file of the configuration changes; look again when somebody accepts a definition."""
@@ -343,7 +375,8 @@ class App:
         requirement = Requirement(("always",), (), ALWAYS.expires_seconds, not self.config.people, 1)
         call = Call(canonical.new_id("call"), request.principal, f"{request.server}:{method}", params)
         digest = canonical.digest([request.principal.key, call.tool, params])
-        summary = {"tool": call.tool, "server": request.server, "arguments": params, "agent": request.principal.agent}
+        summary: Json = {"tool": call.tool, "server": request.server, "agent": request.principal.agent}
+        summary["arguments"] = self._guard.listed(params)
         try:
             await approvals.obtain(call, digest, requirement, summary, request.channel)
         except Refused:

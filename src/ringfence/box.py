@@ -86,6 +86,8 @@ class Mount:
     host: str
     at: str
     mode: Literal["ro", "rw"] = "ro"
+    unsafe: str = ""
+    """Why credentials may be among it, in the operator's words."""
 
 
 # ── The way out ───────────────────────────────────────────────────────────────────────────────────
@@ -123,6 +125,15 @@ class Way(Protocol):
         """In PEM: whom the box is to trust for TLS that ends at us; None where none does."""
         ...
 
+    @property
+    def within(self) -> tuple[str, ...]:
+        """What programs find in the box itself and are not to ask us for."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """The `network` fact so far."""
+        ...
+
     async def close(self) -> dict[str, Any]:
         """End every connection; the `network` fact."""
         ...
@@ -142,6 +153,8 @@ class BoxSpec:
     inputs: tuple[Input, ...] = ()
     output: Path | None = None
     """A host folder that the files of /workspace/output are copied to."""
+    output_files: int = 10_000
+    """At most so many of them."""
     trees: tuple[Path, ...] = ()
     """Host folders that are readable in the box, at the same path: a virtual environment, say."""
     template: str = "python"
@@ -152,6 +165,8 @@ class BoxSpec:
     mounts: tuple[Mount, ...] = ()
     network: Serve | None = None
     """None: no way out at all."""
+    packages: tuple[Path, ...] = ()
+    """Folders of Python packages that were installed for it, readable at the same path, where Python looks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +236,8 @@ class BoxReport:
     """What lay in /workspace/output and was not collected, and why."""
     network: Mapping[str, Any] | None = None
     """The `network` fact of a box that had a way out."""
+    packages: tuple[Mapping[str, str], ...] = ()
+    """What was installed for it: names, versions, and what the index says of their bytes."""
     trouble: tuple[str, ...] = ()
     """Steps of tear-down that failed, and what the box itself said about a set-up that failed."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -102,22 +104,67 @@ def depth(value: Any) -> int:
     return levels
 
 
-def _writer(*, sort_keys: bool, allow_nan: bool) -> Callable[[Any], str]:
+class Written:
+    """Part of a value, with its canonical form at hand: it is the same in many values, and large."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, value: Any) -> None:
+        self.text = _sorted(value)
+
+
+class _Met(threading.local):
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        """Those that stand in what is being written, in their order."""
+
+
+_met = _Met()
+_MARK = secrets.token_hex(16)
+"""Where such a part goes. Nobody else knows it, so it stands for nothing else."""
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, Written):
+        _met.parts.append(value.text)
+        return _MARK
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _filled(write: Callable[[], str]) -> str:
+    parts = _met.parts
+    try:
+        text = write()
+        if not parts:
+            return text
+        pieces = text.split(f'"{_MARK}"')
+        return "".join(word for pair in zip(pieces, [*parts, ""], strict=True) for word in pair)
+    finally:
+        parts.clear()
+
+
+def writer(*, sort_keys: bool = False, allow_nan: bool = False, ascii_only: bool = False) -> Callable[[Any], str]:
+    """What writes JSON without spaces, and is made once for all values."""
     # What is no tree ends in a RecursionError either way; looking for circles costs a tenth of every digest.
     encoder = json.JSONEncoder(
-        sort_keys=sort_keys, allow_nan=allow_nan, separators=(",", ":"), ensure_ascii=False, check_circular=False
+        sort_keys=sort_keys,
+        allow_nan=allow_nan,
+        separators=(",", ":"),
+        ensure_ascii=ascii_only,
+        check_circular=False,
+        default=_default,
     )
     # The library makes its encoder in C anew for every value, which is half the cost of a small one.
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
-        return encoder.encode
-    quote = json.encoder.encode_basestring
-    in_c = make(None, encoder.default, quote, None, ":", ",", sort_keys, False, allow_nan)
-    return lambda value: "".join(in_c(value, 0))
+        return lambda value: _filled(lambda: encoder.encode(value))
+    quote = json.encoder.encode_basestring_ascii if ascii_only else json.encoder.encode_basestring
+    in_c = make(None, _default, quote, None, ":", ",", sort_keys, False, allow_nan)
+    return lambda value: _filled(lambda: "".join(in_c(value, 0)))
 
 
-_sorted = _writer(sort_keys=True, allow_nan=False)
-_as_given = _writer(sort_keys=False, allow_nan=True)
+_sorted = writer(sort_keys=True)
+_as_given = writer(allow_nan=True)
 
 
 def dumps(value: Any) -> bytes:

@@ -31,6 +31,7 @@ from ringfence.model import (
     Status,
     Transport,
 )
+from ringfence.sandbox.tools import BOX_MAKERS
 from ringfence.sandbox.tools import mode as mode_of
 from ringfence.schema import Schema, Unusable
 
@@ -88,11 +89,13 @@ def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[Problem]]
     return sealed(contract), list(_contradictions(contract))
 
 
-def built_in(tool: str, timeout_seconds: float, most_bytes: int | None = None) -> Contract:
+def built_in(tool: str, timeout_seconds: float, most_bytes: int | None = None, network: str = "denied") -> Contract:
     """The contract of one of our own tools that nobody declared. It asks nobody, since the box is the control."""
     given: dict[str, Any] = {"transport": "sandboxed_exec", "mode": mode_of(tool), "approval": "none"}
     if most_bytes is not None:
         given["result"] = {"max_bytes": most_bytes}
+    if tool in BOX_MAKERS:
+        given["network"] = network
     return build(tool, {**given, "timeout_seconds": timeout_seconds})[0]
 
 

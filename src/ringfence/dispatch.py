@@ -6,14 +6,14 @@ asks (a box, a secret, a confined network) is refused here, never replaced by le
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import anyio
 
+from ringfence.egress import names, rules
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
 from ringfence.model import (
     Answer,
@@ -22,16 +22,19 @@ from ringfence.model import (
     Decision,
     Grant,
     Json,
+    Mode,
     NetworkSpec,
     ServerSpec,
     Status,
     Transport,
 )
-from ringfence.ports import Channel, UpstreamRequest, Upstreams
+from ringfence.ports import Access, Channel, Outward, UpstreamRequest, Upstreams
 from ringfence.sandbox.executor import Executor
+from ringfence.sandbox.tools import PROGRAMS
 
 _RETRY_SECONDS = 0.1
-_ALLOWED = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?")
+_BEGINNING = (*PROGRAMS, "send_input")
+"""Our own tools that make something happen in a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Surroundings:
 
     servers: Mapping[str, ServerSpec]
     networks: Mapping[str, NetworkSpec]
+    outward: Callable[[], Outward] | None = None
 
 
 class Dispatcher:
@@ -61,17 +65,31 @@ class Dispatcher:
         if spec is None:
             raise Unavailable("no_server", f"{contract.name} names no server that is configured")
         if contract.secrets:
-            raise Unavailable("no_secret", f"{contract.name} needs a secret, and secrets cannot be delivered yet")
+            self._check_secrets(call, contract, spec)
+        if spec.placement == "session":
+            _check_lodger(call, contract, spec)
         if decision.sandbox:
-            _refuse_sandbox(contract, spec)
+            self._check_sandbox(contract, spec)
         if contract.network != "denied":
             self._check_network(contract, spec)
 
+    def _check_sandbox(self, contract: Contract, spec: ServerSpec) -> None:
+        """Whether the server can have an instance in a fresh box for this call alone."""
+        if spec.url is not None or spec.placement == "session":
+            where = "runs elsewhere" if spec.url is not None else "lives in the agent's own box"
+            text = f"policy wants {contract.name} in a sandbox, and its server {spec.name} {where}"
+            raise Refused(Status.DENIED, "sandbox_impossible", text)
+        self._boxes(contract)
+
     def _check_network(self, contract: Contract, spec: ServerSpec) -> None:
+        if spec.url is None and spec.placement == "unsafe_host":
+            text = f"{contract.name}: the network of a server that runs in no box cannot be confined"
+            raise Unavailable("no_network_control", text)
         if spec.url is None:
-            raise Unavailable(
-                "no_network_control", f"{contract.name}: the network of a server on this host cannot be confined yet"
-            )
+            if spec.network != contract.network:
+                text = f"{contract.name} is for network {contract.network}, and the box of server {spec.name} has"
+                raise Refused(Status.DENIED, "network", f"{text} {spec.network}")
+            return
         parts = urlsplit(spec.url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         network = self.surroundings.networks.get(contract.network)
@@ -81,6 +99,29 @@ class Dispatcher:
                 "network",
                 f"{contract.name}: {parts.hostname}:{port} is not in network {contract.network}",
             )
+
+    def _check_secrets(self, call: Call, contract: Contract, spec: ServerSpec) -> None:
+        if spec.url is not None:
+            self._outward(contract).check(_access(call, contract, spec))
+            return
+        # A server that is started has its secrets from its start; what it is not given then, no call can give it.
+        missing = [name for name in contract.secrets if name not in spec.secrets]
+        if missing:
+            text = f"{contract.name} needs {', '.join(missing)}, which its server is not given"
+            raise Unavailable("no_secret", f"{text}: write it under servers: {spec.name}: secrets")
+
+    async def _headers(self, grant: Grant) -> Mapping[str, str]:
+        """The secrets of a call to a remote server. Raises Refused, Unavailable."""
+        contract = grant.contract
+        spec = self.surroundings.servers[contract.server or ""]
+        if spec.url is None:
+            return {}
+        return await self._outward(contract).headers(_access(grant.call, contract, spec))
+
+    def _outward(self, contract: Contract) -> Outward:
+        if self.surroundings.outward is None:
+            raise Unavailable("no_secret", f"{contract.name} needs a secret, and there are none here")
+        return self.surroundings.outward()
 
     def _boxes(self, contract: Contract) -> Executor:
         if self.executor is None:
@@ -98,6 +139,12 @@ class Dispatcher:
         if contract.transport is not Transport.SANDBOXED_EXEC:
             return None
         return await self._boxes(contract).state_of(call)
+
+    async def reaches(self, call: Call, contract: Contract) -> bool:
+        """Whether it begins something in a session that has a way out. Raises Refused, Unavailable."""
+        if contract.transport is not Transport.SANDBOXED_EXEC or contract.tool not in _BEGINNING:
+            return False
+        return await self._boxes(contract).reaches(call)
 
     async def run(self, grant: Grant, channel: Channel) -> Answer:
         """Once; again only where nothing was sent, or the contract says that twice is as good as once."""
@@ -126,6 +173,7 @@ class Dispatcher:
         contract, call = grant.contract, grant.call
         if contract.transport is Transport.SANDBOXED_EXEC:
             return await self._boxes(contract).run(grant)
+        seen: list[Json | None] = []
         request = UpstreamRequest(
             server=contract.server or "",
             principal=call.principal,
@@ -135,21 +183,37 @@ class Dispatcher:
             timeout=timeout,
             definition=grant.definition,
             session=call.session,
+            box=call.box,
+            fresh=grant.decision.sandbox,
+            asked=seen.append,
         )
+        if contract.secrets:
+            request = replace(request, headers=await self._headers(grant))
         result = await self._upstreams.request(request)
         status, code = (Status.FAILED, "tool_error") if result.get("isError") else (Status.SUCCESS, "ok")
-        return Answer(result, status, code, isolation=self.isolation(contract))
+        isolation = self._upstreams.isolation(request.server, fresh=request.fresh)
+        return Answer(result, status, code, isolation=isolation, network=seen[-1] if seen else None)
 
 
 def network_allows(network: NetworkSpec, host: str, port: int) -> bool:
-    """Whether an entry (`host`, `*.ending` or `[address]`, each with `:port` or for every port) covers this one."""
-    wanted = host.strip("[]").removesuffix(".").lower()
-    for entry in filter(None, map(_ALLOWED.fullmatch, network.allow)):
-        name = entry[1].strip("[]").removesuffix(".").lower()
-        under = len(name) > 2 and name.startswith("*.") and wanted.endswith(name[1:]) and wanted != name[1:]
-        if wanted and (under or wanted == name) and entry[2] in (None, str(port)):
-            return True
-    return False
+    """Whether an entry (`host`, `*.ending`, an address or a range, each with `:port` or for every port) covers it."""
+    try:
+        place = names.Endpoint(names.host(host), port)
+    except names.BadName:
+        return False
+    return any(rules.pattern(entry).covers(place.host, port) for entry in network.allow)
+
+
+def _access(call: Call, contract: Contract, spec: ServerSpec) -> Access:
+    return Access(
+        secrets=contract.secrets,
+        tenant=call.principal.tenant,
+        capability=contract.name,
+        server=spec.name,
+        agent=call.principal.agent,
+        call_id=call.id,
+        url=spec.url,
+    )
 
 
 def _may_repeat(contract: Contract, problem: Unavailable | OutcomeUnknown) -> bool:
@@ -158,14 +222,14 @@ def _may_repeat(contract: Contract, problem: Unavailable | OutcomeUnknown) -> bo
     return contract.idempotent or contract.idempotent_key is not None
 
 
-def _refuse_sandbox(contract: Contract, spec: ServerSpec) -> None:
-    if spec.url is not None:
-        raise Refused(
-            Status.DENIED,
-            "sandbox_impossible",
-            f"policy wants {contract.name} in a sandbox, and its server {spec.name} runs elsewhere",
-        )
-    raise Unavailable("no_backend", f"policy wants {contract.name} in a sandbox, and no sandbox backend is available")
+def _check_lodger(call: Call, contract: Contract, spec: ServerSpec) -> None:
+    """What a server in an agent's own box says is the agent's word, so it may only be asked to read."""
+    if contract.mode is not Mode.READ:
+        text = f"server {spec.name} lives in the agent's own box, where only read contracts are served"
+        raise Refused(Status.DENIED, "session_placement", text)
+    if call.box is None and call.kind == "tool":
+        text = f"server {spec.name} lives in your own box: name the session in _meta ringfence/session"
+        raise Refused(Status.VALIDATION_FAILURE, "no_session", text)
 
 
 def _time_left(grant: Grant) -> float:

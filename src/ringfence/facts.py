@@ -22,6 +22,8 @@ _NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVA
 _WITHHELD = frozenset({"result_too_large", "bad_output"})
 _MOST_FILES = 1000
 _MOST_DENIALS = 5
+_UNSEEN_NETWORK: Json = {"allowed": None, "denied": None, "bytes_in": None, "bytes_out": None}
+_NO_NETWORK: Json = {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
 _ENDED = {
     Status.SUCCESS: "exited",
     Status.FAILED: "exited",
@@ -58,6 +60,10 @@ class Ending:
     """What the supervisor saw, of what ran in a box."""
     within: Within | None = None
     """The session that it was done in."""
+    network: Json | None = None
+    """What the box of a server asked of the network while it answered; None where there is none."""
+    reaches: bool = False
+    """That session has a way out, and what was begun in it may use it."""
 
     @property
     def took_ms(self) -> float:
@@ -68,7 +74,7 @@ class Ending:
 def build(ending: Ending) -> Json:
     """The facts object of a call."""
     contract, decision = ending.contract, ending.decision
-    changed = effect(ending.status, contract, ending.dispatched)
+    changed = effect(ending.status, contract, ending.dispatched, ending.isolation, _sent(ending))
     told: Json = {
         "call_id": ending.call.id,
         "decision_id": decision.id if decision is not None else None,
@@ -100,7 +106,9 @@ def build(ending: Ending) -> Json:
 
 def _of_session(within: Within) -> Json:
     session = {"id": within.session, "step": within.step, "context": within.context, "state": within.state}
-    given = {"inputs": [_file(fact) for fact in within.given]} if within.given else {}
+    given: Json = {"inputs": [_file(fact) for fact in within.given]} if within.given else {}
+    if within.packages:
+        given["packages"] = [dict(package) for package in within.packages]
     return {"session": session, **given}
 
 
@@ -111,7 +119,7 @@ def _of_server(ending: Ending) -> Json:
         "timed_out": timed_out,
         "limit": "wall" if timed_out else None,
         "usage": {"cpu_ms": None, "peak_memory_bytes": None, "io_bytes": None, "processes": None},
-        "network": {"allowed": None, "denied": None, "bytes_in": None, "bytes_out": None} if ran else None,
+        "network": (ending.network or _UNSEEN_NETWORK) if ran else None,
         "inputs": [],
         "files": [],
         "output": {
@@ -138,7 +146,7 @@ def _of_box(report: BoxReport) -> Json:
             "io_bytes": usage.io_bytes,
             "processes": usage.processes,
         },
-        "network": {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0},
+        "network": _NO_NETWORK if report.network is None else dict(report.network),
         "inputs": [_file(fact) for fact in report.inputs],
         "files": [_file(fact) for fact in report.files[:_MOST_FILES]],
         "output": {
@@ -151,6 +159,8 @@ def _of_box(report: BoxReport) -> Json:
         },
         "denials": dict(report.denials),
     }
+    if report.packages:
+        seen["packages"] = [dict(package) for package in report.packages]
     if len(report.files) > _MOST_FILES:
         seen["files_left_out"] = len(report.files) - _MOST_FILES
     if report.skipped:
@@ -183,9 +193,15 @@ def _zulu(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
-def effect(status: Status, contract: Contract | None, dispatched: bool) -> Effect:
-    """Whether something outside may have changed."""
-    if contract is None or status in _NEVER_RAN or not could_act(contract):
+def effect(
+    status: Status,
+    contract: Contract | None,
+    dispatched: bool,
+    isolation: Json | None = None,
+    sent: bool | None = None,
+) -> Effect:
+    """Whether something outside may have changed; `sent` is whether its box sent anything out, where that was seen."""
+    if contract is None or status in _NEVER_RAN or not _acts(contract, isolation or {}, sent):
         return Effect.NONE
     if status is Status.SUCCESS:
         return Effect.CONFIRMED
@@ -193,25 +209,51 @@ def effect(status: Status, contract: Contract | None, dispatched: bool) -> Effec
     return Effect.UNKNOWN if dispatched or status is Status.UNKNOWN else Effect.NONE
 
 
-def could_act(contract: Contract) -> bool:
+def could_act(contract: Contract, arguments: Json | None = None) -> bool:
     """Whether the capability can change anything outside; a box that is shut off cannot, whatever runs in it."""
     if contract.mode is Mode.READ:
         return False
     shut = (
         contract.transport is Transport.SANDBOXED_EXEC
         and contract.network == "denied"
+        and not (arguments or {}).get("network")
         and not contract.secrets
         and not any(mount.mode == "rw" for mount in contract.mounts)
     )
     return not shut
 
 
+def _acts(contract: Contract, isolation: Json, sent: bool | None) -> bool:
+    if _could_write(contract, isolation):
+        return True
+    if sent is None or contract.transport is not Transport.SANDBOXED_EXEC:
+        return could_act(contract)
+    return contract.mode is not Mode.READ and (sent or any(mount.mode == "rw" for mount in contract.mounts))
+
+
+def _sent(ending: Ending) -> bool | None:
+    """Whether anything that its box asked for was let out; None where no box of ours ran."""
+    if ending.ran is None:
+        return True if ending.reaches else None
+    network = ending.ran.report.network
+    return network is not None and any(network.get(which) for which in ("allowed", "failed"))
+
+
+def _could_write(contract: Contract, isolation: Json) -> bool:
+    """Whether the box that it ran in had a folder of the host's to write to."""
+    if contract.mode is Mode.READ or contract.transport is not Transport.SANDBOXED_EXEC:
+        return False
+    return any(mount.get("mode") == "rw" for mount in isolation.get("mounts") or ())
+
+
 def explanation(ending: Ending, changed: Effect | None = None) -> str:
     """The ending in one sentence, for a model and for a person; `changed` where its effect is known already."""
-    changed = changed or effect(ending.status, ending.contract, ending.dispatched)
-    parts = (_what_happened(ending), _refused_calls(ending), _what_changed(ending, changed))
+    changed = changed or effect(ending.status, ending.contract, ending.dispatched, ending.isolation, _sent(ending))
+    parts = (_what_happened(ending), _refused_calls(ending), _network(ending), _what_changed(ending, changed))
     said, within = "; ".join([part for part in parts if part]), ending.within
-    return said if within is None or within.step is None else f"step {within.step} of session {within.session}: {said}"
+    if within is None or within.step is None:
+        return said
+    return f"{f'step {within.step} of ' if within.step else ''}session {within.session}: {said}"
 
 
 def _what_happened(ending: Ending) -> str:
@@ -311,6 +353,18 @@ def _refused_calls(ending: Ending) -> str:
     return f"refused system calls: {', '.join(shown)}"
 
 
+def _network(ending: Ending) -> str:
+    network = ending.ran.report.network if ending.ran is not None else None
+    said = []
+    for which, word in (("allowed", "reached"), ("denied", "denied"), ("failed", "failed to reach")):
+        places = [f"{entry['host']}:{entry['port']} ({entry['count']})" for entry in (network or {}).get(which, ())]
+        if len(places) > _MOST_DENIALS:
+            places = [*places[:_MOST_DENIALS], f"{len(places) - _MOST_DENIALS} more"]
+        if places:
+            said.append(f"{word} {', '.join(places)}")
+    return f"network: {'; '.join(said)}" if said else ""
+
+
 def _denied(ending: Ending) -> str:
     decision = ending.decision
     if decision is not None and not decision.allowed:
@@ -330,9 +384,11 @@ def _what_changed(ending: Ending, changed: Effect) -> str:
                 return "nothing was run" if ending.status is not Status.SUCCESS else "nothing was run again"
             if contract is not None and contract.mode is Mode.READ:
                 return "it only reads, so nothing was changed"
+            had = ending.ran is not None and ending.ran.report.network is not None
+            network = "nothing was sent to the network" if had else "network was denied"
             if ending.within is not None:
-                return "network was denied; nothing outside of the session was changed"
-            return "network was denied; no side effect was possible"
+                return f"{network}; nothing outside of the session was changed"
+            return f"{network}; no side effect was possible"
 
 
 def _span(milliseconds: float) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import re2
 
@@ -72,6 +72,8 @@ class Guarded:
     truncated: bool = False
     encoded: ByteString | None = None
     """The canonical form of `result`, which was needed here anyway."""
+    secrets: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    """Which secrets were removed, for the audit log alone."""
 
 
 @dataclass(slots=True)
@@ -91,6 +93,14 @@ class _Item:
         return not self.result.get("isError") and self.result.get("resultType", "complete") == "complete"
 
 
+class _Struck(Counter[str]):
+    """How often each rule struck."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.secrets: Counter[str] = Counter()
+
+
 class Guard:
     """Inspects results and texts on their way out."""
 
@@ -98,7 +108,8 @@ class Guard:
         self, output_problem: Callable[[Definition, Any], str | None], redactor: Redactor | None = None
     ) -> None:
         self._output_problem = output_problem
-        self._redactor = redactor
+        self.redactor = redactor
+        """Another takes its place when the configuration does."""
         self._steps: tuple[Callable[[_Item], None], ...] = (
             self._size,
             self._schema,
@@ -121,15 +132,18 @@ class Guard:
             step(item)
             if item.problem is not None:
                 return Guarded(None, item.problem, dict(item.struck), len(encoded), trust)
-        kept = encoded if item.result is result else canonical.dumps(item.result)
-        return Guarded(item.result, None, dict(item.struck), len(encoded), trust, encoded=kept)
+        if item.result is result:
+            return Guarded(result, None, dict(item.struck), len(encoded), trust, encoded=encoded)
+        kept = canonical.dumps(item.result)
+        seen = item.struck.secrets if isinstance(item.struck, _Struck) else _NOTHING
+        return Guarded(item.result, None, dict(item.struck), len(encoded), trust, encoded=kept, secrets=seen)
 
     def message(self, text: str, contract: Contract | None = None) -> str:
         """A text of ours or of a server's, fit to be shown."""
         patterns = _compiled(contract.redact) if contract is not None else ()
         proper = text.encode("utf-8", "replace").decode("utf-8")
         # Cut last: half a secret is no longer recognised.
-        return self._cleaned(proper, patterns, Counter())[:_MESSAGE_CHARACTERS]
+        return self._cleaned(proper, patterns, _Struck())[:_MESSAGE_CHARACTERS]
 
     def redacted(self, contract: Contract, value: Any) -> Any:
         """Any JSON value as it may be kept."""
@@ -137,8 +151,19 @@ class Guard:
 
     def shown(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
         """Any JSON value as a person may see it, and how often each rule struck: they must know that it is not all."""
-        struck: Counter[str] = Counter()
+        struck = _Struck()
         return self._walk(value, _compiled(contract.redact), struck, keys=True), dict(struck)
+
+    def facts(self, facts: Json) -> Json:
+        """Facts with names in them that a program in a box chose: of its files, and of the hosts that it asked for."""
+        chosen = [facts.get(key) for key in ("files", "skipped", "trouble", "network") if facts.get(key)]
+        return facts if self.redactor is None or not chosen else self.listed(facts)
+
+    def listed(self, item: Json) -> Json:
+        """What is said of tools, resources and runs, without secrets; the very same where there are none."""
+        if not self._may_strike(canonical.dumps(item)):
+            return item
+        return cast("Json", self._walk(item, (), _Struck(), keys=True))
 
     # ── The steps ─────────────────────────────────────────────────────────────────────────────────
 
@@ -170,14 +195,30 @@ class Guard:
     def _clean(self, item: _Item) -> None:
         # Control characters go before redaction looks: they could cut a secret in two that the reader joins again.
         patterns = _compiled(item.contract.redact)
-        if patterns or self._redactor is not None or _suspect(item.encoded):
-            struck: Counter[str] = Counter()
+        if patterns or self._may_strike(item.encoded) or _suspect(item.encoded):
+            struck = _Struck()
             item.result = self._walk(item.result, patterns, struck)
             item.struck = struck
 
+    def _may_strike(self, encoded: bytes) -> bool:
+        """One look at the encoded result settles it for all texts in it; escapes may hide where a word begins.
+
+        May be true where nothing would go, never the other way round.
+        """
+        if self.redactor is None:
+            return False
+        if self.redactor.strikes(encoded):
+            return True
+        if b"\\" not in encoded:
+            return False
+        if b"\\u" in encoded or b"\\b" in encoded or b"\\f" in encoded:
+            return True
+        plain = encoded.replace(b"\\n", b"\n").replace(b"\\t", b"\t").replace(b"\\r", b"\r")
+        return self.redactor.strikes(plain)
+
     # ── Texts ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _walk(self, value: Any, patterns: tuple[Any, ...], struck: Counter[str], *, keys: bool = False) -> Any:
+    def _walk(self, value: Any, patterns: tuple[Any, ...], struck: _Struck, *, keys: bool = False) -> Any:
         """`value` with every text in it cleaned; itself where nothing was found. Its depth is bounded already.
 
         With `keys` it is data, no protocol: a contract's patterns then speak of the names in it too.
@@ -201,16 +242,17 @@ class Guard:
             return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
         return value
 
-    def _cleaned(self, text: str, patterns: tuple[Any, ...], struck: Counter[str]) -> str:
+    def _cleaned(self, text: str, patterns: tuple[Any, ...], struck: _Struck) -> str:
         if not text.isprintable():  # cheap, and true of nearly every one-line text
             clean, count = _SEQUENCE.subn("", text)
             if count:
                 struck[CONTROL] += count
                 text = clean
-        if self._redactor is not None:
-            clean, found = self._redactor.redact(text)
+        if self.redactor is not None:
+            clean, found = self.redactor.redact(text)
             if found:
                 struck.update(found)
+                struck.secrets.update(self.redactor.secrets(text))
                 text = clean
         for index, pattern in enumerate(patterns):
             clean, count = _substitute(pattern, text)

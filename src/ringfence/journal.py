@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -27,6 +28,7 @@ _SAID_BY_OTHERS = frozenset(
 
 _NAME_LENGTH = 1000
 _MOST_FILES = 100
+_MOST_ISOLATIONS = 64
 
 
 @dataclass(slots=True)
@@ -41,6 +43,10 @@ class Trip:
     contract: Contract | None = None
     definition: Definition | None = None
     decision: Decision | None = None
+    reaches: bool = False
+    """Its session has a way out."""
+    network: Json | None = None
+    """What the box of a server asked for while it answered."""
     approval: Approval | None = None
     arguments_digest: str = ""
     started: Receipt | None = None
@@ -48,6 +54,10 @@ class Trip:
     replayed_from: str | None = None
     attempts: int = 0
     redactions: dict[str, int] = field(default_factory=dict)
+    secrets: dict[str, int] = field(default_factory=dict)
+    """What was removed, by secret: for the record alone, since a caller who is told could guess and try."""
+    clean: Callable[[str], str] = str
+    """A text that its caller chose, as it may be kept."""
     isolation: Json = field(default_factory=dict)
     ran: Ran | None = None
     within: Within | None = None
@@ -59,6 +69,12 @@ class Trip:
     """The guarded result's canonical form."""
     about: Json | None = None
     """What *started* said; *finished* says it again."""
+
+    def strike(self, rules: Mapping[str, int], secrets: Mapping[str, int]) -> None:
+        """Something was removed."""
+        for kept, new in ((self.redactions, rules), (self.secrets, secrets)):
+            for name, count in new.items():
+                kept[name] = kept.get(name, 0) + count
 
     @property
     def is_own(self) -> bool:
@@ -79,7 +95,7 @@ def common(trip: Trip) -> Json:
             "id": call.id,
             "kind": call.kind,
             "method": call.method,
-            "tool": _bounded(call.tool),
+            "tool": call.tool if contract is not None and call.kind == "tool" else trip.clean(_bounded(call.tool)),
             "server": contract.server if contract is not None else call.server,
             "origin": call.origin,
             "principal": {
@@ -90,7 +106,7 @@ def common(trip: Trip) -> Json:
             },
             "session": call.session,
             "parent": call.parent,
-            "trace": None if call.trace is None else _bounded(call.trace),
+            "trace": None if call.trace is None else trip.clean(_bounded(call.trace)),
             "environment": trip.environment,
         },
         "contract": None
@@ -129,17 +145,20 @@ def finished(trip: Trip, outcome: Outcome, facts: Json) -> Json:
         "message": "" if outcome.reason_code in _SAID_BY_OTHERS else outcome.message,
         "effect": facts.get("effect"),
         "result": result,
-        "facts": _unlinked(facts, trip.salt),
+        "facts": _unlinked(facts, trip),
         "started_seq": trip.started.seq if trip.started is not None else None,
         "replayed_from": trip.replayed_from,
         "attempts": trip.attempts,
+        **({"secrets": dict(trip.secrets)} if trip.secrets else {}),
     }
 
 
-def _unlinked(told: Json, salt: bytes) -> Json:
+def _unlinked(told: Json, trip: Trip) -> Json:
     """Facts as they go on record: without plain digests, which could be tried against guesses, and without names that
     a program in a box chose for its files."""
-    out = dict(told)
+    out, salt = dict(told), trip.salt
+    if told.get("isolation"):
+        out["isolation"] = _written(trip.isolation)
     output = told.get("output")
     if output is not None and output.get("sha256") is not None:
         out["output"] = {name: None if name.endswith("sha256") else value for name, value in output.items()}
@@ -149,6 +168,19 @@ def _unlinked(told: Json, salt: bytes) -> Json:
     if told.get("skipped"):
         out["skipped"] = len(told["skipped"])
     return out
+
+
+_isolations: dict[int, tuple[Json, canonical.Written]] = {}
+
+
+def _written(isolation: Json) -> canonical.Written:
+    """By which object it is: boxes of one kind have one and the same, and it is most of a record."""
+    known = _isolations.get(id(isolation))
+    if known is None or known[0] is not isolation:
+        if len(_isolations) >= _MOST_ISOLATIONS:
+            _isolations.clear()
+        known = _isolations[id(isolation)] = (isolation, canonical.Written(isolation))
+    return known[1]
 
 
 def _file(entry: Json, salt: bytes) -> Json:

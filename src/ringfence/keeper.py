@@ -6,18 +6,22 @@ started by its first client, in a session of its own, with nothing of the client
 
 from __future__ import annotations
 
+import importlib
 import os
 import site
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ringfence import canonical
 from ringfence.backends import make_backend, templates
-from ringfence.box import MIB
+from ringfence.box import MIB, NetworkRule, Serve
 from ringfence.config import paths
 from ringfence.config.settings import SandboxSettings
+from ringfence.identity import peer_uid
 from ringfence.sandbox.capacity import HouseRules
 from ringfence.sandbox.codec import from_json, pack, to_json, unpack
 from ringfence.sandbox.house import House
@@ -50,7 +54,7 @@ def starting(state: Path, settings: SandboxSettings, *, linger: float = LINGER_S
     return Starting(
         home,
         (sys.executable, *flags, "-c", _PROGRAM, *where),
-        paths.process_environment(),
+        paths.process_environment() | paths.trust_environment(),
         to_json(pack(SandboxSettings, settings, [])),
         terms(settings),
     )
@@ -75,7 +79,19 @@ def house_rules(settings: SandboxSettings) -> HouseRules:
         max_cores=settings.max_sessions_cpu_cores,
         queue_seconds=settings.session_queue_seconds,
         retain_seconds=settings.session_retain_seconds,
+        paused_seconds=settings.session_paused_seconds,
     )
+
+
+def _serve(rules: tuple[NetworkRule, ...]) -> Serve:
+    """Loaded when a session wants a way out: most have none."""
+    serve: Serve = _serving().by(rules)
+    return serve
+
+
+@cache
+def _serving() -> Any:
+    return importlib.import_module("ringfence.outward").Serving()
 
 
 def main() -> None:
@@ -87,7 +103,8 @@ def main() -> None:
     async def open_house() -> AsyncIterator[House]:
         backend = make_backend(settings)
         try:
-            yield await House.open(backend, Path(folder).parent / "sessions", house_rules(settings))
+            rooms, rules = Path(folder).parent / "sessions", house_rules(settings)
+            yield await House.open(backend, rooms, rules, _serve, peer_uid)
         finally:
             await backend.close()
 

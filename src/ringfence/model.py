@@ -13,6 +13,11 @@ from typing import Any, Literal
 
 from ringfence.box import Attached, Mount, Ran
 from ringfence.sessions import Within
+from ringfence.specs import NetworkSpec as NetworkSpec
+from ringfence.specs import PackageSpec as PackageSpec
+from ringfence.specs import SecretSpec as SecretSpec
+from ringfence.specs import ServerSpec as ServerSpec
+from ringfence.specs import VaultSpec as VaultSpec
 
 Json = dict[str, Any]
 """A JSON object as read from the wire."""
@@ -105,6 +110,8 @@ class Call:
     """Set by the front for kinds other than `tool`; a tool's server comes from its contract."""
     parent: str | None = None
     session: str | None = None
+    box: str | None = None
+    """The session that the caller wants it in, where a server lives in an agent's own box."""
     idempotency_key: str | None = None
     trace: str | None = None
     deadline: float | None = None
@@ -202,42 +209,6 @@ class Definition:
     digest: str
     body: Json
     kind: Literal["tool", "prompt"] = "tool"
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSpec:
-    """An upstream MCP server as the operator declared it."""
-
-    name: str
-    command: tuple[str, ...] = ()
-    url: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str | None = None
-    resources: tuple[str, ...] = ()
-    """Glob patterns of the URIs that may be read."""
-    prompts: tuple[str, ...] = ()
-    sampling: Literal["deny", "ask", "allow"] = "deny"
-    elicitation: Literal["deny", "ask"] = "ask"
-    pins: Literal["accepted", "first_use"] = "accepted"
-    start_timeout_seconds: float = 30.0
-    placement: Literal["own", "unsafe_host"] = "own"
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkSpec:
-    name: str
-    allow: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SecretSpec:
-    """Where a secret comes from and whom it is for; never its value."""
-
-    name: str
-    source: Literal["env", "file", "command", "keyring", "vault"]
-    options: Mapping[str, str | tuple[str, ...]]
-    hosts: tuple[str, ...] = ()
-    header: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +320,12 @@ class Answer:
     ran: Ran | None = None
     """What the supervisor saw, of what ran in a box."""
     within: Within | None = None
+    network: Json | None = None
+    """What a server's box asked of the network meanwhile, where there is one."""
+    redactions: Mapping[str, int] = field(default_factory=dict)
+    """What was removed already, by rule."""
+    secrets: Mapping[str, int] = field(default_factory=dict)
+    """The same by secret, for the audit log alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,13 +57,15 @@ class Pipeline:
 
     async def _handle(self, call: Call, channel: Channel) -> Outcome:
         rules = self.rules
-        trip = Trip(call, rules.environment)
+        trip = Trip(call, rules.environment, clean=self._guard.message)
         ticket: budget.Ticket | None = None
         key: Key | None = None
         try:
             contract = self._contract(rules, trip)
             self._policy(rules, trip, contract)
             self._dispatcher.check(call, contract, trip.decision)  # type: ignore[arg-type]
+            trip.reaches = await self._dispatcher.reaches(call, contract)
+            trip.effect_possible = trip.effect_possible or trip.reaches
             key, replayed = await self._earlier(rules, trip, contract)
             if replayed is not None:
                 outcome = replayed
@@ -91,6 +93,10 @@ class Pipeline:
                 Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE, "internal", "the gateway itself failed"
             )
         return await self._close(trip, key, ticket, outcome)
+
+    def listed(self, item: Json) -> Json:
+        """What a server says of what it has, as a client may see it."""
+        return self._guard.listed(item)
 
     async def server_start(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
         """The start of a server is a call by `system`: on record before it happens, and closed with how it went."""
@@ -131,7 +137,7 @@ class Pipeline:
             trip.contract, trip.definition = capability.contract, capability.definition
         else:
             trip.contract = self._listed(rules, trip)
-        trip.effect_possible = facts.could_act(trip.contract)
+        trip.effect_possible = facts.could_act(trip.contract, call.arguments)
         return trip.contract
 
     def _listed(self, rules: Rulebook, trip: Trip) -> Contract:
@@ -217,7 +223,10 @@ class Pipeline:
 
         try:
             trip.started, trip.approval = await self._store.write(
-                work, durable=trip.effect_possible, alone=self._under_way == 1
+                work,
+                durable=trip.effect_possible,
+                alone=self._under_way == 1,
+                covered=trip.effect_possible,  # by the end's, where nothing can happen before that
             )
         except _AlreadyUsed:
             trip.approval = None
@@ -261,11 +270,13 @@ class Pipeline:
                 trip.dispatched = False  # provably never started
             raise
         trip.attempts, trip.isolation, trip.ran = answer.attempts, answer.isolation, answer.ran
-        trip.within = answer.within
+        trip.within, trip.network = answer.within, answer.network
+        trip.redactions, trip.secrets = dict(answer.redactions), dict(answer.secrets)
         if answer.result is None:
             return Outcome(answer.status, answer.reason_code, self._guard.message(answer.message))
         guarded = self._guard.inspect(grant.contract, grant.definition, answer.result)
-        trip.redactions, trip.encoded_result = dict(guarded.redactions), guarded.encoded
+        trip.strike(guarded.redactions, guarded.secrets)
+        trip.encoded_result = guarded.encoded
         if guarded.problem is not None:
             code, text = guarded.problem
             return Outcome(Status.FAILED, code, text, trust=guarded.trust)
@@ -294,6 +305,8 @@ class Pipeline:
         elif trip.arguments_digest:
             self._budget.note(trip.call, trip.arguments_digest, outcome.status)
         told = self._facts(trip, outcome)
+        if trip.ran is not None:
+            told = self._guard.facts(told)
         if outcome.result is not None and trip.dispatched and trip.is_own:
             complete(outcome.result, told)
 
@@ -334,6 +347,8 @@ class Pipeline:
                 redactions=trip.redactions,
                 ran=trip.ran,
                 within=trip.within,
+                reaches=trip.reaches,
+                network=trip.network,
             )
         )
 

@@ -6,11 +6,12 @@ A protocol here has at most three methods; whatever needs more is two protocols,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ringfence.box import BoxReport, BoxSpec, Stream
-from ringfence.model import Definition, Json, Principal
+from ringfence.box import BoxReport, BoxSpec, NetworkRule, Serve, Stream
+from ringfence.model import Definition, Json, Principal, ServerSpec
 
 
 class Channel(Protocol):
@@ -44,6 +45,14 @@ class UpstreamRequest:
     """The pinned definition that the server must still offer, for a tool."""
     session: str | None = None
     """The client's MCP session, where it has one."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """For this request alone, where it goes over HTTP."""
+    box: str | None = None
+    """The session in whose box the server is to be, where it lives in an agent's own."""
+    fresh: bool = False
+    """An instance of the server for this request alone, in a box of its own, gone with it."""
+    asked: Callable[[Json | None], None] | None = None
+    """Told at the end what the server's box asked of the network meanwhile; None where that is not known."""
 
 
 class Upstreams(Protocol):
@@ -61,16 +70,126 @@ class Upstreams(Protocol):
         """What the server offers `principal` now. Raises Unavailable."""
         ...
 
-    def isolation(self, server: str) -> Json:
-        """The `isolation` fact for whatever runs this server."""
+    def isolation(self, server: str, *, fresh: bool = False) -> Json:
+        """The `isolation` fact for whatever runs this server, or ran an instance of it for one request alone."""
+        ...
+
+
+class Launched(Protocol):
+    """A server that was started, and its standard streams."""
+
+    @property
+    def isolation(self) -> Json: ...
+
+    def asking(self) -> Callable[[], Json | None]:
+        """From now on: what its box asks of the network, as a `network` fact; None where that is not known."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """To its standard input. Raises OSError where nobody reads there any more."""
+        ...
+
+    async def receive(self, stream: Stream) -> bytes:
+        """What it writes next; nothing once it writes no more."""
+        ...
+
+    async def stop(self) -> str:
+        """End it, with everything that it started. Where it ended by itself: what it may have lacked, in a sentence."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts servers."""
+
+    def isolation(self, spec: ServerSpec) -> Json:
+        """The `isolation` fact of a server that is yet to be started."""
+        ...
+
+    async def launch(self, spec: ServerSpec, principal: Principal) -> Launched:
+        """Raises Unavailable where nothing was started."""
         ...
 
 
 class Redactor(Protocol):
     """Removes what must not be seen."""
 
+    def strikes(self, data: bytes) -> bool:
+        """Whether anything would go."""
+        ...
+
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
         """The text without it, and how often each rule struck."""
+        ...
+
+    def secrets(self, text: str) -> Mapping[str, int]:
+        """Which secrets are in it, by name: for the audit log alone, since whoever is told could guess and try."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a box is to have of the outside, and for whom. The start of a server is for no capability and no agent."""
+
+    network: str = "denied"
+    """`denied`, or a name under `networks:`."""
+    places: tuple[str, ...] = ()
+    """What the caller itself named besides, as HOST[:PORT]."""
+    secrets: tuple[str, ...] = ()
+    tenant: str = "local"
+    capability: str | None = None
+    server: str | None = None
+    agent: str | None = None
+    call_id: str | None = None
+    url: str | None = None
+    """Where a request of our own goes; then there is no box."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """The way out of one box, before there is a box."""
+
+    serve: Serve | None = None
+    """For `BoxSpec.network`; None: no way out."""
+    rules: tuple[NetworkRule, ...] = ()
+    """The same as plain data, for whoever serves it in another process; secrets are not in it."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What the box finds in its environment for it: placeholders of secrets."""
+
+
+class Outward(Protocol):
+    """Puts networks and secrets, by name, together to a way out."""
+
+    def check(self, access: Access) -> None:
+        """Whether there could be such a way, before anybody is bothered for it. Raises Refused, Unavailable."""
+        ...
+
+    async def passage(self, access: Access) -> Passage:
+        """For one box. Raises Refused, Unavailable: then nothing may run."""
+        ...
+
+    async def headers(self, access: Access) -> Mapping[str, str]:
+        """What a request of our own carries of these secrets. Raises Refused, Unavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Packages as a box can see them."""
+
+    folder: Path
+    packages: tuple[Mapping[str, str], ...]
+    """Names, versions, and what the index says of their bytes."""
+
+
+class Packing(Protocol):
+    """Installs packages for boxes, in a box."""
+
+    def check(self, names: tuple[str, ...]) -> None:
+        """Whether these could be, before anybody is bothered for them. Raises Refused."""
+        ...
+
+    async def packed(self, names: tuple[str, ...]) -> Packed:
+        """These and all that they need. Raises Refused, Unavailable."""
         ...
 
 

@@ -6,13 +6,14 @@ whoever only wants a box does not load them. `app` builds the whole gateway on t
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -20,25 +21,43 @@ from ringfence import canonical, identity
 from ringfence.approval import Approvals
 from ringfence.audit.keys import load_or_create
 from ringfence.backends import make_backend, templates
-from ringfence.box import MIB, Attached, Input, Layout, Limits, Stream
+from ringfence.box import MIB, Attached, Limits, Stream
 from ringfence.budget import Budget
 from ringfence.config import paths
-from ringfence.config.settings import Config, GatewaySettings, PolicySettings, SandboxSettings, sealed
+from ringfence.config.settings import (
+    SANDBOX_NETWORK,
+    Config,
+    GatewaySettings,
+    PolicySettings,
+    SandboxSettings,
+    sealed,
+)
 from ringfence.contract import Catalog, Schemas, build, built_in
 from ringfence.contract import sealed as sealed_contract
 from ringfence.dispatch import Dispatcher, Surroundings
 from ringfence.errors import Refused, StoreError, Unavailable
 from ringfence.guard import Guard
-from ringfence.model import Call, Contract, Definition, Json, Origin, Outcome, Principal, Status, Transport
+from ringfence.model import (
+    Call,
+    Contract,
+    Definition,
+    Json,
+    NetworkSpec,
+    Origin,
+    Outcome,
+    Principal,
+    Status,
+    Transport,
+)
 from ringfence.pipeline import Pipeline
 from ringfence.policy import Policy
-from ringfence.ports import Channel, UpstreamRequest
+from ringfence.ports import Channel, Outward, UpstreamRequest
 from ringfence.rulebook import Rulebook
+from ringfence.safe import Safe, quiet
 from ringfence.sandbox.executor import Executor
-from ringfence.sandbox.offers.parts import Lives
+from ringfence.sandbox.offers.parts import Lives, Ready
 from ringfence.sandbox.order import Provision
 from ringfence.sandbox.tools import (
-    EXECUTE_PYTHON,
     PROGRAMS,
     RUN_SHELL,
     SERVER,
@@ -47,6 +66,10 @@ from ringfence.sandbox.tools import (
     definition,
 )
 from ringfence.store import Store
+from ringfence.wanted import Wanted
+
+if TYPE_CHECKING:
+    from ringfence.brokering import Secrets
 
 log = logging.getLogger("ringfence")
 
@@ -66,10 +89,31 @@ def make_executor(settings: SandboxSettings, state: Path | None = None) -> Execu
     Unavailable, naming what is missing.
     """
     backend, given = make_backend(settings), provision(settings)
-    if state is None or given.lives is None:
+    if state is None:
         return Executor(backend, replace(given, lives=None))
-    # Whoever wants a box for one run alone does not load what keeps sessions.
-    return Executor(backend, given, lambda: importlib.import_module("ringfence.keeper").keeper_of(state, settings))
+    # Whoever wants a box for one run alone does not load what keeps sessions, nor what installs packages.
+    if given.lives is None:
+        executor = Executor(backend, given)
+    else:
+        executor = Executor(
+            backend, given, lambda: importlib.import_module("ringfence.keeper").keeper_of(state, settings)
+        )
+    executor.packing = cache(
+        lambda: importlib.import_module("ringfence.storehouse").Packer(state, backend, settings.packages)
+    )
+    return executor
+
+
+def way_out(settings: Config, secrets: Callable[[], Secrets] | None = None) -> Callable[[], Outward]:
+    """How boxes of this configuration reach the outside. Most never do, and load nothing of it."""
+
+    @cache
+    def made() -> Outward:
+        module: Any = importlib.import_module("ringfence.outward")
+        outward: Outward = module.WayOut(settings.networks, secrets=None if secrets is None else secrets())
+        return outward
+
+    return made
 
 
 def provision(settings: SandboxSettings) -> Provision:
@@ -90,7 +134,13 @@ def provision(settings: SandboxSettings) -> Provision:
         most_idle_seconds=settings.max_session_idle_seconds,
         retain_seconds=settings.session_retain_seconds,
     )
-    return Provision(limits, templates(settings), lives=lives if settings.max_sessions > 0 else None)
+    return Provision(
+        limits,
+        templates(settings),
+        lives=lives if settings.max_sessions > 0 else None,
+        installs=settings.installs,
+        installable=settings.allow_packages,
+    )
 
 
 def own_contracts(settings: Config, most_bytes: int | None = None, tools: Sequence[str] = TOOLS) -> dict[str, Contract]:
@@ -101,8 +151,9 @@ def own_contracts(settings: Config, most_bytes: int | None = None, tools: Sequen
     served = {contract.tool for contract in declared.values()} | set(settings.contracts)
     timeout = settings.sandbox.default_timeout_seconds
     wanted = PROGRAMS if settings.sandbox.max_sessions == 0 else tools
+    network = SANDBOX_NETWORK if settings.sandbox.network_enabled else "denied"
     return declared | {
-        tool: _beside(built_in(tool, timeout, most_bytes), declared) for tool in wanted if tool not in served
+        tool: _beside(built_in(tool, timeout, most_bytes, network), declared) for tool in wanted if tool not in served
     }
 
 
@@ -126,7 +177,12 @@ def own_lists(settings: Config) -> Contract:
 
 
 def own_definitions(
-    contracts: Mapping[str, Contract], given: Provision, *, wide: bool = False, missing: str | None = None
+    contracts: Mapping[str, Contract],
+    given: Provision,
+    networks: Mapping[str, NetworkSpec],
+    *,
+    wide: bool = False,
+    missing: str | None = None,
 ) -> dict[str, Definition | Refused]:
     """What our own tools say of themselves, by capability; or, where boxes cannot be made, why."""
     out: dict[str, Definition | Refused] = {}
@@ -140,73 +196,10 @@ def own_definitions(
             text = f"The tool {name!r} is not available: there are no sessions here"
             out[name] = Refused(Status.UNAVAILABLE, "no_session", text)
         else:
-            packages = given.templates.get(contract.template, ())
-            out[name] = definition(contract, given.limits, packages, given.lives, wide=wide)
+            packages = (*given.templates.get(contract.template, ()), *given.installs.get(contract.template, ()))
+            ready = Ready(packages, networks.get(contract.network), given.installable)
+            out[name] = definition(contract, given.limits, ready, given.lives, wide=wide)
     return out
-
-
-# ── What is wanted ────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A run as its caller wants it. What is left out, the configuration says."""
-
-    code: str | None = None
-    """Python source; without it, `command` or `argv` is run."""
-    command: str | None = None
-    argv: tuple[str, ...] = ()
-    name: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    limits: Mapping[str, float | int] = field(default_factory=dict)
-    inputs: tuple[Input, ...] = ()
-    stdin: bytes | int = b""
-    """Bytes, or the reading end of a pipe."""
-    output: Path | None = None
-    trees: tuple[Path, ...] = ()
-    template: str | None = None
-    layout: Layout | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def tool(self) -> str:
-        return RUN_SHELL if self.code is None else EXECUTE_PYTHON
-
-    def arguments(self) -> Json:
-        """All of it that is decided upon: what is validated, seen by policy, digested and approved."""
-        given: Json = {
-            "code": self.code,
-            "command": self.command,
-            "argv": list(self.argv) or None,
-            "name": self.name,
-            "env": dict(self.env),
-            "limits": dict(self.limits),
-            "inputs": [named(each) for each in self.inputs],
-            "stdin": "stream" if isinstance(self.stdin, int) else _digest(self.stdin) if self.stdin else None,
-            "output": None if self.output is None else str(self.output),
-            "trees": [str(tree) for tree in self.trees],
-            "template": self.template,
-            "memory_layout": self.layout,
-            "metadata": dict(self.metadata),
-        }
-        said = ("code", "command")
-        return {name: value for name, value in given.items() if value or (value is not None and name in said)}
-
-
-def named(given: Input) -> Json:
-    """How arguments name a file that goes beside them. Raises Unavailable."""
-    if isinstance(given.source, bytes):
-        return {"name": given.name, **_digest(given.source)}
-    try:
-        with open(given.source, "rb") as file:
-            found = hashlib.file_digest(file, "sha256")
-            return {"name": given.name, "bytes": file.tell(), "sha256": found.hexdigest()}
-    except OSError as exc:
-        raise Unavailable("no_input", f"input {given.source}: {exc.strerror or exc}") from None
-
-
-def _digest(data: bytes) -> Json:
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 # ── The way ───────────────────────────────────────────────────────────────────────────────────────
@@ -215,10 +208,14 @@ def _digest(data: bytes) -> Json:
 class Runs:
     """Boxes of one's own: each run is a call of the local principal under a contract, by policy, and on record."""
 
-    def __init__(self, settings: Config, store: Store, executor: Executor) -> None:
+    def __init__(self, settings: Config, store: Store, executor: Executor, safe: Safe) -> None:
         self._agent: Principal = identity.local_agent(settings.people, identity.os_user())
         self._settings = settings
-        self._executor = executor
+        self.executor = executor
+        executor.screens = safe.screen
+        executor.outward = executor.outward or way_out(
+            settings, lambda: safe.lending(lambda: self.pipeline.rules.policy, store)
+        )
         self._schemas = schemas = Schemas(most_bytes=_MOST_ARGUMENT_BYTES)
         self._names: dict[str, str] = {}
         rules = Rulebook(
@@ -241,23 +238,28 @@ class Runs:
             implicit={},
         )
         dispatcher = Dispatcher(NoServers(), Surroundings({}, settings.networks), executor)
-        self._pipeline = Pipeline(store, rules, dispatcher, Guard(schemas.result_problem), Budget(guard_loops=False))
+        self.pipeline = Pipeline(
+            store, rules, dispatcher, Guard(schemas.result_problem, safe.shown), Budget(guard_loops=False)
+        )
 
     def _catalog(self, tools: Sequence[str]) -> Catalog:
         contracts = own_contracts(self._settings, _MOST_RESULT_BYTES, tools)
         self._names = {contract.tool: name for name, contract in reversed(contracts.items())}
-        own = own_definitions(contracts, self._executor.provision, wide=True)
+        own = own_definitions(contracts, self.executor.provision, self._settings.networks, wide=True)
         return Catalog(contracts, {}, schemas=self._schemas, own=own)
 
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: Config, executor: Executor | None = None) -> AsyncIterator[Runs]:
         """Raises Unavailable where no box can be made here, StoreError where nothing could be recorded."""
+        safe = Safe(settings)
+        await safe.load()
         executor = executor or make_executor(settings.sandbox, settings.gateway.state)
         keys = load_or_create(paths.key_folder())
         store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, keys)
         try:
-            yield cls(settings, store, executor)
+            async with quiet(lambda: safe):
+                yield cls(settings, store, executor, safe)
         finally:
             with anyio.CancelScope(shield=True):
                 await executor.close()
@@ -283,7 +285,7 @@ class Runs:
     ) -> Outcome:
         """One of our own tools, in its wide form. A refusal is an outcome too."""
         if tool not in self._names and tool in WIDE_TOOLS:  # those of sessions are made ready when one is wanted
-            self._pipeline.rules = replace(self._pipeline.rules, catalog=self._catalog(WIDE_TOOLS))
+            self.pipeline.rules = replace(self.pipeline.rules, catalog=self._catalog(WIDE_TOOLS))
         call = Call(
             id=canonical.new_id("call"),
             principal=self._agent,
@@ -292,7 +294,7 @@ class Runs:
             origin=origin,
             attached=attached,
         )
-        return await self._pipeline.handle(call, channel or NOBODY)
+        return await self.pipeline.handle(call, channel or NOBODY)
 
 
 def unwritten() -> Config:
@@ -323,7 +325,7 @@ class NoServers:
     async def definitions(self, server: str, principal: Principal) -> list[Definition]:
         return []
 
-    def isolation(self, server: str) -> Json:
+    def isolation(self, server: str, *, fresh: bool = False) -> Json:
         return {}
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict
+from socket import socket
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
 
-from ringfence.box import BoxReport, Captured, FileFact, Input, Layout, Limits, Mount, NetworkRule, Stream
+from ringfence.box import BoxReport, Captured, FileFact, Input, Layout, Limits, Mount, NetworkRule, Serve, Stream
 
 State = Literal["starting", "running", "paused", "stopped"]
 Why = Literal["closed", "lifetime", "keeper_died", "box_died", "killed", "failed"]
@@ -53,6 +54,7 @@ class StaySpec:
     layout: Layout = "shared"
     tenant: str = "local"
     mounts: tuple[Mount, ...] = ()
+    packages: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +158,15 @@ class SessionInfo:
     contexts: tuple[str, ...] = ("default",)
     metadata: Mapping[str, str] = field(default_factory=dict)
     expires_at: str | None = None
-    """None while it is paused: its clock stands still."""
+    """While it is paused, its lifetime stands still: when it is closed unless it is resumed."""
     ended_at: str | None = None
     why: Why | None = None
     isolation: Mapping[str, Any] = field(default_factory=dict)
     snapshot: str | None = None
     """What it was made from."""
     memory_bytes: int | None = None
+    network: tuple[str, ...] = ()
+    """Whom its box may reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +255,8 @@ class Within:
     """Of a step, unabridged."""
     given: tuple[FileFact, ...] = ()
     """Files that the call put into the workspace."""
+    packages: tuple[Mapping[str, str], ...] = ()
+    """What was installed for it, when it was opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +314,14 @@ class Living(Protocol):
     @property
     def isolation(self) -> Mapping[str, Any]: ...
 
+    async def reach(self) -> socket:
+        """A socket in its network, not connected yet. Raises Unavailable."""
+        ...
+
+    def asking(self) -> Callable[[], dict[str, Any] | None]:
+        """From now on: what it asks of the network, as a `network` fact; None where that is not known."""
+        ...
+
     @property
     def workspace(self) -> int:
         """A descriptor of /workspace."""
@@ -345,9 +359,10 @@ class Living(Protocol):
         ...
 
 
+@runtime_checkable
 class Opening(Protocol):
     """A backend whose boxes can stay."""
 
-    async def open(self, spec: StaySpec) -> Living:
+    async def open(self, spec: StaySpec, network: Serve | None = None) -> Living:
         """Raises ValueError for a spec that makes no sense, Unavailable where there is no box to be had."""
         ...

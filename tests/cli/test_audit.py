@@ -128,7 +128,7 @@ def test_show_has_every_record_and_what_is_kept(log: Log) -> None:
 @pytest.mark.parametrize(
     ("identifier", "said"),
     [
-        ("call_aaa1", ("std-read", "It succeeded", "isolation none", "Leave to run it once was recorded")),
+        ("call_aaa1", ("std-read", "It succeeded", "isolation process", "Leave to run it once was recorded")),
         ("aaa2", ("Policy refused it: rules never", "Not this one", "It never ran", "No leave to run")),
         ("last", ("ecko", "No contract applied", "Did you mean 'echo'", "It never ran")),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.cli.bench import box, measure, session
+from ringfence.cli.bench import box, egress, measure, session
 from ringfence.errors import Unavailable
 from ringfence.runs import make_executor, unwritten
 from tests import gateways
@@ -118,3 +118,11 @@ def test_sessions_are_measured_beside_the_bare_interpreter(
         assert isinstance(rows["paused session, 2 of them: to pause one"]["memory_kb"], float)
     assert not list(own_home.rglob("ringfence.db")), "nothing was recorded among the user's own"
     assert "session: memory" in capsys.readouterr().err
+
+
+def test_egress_is_measured_against_direct_requests() -> None:
+    rows = {row.name: row for row in egress.run(30)}
+    assert list(rows)[::2] == ["direct", "tunnelled", "TLS ends here", "brokered, on record"]
+    for name, made in rows.items():
+        base = "new connection, direct" if name.startswith("new") else "direct"
+        assert (made.baseline, made.added_ms is None) == ((None, True) if name == base else (base, False))

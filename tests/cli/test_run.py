@@ -171,7 +171,8 @@ def test_a_configuration_in_this_folder_is_not_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "problem"),
     [
-        (("-c", "1", "--allow", "example.org"), 125, "network access is not built yet"),
+        (("-c", "1", "--allow", "http://example.org"), 2, "--allow http://example.org: "),
+        (("-c", "1", "--allow", "example.org:0"), 2, "--allow example.org:0: '0' is not a port"),
         (("-c", "1", "--backend", "docker"), 125, "sandbox backend docker is not built yet"),
         (("-c", "1", "--config", "missing.yaml"), 125, "missing.yaml"),
         (("-c", "1", "--template", "dta"), 2, "there is no template"),

@@ -180,7 +180,7 @@ def test_capabilities_come_and_go() -> None:
         ("elicitation", "", "deny"),
         ("pins", "first_use", ""),
         ("start_timeout_seconds", "21", "5"),
-        ("placement", "unsafe_host", ""),
+        ("placement", "remote", ""),
     ],
 )
 def test_a_server(key: str, looser: str, tighter: str) -> None:

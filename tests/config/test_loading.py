@@ -107,9 +107,7 @@ def test_the_capabilities_of_the_design_load(tmp_path: Path) -> None:
     (rule,) = settings.policy.rules
     assert (rule.id, rule.action, rule.priority) == ("sandbox-exec", Action.SANDBOX, 20)
     assert rule.tool_patterns == ("execute_.*", "run_.*", "code_.*")
-    assert [str(warning) for warning in settings.warnings] == [
-        "f:3:72: every call of 'create_ticket' will be refused: delivering secrets is not built yet",
-    ]
+    assert settings.warnings == ()
 
 
 def test_the_rules_of_the_design_load_in_the_file_too() -> None:

@@ -25,12 +25,12 @@ def found(conf: Path, text: str, state: str = "../state") -> list[str]:
 
 
 def box(host: str, mode: str = "rw") -> str:
-    mounts = f"[{{host: {host}, at: /w, mode: {mode}}}]"
+    mounts = f"[{{host: {host}, at: /w, mode: {mode}, unsafe: to see that it is found}}]"
     return f"capabilities: {{e: {{transport: sandboxed_exec, tool: run_shell, filesystem: {{mounts: {mounts}}}}}}}"
 
 
 def server(*arguments: str, more: str = "") -> str:
-    return f"servers: {{s: {{command: [{', '.join(('prog', *arguments))}]{more}}}}}"
+    return f"servers: {{s: {{command: [{', '.join(('prog', *arguments))}], placement: unsafe_host{more}}}}}"
 
 
 def test_apart_is_fine(conf: Path) -> None:
@@ -66,6 +66,13 @@ def test_a_server_pointed_at_the_configuration_is_found(conf: Path) -> None:
     assert len(found(conf, server("."))) == 2
     assert len(found(conf, server("--root=.."))) == 4
     assert len(found(conf, server(more=", cwd: .."))) == 4
+
+
+def test_a_server_in_a_box_can_write_to_its_mounts_alone(conf: Path) -> None:
+    boxed = "servers: {s: {command: [prog, --root=..], mounts: [{host: .., at: /w, mode: rw, unsafe: it is a test}]}}"
+    assert len(found(conf, boxed)) == 4
+    assert found(conf, boxed.replace("mode: rw", "mode: ro")) == []
+    assert found(conf, "servers: {s: {command: [prog, --root=..], cwd: ..}}") == []
 
 
 def test_links_are_followed(conf: Path) -> None:

@@ -74,7 +74,7 @@ def test_only_this_file_reads_the_environment() -> None:
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if reading.search(path.read_text())}
     # These are programs of their own, started with an environment that we made; and the cases look for ours.
     inside = {f"sandbox/process/{name}.py" for name in ("zygote", "worker", "guest", "cells")}
-    programs = {*inside, "cli/bench/box.py", "cli/bench/staging.py"}
+    programs = {*inside, *(f"cli/bench/{name}.py" for name in ("box", "egress", "staging"))}
     assert {name for name in found if not name.startswith("promises/")} <= {"config/paths.py", *programs}
 
 

@@ -68,8 +68,7 @@ EXPECTED = """\
 14:49: bad pattern: missing ): (
 14:82: bad expression: undeclared reference to 'nope'
 15:3: a key must be text, this is a number (quote it)
-16:36: '*' is not a host
-16:41: 99999 is not a port
+16:41: '99999' is not a port
 17:25: must be 'env', 'file', 'command', 'keyring' or 'vault', this is 'enviroment'
 17:44: missing key 'path': a secret from file needs it
 17:57: 'name' means nothing for a secret from file
@@ -171,9 +170,30 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
         ("sandbox: {max_processes: 0}", "1:26: must be at least 1, this is 0"),
         ("capabilities: {a: {effects: {preview: b}}}", "1:39: no capability named 'b'"),
         ("networks: {denied: {}}", "1:12: the name 'denied' is taken: choose another"),
-        ("networks: {a: {allow: ['*.0.0.1']}}", "1:24: '0.0.1' is not a host"),
+        ("networks: {a: {allow: ['*.0.0.1']}}", "1:24: '*.0.0.1': '*.' stands before a domain"),
         ("networks: {a: {allow: ['*.10.0.0.1']}}", "1:24: '*.10.0.0.1': '*.' stands before a domain"),
-        ("networks: {a: {allow: ['h:0']}}", "1:24: 0 is not a port"),
+        ("networks: {a: {allow: ['h:0']}}", "1:24: '0' is not a port"),
+        ("networks: {a: {allow: ['a..b']}}", "1:24: 'a..b' is not a host"),
+        ("networks: {a: {allow: ['u@h']}}", "1:24: 'u@h' is not a host"),
+        ("networks: {a: {methods: [get]}}", "1:26: 'get' is not an HTTP method"),
+        ("networks: {a: {methods: []}}", "1:25: must not be empty"),
+        ("networks: {a: {paths: [v1]}}", "1:24: 'v1' is not a path prefix"),
+        ("networks: {a: {paths: ['/a/../b']}}", "1:24: '/a/../b' is not a path prefix"),
+        ("networks: {a: {addresses: [corp]}}", "1:28: 'corp' is not an address"),
+        ("networks: {a: {per_minute: 0}}", "1:28: must be at least 1"),
+        ("secrets: {a: {from: env, name: A, hosts: ['*'], header: X}}", "1:43: '*' would hand the secret to everybody"),
+        (
+            "sandbox: {network_enabled: true}",
+            "1:11: network_enabled without allowed_egress_domains would mean everywhere",
+        ),
+        (
+            "sandbox: {network_enabled: true, allowed_egress_domains: [a.example]}\nnetworks: {sandbox: {}}",
+            "2:12: the name 'sandbox' is what network_enabled makes",
+        ),
+        (
+            "networks: {n: {}}\ncapabilities: {read_file: {transport: sandboxed_exec, network: n}}",
+            "2:55: network is for what makes a box",
+        ),
         ("approvals: {always: {}}", "1:13: the name 'always' is taken: choose another"),
         ("approvals: {a: {people: 2}}", "1:25: needs 2 people, and without people: there is one"),
         ("people: {p: {}}\napprovals: {a: {roles: [r]}}", "2:24: needs 1 people with role r, and people: has 0"),

@@ -22,13 +22,8 @@ NOT_BUILT = {
     "1:19 ": "gateway: {listen: 'gateway.corp.example:8700'}",
     "1:18": "gateway: {state: 'postgresql://db/ringfence'}",
     "1:1": "agents: {analyst: {roles: [reader]}}",
-    "1:29": "servers: {s: {command: [x], mounts: [{host: /a, at: /b}]}}",
-    "3:29": NAMES + "servers: {s: {command: [x], network: n}}",
-    "3:29 ": NAMES + "servers: {s: {command: [x], secrets: k}}",
-    "1:40": "servers: {s: {command: [x], placement: shared}}",
     "1:15": "servers: {s: {openapi: a.yaml, base_url: 'https://h'}}",
     "1:20": "capabilities: {a: {transport: direct}}",
-    "2:31": LOCAL + "capabilities: {a: {isolation: process}}",
     "2:31 ": LOCAL + "capabilities: {a: {isolation: gvisor}}",
     "2:31  ": LOCAL + "capabilities: {a: {isolation: microvm}}",
     "2:31   ": REMOTE + "capabilities: {a: {isolation: gvisor}}",
@@ -38,13 +33,8 @@ NOT_BUILT = {
     "2:30 ": LOCAL + "capabilities: {a: {effects: {preview: b}}, b: {}}",
     "1:40 ": "policy: {rules: [{id: a, action: deny, taint_labels: [secret]}]}",
     "1:40  ": "policy: {rules: [{id: a, action: deny, conditions: {a: b}}]}",
-    "1:16": "networks: {n: {methods: [GET]}}",
-    "1:16 ": "networks: {n: {paths: ['/v1/*']}}",
-    "1:16  ": "networks: {n: {max_bytes_out: 1}}",
     "1:11   ": "sandbox: {backend: docker}",
     "1:11    ": "sandbox: {backend: auto}",
-    "1:11     ": "sandbox: {network_enabled: true}",
-    "1:11      ": "sandbox: {allowed_egress_domains: [corp.example]}",
     "1:11       ": "sandbox: {docker_image: python}",
     "1:11        ": "sandbox: {firecracker_kernel_path: /k}",
     "1:11         ": "sandbox: {firecracker_rootfs_path: /r}",
@@ -67,10 +57,14 @@ def test_what_is_not_built_says_so(place: str, text: str) -> None:
         "servers: {s: {command: [x], mounts: [], network: denied, secrets: none, placement: unsafe_host}}",
         LOCAL + "capabilities: {a: {isolation: none, record: full}}",
         REMOTE + "capabilities: {a: {isolation: process}}",
+        LOCAL + "capabilities: {a: {isolation: process}}",
+        "networks: {n: {allow: ['h:443']}}\nservers: {s: {command: [x], mounts: [{host: /a, at: /b}], network: n}}",
         "capabilities: {run_shell: {transport: sandboxed_exec, isolation: process, memory_layout: fresh}}",
         "sandbox: {max_processes: 8, max_output_mb: 1, capture_bytes: 0, templates: {ml: {packages: [sklearn.svm]}}}",
         "policy: {rules: [{id: a, action: deny, taint_labels: [], conditions: {}}]}",
         "networks: {n: {methods: null, paths: null, max_bytes_out: null}}",
+        "networks: {n: {methods: [GET], paths: ['/v1/*'], max_bytes_out: 1, max_bytes_in: 1, per_minute: 1}}",
+        "sandbox: {network_enabled: true, allowed_egress_domains: ['*.corp.example', 'api.example:443']}",
         "sandbox: {backend: process, network_enabled: false, allowed_egress_domains: [], max_memory_mb: 64}",
         "gateway: {listen: 'localhost:0', code_mode: off}",
         "gateway: {listen: '[::1]:8700'}",
@@ -84,9 +78,9 @@ def warnings(text: str) -> list[str]:
     return [str(warning) for warning in config.loads(text, file="f", base=BASE).warnings]
 
 
-def test_isolation_of_a_capability_that_may_be_on_a_command_needs_its_server_named() -> None:
-    both = "servers: {s: {command: [x]}, t: {url: 'https://h/mcp'}}\n"
-    with pytest.raises(ConfigError, match="is not built yet"):
+def test_isolation_of_a_capability_that_may_be_on_a_server_without_a_box_needs_its_server_named() -> None:
+    both = "servers: {s: {command: [x], placement: unsafe_host}, t: {url: 'https://h/mcp'}}\n"
+    with pytest.raises(ConfigError, match="runs in no box"):
         config.loads(both + "capabilities: {a: {isolation: process}}", file="f", base=BASE)
     assert warnings(both + "capabilities: {a: {isolation: process, server: t}}") == []
 
@@ -94,14 +88,14 @@ def test_isolation_of_a_capability_that_may_be_on_a_command_needs_its_server_nam
 def test_calls_that_will_be_refused_are_warned_of() -> None:
     box = "capabilities: {run_shell: {transport: sandboxed_exec, secrets: [k], network: n, isolation: microvm, "
     assert warnings(NAMES + box + "filesystem: {mounts: [{host: /a, at: /b}]}}}") == [
-        "f:3:55: every call of 'run_shell' will be refused: delivering secrets is not built yet",
-        "f:3:69: every call of 'run_shell' will be refused: a network in a box is not built yet",
+        "f:3:65: every call of 'run_shell' will be refused: secret 'k' names no hosts that it is for, and its value may"
+        " not enter a box",
         "f:3:81: every call of 'run_shell' will be refused: isolation microvm is not built yet",
-        "f:3:101: every call of 'run_shell' will be refused: mounting folders in a box is not built yet",
     ]
     assert warnings(NAMES + LOCAL + "capabilities: {a: {secrets: [k], network: n}}") == [
-        "f:4:20: every call of 'a' will be refused: delivering secrets is not built yet",
-        "f:4:34: every call of 'a' will be refused: confining the network of a server is not built yet",
+        "f:4:30: every call of 'a' will be refused: server 's' is not given secret 'k': write it under its secrets,"
+        " too",
+        "f:4:34: every call of 'a' will be refused: the box of its server does not have network 'n'",
     ]
     assert warnings("capabilities: {a: {}}") == ["f:1:16: every call of 'a' will be refused: no server is declared"]
 

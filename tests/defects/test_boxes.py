@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.runs import Runs, Wanted
+from ringfence.runs import Runs
+from ringfence.wanted import Wanted
 from tests.boxing import need_boxes, settings
 
 pytestmark = pytest.mark.anyio

@@ -19,7 +19,7 @@ from ringfence import canonical, config
 from ringfence.app import App
 from ringfence.model import Call, Outcome, Principal
 from ringfence.runs import NOBODY
-from ringfence.upstream import pool
+from ringfence.upstream import held
 from tests import gateways
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +67,7 @@ async def test_defect_20_nothing_grows_with_the_number_of_calls(path: Path) -> N
         grown = resident() - before
         sizes = dict(containers(app))
         assert max(sizes.values()) <= MOST, sorted(sizes.items(), key=lambda item: -item[1])[:5]
-        assert len(app.pool._held) <= pool.MAX_PER_SERVER + 1
+        assert len(app.pool._held) <= held.MAX_PER_SERVER + 1
         assert not app.front._paused._waiting
         assert app.store.reader().running() == []
     assert grown < 40_000_000, f"{grown} bytes more after {CALLS} calls"

@@ -121,10 +121,13 @@ class Stage:
 
     def configure(self, name: str = "ringfence.yaml", **sections: Any) -> Path:
         """A configuration file; JSON is YAML. What is not said is the least that works."""
+        # In no box: what is on trial is the log, over hundreds of starts, and the server writes down what it did.
+        server: Json = {"command": SERVER, "pins": "first_use", "placement": "unsafe_host"}
+        server["env"] = {"STAGE": str(self.folder)}
         whole: Json = {
             "version": 1,
             "gateway": {"listen": "127.0.0.1:0", "state": str(self.state), "approval_wait_seconds": 0},
-            "servers": {"tools": {"command": SERVER, "pins": "first_use", "env": {"STAGE": str(self.folder)}}},
+            "servers": {"tools": server},
             "capabilities": {
                 "echo": {"server": "tools", "mode": "read"},
                 "append": {"server": "tools", "mode": "write", "log": {"arguments": "redacted"}},

@@ -169,5 +169,5 @@ def test_an_answer_is_framed_anew() -> None:
 
 def test_a_refusal_names_its_rule_and_cannot_be_made_to_say_more() -> None:
     answer = refusal(403, "corp", "method", "a\r\nSet-Cookie: x", True)
-    assert answer.startswith(b"HTTP/1.1 403 Forbidden\r\n") and b"X-Ringfence-NetworkRule: corp\r\n" in answer
+    assert answer.startswith(b"HTTP/1.1 403 Forbidden\r\n") and b"X-Ringfence-Rule: corp\r\n" in answer
     assert b"\r\nSet-Cookie" not in answer

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.box import NetworkRule
+from ringfence.egress import names
 from ringfence.egress.names import endpoint
 from ringfence.egress.rules import Rules, judge, pattern, plain_path
 
@@ -162,3 +163,20 @@ def test_methods_paths_and_terminate_mean_inspection() -> None:
     assert not NetworkRule("r", ("a",)).inspects
     assert NetworkRule("r", ("a",), methods=()).inspects and NetworkRule("r", ("a",), paths=()).inspects
     assert NetworkRule("r", ("a",), terminate=True).inspects
+
+
+# ── localhost ──
+
+
+def test_who_writes_localhost_means_this_machine() -> None:
+    rule = NetworkRule("here", ("localhost:8080", "api.example"))
+    rules = Rules([rule])
+    assert {str(found) for found in rules.named(rule, 8080)} == {"127.0.0.0/8", "::1/128"}
+    assert rules.named(rule, 80) == ()
+    assert Rules([wide := NetworkRule("any", ("*", "*.localhost"))]).named(wide, 80) == ()
+
+
+def test_a_host_is_named_on_whichever_port() -> None:
+    rules = Rules([NetworkRule("some", ("127.0.0.1:8080", "*.example"))])
+    named = {text: rules.name(names.host(text)) for text in ("127.0.0.1", "::1", "localhost", "a.example", "example")}
+    assert named == {"127.0.0.1": True, "::1": False, "localhost": False, "a.example": True, "example": False}

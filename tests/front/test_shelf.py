@@ -17,7 +17,7 @@ from ringfence.errors import Unavailable
 from ringfence.front.shelf import Shelf
 from ringfence.model import Definition, Json, Principal, ServerSpec
 from ringfence.rulebook import Rulebook
-from ringfence.sandbox.offers.parts import Lives
+from ringfence.sandbox.offers.parts import Lives, Ready
 from ringfence.sandbox.tools import PROGRAMS
 from ringfence.sandbox.tools import definition as own_definition
 from tests.faking import Said, contract, definition, governed, rulebook
@@ -152,7 +152,7 @@ async def test_what_sessions_left_comes_after_the_servers_lists_and_is_nobody_el
 
 async def test_only_tools_of_ours_take_a_session(tmp_path: Path) -> None:
     contracts = {tool: built_in(tool, 30) for tool in ("execute_python", "open_session", "read_file")}
-    own = {name: own_definition(one, Limits(), (), Lives()) for name, one in contracts.items()}
+    own = {name: own_definition(one, Limits(), Ready(), Lives()) for name, one in contracts.items()}
     async with shelved(tmp_path, Said()) as (shelf, way):
         assert not shelf.takes_session("echo")
         way.pipeline.rules = replace(way.pipeline.rules, catalog=Catalog(contracts, {}, own=own))
@@ -197,7 +197,7 @@ async def test_a_tool_of_our_own_is_shown_where_policy_can_allow_it(
     tmp_path: Path, said: Said, shown: list[str]
 ) -> None:
     contracts = {tool: built_in(tool, 30) for tool in PROGRAMS}
-    own = {name: own_definition(one, Limits(), ()) for name, one in contracts.items()}
+    own = {name: own_definition(one, Limits(), Ready()) for name, one in contracts.items()}
     async with shelved(tmp_path, said) as (shelf, way):
         way.pipeline.rules = replace(way.pipeline.rules, catalog=Catalog(contracts, {}, own=own))
         assert [tool["name"] for tool in shelf.tools()] == shown

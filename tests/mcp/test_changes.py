@@ -82,7 +82,10 @@ async def names(client: Client) -> set[str]:
 @pytest.fixture
 def pulled(tmp_path: Path, hostile_command: list[str]) -> Iterator[Gateway]:
     """A server that changes the description of `rug` when it is called, for good."""
-    server = {"command": [*hostile_command, "--rug-file", str(tmp_path / "rug")], "pins": "first_use"}
+    (tmp_path / "rugs").mkdir()
+    rug = str(tmp_path / "rugs")
+    server: JSON = {"command": [*hostile_command, "--rug-file", f"{rug}/rug"], "pins": "first_use"}
+    server["mounts"] = [{"host": rug, "at": rug, "mode": "rw"}]
     config = gateway.configuration({"hostile": server}, gateway.tools("hostile", "rug", "echo"))
     with gateway.serve(tmp_path / "gateway", config) as running:
         yield running

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,9 +22,16 @@ MISBEHAVIOURS = ("echo", "slow", "flood", "huge_line", "garbage", "noisy", "coun
 SILENT = ("hang", "wrong_id")
 
 
-def stands_in(folder: Path, command: list[str]) -> list[str]:
+def stands_in(folder: Path, command: list[str]) -> JSON:
     """A server that starts only while there is no file named `broken`."""
-    return ["sh", "-c", f"test -e {folder}/broken && exit 3; exec {shlex.join(command)}"]
+    script = folder / "mortal.py"
+    script.write_text(f"""import os, sys
+if os.path.exists({str(folder / "broken")!r}):
+    sys.exit(3)
+os.execv({command[0]!r}, {command!r})
+""")
+    code = str(tooling.FIXTURES)  # which nothing but that text names
+    return {"command": [command[0], str(script)], "mounts": [{"host": code, "at": code}]}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, hostile_command: list[str])
     servers = {
         "hostile": server(hostile_command),
         "neighbour": server(hostile_command),
-        "mortal": server(stands_in(base, hostile_command)),
+        "mortal": {**stands_in(base, hostile_command), "pins": "first_use"},
         "frozen": server(hostile_command),
         "hanging": server([*hostile_command, "--at-start", "hang"], start_timeout_seconds=1),
         "dying": server([*hostile_command, "--at-start", "die"]),
@@ -272,7 +278,9 @@ async def test_gateway_is_well_after_all_this_and_leaves_no_process(tmp_path: Pa
     with gateway.serve(tmp_path, config) as running:
         async with running.client("legacy") as client:
             pid = json.loads(text_of(await client.call_tool("environ", {})))["pid"]
-        assert running.healthy() and tooling.alive(pid)
+        # Within its box it has another number.
+        started = tooling.descendants(running.started.pid, "hostile_server.py") if running.started else []
+        assert running.healthy() and pid and len(started) == 1
         assert running.started is not None
         assert running.started.stop() == 0
-    tooling.wait_until_gone(pid)
+    tooling.wait_until_gone(started[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -93,14 +94,14 @@ async def test_clients_of_two_principals_meet_nowhere(tmp_path: Path, hostile_co
         return types.ElicitResult(action="decline")
 
     async with shared(tmp_path, hostile(hostile_command)) as both:
-        pids: dict[str, set[int]] = {}
+        seen: dict[str, set[str]] = {}
         for who in (ANN, BOB):
             for options in ({}, {"elicitation_callback": elicit}):
                 async with both.client(who, mode, **options) as client:
                     told = json.loads(text_of(await client.call_tool("environ", {})))
-                pids.setdefault(who.agent, set()).add(told["pid"])
-        assert pids["ann"] & pids["bob"] == set()
-        assert len(pids["ann"]) == 2, "a client that can be asked does not share with one that cannot"
+                seen.setdefault(who.agent, set()).add(told["identity"])
+        assert seen["ann"] & seen["bob"] == set()
+        assert len(seen["ann"]) == 2, "a client that can be asked does not share with one that cannot"
 
 
 async def test_process_of_a_session_ends_with_it(tmp_path: Path, hostile_command: list[str]) -> None:
@@ -109,9 +110,11 @@ async def test_process_of_a_session_ends_with_it(tmp_path: Path, hostile_command
 
     async with shared(tmp_path, hostile(hostile_command)) as both:
         async with both.client(ANN, "legacy", elicitation_callback=elicit) as client:
-            pid = json.loads(text_of(await client.call_tool("environ", {})))["pid"]
-            again = json.loads(text_of(await client.call_tool("environ", {})))["pid"]
-            assert pid == again and tooling.alive(pid)
+            before = set(tooling.descendants(os.getpid(), "hostile_server.py"))
+            one = json.loads(text_of(await client.call_tool("environ", {})))["identity"]
+            again = json.loads(text_of(await client.call_tool("environ", {})))["identity"]
+            (pid,) = set(tooling.descendants(os.getpid(), "hostile_server.py")) - before
+            assert one == again and tooling.alive(pid)
         with anyio.fail_after(10):
             while tooling.alive(pid):
                 await anyio.sleep(0.05)

@@ -34,6 +34,10 @@ def stdio(*command: str, **more: object) -> JSON:
     return {"command": list(command), "pins": "first_use", **more}
 
 
+def shared(folder: Path) -> JSON:
+    return {"host": str(folder), "at": str(folder), "mode": "rw"}
+
+
 def contracts() -> dict[str, JSON]:
     return {
         **gateway.tools("everything", "echo", "get-sum", "get-structured-content", "trigger-long-running-operation"),
@@ -64,10 +68,14 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             *tooling.npm_command("mcp-server-everything", "stdio"), resources=["demo://*"], prompts=["*"]
         ),
         "remote": {"url": f"http://127.0.0.1:{port}/mcp", "pins": "first_use"},
-        "files": stdio(*tooling.npm_command("mcp-server-filesystem", str(files))),
-        "memory": stdio(*tooling.npm_command("mcp-server-memory"), env={"MEMORY_FILE_PATH": str(graph)}),
+        "files": stdio(*tooling.npm_command("mcp-server-filesystem", str(files)), mounts=[shared(files)]),
+        "memory": stdio(
+            *tooling.npm_command("mcp-server-memory"),
+            env={"MEMORY_FILE_PATH": str(graph)},
+            mounts=[shared(graph.parent)],
+        ),
         "time": stdio(str(tooling.python_server("mcp-server-time"))),
-        "git": stdio(str(tooling.python_server("mcp-server-git"))),
+        "git": stdio(str(tooling.python_server("mcp-server-git")), mounts=[shared(repository)]),
     }
     with (
         tooling.serve(remote, port, env={"PORT": str(port)}),
@@ -166,19 +174,19 @@ async def test_git_commits_to_a_real_repository(house: House, mode: str) -> None
     assert f"add {name}" in log.stdout.splitlines()
 
 
-async def test_each_server_speaks_its_own_revision_on_the_host(house: House, mode: str) -> None:
-    """Both revisions are among the servers; the facts say that none of them is in a box, and so does the log."""
+async def test_each_server_speaks_its_own_revision_in_a_box(house: House, mode: str) -> None:
+    """Both revisions are among the servers; the facts say that each is in a box, and the log has nothing to warn of."""
     async with house.gateway.client(mode) as client:
         for tool in ("echo", "get_current_time"):
             arguments = {"message": "hi"} if tool == "echo" else {"timezone": "Etc/UTC"}
             result = await call(client, tool, arguments)
-            assert facts(result)["isolation"] == {"backend": "host", "level": "none", "protections": {}}
+            isolation = facts(result)["isolation"]
+            assert (isolation["backend"], isolation["level"]) == ("process", "process")
+            assert isolation["protections"]["seccomp"] == {"on": True, "verified": "run"}
     starts = [r.body for r in house.gateway.records(kind="finished") if r.body["call"]["method"] == "server/start"]
     assert {body["call"]["server"] for body in starts} == {"everything", "remote", "files", "memory", "time", "git"}
     assert all(body["status"] == "success" for body in starts)
-    log = house.gateway.log()
-    local = [body for body in starts if body["call"]["server"] != "remote"]
-    assert log.count("without a box (isolation: none)") == len(local)
+    assert "without a box" not in house.gateway.log()
 
 
 async def test_every_call_is_on_record(house: House, mode: str) -> None:

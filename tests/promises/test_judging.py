@@ -144,6 +144,8 @@ def test_no_case_is_kept_by_a_report_that_says_nothing(stage: Stage) -> None:
     for each in CATALOGUE:
         made = stage.props(each.props)
         try:
+            if each.network:
+                made.play(each.names)
             report = BoxReport("exited", usage=Usage())
             kept, got = judging.verdict(each, Trial(report, each.limits, made))
         finally:

@@ -67,3 +67,13 @@ def test_no_form_of_any_secret_is_missed_however_it_is_cut(number: int) -> None:
             assert encoders.core(text, len(lead)) not in encoders.unwrapped(whole.data.decode()), (form, text)
             parts, _ = streamed(values, pieces(dice, data))
             assert parts == whole.data, (form, text)
+
+
+def test_masked_it_is_as_long_as_before_and_without_shapes_they_stay() -> None:
+    values = Values([Secret("horse", "correct-horse-battery-staple")], shaped=False)
+    key = b"AKIA" + b"ABCDEFGHIJKLMNOP"
+    data = b"a correct-horse-battery-staple b " + key
+    stream = Stream(values, masked=True)
+    assert stream.feed(data) + stream.finish() == b"a " + b"*" * 28 + b" b " + key
+    assert values.strikes(data) and not values.strikes(key) and Values().strikes(key)
+    assert values.reach >= 28 and Values().reach == 0

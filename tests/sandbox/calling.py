@@ -16,7 +16,7 @@ from ringfence.config import SandboxSettings
 from ringfence.contract import built_in
 from ringfence.model import Answer, Call, Contract, Decision, Definition, Grant, Json, Principal, Status
 from ringfence.sandbox.executor import Executor
-from ringfence.sandbox.offers.parts import Lives
+from ringfence.sandbox.offers.parts import Lives, Ready
 from ringfence.sandbox.order import Provision
 from ringfence.sandbox.tools import definition
 from ringfence.schema import Schema
@@ -43,7 +43,7 @@ class Caller:
     def granted(self, tool: str, arguments: Json, attached: Attached | None = None, **more: Any) -> Grant:
         contract, wide = self.contract(tool), attached is not None
         given = self.executor.provision
-        own: Definition = definition(contract, given.limits, (), given.lives, wide=wide)
+        own: Definition = definition(contract, given.limits, Ready(), given.lives, wide=wide)
         problem = Schema(own.body["inputSchema"]).problem(arguments, "arguments")
         assert problem is None, problem
         call: Call = make_call(contract.name, arguments, attached=attached, principal=more.pop("principal", MINE))

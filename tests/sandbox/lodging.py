@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.box import BoxReport, Captured, Stream
+from ringfence.box import BoxReport, Captured, Serve, Stream
 from ringfence.errors import Refused, Unavailable
 from ringfence.sandbox.capacity import HouseRules
 from ringfence.sandbox.house import House
@@ -60,6 +61,12 @@ class Stopped(Exception):
 
 
 class FakeBox:
+    def asking(self) -> Callable[[], dict[str, Any] | None]:
+        return lambda: None
+
+    async def reach(self) -> socket.socket:
+        return socket.socket()
+
     def __init__(self, spec: StaySpec) -> None:
         self.spec = spec
         self.isolation: Mapping[str, Any] = {"backend": "fake"}
@@ -259,7 +266,7 @@ class FakeBackend:
         self.problem: Exception | None = None
         self.delay = 0.0
 
-    async def open(self, spec: StaySpec) -> FakeBox:
+    async def open(self, spec: StaySpec, network: Serve | None = None) -> FakeBox:
         await asyncio.sleep(self.delay)
         if self.problem is not None:
             raise self.problem

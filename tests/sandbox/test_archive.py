@@ -22,20 +22,6 @@ from ringfence.sandbox.workspace import Workspace
 MIB = 1024 * 1024
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def space(work: Path) -> Iterator[Workspace]:
-    descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-    yield Workspace(descriptor, None)
-    os.close(descriptor)
-
-
 def member(name: str, data: bytes = b"", **more: Any) -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
     info.size = len(data)

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from ringfence import canonical
-from ringfence.box import Attached, BoxReport, BoxSpec, Captured, FileFact, Input, Mount
+from ringfence.box import Attached, BoxReport, BoxSpec, Captured, FileFact, Input
 from ringfence.contract import build, built_in
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import Answer, Contract, Decision, Grant, Status
@@ -184,7 +184,6 @@ REFUSED: dict[str, tuple[Contract, dict[str, Any], str]] = {
     "a session": (PYTHON, {"code": "1", "session": "s"}, "no_session"),
     "a secret": (replace(PYTHON, secrets=("k",)), {"code": "1"}, "no_secret"),
     "a network": (replace(PYTHON, network="inside"), {"code": "1"}, "no_network_control"),
-    "a mount": (replace(PYTHON, mounts=(Mount("/a", "/b"),)), {"code": "1"}, "no_mounts"),
     "gvisor": (replace(PYTHON, isolation="gvisor"), {"code": "1"}, "no_isolation"),
     "microvm": (replace(PYTHON, isolation="microvm"), {"code": "1"}, "no_isolation"),
     "a template": (PYTHON, {"code": "1", "template": "dta"}, "unknown_template"),

@@ -29,7 +29,7 @@ async def test_a_paused_session_stands_still_and_goes_on_where_it_was(here: Lodg
     running = asyncio.create_task(here.cell(box, "sleep 0.1\nset x 1", limits=Limits(wall_seconds=0.2)))
     await asyncio.sleep(0.03)
     info = await here.house.pause(ME, box)
-    assert (info.state, info.expires_at) == ("paused", None)
+    assert (info.state, info.expires_at is None) == ("paused", False)
     await asyncio.sleep(0.3)
     assert not running.done()
     assert (await here.house.pause(ME, box)).state == "paused"
@@ -177,6 +177,18 @@ async def test_the_lifetime_stands_still_while_it_is_paused(here: Lodging) -> No
     assert await here.state(box) == "running"
     await asyncio.sleep(0.3)
     assert await here.state(box) == "stopped"
+
+
+async def test_a_session_that_nobody_resumes_is_closed(tmp_path: Path) -> None:
+    async with lodging(tmp_path / "state", paused_seconds=0.2) as here:
+        box, other = await here.create(), await here.create()
+        for each in (box, other):
+            await here.house.pause(ME, each)
+        await here.house.resume(ME, other)
+        await asyncio.sleep(0.5)
+        info = await here.house.info(ME, box)
+        assert (info.state, info.why) == ("stopped", "lifetime")
+        assert await here.state(other) == "running"
 
 
 async def test_a_lifetime_can_be_given_anew(here: Lodging) -> None:

@@ -10,15 +10,15 @@ import pytest
 from ringfence.box import MIB, Limits
 from ringfence.contract import built_in
 from ringfence.sandbox.bounds import BOUNDS, limits_problem
-from ringfence.sandbox.offers.parts import Lives
-from ringfence.sandbox.tools import PROGRAMS, TEMPLATES, TOOLS, WIDE_TOOLS, complete, definition, mode, size
+from ringfence.sandbox.offers.parts import Lives, Ready
+from ringfence.sandbox.tools import DECLARABLE, PROGRAMS, TEMPLATES, TOOLS, WIDE_TOOLS, complete, definition, mode, size
 from ringfence.schema import Schema
 
 PYTHON, SHELL = built_in("execute_python", 8), built_in("run_shell", 30)
 
 
 def fits(contract: Any, arguments: Any, *, wide: bool = False) -> bool:
-    body = definition(contract, Limits(), (), Lives(), wide=wide).body
+    body = definition(contract, Limits(), Ready(), Lives(), wide=wide).body
     return Schema(body["inputSchema"]).problem(arguments, "arguments") is None
 
 
@@ -63,26 +63,26 @@ def test_an_agent_sends_a_program_and_nothing_else(contract: Any, arguments: Any
 @pytest.mark.parametrize("contract", [PYTHON, SHELL], ids=lambda c: c.tool)
 def test_a_description_states_the_effective_limits(contract: Any) -> None:
     limits = Limits(memory_bytes=512 * MIB, disk_bytes=2048 * MIB, processes=7, cpu_cores=1.5, output_bytes=MIB)
-    text = definition(contract, limits, TEMPLATES["data"]).body["description"]
+    text = definition(contract, limits, Ready(TEMPLATES["data"])).body["description"]
     for stated in (
         *(f"{contract.timeout_seconds:g} s", "512 MiB of memory", "2 GiB of disk", "7 processes and threads"),
         *("1.5 processor cores", "1 MiB of output", "1 MB at most", "Network: none", "numpy, pandas, matplotlib"),
         *("/workspace/output", "/workspace/tmp", "standard library"),
     ):
         assert stated in text, stated
-    assert "numpy" not in definition(contract, limits, ()).body["description"]
+    assert "numpy" not in definition(contract, limits, Ready()).body["description"]
 
 
 def test_a_definition_changes_with_what_it_promises() -> None:
     digests = {
-        definition(contract, limits, packages).digest
+        definition(contract, limits, Ready(packages)).digest
         for contract in (PYTHON, SHELL, built_in("execute_python", 9))
         for limits in (Limits(), Limits(memory_bytes=MIB * 128))
         for packages in ((), ("numpy",))
     }
     assert len(digests) == 12
-    assert definition(PYTHON, Limits(), ()).server == "ringfence"
-    assert [definition(built_in(tool, 1), Limits(), ()).name for tool in TOOLS] == list(TOOLS)
+    assert definition(PYTHON, Limits(), Ready()).server == "ringfence"
+    assert [definition(built_in(tool, 1), Limits(), Ready()).name for tool in TOOLS] == list(TOOLS)
 
 
 def test_every_limit_has_bounds_and_the_defaults_are_within() -> None:
@@ -132,16 +132,17 @@ def test_a_result_is_completed_with_its_facts() -> None:
 
 
 def taken(tool: str, lives: Lives, *, wide: bool = False) -> Any:
-    return definition(built_in(tool, 7), Limits(), (), lives, wide=wide).body
+    return definition(built_in(tool, 7), Limits(), Ready(), lives, wide=wide).body
 
 
 def test_what_an_agent_may_do_with_a_session_and_what_only_somebody_in_this_process() -> None:
-    assert set(TOOLS) < set(WIDE_TOOLS)
+    assert set(TOOLS) < set(DECLARABLE) < set(WIDE_TOOLS)
+    assert set(DECLARABLE) - set(TOOLS) == {"expose_port"}, "only where a contract is for it"
     only = {"extend_session", "list_snapshots", "remove_snapshot", "create_volume", "list_volumes", "remove_volume"}
-    assert set(WIDE_TOOLS) - set(TOOLS) == only | {"rename_file", "read_folder", "write_folder", "watch_files"}
+    assert set(WIDE_TOOLS) - set(DECLARABLE) == only | {"rename_file", "read_folder", "write_folder", "watch_files"}
     for tool in WIDE_TOOLS:
         Schema(taken(tool, Lives(), wide=True)["inputSchema"])
-    for tool in TOOLS:
+    for tool in DECLARABLE:
         body = taken(tool, Lives())
         Schema(body["outputSchema"])
         assert "facts" in body["outputSchema"]["required"]
@@ -181,8 +182,8 @@ def test_an_agent_stays_within_the_clocks_of_the_configuration() -> None:
 
 def test_where_there_are_no_sessions_nothing_is_said_of_them() -> None:
     for contract in (PYTHON, SHELL):
-        assert "open_session" not in definition(contract, Limits(), ()).body["description"]
-        assert "open_session" in definition(contract, Limits(), (), Lives()).body["description"]
+        assert "open_session" not in definition(contract, Limits(), Ready()).body["description"]
+        assert "open_session" in definition(contract, Limits(), Ready(), Lives()).body["description"]
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,6 @@ not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everyt
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def root(work: Path) -> Iterator[int]:
     with entered(work) as descriptor:
         yield descriptor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,20 +19,6 @@ from ringfence.sandbox.workspace import Workspace
 from tests.sandbox.live_folder import live_folder
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def space(work: Path) -> Iterator[Workspace]:
-    descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-    yield Workspace(descriptor, None)
-    os.close(descriptor)
 
 
 @asynccontextmanager

@@ -23,20 +23,6 @@ MIB = 1024 * 1024
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def space(work: Path) -> Iterator[Workspace]:
-    descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-    yield Workspace(descriptor, None)
-    os.close(descriptor)
-
-
-@pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
     """A folder of the host that must neither be read nor change."""
     folder = tmp_path / "outside"

@@ -16,7 +16,7 @@ from ringfence.model import Mode, Status
 from ringfence.sdk.gateway import _contract
 from tests import gateways, tooling
 
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:servers run on this host:UserWarning")]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ async def test_a_url_a_command_and_a_mapping_are_upstreams(
         assert {"echo", "counter", "create_ticket"} <= set(names)
         echoed = await gateway.call_tool("echo", {"text": "hi"})
         assert (echoed.status, echoed.text, echoed.facts["isolation"]["backend"]) == (Status.SUCCESS, "hi", "remote")
-        assert (await gateway.call_tool("counter")).facts["isolation"]["backend"] == "host"
+        assert (await gateway.call_tool("counter")).facts["isolation"]["backend"] == "process"
         filed = await gateway.call_tool("create_ticket", {"title": "x"})
         assert filed.structured == {"number": 7}
         assert filed.facts["effect"] == "confirmed"
@@ -121,7 +121,7 @@ async def test_start_and_stop_may_be_in_different_tasks(echo_url: str, tmp_path:
     [
         ([{"url": "http://127.0.0.1:1/mcp", "sampling": "Deny"}], "did you mean 'deny'"),
         ([{"url": "http://127.0.0.1:1/mcp", "eliciation": "deny"}], "did you mean 'elicitation'"),
-        ([{"command": ["x"], "mounts": [{"host": "/", "at": "/x"}]}], "not built yet"),
+        ([{"command": ["x"], "mounts": [{"host": "/", "at": "/x"}]}], "unsafe: REASON"),
         ([{"command": ["x"], "network": "inside"}], "network"),
         ([{"command": ["x"], "url": "http://127.0.0.1:1/mcp"}], "command|url"),
         (["ftp://x"], "http"),
@@ -154,7 +154,7 @@ async def test_a_state_that_cannot_be_used_is_said(echo_url: str, tmp_path: Path
 
 async def test_servers_without_a_box_are_warned_about(hostile_command: list[str], tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="without a box"):
-        async with Gateway([hostile_command], "permissive", state=tmp_path) as gateway:
+        async with Gateway([hostile_command], "permissive", sandbox=False, state=tmp_path) as gateway:
             assert (await gateway.call_tool("counter")).facts["isolation"]["level"] == "none"
 
 

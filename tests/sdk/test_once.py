@@ -98,7 +98,9 @@ def test_a_callback_that_raises_ends_the_run() -> None:
         ({"limits": Limits(processes=10**9)}, ValueError, "processes must be"),
         ({"template": "dta"}, Refused, "there is no template"),
         ({"backend": "docker"}, Unavailable, "docker is not built yet"),
-        ({"network": True}, TypeError, "there is no option network"),
+        ({"netwrok": True}, TypeError, "there is no option netwrok"),
+        ({"network": ["a b"]}, Refused, "such a network cannot be"),
+        ({"network": "nowhere"}, Unavailable, "there is no network 'nowhere'"),
         ({"inputs": {"a": Path("/nonexistent/a")}}, Unavailable, "No such file"),
         ({"inputs": {"../a": b""}}, Refused, "no such box can be made"),
         ({"envs": {"A=B": "c"}}, Refused, "env"),
@@ -114,6 +116,24 @@ def test_what_is_no_source_is_refused(code: str) -> None:
     with pytest.raises(Refused) as refused:
         run_code(code)
     assert refused.value.status == "validation_failure"
+
+
+def test_a_secret_of_the_configuration_is_a_placeholder_in_the_box(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEMO_TOKEN", "correct-horse-battery-staple")
+    text = "gateway: {state: ./state}\nsecrets: {demo: {from: env, name: DEMO_TOKEN, hosts: [api.example]}}\n"
+    monkeypatch.setenv("RINGFENCE_CONFIG", str(gateways.write(tmp_path, text)))
+    engine.close()
+    code = "import os\nprint(os.environ['DEMO_TOKEN'], 'correct-horse' + '-battery-staple')"
+    said = run_code(code, network=["api.example"], secrets=["demo"]).text.split()
+    assert said[0].startswith("ringfence_") and said[1] == "[redacted]"
+    with pytest.raises(Unavailable, match="there is no network"):
+        run_code(code, secrets=["demo"])
+    with pytest.raises(Unavailable, match="there is no secret 'other'"):
+        run_code(code, network=["api.example"], secrets=["other"])
+    with pytest.raises(TypeError, match="secrets are named in a list"):
+        run_code(code, secrets="demo")
 
 
 def test_a_policy_of_the_users_own_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

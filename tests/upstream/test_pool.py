@@ -108,7 +108,20 @@ async def test_an_unknown_server_is_unavailable(monkeypatch: pytest.MonkeyPatch)
     async with yard(monkeypatch) as made:
         with pytest.raises(Unavailable, match="other"):
             await made.pool.definitions("other", Principal("a"))
+    assert made.pool.isolation("desk") == {}  # nothing can be started here
+    bare = replace(DESK, placement="unsafe_host")
+    made.pool.replace_servers({"desk": bare})
     assert made.pool.isolation("desk") == {"backend": "host", "level": "none", "protections": {}}
+
+
+async def test_without_boxes_a_server_is_not_started_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare, boxed = replace(DESK, command=("true",), placement="unsafe_host"), replace(DESK, command=("true",))
+    for spec, reason in ((boxed, "no_backend"), (bare, "server_start")):
+        made = Yard(spec)
+        async with made.pool.running():
+            with pytest.raises(Unavailable) as refused:
+                await made.call()
+        assert refused.value.reason_code == reason
 
 
 # ── starting ──

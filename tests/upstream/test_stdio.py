@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -14,9 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from ringfence.box import Limits
 from ringfence.errors import OutcomeUnknown, Unavailable
-from ringfence.model import Json, ServerSpec
+from ringfence.model import Json, Principal, ServerSpec
+from ringfence.ports import Launcher
+from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.servers import Boxes, Surroundings
 from ringfence.upstream import stdio
+from ringfence.upstream.bare import Bare
 from ringfence.upstream.link import ANSWER_UNUSABLE, Exchange, RpcError
 from ringfence.upstream.stdio import Lines, StdioLink, TooLong, _Pace, _parse, to_message
 from tests import tooling
@@ -162,14 +168,33 @@ def talk(ask: Any = None, told: list[tuple[str, Json]] | None = None, client: ob
 
 
 @asynccontextmanager
-async def running(command: list[str], environment: dict[str, str] | None = None) -> AsyncIterator[StdioLink]:
-    link = StdioLink(ServerSpec("hostile", command=tuple(command), env={"OWN": "1"}), environment or {"PATH": "/bin"})
+async def launchers(where: str) -> AsyncIterator[Launcher]:
+    """Those of a gateway: in a box, and in none."""
+    if where == "bare":
+        yield Bare({"PATH": "/bin"})
+        return
+    backend = ProcessBackend()
+    try:
+        yield Boxes(backend, Surroundings(Limits(), {"PATH": "/bin"}, lambda path: None))
+    finally:
+        await backend.close()
+
+
+@pytest.fixture(params=["bare", "boxed"])
+def where(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@asynccontextmanager
+async def running(command: list[str], where: str) -> AsyncIterator[StdioLink]:
+    spec = ServerSpec("hostile", command=tuple(command), env={"OWN": "1"})
     ready = anyio.Event()
 
     async def nobody(method: str, params: Json) -> None:
         return None
 
-    async with anyio.create_task_group() as group:
+    async with launchers(where) as launcher, anyio.create_task_group() as group:
+        link = StdioLink(spec, partial(launcher.launch, spec, Principal("agent")))
         group.start_soon(link.run, ready.set, nobody)
         with anyio.fail_after(20):
             await ready.wait()
@@ -182,19 +207,22 @@ async def called(link: StdioLink, tool: str, exchange: Exchange | None = None, *
     return str(result["content"][0]["text"])
 
 
-async def test_a_server_gets_its_own_environment_and_ends_with_the_link(hostile_command: list[str]) -> None:
-    async with running(hostile_command) as link:
+async def test_a_server_gets_its_own_environment_and_ends_with_the_link(hostile_command: list[str], where: str) -> None:
+    boxed = {"HOME", "LANG", "LOGNAME", "TMPDIR", "USER"} if where == "boxed" else set()
+    async with running(hostile_command, where) as link:
+        assert link.isolation is not None and link.isolation["level"] == ("process" if boxed else "none")
         assert await called(link, "echo", text="hi") == "hi"
         seen = json.loads(await called(link, "environ"))
-        assert set(seen["names"]) - {"LC_CTYPE"} == {"OWN", "PATH"}
+        assert set(seen["names"]) - {"LC_CTYPE"} == {"OWN", "PATH", *boxed}
+        assert await called(link, "echo", text="x" * 3_000_000) == "x" * 3_000_000
         with anyio.move_on_after(0.1):
             await called(link, "hang")
         await anyio.sleep(0.1)
         assert len(json.loads(await called(link, "cancellations"))) == 1
-    assert not tooling.alive(seen["pid"])
+    assert boxed or not tooling.alive(seen["pid"])  # in a box it has another number, and goes with the box
 
 
-async def test_questions_and_words_reach_the_one_whose_call_caused_them(hostile_command: list[str]) -> None:
+async def test_questions_and_words_reach_the_one_whose_call_caused_them(hostile_command: list[str], where: str) -> None:
     async def ask(method: str, params: Json) -> Json:
         return {"action": "accept", "content": {"answer": params["message"]}}
 
@@ -202,7 +230,7 @@ async def test_questions_and_words_reach_the_one_whose_call_caused_them(hostile_
         raise RpcError(-32600, "denied")
 
     told: list[tuple[str, Json]] = []
-    async with running(hostile_command) as link:
+    async with running(hostile_command, where) as link:
         assert json.loads(await called(link, "ask", talk(ask), message="Well?"))["content"] == {"answer": "Well?"}
         assert json.loads(await called(link, "ask", talk(refuse)))["code"] == -32600
         await called(link, "log", talk(told=told), line="a line")
@@ -215,17 +243,17 @@ async def test_questions_and_words_reach_the_one_whose_call_caused_them(hostile_
             assert json.loads(await called(link, "ask", talk(ask, client="mine")))["code"] == -32601
 
 
-async def test_a_server_that_dies_leaves_an_unknown_outcome(hostile_command: list[str]) -> None:
+async def test_a_server_that_dies_leaves_an_unknown_outcome(hostile_command: list[str], where: str) -> None:
     for tool in ("die", "die_before"):
-        async with running(hostile_command) as link:
+        async with running(hostile_command, where) as link:
             with pytest.raises(OutcomeUnknown) as lost:
                 await called(link, tool)
             assert lost.value.reason_code == "server_died"
 
 
-async def test_bad_lines_harm_nothing(hostile_command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bad_lines_harm_nothing(hostile_command: list[str], where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdio, "MAX_MESSAGE_BYTES", 100_000)
-    async with running(hostile_command) as link:
+    async with running(hostile_command, where) as link:
         assert await called(link, "garbage") == "after the garbage"
         with pytest.raises(RpcError) as refused:
             await called(link, "huge_line", bytes=1_000_000)
@@ -234,14 +262,16 @@ async def test_bad_lines_harm_nothing(hostile_command: list[str], monkeypatch: p
 
 
 @pytest.mark.parametrize("command", [["/no/such/program"], [sys.executable + "\0"], ["/"]])
-async def test_a_server_that_cannot_be_started_is_unavailable(command: list[str]) -> None:
-    link = StdioLink(ServerSpec("x", command=tuple(command)), {})
+async def test_a_server_that_cannot_be_started_is_unavailable(command: list[str], where: str) -> None:
+    spec = ServerSpec("x", command=tuple(command))
 
     async def nobody(method: str, params: Json) -> None:
         return None
 
-    with pytest.raises(Unavailable) as refused:
-        await link.run(lambda: None, nobody)
-    assert refused.value.reason_code == "server_start"
-    with pytest.raises(Unavailable):
-        await link.request("ping", {}, talk())
+    async with launchers(where) as launcher:
+        link = StdioLink(spec, partial(launcher.launch, spec, Principal("agent")))
+        with pytest.raises(Unavailable) as refused:
+            await link.run(lambda: None, nobody)
+        assert refused.value.reason_code == "server_start"
+        with pytest.raises(Unavailable):
+            await link.request("ping", {}, talk())

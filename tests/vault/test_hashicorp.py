@@ -10,7 +10,8 @@ from aiohttp import web
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import SecretSpec, Status
 from ringfence.secret import reveal
-from ringfence.vault import Entry, HashiCorp, Use, Vault
+from ringfence.vault import Entry, Use, Vault
+from ringfence.vault.hashicorp import HashiCorp
 
 pytestmark = pytest.mark.anyio
 USE = Use("acme", "development")

@@ -7,7 +7,7 @@ import pytest
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import SecretSpec
 from ringfence.secret import Secret, reveal
-from ringfence.vault import Entry, Found, Scope, Use, Vault
+from ringfence.vault import UNUSABLE, Entry, Found, Scope, Use, Vault
 
 pytestmark = pytest.mark.anyio
 USE = Use("acme", "production", capability="create_ticket", server="helpdesk", agent="analyst")
@@ -136,7 +136,9 @@ async def test_another_tenants_values_are_not_known() -> None:
 async def test_a_short_value_is_unavailable_and_not_shown() -> None:
     kept = vault(Remote("elevenchars"), Clock())
     problems = await kept.load()
-    assert "fewer than 12 characters" in problems["token"] and "elevenchars" not in problems["token"]
+    problem = problems["token"]
+    assert "fewer than 12 characters" in problem.message and "elevenchars" not in problem.message
+    assert problem.reason_code == UNUSABLE
     with pytest.raises(Unavailable):
         await kept.secret("token", USE)
 

@@ -33,6 +33,7 @@ def explain(records: list[Json]) -> str:
     parts += _approval(story, ordered)
     parts += _grant(started, finished)
     parts += _isolation(story, started)
+    parts += _secrets(ordered)
     parts += _outcome(started, finished)
     return _printable(" ".join(part for part in parts if part))
 
@@ -211,6 +212,24 @@ def _grant(started: Json | None, finished: Json | None) -> list[str]:
     could = {True: ", as an effect outside was possible", False: "; no effect outside was possible"}
     tail = could[effect] if isinstance(effect, bool) else ""
     return [f"Leave to run it once was recorded{synced} before anything was sent{tail}{place}."]
+
+
+def _secrets(records: list[Json]) -> list[str]:
+    """What became of each request of its box that a secret was for."""
+    uses: dict[tuple[str, ...], int] = {}
+    for record in records:
+        if _kind(record) == "brokered":
+            why = "" if record.get("allowed") is True else _text(record.get("reason_code")) or "unknown"
+            use = (*(_text(record.get(name)) for name in ("secret", "method", "host", "port")), why)
+            uses[use] = uses.get(use, 0) + 1
+    out = []
+    for (secret, method, host, port, why), count in list(uses.items())[:_FEW]:
+        times = "once" if count == 1 else f"{count} times"
+        how = f"was refused {times} ({why}) for" if why else f"was put {times} into"
+        out.append(f"Secret {secret} {how} {method} to {host}:{port}.")
+    if len(uses) > _FEW:
+        out.append(f"{len(uses) - _FEW} more kinds of requests were for secrets.")
+    return out
 
 
 def _isolation(story: Json, started: Json | None) -> list[str]:

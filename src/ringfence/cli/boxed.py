@@ -21,7 +21,8 @@ from ringfence.cli.terminal import json_text, safe
 from ringfence.config.settings import Config
 from ringfence.errors import ConfigError, RingfenceError
 from ringfence.model import Json, Outcome, Status
-from ringfence.runs import Runs, Wanted, unwritten
+from ringfence.runs import Runs, unwritten
+from ringfence.wanted import Wanted
 
 __all__ = ["Report", "Wanted", "run", "settings"]
 

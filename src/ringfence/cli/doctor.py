@@ -19,7 +19,8 @@ from ringfence.cli.terminal import cut, safe
 from ringfence.config.settings import SandboxSettings
 from ringfence.errors import Unavailable
 from ringfence.model import Json
-from ringfence.promises import CATALOGUE, CLASSES, Case, Options, Report, Result, run
+from ringfence.ports import Backend
+from ringfence.promises import CATALOGUE, CLASSES, Case, Options, Report, Result, inserver, run
 from ringfence.promises.insession import NOT_THERE, InSession, Staying
 from ringfence.runs import make_executor
 
@@ -39,6 +40,9 @@ def doctor(
     session: bool = typer.Option(
         False, "--session", help="Try them in sessions: each after a hostile step that left what it could."
     ),
+    server: bool = typer.Option(
+        False, "--server", help="Try them as MCP servers: in boxes with folders of the host to read and to write to."
+    ),
     control: bool = typer.Option(True, "--control/--no-control", help="Also try each case outside of any box."),
     config_path: Path | None = typer.Option(
         None, "--config", help="A ringfence.yaml for the sandbox settings. Left out: the user's own, if any."
@@ -56,6 +60,7 @@ def doctor(
     \b
     ringfence doctor                         all cases, as a table
     ringfence doctor --session               the same as second programs of boxes that stay
+    ringfence doctor --server                the same as MCP servers in their boxes
     ringfence doctor --class K,N             the kernel's surface and the network
     ringfence doctor --case F01 --json       one case, for a program
     """
@@ -63,10 +68,12 @@ def doctor(
         common.fail("--all and --backend exclude each other", _USAGE)
     cases = _chosen(classes, only or [])
     wanted = settings(config_path, backend).sandbox
-    if session:
-        cases = tuple(case for case in cases if case.id not in NOT_THERE)
-    options = Options(cases=cases, controls=control)
-    reports, missing = common.run(_examine, _named(wanted, every), options, session)
+    if session and server:
+        common.fail("--session and --server exclude each other", _USAGE)
+    left_out = NOT_THERE if session else inserver.NOT_THERE if server else {}
+    options = Options(cases=tuple(case for case in cases if case.id not in left_out), controls=control)
+    within = InSession if session else inserver.InServer if server else None
+    reports, missing = common.run(_examine, _named(wanted, every), options, within)
     if as_json:
         told = [report.as_json() for report in reports]
         if told:
@@ -113,7 +120,7 @@ def _with(sandbox: SandboxSettings, name: str) -> SandboxSettings:
 
 
 async def _examine(
-    backends: Iterable[_Backend], options: Options, session: bool
+    backends: Iterable[_Backend], options: Options, within: Callable[[Staying], Backend] | None
 ) -> tuple[list[Report], list[tuple[str, str]]]:
     """Reports, and why there is none of a backend."""
     reports: list[Report] = []
@@ -126,7 +133,7 @@ async def _examine(
             continue
         try:
             with _progress(len(options.cases)) as options.progress:
-                tried = InSession(backend) if session and isinstance(backend, Staying) else backend
+                tried = within(backend) if within is not None and isinstance(backend, Staying) else backend
                 reports.append(await run(tried, options))
         except Unavailable as exc:
             missing.append((each.name, exc.message))

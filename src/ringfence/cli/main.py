@@ -16,6 +16,8 @@ VERBS = {
     "run": "Run a program in a fresh box.",
     "box": "Boxes to live in: make, use, pause, fork and remove them.",
     "doctor": "Try on this host what boxes promise.",
+    "init": "Write a first ringfence.yaml, also from the servers that an MCP client has.",
+    "wrap": "Run any stdio MCP server in a box, as a drop-in command.",
     "serve": "Serve the gateway that a ringfence.yaml describes.",
     "check": "Read a ringfence.yaml and say everything that is wrong with it.",
     "call": "Call one tool, through a running gateway or in this process.",
@@ -23,7 +25,7 @@ VERBS = {
     "audit": "Read, explain, verify and export the audit log.",
     "bench": "Measure what calls and boxes cost on this machine.",
 }
-_MODULES = {"bench": "bench.command", "box": "box.command"}
+_MODULES = {"bench": "bench.command", "box": "box.command", "init": "init.command"}
 
 
 def _version(wanted: bool) -> None:

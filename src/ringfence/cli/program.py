@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ringfence.box import Input
 from ringfence.cli import common
+from ringfence.egress import rules
 
 MAX_SOURCE_BYTES = 10 * 1024 * 1024
 _INSIDE = "/workspace/input"
@@ -101,6 +102,16 @@ def _interpreter(given: str, text: str) -> tuple[str, ...] | None:
             return None if names[0].startswith(("python", "pypy")) else tuple(words)
     by = _RUN_BY.get(Path(given).suffix.lower())
     return None if by is None else (by,)
+
+
+def places(given: list[str]) -> tuple[str, ...]:
+    """What `--allow` names."""
+    for text in given:
+        try:
+            rules.pattern(text)
+        except ValueError as exc:
+            common.fail(f"--allow {text}: {exc}", 2)
+    return tuple(given)
 
 
 # ── Files in and out ──────────────────────────────────────────────────────────────────────────────

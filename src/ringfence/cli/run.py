@@ -22,10 +22,21 @@ _Timeout = typer.Option(None, "--timeout", min=0.001, max=86_400, metavar="S", h
 _Memory = typer.Option(None, "--memory", min=16, max=_MOST_MB, metavar="MB", help="Memory, in MiB.")
 _Disk = typer.Option(None, "--disk", min=1, max=_MOST_MB, metavar="MB", help="Disk, in MiB.")
 _Pids = typer.Option(None, "--pids", min=1, max=1_000_000, metavar="N", help="Processes and threads.")
-_Allow = typer.Option(None, "--allow", metavar="HOST[:PORT]", help="A host that it may reach. Not built yet.")
+_Allow = typer.Option(
+    None, "--allow", metavar="HOST[:PORT]", help="A host, `*.suffix` or address that it may reach. May be repeated."
+)
+_Packages = typer.Option(
+    None, "--package", metavar="NAME[==VERSION]", help="A Python package that is installed for it. May be repeated."
+)
 _Inputs = typer.Option(None, "--input", metavar="PATH", help="A file or folder for /workspace/input. May be repeated.")
 _Output = typer.Option(None, "--output", metavar="DIR", help="Where the files of /workspace/output are copied to.")
 _Env = typer.Option(None, "--env", metavar="K=V", help="A variable of the program. May be repeated.")
+_Secrets = typer.Option(
+    None,
+    "--secret",
+    metavar="NAME",
+    help="A secret of the configuration: the program finds a placeholder for it in its environment.",
+)
 _Facts = typer.Option(None, "--facts", metavar="FILE", help="Write the facts as JSON; `-`: to stderr.")
 _Template = typer.Option(
     None, "--template", metavar="NAME", help="`python`, `data` (numpy, pandas, matplotlib), or one of yours."
@@ -49,16 +60,18 @@ def run(
     disk: int | None = _Disk,
     pids: int | None = _Pids,
     allow: list[str] | None = _Allow,
+    package: list[str] | None = _Packages,
     inputs: list[Path] | None = _Inputs,
     output: Path | None = _Output,
     env: list[str] | None = _Env,
+    secret: list[str] | None = _Secrets,
     facts: str | None = _Facts,
     template: str | None = _Template,
     fresh: bool = _Fresh,
     tree: list[Path] | None = _Trees,
     config_path: Path | None = _Config,
 ) -> None:
-    """Run a program in a fresh box: no network, no files of yours but those you name, limits on everything.
+    """Run a program in a fresh box: no network and no files of yours but those you name, limits on everything.
 
     FILE is Python source; one that ends in .js or .sh, or names another interpreter in its first line, is run by that.
     Stdin is passed on where it is no terminal. The working folder is /workspace, with input/, output/ and tmp/.
@@ -72,10 +85,9 @@ def run(
     ringfence run --shell 'wc -l input/*' --input data.csv
     ringfence run train.py --timeout 300 --memory 2048 --output results/
     echo 1 2 3 | ringfence run -c 'print(sum(map(int, input().split())))'
+    ringfence run fetch.py --allow api.example.com:443 --allow '*.cdn.example.com'
     ringfence run untrusted.js --facts facts.json     what it did, as the supervisor saw it
     """
-    if allow:
-        common.fail("--allow: network access is not built yet; a box has no network", 125)
     chosen = program.chosen(list(words or ()), code, shell)
     boxed = common.loaded("ringfence.cli.boxed")
     wanted = boxed.Wanted(
@@ -84,6 +96,9 @@ def run(
         limits=_limits(timeout, memory, disk, pids),
         inputs=program.inputs(inputs or [], chosen.script),
         output=program.output_folder(output),
+        network=program.places(allow or []),
+        packages=tuple(package or ()),
+        secrets=tuple(secret or ()),
         trees=program.trees(tree or []),
         template=template,
         layout="fresh" if fresh else None,

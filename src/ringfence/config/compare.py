@@ -41,6 +41,7 @@ def loosens(old: Config, new: Config) -> list[str]:
         *_contracts(old, new),
         *_networks(old.networks, new.networks),
         *_secrets(old.secrets, new.secrets),
+        *(["secrets are read from another vault"] if new.vault not in (None, old.vault) else []),
         *_approvals(old.approvals, new.approvals),
         *_rules(old, new),
     ]
@@ -138,6 +139,9 @@ _SANDBOX: Mapping[str, Holds] = {
     **dict.fromkeys(("max_sessions", "max_sessions_memory_mb", "max_sessions_cpu_cores"), _no_more),
     **dict.fromkeys(("session_lifetime_seconds", "max_session_lifetime_seconds", "session_retain_seconds"), _no_more),
     **dict.fromkeys(("session_idle_seconds", "max_session_idle_seconds", "session_queue_seconds"), _no_more),
+    "session_paused_seconds": _no_more,
+    "allow_packages": _within,
+    "packages": _along("any", "pinned", "hashed"),
 }
 
 
@@ -172,6 +176,9 @@ _SERVER: Mapping[str, Holds] = {
     "elicitation": _along("ask", "deny"),
     "pins": _along("first_use", "accepted"),
     "start_timeout_seconds": _no_more,
+    "mounts": _mounts,
+    "network": lambda _old, new: new == "denied",
+    "secrets": _within,
 }
 
 
@@ -239,14 +246,27 @@ def _approval_of(what: str, before: Contract, after: Contract, old: Config, new:
         yield f"{what}: approval changes from {before.approval} to {after.approval}"
 
 
+_NETWORK: Mapping[str, Holds] = {
+    **dict.fromkeys(("allow", "methods", "paths", "addresses"), _within),
+    **dict.fromkeys(("max_bytes_out", "max_bytes_in", "per_minute"), _no_more),
+    "inspect": lambda old, new: new or not old,
+}
+
+
 def _networks(old: Mapping[str, NetworkSpec], new: Mapping[str, NetworkSpec]) -> Iterator[str]:
     for name in old.keys() & new.keys():
-        yield from _changes(f"network {name!r}", old[name], new[name], {"allow": _within})
+        yield from _changes(f"network {name!r}", old[name], new[name], _NETWORK)
+
+
+_SECRET: Mapping[str, Holds] = {
+    **dict.fromkeys(("hosts", "methods", "tenants", "environments", "capabilities", "servers", "agents"), _within),
+    "lifetime_seconds": _no_more,
+}
 
 
 def _secrets(old: Mapping[str, SecretSpec], new: Mapping[str, SecretSpec]) -> Iterator[str]:
     for name in old.keys() & new.keys():
-        yield from _changes(f"secret {name!r}", old[name], new[name], {"hosts": _within})
+        yield from _changes(f"secret {name!r}", old[name], new[name], _SECRET)
 
 
 def _approvals(old: Mapping[str, ApprovalRule], new: Mapping[str, ApprovalRule]) -> Iterator[str]:

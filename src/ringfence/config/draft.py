@@ -31,6 +31,7 @@ class Draft:
     gateway: Shaped[schema.Gateway]
     policy: Shaped[schema.Policy]
     sandbox: Shaped[schema.Sandbox]
+    vault: Shaped[schema.Vault]
     people: dict[str, Shaped[schema.Person]]
     agents: dict[str, Shaped[schema.Agent]]
     servers: dict[str, Shaped[schema.Server]]
@@ -67,6 +68,7 @@ def read(source: Source, base: Path) -> Draft:
         gateway=_section(schema.Gateway, source, "gateway"),
         policy=_section(schema.Policy, source, "policy"),
         sandbox=_section(schema.Sandbox, source, "sandbox"),
+        vault=_section(schema.Vault, source, "vault"),
         people=_entries(schema.Person, source, "people"),
         agents=_entries(schema.Agent, source, "agents"),
         servers=_entries(schema.Server, source, "servers"),

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
 from ringfence import contract
-from ringfence.box import SetUp
+from ringfence.box import Mount, SetUp
 from ringfence.config import draft as drafts
-from ringfence.config import names, paths, rules, schema, source, unbuilt, words
+from ringfence.config import names, paths, placing, rules, schema, source, unbuilt, words
 from ringfence.config.draft import Draft
-from ringfence.config.settings import Config, GatewaySettings, SandboxSettings, sealed
+from ringfence.config.packaged import packaged
+from ringfence.config.packaged import warn as warn_of_fetching
+from ringfence.config.settings import SANDBOX_NETWORK, Config, GatewaySettings, SandboxSettings, sealed
 from ringfence.config.shaping import Shaped
 from ringfence.errors import ConfigError
-from ringfence.model import ApprovalRule, Contract, NetworkSpec, Person, SecretSpec, ServerSpec
+from ringfence.model import ApprovalRule, Contract, NetworkSpec, Person, SecretSpec, ServerSpec, VaultSpec
+from ringfence.sandbox.tools import BOX_MAKERS
 
 
 def load(path: Path) -> Config:
@@ -41,7 +47,9 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         raise ConfigError(sorted(read.problems))
     draft = drafts.read(read, path.parent if base is None else paths.resolve("", base))
     names.check(draft)
+    placing.check(draft)
     unbuilt.check(draft)
+    warn_of_fetching(draft)
     policy = rules.read(draft)
     contracts = {name: _contract(draft, name, found) for name, found in draft.capabilities.items()}
     problems = sorted({*read.problems, *draft.elsewhere})
@@ -52,10 +60,15 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         environment=draft.file.shape.environment,
         gateway=_gateway(draft),
         people={name: _person(name, found.shape) for name, found in draft.people.items()},
-        servers={name: _server(draft, name, found.shape) for name, found in draft.servers.items()},
+        servers={
+            name: packaged(_server(draft, name, found.shape), found.shape.packages, _gateway(draft).state)
+            for name, found in draft.servers.items()
+        },
         contracts=contracts,
-        networks={name: NetworkSpec(name, tuple(found.shape.allow)) for name, found in draft.networks.items()},
+        networks=_networks(draft),
         secrets={name: _secret(draft, name, found.shape) for name, found in draft.secrets.items()},
+        vault=_vault(draft),
+        places={name: _place(draft, found) for name, found in draft.secrets.items()},
         approvals={name: _approval(name, found.shape) for name, found in draft.approvals.items()},
         policy=policy,
         sandbox=_sandbox(draft.sandbox.shape, draft.base),
@@ -72,10 +85,14 @@ def _contract(draft: Draft, name: str, capability: Shaped[schema.Capability]) ->
         given["server"] = next(iter(draft.servers))
     if capability.shape.transport == "sandboxed_exec":
         given.setdefault("timeout_seconds", draft.sandbox.shape.default_timeout_seconds)
+        if draft.sandbox.shape.network_enabled and (given.get("tool") or name) in BOX_MAKERS:
+            given.setdefault("network", SANDBOX_NETWORK)
     mounts = capability.shape.filesystem.mounts if capability.shape.filesystem is not None else []
     if mounts:
-        resolved = [{"host": str(paths.resolve(m.host, draft.base)), "at": m.at, "mode": m.mode} for m in mounts]
-        given["filesystem"] = {"mounts": resolved}
+        given["filesystem"] = {"mounts": [asdict(mount) for mount in _mounts(draft, mounts)]}
+    named = draft.servers.get(given.get("server", ""))
+    if named is not None and named.shape.placement == "session" and capability.shape.transport == "mcp":
+        given["result"] = {**(given.get("result") or {}), "trust": "untrusted"}  # it is the agent's own word
     built, problems = contract.build(name, given)
     for where, text in problems:
         # A condition was told by names, at its exact place. And where keys did not fit, those that contradict each
@@ -83,6 +100,12 @@ def _contract(draft: Draft, name: str, capability: Shaped[schema.Capability]) ->
         if where != ("idempotent", "key") and (not capability.broken or where[0] == "redact"):
             draft.problem((*capability.where, *where), text)
     return built
+
+
+def _mounts(draft: Draft, shapes: list[schema.Mount]) -> Iterator[Mount]:
+    for shape in shapes:
+        with suppress(ValueError):  # told by placing
+            yield placing.mount(draft, shape)
 
 
 def _gateway(draft: Draft) -> GatewaySettings:
@@ -112,7 +135,33 @@ def _server(draft: Draft, name: str, shape: schema.Server) -> ServerSpec:
         elicitation=shape.elicitation,
         pins=shape.pins,
         start_timeout_seconds=shape.start_timeout_seconds,
-        placement="unsafe_host" if shape.placement == "unsafe_host" else "own",
+        secrets=tuple(shape.secrets),
+        placement=shape.placement,
+        mounts=tuple(_mounts(draft, shape.mounts)),
+        network=shape.network,
+        limits=placing.limits(shape.limits),
+    )
+
+
+def _networks(draft: Draft) -> dict[str, NetworkSpec]:
+    networks = {name: _network(name, found.shape) for name, found in draft.networks.items()}
+    sandbox = draft.sandbox.shape
+    if sandbox.network_enabled:
+        networks[SANDBOX_NETWORK] = NetworkSpec(SANDBOX_NETWORK, tuple(sandbox.allowed_egress_domains))
+    return networks
+
+
+def _network(name: str, shape: schema.Network) -> NetworkSpec:
+    return NetworkSpec(
+        name,
+        tuple(shape.allow),
+        methods=_patterns(shape.methods),
+        paths=_patterns(shape.paths),
+        addresses=tuple(shape.addresses),
+        max_bytes_out=shape.max_bytes_out,
+        max_bytes_in=shape.max_bytes_in,
+        per_minute=shape.per_minute,
+        inspect=shape.inspect,
     )
 
 
@@ -123,7 +172,39 @@ def _secret(draft: Draft, name: str, shape: schema.Secret) -> SecretSpec:
         if shape.source == "file" and isinstance(value, str):
             value = str(paths.resolve(value, draft.base))
         options[option] = tuple(value) if isinstance(value, list) else value
-    return SecretSpec(name, shape.source, options, tuple(shape.hosts), shape.header)
+    return SecretSpec(
+        name,
+        shape.source,
+        options,
+        hosts=tuple(shape.hosts),
+        header=shape.header or ("Authorization" if shape.hosts else None),
+        format=shape.format,
+        methods=tuple(shape.methods),
+        env=shape.env,
+        lifetime_seconds=shape.lifetime_seconds,
+        tenants=_patterns(shape.tenants),
+        environments=_patterns(shape.environments),
+        capabilities=_patterns(shape.capabilities),
+        servers=_patterns(shape.servers),
+        agents=_patterns(shape.agents),
+    )
+
+
+def _patterns(given: list[str] | None) -> tuple[str, ...] | None:
+    return None if given is None else tuple(given)
+
+
+def _place(draft: Draft, secret: Shaped[schema.Secret]) -> tuple[str, int, int]:
+    place = draft.source.place(secret.where, key=True)
+    return draft.source.file, place.line, place.column
+
+
+def _vault(draft: Draft) -> VaultSpec | None:
+    shape = draft.vault.shape
+    if shape.address is None:
+        return None
+    file = None if shape.token_file is None else str(paths.resolve(shape.token_file, draft.base))
+    return VaultSpec(shape.address, shape.token_env, file, shape.namespace, tuple(shape.addresses))
 
 
 def _approval(name: str, shape: schema.Approval) -> ApprovalRule:
@@ -157,6 +238,9 @@ def _sandbox(shape: schema.Sandbox, base: Path) -> SandboxSettings:
             )
             for name, template in shape.templates.items()
         },
+        installs={name: tuple(each.install) for name, each in shape.templates.items() if each.install},
+        packages=shape.require_packages,
+        allow_packages=tuple(shape.allow_packages),
         network_enabled=shape.network_enabled,
         max_sessions=shape.max_sessions,
         max_sessions_memory_mb=shape.max_sessions_memory_mb,
@@ -167,4 +251,5 @@ def _sandbox(shape: schema.Sandbox, base: Path) -> SandboxSettings:
         session_idle_seconds=min(shape.session_idle_seconds, shape.max_session_idle_seconds),
         max_session_idle_seconds=shape.max_session_idle_seconds,
         session_retain_seconds=shape.session_retain_seconds,
+        session_paused_seconds=shape.session_paused_seconds,
     )

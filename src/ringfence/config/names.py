@@ -8,16 +8,23 @@ from collections.abc import Collection
 from ringfence.config import schema
 from ringfence.config.draft import Draft
 from ringfence.config.nearest import did_you_mean
+from ringfence.config.settings import SANDBOX_NETWORK
 from ringfence.config.shaping import Shaped
 from ringfence.config.source import Where
+from ringfence.egress.names import url as url_parts
+from ringfence.egress.rules import pattern
 from ringfence.expression import Expression, ExpressionError
 from ringfence.sandbox.process.host import CAN_DO_WITHOUT
-from ringfence.sandbox.tools import PROGRAMS, TEMPLATES, TOOLS
+from ringfence.sandbox.tools import BOX_MAKERS, DECLARABLE, PROGRAMS, TEMPLATES
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
     r"gh[pousr]_[A-Za-z0-9]{20}|github_pat_|glpat-|sk-[A-Za-z0-9_-]{16}|xox[abprs]-|(AKIA|ASIA)[A-Z0-9]{16}"
     r"|AIza[A-Za-z0-9_-]{30}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
+_NOT_HEADERS = frozenset(
+    {"host", "connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer", "expect", "keep-alive"}
+    | {"proxy-authorization", "proxy-connection"}
 )
 
 
@@ -29,6 +36,8 @@ def check(draft: Draft) -> None:
         _capability(draft, capability)
     for secret in draft.secrets.values():
         _secret(draft, secret)
+    if draft.vault.given and draft.vault.shape.address is None and "address" not in draft.vault.broken:
+        draft.problem(draft.vault.where, "missing key 'address'", key=True)
     for approval in draft.approvals.values():
         _approval(draft, approval)
     _sandbox(draft)
@@ -78,6 +87,8 @@ def _server(draft: Draft, name: str, server: Shaped[schema.Server]) -> None:
     if shape.network != "denied":
         expect(draft, (*where, "network", shape.network), "network", draft.networks)
     _secret_names(draft, where, shape.secrets)
+    if "command" in ways:
+        _handed(draft, where, shape.secrets, shape.network)
     for variable, value in shape.env.items():
         named = _SECRET_NAME.search(variable) and len(value) >= 8 and not value.startswith(("/", "./", "~"))
         if named or _SECRET_VALUE.search(value):
@@ -93,6 +104,49 @@ def _secret_names(draft: Draft, where: Where, names: list[str]) -> None:
         expect(draft, (*where, "secrets", index, name), "secret", draft.secrets)
 
 
+def _handed(draft: Draft, where: Where, names: list[str], network: str) -> None:
+    """What will be refused, since a secret has no way to where it is wanted."""
+    refused = f"every call of {where[-1]!r} will be refused"
+    what = f"server {where[-1]!r} will not start" if where[0] == "servers" else refused
+    for index, name in enumerate(names):
+        secret = draft.secrets.get(name)
+        if secret is None or secret.broken:
+            continue
+        shape, place = secret.shape, (*where, "secrets", index)
+        if shape.hosts and network == "denied":
+            text = f"secret {name!r} is for {', '.join(shape.hosts)}, and network is denied: name one that has it"
+        elif not shape.hosts and where[0] == "capabilities":
+            text = f"secret {name!r} names no hosts that it is for, and its value may not enter a box"
+        elif not shape.hosts and shape.env is None:
+            text = f"secret {name!r} has neither hosts nor env: in which variable is it expected?"
+        else:
+            continue
+        draft.warn(place, f"{what}: {text}", key=False)
+
+
+def _sent(draft: Draft, where: Where, names: list[str], servers: list[Shaped[schema.Server]]) -> None:
+    """The same for calls to servers: a remote one must be among the secret's hosts, any other be given it itself."""
+    if len(servers) != 1 or servers[0].broken:
+        return
+    server = servers[0]
+    for index, name in enumerate(names):
+        secret = draft.secrets.get(name)
+        if secret is None or secret.broken:
+            continue
+        if server.shape.url is None and name not in server.shape.secrets:
+            text = f"server {server.where[-1]!r} is not given secret {name!r}: write it under its secrets, too"
+        elif server.shape.url is not None and not _covers(secret.shape.hosts, server.shape.url):
+            text = f"secret {name!r} is not for the host of {server.shape.url}: name it in its hosts"
+        else:
+            continue
+        draft.warn((*where, "secrets", index), f"every call of {where[-1]!r} will be refused: {text}", key=False)
+
+
+def _covers(hosts: list[str], url: str) -> bool:
+    place = url_parts(url).endpoint
+    return any(pattern(host).covers(place.host, place.port) for host in hosts)
+
+
 def _capability(draft: Draft, capability: Shaped[schema.Capability]) -> None:
     shape, where = capability.shape, capability.where
     if shape.server is not None and shape.transport != "mcp":
@@ -105,6 +159,10 @@ def _capability(draft: Draft, capability: Shaped[schema.Capability]) -> None:
     if shape.approval is not None:
         expect(draft, (*where, "approval", shape.approval), "approval", [*draft.approvals, "none", "always"])
     _secret_names(draft, where, shape.secrets)
+    if shape.transport == "sandboxed_exec":
+        _handed(draft, where, shape.secrets, shape.network)
+    elif shape.secrets:
+        _sent(draft, where, shape.secrets, draft.candidates(capability))
     for effect in ("compensate", "preview"):
         named = getattr(shape.effects, effect)
         if named is not None:
@@ -117,10 +175,13 @@ def _boxed(draft: Draft, capability: Shaped[schema.Capability]) -> None:
     shape, where = capability.shape, capability.where
     if shape.transport == "sandboxed_exec":
         tool = shape.tool or str(where[-1])
-        if tool not in TOOLS and "tool" not in capability.broken:
+        if tool not in DECLARABLE and "tool" not in capability.broken:
             at, text = (("tool",), "") if shape.tool else ((), "; name one with tool:")
             known = f"a box has no tool {tool!r}, only {', '.join(PROGRAMS)} and those of sessions{text}"
-            draft.problem((*where, *at), f"{known}{did_you_mean(tool, TOOLS)}", key=not at)
+            draft.problem((*where, *at), f"{known}{did_you_mean(tool, DECLARABLE)}", key=not at)
+        elif shape.network != "denied" and tool not in BOX_MAKERS:
+            text = f"network is for what makes a box, {', '.join(BOX_MAKERS)}; a session keeps what it was opened with"
+            draft.problem((*where, "network"), text, key=True)
         if shape.template not in (known_templates := [*TEMPLATES, *draft.sandbox.shape.templates]):
             expect(draft, (*where, "template", shape.template), "template", known_templates)
         return
@@ -140,9 +201,24 @@ def _sandbox(draft: Draft) -> None:
         shape = draft.sandbox.shape
         if usual in draft.sandbox.given and getattr(shape, usual) > getattr(shape, most):
             draft.problem((*where, usual), f"more than {most}, which is {getattr(shape, most):g}")
+    _sandbox_network(draft)
     for name in draft.sandbox.shape.templates:
         if name in TEMPLATES:
             draft.problem((*where, "templates", name), f"the name {name!r} is taken: choose another", key=True)
+
+
+def _sandbox_network(draft: Draft) -> None:
+    shape, where = draft.sandbox.shape, draft.sandbox.where
+    named = shape.allowed_egress_domains or "allowed_egress_domains" in draft.sandbox.broken
+    if shape.network_enabled and not named:
+        text = "network_enabled without allowed_egress_domains would mean everywhere: name the hosts"
+        draft.problem((*where, "network_enabled"), text, key=True)
+    if shape.network_enabled and SANDBOX_NETWORK in draft.networks:
+        text = f"the name {SANDBOX_NETWORK!r} is what network_enabled makes: choose another"
+        draft.problem(draft.networks[SANDBOX_NETWORK].where, text, key=True)
+    if shape.allowed_egress_domains and not shape.network_enabled:
+        text = "allowed_egress_domains mean nothing without network_enabled: true"
+        draft.warn((*where, "allowed_egress_domains"), text)
 
 
 def _secret(draft: Draft, secret: Shaped[schema.Secret]) -> None:
@@ -157,6 +233,23 @@ def _secret(draft: Draft, secret: Shaped[schema.Secret]) -> None:
             draft.problem(
                 (*secret.where, option), f"{option!r} means nothing for a secret from {secret.shape.source}", key=True
             )
+    if secret.shape.source == "vault" and not draft.vault.given:
+        draft.problem((*secret.where, "from"), "which vault? Write vault: {address: …} at the top of the file")
+    _way_of(draft, secret)
+
+
+def _way_of(draft: Draft, secret: Shaped[schema.Secret]) -> None:
+    """A secret goes into a header of some hosts, or into a server's environment."""
+    shape, where = secret.shape, secret.where
+    if "hosts" in secret.broken or "header" in secret.broken:
+        return
+    if shape.header is not None and not shape.hosts:
+        draft.problem((*where, "header"), "a header without hosts: name those that may get it", key=True)
+    if shape.header is not None and shape.header.lower() in _NOT_HEADERS:
+        draft.problem((*where, "header"), f"{shape.header} belongs to the proxy itself")
+    for key in ("format", "methods"):
+        if key in secret.given and not shape.hosts:
+            draft.problem((*where, key), f"{key} belongs to hosts", key=True)
 
 
 def _approval(draft: Draft, approval: Shaped[schema.Approval]) -> None:

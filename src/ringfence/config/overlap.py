@@ -39,12 +39,13 @@ def _writable(config: Config) -> Iterator[tuple[Path, str]]:
             if mount.mode == "rw":
                 yield Path(mount.host), f"capability {name!r}"
     for name, server in config.servers.items():
-        for folder in _given_folders(server, config.path.parent):
+        boxed = (Path(mount.host) for mount in server.mounts if mount.mode == "rw")
+        for folder in _given_folders(server, config.path.parent) if server.placement == "unsafe_host" else boxed:
             yield folder, f"server {name!r}"
 
 
 def _given_folders(server: ServerSpec, home: Path) -> Iterator[Path]:
-    """The folders that a command is pointed at: those among its arguments, and where it is told to run.
+    """The folders that a command in no box is pointed at: those among its arguments, and where it is told to run.
 
     A command that runs next to the configuration because nobody said otherwise was not pointed at that folder.
     """

@@ -60,17 +60,17 @@ def socket_folders(state: Path) -> tuple[Path, ...]:
 def resolve(text: str, base: Path) -> Path:
     """A path as a configuration writes it: relative ones are relative to the file's folder."""
     if text == "~" or text.startswith("~/"):
-        return Path(os.path.normpath(_home() / text[2:]))
+        return Path(os.path.normpath(home() / text[2:]))
     return Path(os.path.normpath(_absolute(str(base)) / text))
 
 
 def _base(variable: str, otherwise: str) -> Path:
     given = os.environ.get(variable, "")
     # The base directory specification: a relative path is invalid and ignored.
-    return (Path(given) if os.path.isabs(given) else _home() / otherwise) / "ringfence"
+    return (Path(given) if os.path.isabs(given) else home() / otherwise) / "ringfence"
 
 
-def _home() -> Path:
+def home() -> Path:
     try:
         return Path.home()
     except RuntimeError:
@@ -81,7 +81,17 @@ def _absolute(text: str) -> Path:
     return Path(os.path.abspath(text))
 
 
+def variable(name: str) -> str | None:
+    """A variable that the configuration names as the source of a secret."""
+    return os.environ.get(name)
+
+
 def process_environment() -> dict[str, str]:
     """What a server process inherits of our environment: enough to run, nothing that could be a credential."""
     names = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TERM", "TMPDIR")
     return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def trust_environment() -> dict[str, str]:
+    """Where certificates are that this process trusts, when it is not where they usually are."""
+    return {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}

@@ -30,6 +30,8 @@ Word = Annotated[str, AfterValidator(words.word)]
 Glob = Annotated[str, AfterValidator(words.glob)]
 HostPattern = Annotated[str, AfterValidator(words.host_pattern)]
 Variable = Annotated[str, AfterValidator(words.variable)]
+Method = Annotated[str, AfterValidator(words.method)]
+Range = Annotated[str, AfterValidator(words.address_range)]
 Module = Annotated[str, AfterValidator(words.module)]
 Url = Annotated[str, AfterValidator(words.url)]
 Command = Annotated[list[Text], Field(min_length=1), BeforeValidator(words.argv)]
@@ -72,6 +74,22 @@ class Mount(Shape):
     host: Text
     at: Annotated[str, AfterValidator(words.path_inside)]
     mode: Literal["ro", "rw"] = "ro"
+    unsafe: Text | None = None
+
+
+class Packages(Shape):
+    kind: Literal["npm", "pypi"] = Field(alias="from")
+    names: Annotated[list[Text], Field(min_length=1)]
+    tree: Annotated[str, AfterValidator(words.digest)]
+    placeholders: ClassVar[dict[str, Any]] = {"from": "npm", "names": ["_"], "tree": "sha256:" + "0" * 64}
+
+
+class ServerLimits(Shape):
+    memory_mb: Annotated[int, Field(ge=16, le=16_777_216)] | None = None
+    disk_mb: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
+    processes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    cpu_cores: Annotated[float, Field(gt=0, le=1024)] | None = None
+    meant: ClassVar[dict[str, str]] = {"max_memory_mb": "memory_mb", "max_processes": "processes"}
 
 
 class Server(Shape):
@@ -83,6 +101,7 @@ class Server(Shape):
     network: Word = "denied"
     secrets: SecretNames = []
     placement: Word = "own"
+    limits: ServerLimits | None = None
     resources: list[Glob] = []
     prompts: list[Glob] = []
     sampling: Literal["deny", "ask", "allow"] = "deny"
@@ -90,6 +109,7 @@ class Server(Shape):
     pins: Literal["accepted", "first_use"] = "accepted"
     env: dict[Variable, str] = {}
     cwd: Text | None = None
+    packages: Packages | None = None
     start_timeout_seconds: Annotated[float, Field(gt=0, le=600)] = 30.0
     meant: ClassVar[dict[str, str]] = {"args": "command", "timeout_seconds": "start_timeout_seconds"}
 
@@ -161,9 +181,13 @@ class Capability(Shape):
 
 class Network(Shape):
     allow: list[HostPattern] = []
-    methods: list[Word] | None = None
-    paths: list[Glob] | None = None
+    methods: Annotated[list[Annotated[str, AfterValidator(words.method)]], Field(min_length=1)] | None = None
+    paths: Annotated[list[Annotated[str, AfterValidator(words.path_prefix)]], Field(min_length=1)] | None = None
+    addresses: list[Annotated[str, AfterValidator(words.address_range)]] = []
     max_bytes_out: Count | None = None
+    max_bytes_in: Count | None = None
+    per_minute: Count | None = None
+    inspect: bool = False
 
 
 class Secret(Shape):
@@ -173,9 +197,19 @@ class Secret(Shape):
     command: Command | None = None
     service: Text | None = None
     field: Text | None = None
-    hosts: list[HostPattern] = []
+    hosts: list[Annotated[str, AfterValidator(words.secret_host)]] = []
     header: Annotated[str, AfterValidator(words.header)] | None = None
+    format: Annotated[str, AfterValidator(words.header_format)] | None = None
+    methods: Annotated[list[Method], Field(min_length=1)] = ["GET", "HEAD"]
+    env: Variable | None = None
+    lifetime_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
+    tenants: list[Glob] | None = None
+    environments: list[Glob] | None = None
+    capabilities: list[Glob] | None = None
+    servers: list[Glob] | None = None
+    agents: list[Glob] | None = None
     placeholders: ClassVar[dict[str, Any]] = {"from": "env"}
+    meant: ClassVar[dict[str, str]] = {"value": "from", "host": "hosts", "prefix": "format"}
 
 
 SECRET_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -186,6 +220,14 @@ SECRET_OPTIONS: dict[str, tuple[str, ...]] = {
     "vault": ("path", "field"),
 }
 """What each source of a secret must be told."""
+
+
+class Vault(Shape):
+    address: Url | None = None
+    token_env: Variable = "VAULT_TOKEN"  # noqa: S105 - the name of a variable
+    token_file: Text | None = None
+    namespace: Text | None = None
+    addresses: list[Range] = []
 
 
 class Approval(Shape):
@@ -229,6 +271,7 @@ class PolicyFile(Shape):
 
 class Template(Shape):
     packages: list[Module] = []
+    install: list[Text] = []
     setup: str = ""
     env: dict[str, str] = {}
     files: dict[str, str] = {}
@@ -247,6 +290,8 @@ class Sandbox(Shape):
     capture_bytes: Annotated[int, Field(ge=0, le=64 * 1024 * 1024)] = 1_000_000
     accept_missing: list[Word] = []
     templates: dict[Word, Template] = {}
+    allow_packages: list[Glob] = []
+    require_packages: Literal["any", "pinned", "hashed"] = "any"
     max_sessions: Annotated[int, Field(ge=0, le=10_000)] = 32
     max_sessions_memory_mb: Annotated[int, Field(ge=64, le=16_777_216)] | None = None
     max_sessions_cpu_cores: Annotated[float, Field(gt=0, le=1024)] | None = None
@@ -256,6 +301,7 @@ class Sandbox(Shape):
     session_idle_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 300.0
     max_session_idle_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 86_400.0
     session_retain_seconds: Annotated[float, Field(ge=0, le=31_536_000)] = 86_400.0
+    session_paused_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 86_400.0
     network_enabled: bool = False
     allowed_egress_domains: list[HostPattern] = []
     docker_image: Text | None = None
@@ -275,13 +321,14 @@ class File(Shape):
     capabilities: Any = None
     networks: Any = None
     secrets: Any = None
+    vault: Any = None
     approvals: Any = None
     policy: Any = None
     sandbox: Any = None
     meant: ClassVar[dict[str, str]] = {"rules": "policy.rules", "mcpServers": "servers", "tools": "capabilities"}
 
 
-SECTIONS: dict[str, type[Shape]] = {"gateway": Gateway, "policy": Policy, "sandbox": Sandbox}
+SECTIONS: dict[str, type[Shape]] = {"gateway": Gateway, "policy": Policy, "sandbox": Sandbox, "vault": Vault}
 ENTRIES: dict[str, type[Shape]] = {
     "people": Person,
     "agents": Agent,

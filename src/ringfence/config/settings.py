@@ -10,7 +10,10 @@ from typing import Any, Literal
 from ringfence import canonical
 from ringfence.box import SetUp
 from ringfence.errors import Problem
-from ringfence.model import ApprovalRule, Contract, NetworkSpec, Person, Rule, SecretSpec, ServerSpec
+from ringfence.model import ApprovalRule, Contract, NetworkSpec, Person, Rule, SecretSpec, ServerSpec, VaultSpec
+
+SANDBOX_NETWORK = "sandbox"
+"""The network that `sandbox.network_enabled` gives to boxes whose contract names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,16 @@ class SandboxSettings:
     session_idle_seconds: float = 300.0
     max_session_idle_seconds: float = 86_400.0
     session_retain_seconds: float = 86_400.0
+    session_paused_seconds: float = 86_400.0
     """How long what a session left is kept when it has ended; 0: not at all."""
     setups: Mapping[str, SetUp] = field(default_factory=dict)
     """What boxes of a template begin with beside its packages."""
+    installs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Packages of an index that are installed for boxes of a template, by its name."""
+    allow_packages: tuple[str, ...] = ()
+    """Patterns of the packages that an agent may have installed."""
+    packages: Literal["any", "pinned", "hashed"] = "any"
+    """What a package must say to be installed: nothing more, its version, or its hash besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +87,15 @@ class Config:
     approvals: Mapping[str, ApprovalRule]
     policy: PolicySettings
     sandbox: SandboxSettings
+    vault: VaultSpec | None = None
     own_tools: bool = True
     """Whether tools of our own are offered that no capability declares."""
     warnings: tuple[Problem, ...] = ()
     """What loads, but every call to which will be refused."""
     files: tuple[Path, ...] = ()
     """Every file that was read: the configuration and its policy files."""
+    places: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
+    """File, line and column of each secret: that its value cannot be used is known only when it is read."""
     digest: str = ""
     """Of everything that matters to a call; comments and the order of keys do not."""
 
@@ -90,7 +103,9 @@ class Config:
 def sealed(config: Config) -> Config:
     """The configuration with the digest of what it says."""
     said = {
-        name: value for name, value in asdict(config).items() if name not in ("path", "warnings", "files", "digest")
+        name: value
+        for name, value in asdict(config).items()
+        if name not in ("path", "warnings", "files", "places", "digest")
     }
     return replace(config, digest=canonical.digest(_plain(said)))
 

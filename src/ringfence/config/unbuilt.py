@@ -33,10 +33,6 @@ def check(draft: Draft) -> None:
     for name, capability in draft.capabilities.items():
         _capability(draft, capability)
         _refused_calls(draft, name, capability)
-    for network in draft.networks.values():
-        for key in ("methods", "paths", "max_bytes_out"):
-            if getattr(network.shape, key) is not None:
-                _refuse(draft, (*network.where, key), f"limiting a network by {key}")
     _sandbox(draft)
 
 
@@ -81,14 +77,6 @@ def _server(draft: Draft, server: Shaped[schema.Server]) -> None:
     shape, where = server.shape, server.where
     if shape.openapi is not None:
         _refuse(draft, (*where, "openapi"), "a server from an OpenAPI description")
-    if shape.mounts:
-        _refuse(draft, (*where, "mounts"), "a server's own view of the file system")
-    if shape.network != "denied":
-        _refuse(draft, (*where, "network"), "a server's own network")
-    if shape.secrets:
-        _refuse(draft, (*where, "secrets"), "handing secrets to a server")
-    if shape.placement not in ("own", "unsafe_host"):
-        draft.problem((*where, "placement"), f"placement {shape.placement!r} {_NOT_BUILT}; write own or unsafe_host")
 
 
 def _capability(draft: Draft, capability: Shaped[schema.Capability]) -> None:
@@ -103,26 +91,16 @@ def _capability(draft: Draft, capability: Shaped[schema.Capability]) -> None:
     if shape.isolation in (None, "none"):
         return
     servers = draft.candidates(capability)
-    if any(server.shape.url is None for server in servers):
-        draft.problem(
-            (*where, "isolation"),
-            f"isolation {shape.isolation} for a server that is started by a command {_NOT_BUILT};"
-            " write none, or leave it out",
-        )
-    elif servers and shape.isolation != "process":
-        draft.problem((*where, "isolation"), f"isolation {shape.isolation} for a remote server {_NOT_BUILT}")
+    if servers and shape.isolation != "process":
+        draft.problem((*where, "isolation"), f"isolation {shape.isolation} for a server {_NOT_BUILT}")
+    elif any(server.shape.placement == "unsafe_host" for server in servers):
+        draft.problem((*where, "isolation"), "its server runs in no box (placement unsafe_host): write none")
 
 
 def _refused_calls(draft: Draft, name: str, capability: Shaped[schema.Capability]) -> None:
     shape, where = capability.shape, capability.where
     refused = f"every call of {name!r} will be refused"
-    if shape.secrets:
-        draft.warn((*where, "secrets"), f"{refused}: delivering secrets {_NOT_BUILT}")
     if shape.transport == "sandboxed_exec":
-        if shape.network != "denied":
-            draft.warn((*where, "network"), f"{refused}: a network in a box {_NOT_BUILT}")
-        if shape.filesystem is not None and shape.filesystem.mounts:
-            draft.warn((*where, "filesystem"), f"{refused}: mounting folders in a box {_NOT_BUILT}")
         if shape.isolation in ("gvisor", "microvm"):
             draft.warn((*where, "isolation"), f"{refused}: isolation {shape.isolation} {_NOT_BUILT}")
         return
@@ -131,9 +109,11 @@ def _refused_calls(draft: Draft, name: str, capability: Shaped[schema.Capability
         draft.warn(where, f"{refused}: no server is declared")
     if shape.network == "denied":
         return
-    if any(server.shape.url is None for server in servers):
-        which = "" if len(servers) == 1 else " on a server that is started by a command"
-        draft.warn((*where, "network"), f"{refused}{which}: confining the network of a server {_NOT_BUILT}")
+    commanded = [server.shape for server in servers if server.shape.url is None]
+    if commanded:
+        if not any(each.network == shape.network and each.placement != "unsafe_host" for each in commanded):
+            text = f"{refused}: the box of its server does not have network {shape.network!r}"
+            draft.warn((*where, "network"), text)
     elif shape.network in draft.networks:
         network = NetworkSpec(shape.network, tuple(draft.networks[shape.network].shape.allow))
         if servers and not any(_reaches(network, server.shape.url or "") for server in servers):
@@ -149,8 +129,6 @@ def _sandbox(draft: Draft) -> None:
     sandbox, where = draft.sandbox.shape, draft.sandbox.where
     if sandbox.backend != "process":
         _refuse(draft, (*where, "backend"), f"sandbox backend {sandbox.backend}")
-    if sandbox.network_enabled:
-        _refuse(draft, (*where, "network_enabled"), "a network in the sandbox")
-    for key in ("allowed_egress_domains", "docker_image", "firecracker_kernel_path", "firecracker_rootfs_path"):
+    for key in ("docker_image", "firecracker_kernel_path", "firecracker_rootfs_path"):
         if getattr(sandbox, key):
             _refuse(draft, (*where, key), key)

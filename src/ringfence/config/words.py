@@ -7,7 +7,9 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
+from ringfence.box import NetworkRule
 from ringfence.config.nearest import did_you_mean
+from ringfence.egress import rules
 from ringfence.policy import PRESETS
 
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
@@ -75,14 +77,21 @@ def listen(text: str) -> str:
 
 
 def host_pattern(text: str) -> str:
-    """An entry of `networks.allow` or `secrets.hosts`."""
-    host, port = _split(text)
-    if port == 0:
-        raise ValueError("0 is not a port")
-    if not host.startswith("*."):
-        _host(host)
-    elif not re.search("[A-Za-z]", _host(host[2:]).rpartition(".")[2]):
-        raise ValueError(f"{text[:80]!r}: '*.' stands before a domain, not before an address")
+    """An entry of `networks.allow` or `secrets.hosts`, read by the parser that reads what boxes ask for."""
+    rules.pattern(text)
+    return text
+
+
+def secret_host(text: str) -> str:
+    """An entry of `secrets.hosts`."""
+    if rules.pattern(text).kind == "any":
+        raise ValueError(f"{text[:80]!r} would hand the secret to everybody: name the hosts")
+    return text
+
+
+def path_prefix(text: str) -> str:
+    """An entry of `networks.paths`."""
+    rules.Rules([NetworkRule("path", (), paths=(text,))])
     return text
 
 
@@ -112,9 +121,39 @@ def header(text: str) -> str:
     return text
 
 
+def header_format(text: str) -> str:
+    """The text of a header around `{value}`."""
+    if text.count("{value}") != 1 or re.search(r"[{}]", text.replace("{value}", "")):
+        raise ValueError(f"{text[:80]!r} must hold {{value}} once, and no other braces")
+    if not re.fullmatch(r"[!-~]([ -~]*[!-~])?", text):
+        raise ValueError(f"{text[:80]!r} cannot stand in a header")
+    return text
+
+
+def method(text: str) -> str:
+    if not re.fullmatch(r"[A-Z][A-Z0-9-]{0,31}", text):
+        raise ValueError(f"{text[:80]!r} is not an HTTP method: they are written in capitals")
+    return text
+
+
+def address_range(text: str) -> str:
+    """An address or a range of them."""
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        raise ValueError(f"{text[:80]!r} is not an address or a range of them") from None
+    return text
+
+
 def path_inside(text: str) -> str:
     if not text.startswith("/") or ".." in text.split("/"):
         raise ValueError(f"{text[:80]!r} must be an absolute path without '..'")
+    return text
+
+
+def digest(text: str) -> str:
+    if not re.fullmatch("sha256:[0-9a-f]{64}", text):
+        raise ValueError(f"{text[:80]!r} is not a digest: sha256: and 64 digits")
     return text
 
 

@@ -21,6 +21,10 @@ from ringfence.model import Status
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 """A name to the addresses behind it. Raises OSError."""
 
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Dial = Callable[[str, int, ssl.SSLContext | None, str | None], Awaitable[Streams]]
+"""Opens a connection to an address in numbers and a port; with TLS, for a server of this name. Raises OSError."""
+
 _TRIED_MOST = 4
 _LOOKUPS_MOST = 4
 _BUFFER = 128 * 1024
@@ -36,12 +40,17 @@ async def system_resolve(name: str) -> Sequence[str]:
     return [str(answer[4][0]) for answer in found]
 
 
+async def system_dial(address: str, port: int, tls: ssl.SSLContext | None, name: str | None) -> Streams:
+    return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name, limit=_BUFFER)
+
+
 class Dialler:
     """One for each box, so that the lookups of one cannot crowd out those of another."""
 
-    def __init__(self, resolve: Resolve, limits: Limits) -> None:
+    def __init__(self, resolve: Resolve, limits: Limits, dial: Dial = system_dial) -> None:
         self._resolve = resolve
         self._limits = limits
+        self._dial = dial
         self._lookups = asyncio.Semaphore(_LOOKUPS_MOST)
 
     async def addresses(self, host: Host, named: Iterable[Range], rule: str = "") -> list[Address]:
@@ -87,10 +96,7 @@ class Dialler:
     async def _open(self, place: Endpoint, address: Address, tls: ssl.SSLContext | None) -> Wire:
         # An address in numbers is never looked up again.
         name = place.host.text if tls is not None else None
-        reader, writer = await asyncio.open_connection(
-            str(address), place.port, ssl=tls, server_hostname=name, limit=_BUFFER
-        )
-        return Wire(reader, writer)
+        return Wire(*await self._dial(str(address), place.port, tls, name))
 
 
 async def check_url(text: str, named: Iterable[str] = (), resolve: Resolve = system_resolve) -> list[str]:

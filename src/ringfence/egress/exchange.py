@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringfence.box import NetworkRule
 from ringfence.egress import http1, names
 from ringfence.egress.body import ending, framed, pieces
-from ringfence.egress.http1 import NO_BODY, Framing, Headers, Request, Response
+from ringfence.egress.cleaning import CHUNKED, Watch, cleaned, cleaned_head
+from ringfence.egress.http1 import NO_BODY, Framing, Request, Response
 from ringfence.egress.ledger import Entry
 from ringfence.egress.meter import Meter
 from ringfence.egress.names import BadName, Endpoint
@@ -41,6 +42,7 @@ class _Sending:
     head: bytes
     meter: Meter
     entry: Entry
+    given: Brokered
 
 
 class Exchange:
@@ -107,7 +109,7 @@ class Exchange:
 
     async def _one(self, request: Request) -> bool:
         """True where the connection can take another request."""
-        entry = Entry(inspected=True)
+        entry = self._scope.ledger.open(inspected=True)
         self._answering = False
         try:
             sending = await self._prepare(request, entry)
@@ -146,10 +148,13 @@ class Exchange:
         rule = verdict.granted
         meter = self._scope.meters[rule.name]
         meter.admit(request.framing.length)
-        headers = await self._brokered(request, place, target, rule)
+        given = await self._brokered(request, place, target, rule)
+        without = given.strip | {name.lower() for name in given.put} | {"host", "expect"}
+        kept = http1.end_to_end(request.headers, without)
+        headers = (("Host", place.header(self._scheme)), *kept, *given.put.items())
         head = http1.write_request(request.method, target, headers, request.framing)
         entry.allow(rule.name)
-        return _Sending(request, place, rule, head, meter, entry)
+        return _Sending(request, place, rule, head, meter, entry, given)
 
     def _aim(self, request: Request, entry: Entry) -> tuple[Endpoint, str]:
         """Whom it is for, said twice and both times the same."""
@@ -172,7 +177,7 @@ class Exchange:
             raise Malformed("target", str(error)) from error
         return place, http1.origin_form(target)
 
-    async def _brokered(self, request: Request, place: Endpoint, target: str, rule: NetworkRule) -> Headers:
+    async def _brokered(self, request: Request, place: Endpoint, target: str, rule: NetworkRule) -> Brokered:
         given = Brokered()
         if self._scope.broker is not None:
             asked = Asked(
@@ -194,9 +199,7 @@ class Exchange:
             raise Denied(rule.name, "secret_in_clear", "a secret goes over TLS alone")
         if not all(http1.is_header(name, value) for name, value in given.put.items()):
             raise Failed("bad_secret", "a value cannot stand in a header")
-        without = given.strip | {name.lower() for name in given.put} | {"host", "expect"}
-        kept = http1.end_to_end(request.headers, without)
-        return (("Host", place.header(self._scheme)), *kept, *given.put.items())
+        return given
 
     # ── to the outside and back ──────────────────────────────────────────────────────────────────
 
@@ -259,8 +262,13 @@ class Exchange:
         Raises Malformed, Denied, and Closed where the client leaves: then the request must not look whole.
         """
         framing = sending.request.framing
+        watch = Watch(sending.given.forbid)
         try:
             async for piece in pieces(self._wire, framing):
+                if watch.sees(piece):
+                    raise Denied(
+                        sending.rule.name, "placeholder", "what stands for a secret goes into its header alone"
+                    )
                 data = framed(piece, framing)
                 sending.meter.outward(len(data), sending.entry)
                 if not await _sent(outside, data):
@@ -306,24 +314,32 @@ class Exchange:
         raise Failed("bad_response", "too many interim answers")
 
     async def _download(self, sending: _Sending, outside: Wire, answer: Response) -> None:
-        close = sending.request.close
-        head = http1.write_response(answer, sending.request.method, close)
+        clean = sending.given.clean
+        if clean is not None:
+            answer = cleaned_head(answer, clean)
+        framing = answer.framing
+        head = http1.write_response(answer, sending.request.method, sending.request.close)
         sending.meter.inward(len(head), sending.entry)
         waiting = head
-        async for piece in _incoming(outside, answer.framing):
-            sending.meter.inward(len(piece), sending.entry)
+        incoming = _incoming(outside, framing, sending)
+        if clean is not None and framing != NO_BODY:
+            # What is removed from it changes its length.
+            head = http1.write_response(replace(answer, framing=CHUNKED), sending.request.method, sending.request.close)
+            waiting, framing, incoming = head, CHUNKED, cleaned(incoming, clean())
+        async for piece in incoming:
             self._answering = True
-            await self._wire.send(waiting + framed(piece, answer.framing))
+            await self._wire.send(waiting + framed(piece, framing))
             waiting = b""
-        waiting += ending(answer.framing)
+        waiting += ending(framing)
         if waiting:
             self._answering = True
             await self._wire.send(waiting)
 
 
-async def _incoming(outside: Wire, framing: Framing) -> AsyncIterator[bytes]:
+async def _incoming(outside: Wire, framing: Framing, sending: _Sending) -> AsyncIterator[bytes]:
     try:
         async for piece in pieces(outside, framing, extensions=True):
+            sending.meter.inward(len(piece), sending.entry)
             yield piece
     except Malformed as error:
         raise Failed("bad_response", error.reason) from error

@@ -156,7 +156,7 @@ def refusal(status: int, rule: str, reason: str, detail: str, close: bool) -> by
     text += f": {detail}" if detail else ""
     body = text.encode("ascii", "backslashreplace").replace(b"\r", b" ").replace(b"\n", b" ") + b"\n"
     headers: Headers = (("Content-Type", "text/plain; charset=utf-8"), ("X-Ringfence-Reason", reason))
-    headers += (("X-Ringfence-NetworkRule", rule),) if rule else ()
+    headers += (("X-Ringfence-Rule", rule),) if rule else ()
     headers += (("Connection", "close"),) if close else ()
     head = _write(f"HTTP/1.1 {status} {phrase.get(status, 'Refused')}", headers, Framing("length", len(body)))
     return head + body

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 from ringfence.egress.names import Endpoint
 from ringfence.egress.refusal import Stopped
 
-_PLACES_MOST = 1000
+_PLACES_MOST = 200
 
 
 class Fact(TypedDict):
@@ -56,40 +56,57 @@ class Ledger:
     def __init__(self, on_fact: Callable[[Fact], None]) -> None:
         self._on_fact = on_fact
         self._sums: dict[tuple[object, ...], Fact] = {}
+        self._open: dict[int, Entry] = {}
+
+    def open(self, *, inspected: bool) -> Entry:
+        """One that begins now."""
+        entry = Entry(inspected)
+        self._open[id(entry)] = entry
+        return entry
 
     def close(self, entry: Entry) -> None:
         """Once: what ends a request and what tidies up after it may both say so."""
+        self._open.pop(id(entry), None)
         if entry.closed:
             return
         entry.closed = True
-        fact = Fact(
-            host=entry.host,
-            port=entry.port,
-            verdict=entry.verdict,
-            rule=entry.rule,
-            reason=entry.reason,
-            inspected=entry.inspected,
-            bytes_in=entry.bytes_in,
-            bytes_out=entry.bytes_out,
-            count=1,
-        )
-        self._add(fact)
+        fact = _fact(entry)
+        _add(self._sums, fact)
         self._on_fact(fact)
 
     def facts(self) -> list[Fact]:
-        """One for each place, verdict and reason."""
-        return [fact.copy() for fact in self._sums.values()]
+        """One for each place, verdict and reason; what was let through and is under way among them."""
+        sums = {key: fact.copy() for key, fact in self._sums.items()}
+        for entry in self._open.values():
+            if entry.verdict == "allowed" and not entry.closed:
+                _add(sums, _fact(entry))
+        return list(sums.values())
 
-    def _add(self, fact: Fact) -> None:
-        key = (fact["host"], fact["port"], fact["verdict"], fact["rule"], fact["reason"], fact["inspected"])
-        if key not in self._sums and len(self._sums) >= _PLACES_MOST:
-            # A box that asks for ever new names must not fill our memory: the rest is counted together.
-            key = ("*", 0, *key[2:])
-            fact = {**fact, "host": "*", "port": 0}
-        known = self._sums.get(key)
-        if known is None:
-            self._sums[key] = fact.copy()
-            return
-        known["count"] += 1
-        known["bytes_in"] += fact["bytes_in"]
-        known["bytes_out"] += fact["bytes_out"]
+
+def _fact(entry: Entry) -> Fact:
+    return Fact(
+        host=entry.host,
+        port=entry.port,
+        verdict=entry.verdict,
+        rule=entry.rule,
+        reason=entry.reason,
+        inspected=entry.inspected,
+        bytes_in=entry.bytes_in,
+        bytes_out=entry.bytes_out,
+        count=1,
+    )
+
+
+def _add(sums: dict[tuple[object, ...], Fact], fact: Fact) -> None:
+    key = (fact["host"], fact["port"], fact["verdict"], fact["rule"], fact["reason"], fact["inspected"])
+    if key not in sums and len(sums) >= _PLACES_MOST:
+        # A box that asks for ever new names must not fill our memory: the rest is counted together.
+        key = ("*", 0, *key[2:])
+        fact = {**fact, "host": "*", "port": 0}
+    known = sums.get(key)
+    if known is None:
+        sums[key] = fact.copy()
+        return
+    known["count"] += 1
+    known["bytes_in"] += fact["bytes_in"]
+    known["bytes_out"] += fact["bytes_out"]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ringfence.box import NetworkRule
 from ringfence.egress import hello, names
-from ringfence.egress.dial import Dialler, Resolve, system_resolve
+from ringfence.egress.dial import Dial, Dialler, Resolve, system_dial, system_resolve
 from ringfence.egress.exchange import Exchange
 from ringfence.egress.http1 import Request
 from ringfence.egress.ledger import Entry, Fact, Ledger
@@ -42,8 +42,10 @@ class Egress:
         resolve: Resolve = system_resolve,
         trust: ssl.SSLContext | None = None,
         limits: Limits | None = None,
+        dial: Dial = system_dial,
     ) -> None:
         self._resolve = resolve
+        self._dial = dial
         self._limits = limits or Limits()
         self._trust = trust or outside()
 
@@ -56,14 +58,15 @@ class Egress:
         broker: Broker | None = None,
     ) -> Attached:
         """Serves this listener until closed; it belongs to us from here on. Raises Unavailable."""
-        signing = authority or Authority()
-        signing.check()
+        signing = authority or (Authority() if any(rule.inspects for rule in rules.all) else None)
+        if signing is not None:
+            signing.check()
         meters = {rule.name: Meter(rule) for rule in rules.all}
         scope = Scope(
             rules=rules,
             meters=meters,
             ledger=Ledger(on_fact),
-            dialler=Dialler(self._resolve, self._limits),
+            dialler=Dialler(self._resolve, self._limits, self._dial),
             limits=self._limits,
             authority=signing,
             trust=self._trust,
@@ -83,8 +86,13 @@ class Attached:
         self._serving: set[asyncio.Task[None]] = set()
 
     @property
-    def authority(self) -> Authority:
+    def authority(self) -> Authority | None:
+        """Where TLS ends here."""
         return self._scope.authority
+
+    def facts(self) -> list[Fact]:
+        """So far."""
+        return self._scope.ledger.facts()
 
     async def listen(self, listener: socket.socket) -> None:
         self._server = await asyncio.start_server(self._accepted, sock=listener, limit=_BUFFER)
@@ -103,6 +111,8 @@ class Attached:
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        # The loop does it only for sockets of which it knows that they are TCP.
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         wire = Wire(reader, writer)
         self._serving.add(task)
         try:
@@ -123,7 +133,7 @@ class Attached:
             await wire.close()
 
     async def _connect(self, request: Request, wire: Wire) -> None:
-        entry = Entry(inspected=False)
+        entry = self._scope.ledger.open(inspected=False)
         try:
             place = _tunnel_to(request, entry)
             secured = await self._through(place, wire, entry)
@@ -173,6 +183,7 @@ class Attached:
     async def _terminate(self, place: Endpoint, wire: Wire, entry: Entry) -> ServedTls:
         """Raises Denied where the hello is for another host, Failed where the client does not believe us."""
         try:
+            assert self._scope.authority is not None
             context = self._scope.authority.context(place.host)
         except Unavailable as error:
             raise Failed(error.reason_code, error.message) from error

@@ -27,6 +27,7 @@ _WILD = re.compile(r"\*(?:\.([^:]+))?(?::([0-9]+))?")
 _PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _ENCODED = re.compile(rb"%[0-9A-Fa-f]{2}")
 _DECODINGS = 3
+_LOOPBACK: tuple[Range, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 
 # Frameworks take the real method or path from these, behind the back of the request line.
 METHOD_OVERRIDES = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
@@ -116,8 +117,16 @@ class Rules:
     def named(self, rule: NetworkRule, port: int) -> tuple[Range, ...]:
         """The addresses that are not public and that this rule names."""
         entry = next(entry for entry in self._compiled if entry.rule is rule)
-        own = (p.range for p in entry.patterns if p.range is not None and p.port in (None, port))
-        return (*entry.ranges, *own)
+        here = [pattern for pattern in entry.patterns if pattern.port in (None, port)]
+        own = (pattern.range for pattern in here if pattern.range is not None)
+        # Who writes localhost means this machine: the name can mean nothing else.
+        loopback = _LOOPBACK if any(pattern.kind == "exact" and pattern.text == "localhost" for pattern in here) else ()
+        return (*entry.ranges, *own, *loopback)
+
+    def name(self, host: Host) -> bool:
+        """Whether any rule is for this host, on whichever port."""
+        patterns = (pattern for entry in self._compiled for pattern in entry.patterns)
+        return any(pattern.covers(host, pattern.port or 0) for pattern in patterns)
 
 
 def judge(candidates: tuple[NetworkRule, ...], method: str, target: str, headers: Iterable[str]) -> Verdict:

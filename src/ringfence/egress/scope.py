@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +32,14 @@ class Asked:
     rule: str
 
 
+class Cleaner(Protocol):
+    """Removes from an answer, as it comes, what must not enter the box."""
+
+    def feed(self, chunk: bytes) -> bytes: ...
+
+    def finish(self) -> bytes: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Brokered:
     """What changes in the request: headers that are taken off, then headers that are put on."""
@@ -40,6 +48,10 @@ class Brokered:
     """In lower case."""
     put: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Never sent without TLS. The caller's own headers of these names are taken off."""
+    forbid: tuple[bytes, ...] = ()
+    """What may not be in the body; a body that holds one is cut off before its end."""
+    clean: Callable[[], Cleaner] | None = None
+    """Makes what the answer passes through: one for each header, one for the body."""
 
 
 class Broker(Protocol):
@@ -55,7 +67,8 @@ class Scope:
     ledger: Ledger
     dialler: Dialler
     limits: Limits
-    authority: Authority
+    authority: Authority | None
+    """None where no rule has TLS end here."""
     trust: ssl.SSLContext
     broker: Broker | None = None
 

@@ -80,6 +80,13 @@ class Authority:
         self._contexts.move_to_end(host)
         return found
 
+    def pair(self, host: Host) -> bytes:
+        """In PEM: the key and the certificate of a server of this name."""
+        key = self._leaf_key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return key + self._leaf(host).public_bytes(serialization.Encoding.PEM)
+
     def _builder(
         self, subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
     ) -> x509.CertificateBuilder:
@@ -109,13 +116,10 @@ class Authority:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(_ALPN)
-        key = self._leaf_key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
         # The ssl module reads keys from files alone: this one is memory of ours, never on a disk.
         file = os.memfd_create("leaf", os.MFD_CLOEXEC)
         try:
-            os.write(file, key + self._leaf(host).public_bytes(serialization.Encoding.PEM))
+            os.write(file, self.pair(host))
             context.load_cert_chain(f"/proc/self/fd/{file}")
         finally:
             os.close(file)

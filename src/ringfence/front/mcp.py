@@ -182,6 +182,7 @@ class McpFront:
             origin=inbound.origin,
             server=server,
             # 2026-07-28 has no sessions: each of its calls stands for itself, also on one pipe.
+            box=box if isinstance(box := meta.get("ringfence/session"), str) else None,
             session=inbound.session if asked.version != MODERN else None,
             idempotency_key=key if isinstance(key, str) else None,
             trace=meta.get("traceparent") if isinstance(meta.get("traceparent"), str) else None,

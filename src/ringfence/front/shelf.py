@@ -29,7 +29,7 @@ class _Offer:
     """Tools of ours that can be told which session they are for."""
 
 
-def _offer(rules: Rulebook) -> _Offer:
+def _offer(rules: Rulebook, clean: Callable[[Json], Json]) -> _Offer:
     tools: list[Json] = []
     header_schemas: dict[str, Json] = {}
     in_sessions: set[str] = set()
@@ -37,7 +37,7 @@ def _offer(rules: Rulebook) -> _Offer:
         name = capability.contract.name
         if capability.definition is None or _pointless(rules, capability.contract):
             continue
-        body = {**capability.definition.body, "name": name}
+        body = {**clean(capability.definition.body), "name": name}
         if capability.contract.description is not None:
             body["description"] = capability.contract.description
         if capability.contract.result.fields is not None:
@@ -84,12 +84,13 @@ class Shelf:
         """Made once per rulebook: the list is asked for far more often than it changes."""
         rules = self._pipeline.rules
         if self._offered is None or self._offered.rules is not rules:
-            self._offered = _offer(rules)
+            self._offered = _offer(rules, self._pipeline.listed)
         return self._offered
 
     def prompts(self) -> list[Json]:
         names = self._prompt_names()
-        return [{**self._pipeline.rules.prompts[key].body, "name": name} for name, key in names.items()]
+        prompts, clean = self._pipeline.rules.prompts, self._pipeline.listed
+        return [{**clean(prompts[key].body), "name": name} for name, key in names.items()]
 
     def prompt(self, name: str) -> tuple[str, str] | None:
         """(server, the server's own name) of an offered prompt."""
@@ -116,7 +117,7 @@ class Shelf:
                 uri = item.get(key)
                 if isinstance(uri, str) and allowed_item(spec, "resource", uri) and not uri.startswith(PREFIX):
                     self._learn(principal, uri, spec.name)
-                    out.append(item)
+                    out.append(self._pipeline.listed(item))
         return [*out, *await self._own_resources(principal, templates)]
 
     async def _own_resources(self, principal: Principal, templates: bool) -> Sequence[Json]:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ringfence.box import MIB, BoxReport, Layout, Limits
+from ringfence.box import MIB, BoxReport, Layout, Limits, NetworkRule
 from ringfence.model import Json
+from ringfence.promises.outside import Answers
 from ringfence.promises.props import Props
 
 CLASSES = {
@@ -113,6 +114,12 @@ class Case:
     """A program in a box that lives meanwhile."""
     observe: Callable[[Props, Json], Json] | None = None
     """Looks at the box from the host, when the program says that it is ready."""
+    network: tuple[NetworkRule, ...] = ()
+    """What its box may reach; the harness plays all of it. Empty: the box has no way out."""
+    secret: bool = False
+    """Its box has a placeholder for a secret of the harness's; its control has the secret itself."""
+    names: Answers = field(default_factory=dict)
+    """What the harness's resolver answers, beside what it always does."""
     control: Control = Control()
     layout: Layout = "shared"
     command: tuple[str, ...] = ()

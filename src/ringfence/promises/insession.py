@@ -65,7 +65,7 @@ class InSession:
 
     async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
         stay = StaySpec(spec.limits, spec.env, spec.inputs, (), spec.trees, spec.template, tenant=spec.tenant)
-        box = await self._backend.open(stay)
+        box = await self._backend.open(stay, spec.network)
         try:
             told = tell or _nobody
             interpreter = await box.interpreter()

@@ -7,6 +7,7 @@ the report can tell by itself, they are asked.
 from __future__ import annotations
 
 from ringfence.promises.case import Case, Judge, Trial, claimed
+from ringfence.promises.outside import ALLOWED, PUBLIC
 
 _LONGEST_LINE = 200
 
@@ -109,6 +110,67 @@ def looked_at(trial: Trial) -> str | None:
 def either(*judges: Judge) -> Judge:
     def judge(trial: Trial) -> str | None:
         return next((found for found in (ask(trial) for ask in judges) if found), None)
+
+    return judge
+
+
+# ── The network ──
+
+
+def misdirected(trial: Trial) -> str | None:
+    """Somebody was dialled for it whom no rule names."""
+    outside = trial.props.outside
+    assert outside is not None
+    for address, port in outside.dialled:
+        if address != PUBLIC or port not in (80, 443):
+            return f"{address} port {port} was dialled"
+    return None
+
+
+def strayed(trial: Trial) -> str | None:
+    """The same, or what is not to leave arrived outside."""
+    outside = trial.props.outside
+    assert outside is not None
+    arrived = trial.props.secret.encode() in outside.got
+    return misdirected(trial) or ("it arrived outside" if arrived else claimed(trial))
+
+
+def looked_up(trial: Trial) -> str | None:
+    """A name that no rule covers was asked of a resolver: whoever answers it has it."""
+    outside = trial.props.outside
+    assert outside is not None
+    found = [name for name in outside.asked if name != ALLOWED]
+    return f"{found[0]} was looked up" if found else strayed(trial)
+
+
+def asked_for(word: bytes) -> Judge:
+    """The server outside read a request with this in its first line."""
+
+    def judge(trial: Trial) -> str | None:
+        outside = trial.props.outside
+        assert outside is not None
+        found = next((line for line in outside.requests if word in line), None)
+        return f"the server was asked {found!r}" if found else strayed(trial)
+
+    return judge
+
+
+def carried_more_than(most: int) -> Judge:
+    def judge(trial: Trial) -> str | None:
+        outside = trial.props.outside
+        assert outside is not None
+        size = len(outside.got)
+        return f"{size} bytes went out, of {most}" if size > most else None
+
+    return judge
+
+
+def network_denied(rule: str = "denied") -> Judge:
+    """The facts say that something was denied, and by which rule."""
+
+    def judge(trial: Trial) -> str | None:
+        denied = (trial.report.network or {}).get("denied", ())
+        return None if any(entry["rule"] == rule for entry in denied) else f"the facts name no denial by {rule!r}"
 
     return judge
 

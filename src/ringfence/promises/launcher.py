@@ -25,6 +25,7 @@ import resource
 import select
 import signal
 import socket
+import ssl
 import stat
 import struct
 import subprocess
@@ -35,10 +36,11 @@ import threading
 import time
 import tokenize
 import traceback
+from encodings import idna  # noqa: F401 - by which the names of servers are encoded
 from typing import Any
 
 # Loaded now, since the program may not be able to read them as the user that it becomes.
-PRELOADED = (array, io, linecache, mmap, multiprocessing, select, stat, subprocess, tempfile, threading, tokenize)
+PRELOADED = (array, io, linecache, mmap, multiprocessing, select, ssl, stat, subprocess, tempfile, threading, tokenize)
 
 _SPACES = {
     "user": 1 << 28,

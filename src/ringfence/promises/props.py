@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ringfence.model import Json
+from ringfence.promises.outside import Answers, Outside
 
 CONTROL_ID = 1_900_000_017
 """Who a control is on the host when the harness is root: nobody's id, in no range that others hand out."""
@@ -44,6 +45,7 @@ class Props:
         """What the program is told."""
         self.trees: tuple[Path, ...] = ()
         self.output: Path | None = None
+        self.outside: Outside | None = None
         self._listeners: dict[str, socket.socket] = {}
         self._victim: subprocess.Popen[bytes] | None = None
         self._stack = ExitStack()
@@ -73,6 +75,12 @@ class Props:
 
     def close(self) -> None:
         self._stack.close()
+
+    def play(self, answers: Answers) -> Outside:
+        """All that lies outside of a box with a network."""
+        self.outside = Outside(answers)
+        self._stack.callback(self.outside.close)
+        return self.outside
 
     # ── What was seen of them ──
 

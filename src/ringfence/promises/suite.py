@@ -24,6 +24,7 @@ from ringfence.promises import judging
 from ringfence.promises.case import Case, Report, Result, Trial
 from ringfence.promises.cases import CATALOGUE
 from ringfence.promises.control import ControlBackend, Launcher
+from ringfence.promises.outside import PORT, TOKEN
 from ringfence.promises.props import Props
 from ringfence.promises.stage import Stage
 
@@ -105,6 +106,8 @@ class _Tries:
         """Set up, run, judge while the props still stand."""
         props = self.stage.props(case.props)
         try:
+            if case.network:
+                props.play(case.names)
             return judge(case, await _Attempt(backend, case, props).made())
         except BaseExceptionGroup as group:
             raise _first(group) from group
@@ -132,6 +135,8 @@ class _Attempt:
 
     async def made(self) -> Trial:
         case = self._case
+        if case.secret and self._props.outside is not None:
+            await self._props.outside.lend()
         with ExitStack() as stack:
             async with anyio.create_task_group() as group:
                 neighbour: Json = {}
@@ -182,6 +187,12 @@ class _Attempt:
             "package": str(_PACKAGE),
             **props.given,
         }
+        outside, env = props.outside, dict(case.env)
+        if outside is not None:
+            naive = isinstance(self._backend, ControlBackend)
+            if case.secret:
+                env |= {TOKEN: outside.token} if naive or outside.issued is None else outside.issued.env
+            given |= {"proxy": outside.naive_port if naive else PORT, "mark": props.secret}
         inputs = tuple(Input(name, content) for name, content in case.inputs.items() if name != "planted")
         # Only who is looked at waits for it.
         held = visit.stdin if visit is not None and (case.observe or program is case.beside) else case.stdin
@@ -189,7 +200,14 @@ class _Attempt:
         if case.command:
             what = Program("command", argv=case.command, stdin=program.encode())
         return BoxSpec(
-            what, case.limits, env=case.env, inputs=inputs, output=props.output, trees=props.trees, layout=case.layout
+            what,
+            case.limits,
+            env=env,
+            inputs=inputs,
+            output=props.output,
+            trees=props.trees,
+            layout=case.layout,
+            network=None if outside is None else outside.serve(case.network),
         )
 
     async def _look(self, visit: _Visit) -> None:

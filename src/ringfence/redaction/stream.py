@@ -20,7 +20,9 @@ _TOKEN = compiled(r"[A-Za-z0-9._~+/=-]*")
 class Stream:
     """One stream of bytes. Not for several at a time."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Values, *, masked: bool = False) -> None:
+        """Masked, what comes out is as long as what went in."""
+        self._masked = masked
         self.rules: Counter[str] = Counter()
         self.secrets: Counter[str] = Counter()
         """For the audit log alone."""
@@ -46,7 +48,7 @@ class Stream:
         spans = self._values.find(data, start)
         last = spans[-1] if spans else None
         if last is not None and last.end == len(data) and len(data) - last.begins > MOST_HELD and not last.secrets:
-            self._swallowing = next(iter(last.rules))
+            self._swallowing = None if self._masked else next(iter(last.rules))
             return self._emit(data, start, len(data), spans)
         cut = max(start, self._values.unfinished(data, MOST_HELD, spans))
         while spans and spans[-1].end > cut:
@@ -65,7 +67,7 @@ class Stream:
         self._held = data[cut:]
         if cut > start:
             self._seen = data[cut - 1 : cut]
-        return without(data[:cut], spans)[start:]
+        return without(data[:cut], spans, masked=self._masked)[start:]
 
     def _after_shape(self, chunk: bytes) -> bytes:
         if self._swallowing is None:

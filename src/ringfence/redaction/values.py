@@ -24,6 +24,8 @@ from ringfence.secret import Secret, reveal
 KNOWN = "known_secret"
 """The rule of every known value. Which one it was is for the audit log alone."""
 REPLACEMENT = "[redacted]"
+MASK = b"*"
+"""For each byte, where what is around it must keep its place: in files."""
 
 _SHORTEST = 12
 """Nothing that is searched has fewer bytes."""
@@ -56,14 +58,20 @@ class Redacted:
 class Values:
     """This tenant's secrets, and the shapes. Never changes; a rotated secret makes another."""
 
-    def __init__(self, secrets: Sequence[Secret] = ()) -> None:
+    def __init__(self, secrets: Sequence[Secret] = (), *, shaped: bool = True) -> None:
+        """Without shapes, known values alone are searched for."""
+        self._shaped = shaped
         self._forms: list[tuple[str, Form]] = [
             (secret.name, form) for secret in secrets for form in forms(reveal(secret))
         ]
         self._texts = {text for secret in secrets for text in (reveal(secret), reveal(secret)[::-1])}
         self._known = union(form.whole for _, form in self._forms)
-        whole = (part.whole for part in _parts().values())
+        whole = (part.whole for part in _parts().values()) if shaped else ()
         self._any = union((*(form.whole for _, form in self._forms), *whole))
+
+    def strikes(self, data: bytes) -> bool:
+        """Whether anything would go; the cheapest that can be asked."""
+        return len(data) >= _SHORTEST and self._any.search(data) is not None
 
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
         """The text without secrets, and how often each rule struck."""
@@ -93,13 +101,14 @@ class Values:
         if first is None:
             return []
         known = _joined(self._values(data, first.start()))
-        shaped = [span for span in _shaped(data, first.start()) if not _covered(span, known)]
+        every = _shaped(data, first.start()) if self._shaped else ()
+        shaped = [span for span in every if not _covered(span, known)]
         return _joined(sorted([*known, *shaped], key=lambda span: span.start))
 
     def unfinished(self, data: bytes, most: int, spans: list[Span]) -> int:
         """Where the first match may begin that only what follows can settle; at most so many bytes before the end."""
         end = len(data)
-        shape = _begun_shape().search(data, max(0, end - most))
+        shape = _begun_shape().search(data, max(0, end - most)) if self._shaped else None
         place: int = end if shape is None else shape.start()
         if not self._forms:
             return place
@@ -121,6 +130,11 @@ class Values:
     def _names(self, hit: bytes) -> set[str]:
         return {self._forms[index][0] for index in self._which.Match(hit)}
 
+    @property
+    def reach(self) -> int:
+        """How far a known value may stretch, in bytes: what follows a gap may begin with the end of one."""
+        return max((form.longest for _, form in self._forms), default=0)
+
     @cached_property
     def _which(self) -> Any:
         return _whole_set([form.whole for _, form in self._forms])
@@ -130,12 +144,12 @@ class Values:
         return Heads([form for _, form in self._forms], self._texts)
 
 
-def without(data: bytes, spans: list[Span]) -> bytes:
-    """The data with each span replaced."""
+def without(data: bytes, spans: list[Span], *, masked: bool = False) -> bytes:
+    """The data with each span replaced; masked, it is as long as before."""
     pieces: list[bytes] = []
     end = 0
     for span in spans:
-        pieces += (data[end : span.start], REPLACEMENT.encode())
+        pieces += (data[end : span.start], MASK * (span.end - span.start) if masked else REPLACEMENT.encode())
         end = span.end
     return b"".join((*pieces, data[end:]))
 

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from ringfence import canonical
+
 LONG_TEXT = 65_536
 """Longer ones are attached."""
 
@@ -27,7 +29,7 @@ def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number")
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+_encode = canonical.writer(ascii_only=True)
 _decode = json.JSONDecoder(parse_constant=_no_number).decode
 
 

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ringfence.box import Limits, Stream
+from ringfence.box import Limits
 from ringfence.errors import Refused, RingfenceError
 from ringfence.sandbox.beneath import WORKSPACE, full_path, parts_of, refusal
 from ringfence.sandbox.life import Life
 from ringfence.sandbox.turns import Turn
+from ringfence.sandbox.verbs import unheard, unseen
 from ringfence.sessions import Cell, CellReport, CellRequest, Failure, Interpreting, Shown, Tell
 
 DEFAULT = "default"
@@ -108,7 +109,7 @@ class Contexts:
     async def _say(self, context: Context, source: str) -> CellReport | None:
         assert context.interpreter is not None
         try:
-            return await context.run(context.interpreter, Cell(source.encode(), _OURS), _unheard, _unseen)
+            return await context.run(context.interpreter, Cell(source.encode(), _OURS), unheard, unseen)
         except RingfenceError:
             return None
 
@@ -118,11 +119,3 @@ class Contexts:
             return Cell(request.source.encode(), limits, request.env)
         except UnicodeEncodeError:
             raise refusal("bad_source", "the source has half of a surrogate pair in it, which is no text") from None
-
-
-def _unheard(stream: Stream, data: bytes) -> None:
-    return
-
-
-def _unseen(claim: Shown | Failure) -> None:
-    return

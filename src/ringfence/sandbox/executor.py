@@ -4,16 +4,20 @@ something is done with a session, by whoever keeps it."""
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from ringfence.box import BoxReport, Ran
+from ringfence.box import BoxReport, NetworkRule, Ran
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import Answer, Call, Contract, Grant, Json, Principal, Status
-from ringfence.ports import Backend
+from ringfence.ports import Access, Backend, Outward, Packed, Packing, Passage
 from ringfence.sandbox import order
 from ringfence.sandbox.order import Provision
 from ringfence.sandbox.results import Told, fitting, judge
+from ringfence.sandbox.screening import Screen
 from ringfence.sandbox.tools import PROGRAMS
 from ringfence.sandbox.waiting import to_the_end
 
@@ -32,8 +36,18 @@ class Executor:
         """`keeper` finds whoever keeps sessions, when one is wanted; None where there are none."""
         self.backend = backend
         self.provision = provision
+        self.screens: Callable[[], Screen] = Screen
+        """One for each call: what it comes to passes through it."""
+        self.outward: Callable[[], Outward] | None = None
+        """Makes ways out of boxes, when one is wanted; None: there are none."""
+        self.packing: Callable[[], Packing] | None = None
+        """Installs packages for boxes, when some are wanted; None: nothing can be."""
         self._keeper = keeper
         self._carrying: Carrying | None = None
+
+    @property
+    def keeper(self) -> Callable[[], Keeping] | None:
+        return self._keeper
 
     def check(self, call: Call, contract: Contract) -> None:
         """Refuse what could not run as asked. Raises Refused, Unavailable."""
@@ -41,12 +55,15 @@ class Executor:
             raise Unavailable(
                 "no_session", "there are no sessions here: leave session out, and each call has its own box"
             )
-        if contract.secrets:
-            raise Unavailable("no_secret", f"{contract.name} needs a secret, and secrets cannot be delivered yet")
-        if contract.network != "denied":
-            raise Unavailable("no_network_control", f"{contract.name} needs a network, and a box has none yet")
-        if contract.mounts:
-            raise Unavailable("no_mounts", f"{contract.name} needs folders of the host, and a box has none yet")
+        access = order.access(call, contract)
+        if access is not None:
+            self._way_out(access).check(access)
+            if access.secrets and _wants_session(call, contract):
+                raise Unavailable("no_secret", f"{contract.name} needs a secret, and a session has none")
+        packages = order.packages(call, contract, self.provision)
+        if packages:
+            self._may_install(call)
+            self._packing().check(packages)
         if _LEVELS.index(contract.isolation) > _LEVELS.index(self.provision.level):
             raise Unavailable(
                 "no_isolation",
@@ -66,17 +83,30 @@ class Executor:
 
     async def run(self, grant: Grant) -> Answer:
         """Once. Raises Unavailable where nothing was run."""
-        if _wants_session(grant.call, grant.contract):
-            return await self._sessions().run(grant, self.isolation())
+        screen = self.screens()
+        try:
+            if _wants_session(grant.call, grant.contract):
+                answer = await self._sessions().run(grant, self.isolation(), screen)
+            else:
+                answer = await self._box(grant, screen)
+        finally:
+            screen.finish()
+        return replace(answer, redactions=screen.rules, secrets=screen.secrets) if screen.rules else answer
+
+    async def _box(self, grant: Grant, screen: Screen) -> Answer:
         call, contract = grant.call, grant.contract
-        wanted = order.spec(call, contract, self.provision.limits)
+        packed = await self._packed(grant)
+        wanted = order.spec(call, contract, self.provision.limits, await self._passage(grant))
+        wanted = wanted if packed is None else replace(wanted, packages=(packed.folder,))
         # What a contract redacts, nobody sees as it comes.
         as_it_comes = call.attached is not None and not contract.redact and contract.result.fields is None
-        tell = call.attached.tell if call.attached is not None and as_it_comes else None
+        tell = screen.attached(call.attached).tell if call.attached is not None and as_it_comes else None
         try:
             report = await to_the_end(self.backend.run(wanted, tell))
         except ValueError as exc:
             raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such box can be made: {exc}") from None
+        report = await screen.artifacts(screen.report(report), wanted.output)
+        report = report if packed is None else replace(report, packages=packed.packages)
         status, code = judge(report)
         ran = Ran(wanted.limits, report)
         isolation = report.isolation or self.isolation()
@@ -90,6 +120,35 @@ class Executor:
         ran = ran if fitted.report is report else Ran(wanted.limits, fitted.report)
         return Answer(result, status, code, isolation=isolation, ran=ran)
 
+    async def _passage(self, grant: Grant) -> Passage:
+        access = order.access(grant.call, grant.contract)
+        return Passage() if access is None else await self._way_out(access).passage(access)
+
+    async def _packed(self, grant: Grant) -> Packed | None:
+        packages = order.packages(grant.call, grant.contract, self.provision)
+        return await self._packing().packed(packages) if packages else None
+
+    def _may_install(self, call: Call) -> None:
+        """An agent has what the operator's patterns name. Raises Refused."""
+        for package in () if call.attached is not None else call.arguments.get("packages") or ():
+            name = re.split(r"[^A-Za-z0-9._-]", package, maxsplit=1)[0]
+            if not any(fnmatchcase(name, pattern) for pattern in self.provision.installable):
+                known = ", ".join(self.provision.installable) or "none"
+                text = f"{name[:80]!r} may not be installed; what may be is: {known} (sandbox.allow_packages)"
+                raise Refused(Status.DENIED, "package_denied", text)
+
+    def _packing(self) -> Packing:
+        if self.packing is None:
+            raise Unavailable("no_packages", "nothing can be installed here")
+        return self.packing()
+
+    def _way_out(self, access: Access) -> Outward:
+        if self.outward is not None:
+            return self.outward()
+        if access.secrets:
+            raise Unavailable("no_secret", "there are no secrets here")
+        raise Unavailable("no_network_control", "boxes have no network here")
+
     # ── Sessions ──
 
     def _sessions(self) -> Carrying:
@@ -98,8 +157,11 @@ class Executor:
             if self._keeper is None:
                 raise Unavailable("no_session", "there are no sessions here")
             module: Any = importlib.import_module("ringfence.sandbox.calls.carrying")
-            self._carrying = module.Carrying(self._keeper(), self.provision)
+            self._carrying = module.Carrying(self._keeper(), self.provision, self._rules, self._packed)
         return self._carrying
+
+    async def _rules(self, grant: Grant) -> tuple[NetworkRule, ...]:
+        return (await self._passage(grant)).rules
 
     async def state_of(self, call: Call) -> tuple[int, str] | None:
         """What an approval is bound to besides: the session's last step, and the digest of its files."""
@@ -107,6 +169,13 @@ class Executor:
         if self._keeper is None or not isinstance(session, str):
             return None
         return await self._sessions().state_of(call.principal, session)
+
+    async def reaches(self, call: Call) -> bool:
+        """Whether the session that this call is for has a way out. Raises Refused, Unavailable."""
+        session = call.arguments.get("session")
+        if self._keeper is None or not isinstance(session, str):
+            return False
+        return await self._sessions().reaches(call.principal, session)
 
     async def resources(self, principal: Principal, *, templates: bool) -> Sequence[Json]:
         """Files that sessions of this caller left. Raises Unavailable, Refused."""

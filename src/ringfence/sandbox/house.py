@@ -22,7 +22,8 @@ from ringfence.errors import RingfenceError
 from ringfence.sandbox.beneath import refusal
 from ringfence.sandbox.capacity import HouseRules
 from ringfence.sandbox.contexts import OnShown
-from ringfence.sandbox.rooms import FORK, Rooms, check_seconds, problem_of
+from ringfence.sandbox.life import Peer
+from ringfence.sandbox.rooms import FORK, Rooms, ServeBy, check_seconds, problem_of
 from ringfence.sandbox.session import Session
 from ringfence.sandbox.snapshots import Snapshot, SnapshotList
 from ringfence.sandbox.threads import in_thread, pieces_of
@@ -55,9 +56,16 @@ class House:
         self._rooms = rooms
 
     @classmethod
-    async def open(cls, backend: Opening, folder: Path, rules: HouseRules) -> House:
+    async def open(
+        cls,
+        backend: Opening,
+        folder: Path,
+        rules: HouseRules,
+        serve: ServeBy | None = None,
+        peer: Peer | None = None,
+    ) -> House:
         """In this folder, which no other keeper has. What one left that died is closed, and can be asked for."""
-        rooms = Rooms(backend, folder, rules)
+        rooms = Rooms(backend, folder, rules, serve, peer)
         await rooms.begin()
         return cls(rooms)
 
@@ -126,6 +134,9 @@ class House:
 
     async def command(self, owner: Owner, id: str, request: CommandRequest, tell: Tell) -> StepReport:
         return await self._rooms.own(owner, id).command(request, tell)
+
+    async def show(self, owner: Owner, id: str, port: int) -> int:
+        return await self._rooms.own(owner, id).doors.show(port)
 
     # ── Commands in the background ──
 

@@ -20,9 +20,10 @@ from ringfence.model import Json, Status
 from ringfence.sandbox.codec import Attachments, CodecError, pack
 from ringfence.sandbox.flows import BYTES, STDERR, STDOUT, Inlet, Outlet
 from ringfence.sandbox.frames import Wire, WireError
-from ringfence.sandbox.protocol import PROTOCOL, VALUE, VERBS, Verb, error_as_json
-from ringfence.sandbox.verbs import Keeping
-from ringfence.sessions import Failure, Shown
+from ringfence.sandbox.protocol import AS_BEFORE, MOST_TOLD, PROTOCOL, VALUE, VERBS, Verb, error_as_json
+from ringfence.sandbox.verbs import Keeping, unheard, unseen
+from ringfence.sandbox.waiting import begun
+from ringfence.sessions import Failure, Shown, StepReport
 
 log = logging.getLogger("ringfence.keeper")
 
@@ -160,6 +161,8 @@ class Caller:
     wire: Wire
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _outlets: dict[int, Outlet] = field(default_factory=dict)
+    _told: dict[str, Any] = field(default_factory=dict)
+    """The isolation of each session, as this client last heard of it."""
     _inlets: dict[int, Inlet] = field(default_factory=dict)
     _greeted: bool = False
     _patience: asyncio.TimerHandle | None = None
@@ -241,10 +244,10 @@ class Caller:
             raise WireError(f"no verb {str(message['do'])[:40]!r}")
         if verb.stream is not None:
             self._inlets[request] = Inlet(self.wire, request)
-        if verb.pours is not None or verb.tell is not None:
+        if verb.pours is not None or (verb.tell is not None and not message.get("deaf")):
             self._outlets[request] = Outlet(self.wire, request)
         work = self._answer(request, verb, message.get("with"), attachments)
-        self.tasks[request] = task = asyncio.get_running_loop().create_task(work)
+        self.tasks[request] = task = begun(work)
         task.add_done_callback(lambda task: self._over(request, task))
 
     def _over(self, request: int, task: asyncio.Task[None]) -> None:
@@ -276,10 +279,10 @@ class Caller:
 
     async def _do(self, request: int, verb: Verb, arguments: Json) -> Any:
         outlet = self._outlets.get(request)
-        if verb.tell is not None and outlet is not None:
-            arguments[verb.tell] = _Telling(outlet)
-        if verb.shown is not None and outlet is not None:
-            arguments[verb.shown] = _Showing(outlet)
+        if verb.tell is not None:
+            arguments[verb.tell] = unheard if outlet is None else _Telling(outlet)
+        if verb.shown is not None:
+            arguments[verb.shown] = unseen if outlet is None else _Showing(outlet)
         if verb.stream is not None:
             arguments[verb.stream] = aiter(self._inlets[request])
         given: Any = getattr(self.server.house, verb.name)(**arguments)
@@ -299,7 +302,20 @@ class Caller:
         beside: Attachments = []
         outlet = self._outlets.get(request)
         lost = {"lost": outlet.lost} if outlet is not None and outlet.lost else {}
-        self.wire.send({"id": request, "done": pack(verb.gives, value, beside), **lost}, beside)
+        done = pack(verb.gives, value, beside)
+        if isinstance(value, StepReport):
+            self._shorten(done, value)
+        self.wire.send({"id": request, "done": done, **lost}, beside)
+
+    def _shorten(self, done: Json, step: StepReport) -> None:
+        """What holds for a session as a whole is said once: it is large, and steps are short."""
+        isolation = step.cell.report.isolation
+        if self._told.get(step.session) is isolation:
+            done["cell"]["report"]["isolation"] = AS_BEFORE
+            return
+        if len(self._told) >= MOST_TOLD:
+            self._told.clear()
+        self._told[step.session] = isolation
 
     def _fail(self, request: int, problem: Exception) -> None:
         self.wire.send({"id": request, "error": error_as_json(problem)})

@@ -18,6 +18,7 @@ from ringfence.model import Json
 from ringfence.sandbox.keeper import House, Server
 from ringfence.sandbox.keeperhome import Home
 from ringfence.sandbox.protocol import error_as_json
+from ringfence.sandbox.waiting import new_loop
 
 log = logging.getLogger("ringfence.keeper")
 
@@ -38,7 +39,8 @@ def live(life: Life, ready: int) -> None:
     """Until nobody needs it. `ready` is a descriptor: what is said there is all that the starter hears."""
     os.set_inheritable(ready, False)
     _settle()
-    asyncio.run(_live(life, _Starter(ready)))
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_live(life, _Starter(ready)))
 
 
 class _Starter:

@@ -18,9 +18,9 @@ from ringfence.model import Json, Status
 from ringfence.sandbox.codec import Attachments, CodecError, unpack
 from ringfence.sandbox.flows import BYTES, STDERR, STDOUT, Inlet, Outlet, Taken
 from ringfence.sandbox.frames import Wire, WireError
-from ringfence.sandbox.protocol import PROTOCOL, VALUE, Verb, error_from_json
-from ringfence.sandbox.verbs import OnShown
-from ringfence.sessions import Tell
+from ringfence.sandbox.protocol import AS_BEFORE, MOST_TOLD, PROTOCOL, VALUE, Verb, error_from_json
+from ringfence.sandbox.verbs import OnShown, unheard, unseen
+from ringfence.sessions import StepReport, Tell
 
 log = logging.getLogger("ringfence.keeper")
 
@@ -71,6 +71,7 @@ class Line:
         self._greeting: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         self._asked: dict[int, Asked] = {}
         self._numbers = itertools.count(1)
+        self._isolations: dict[str, Any] = {}
 
     @classmethod
     async def open(cls, address: str, terms: str) -> Line:
@@ -125,7 +126,8 @@ class Line:
         beside: Attachments = []
         try:
             sent = verb.pack_arguments(arguments, beside)
-            self.wire.send({"id": number, "do": verb.name, "with": sent}, beside)
+            deaf = {"deaf": True} if verb.tell and tell is unheard and shown in (None, unseen) else {}
+            self.wire.send({"id": number, "do": verb.name, "with": sent, **deaf}, beside)
         except CodecError as exc:
             text = f"{verb.name}: {exc}; send it in smaller parts"
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", text) from None
@@ -177,10 +179,27 @@ class Line:
             if message.get("lost"):
                 log.warning("%s: output came faster than it was taken, and some was not passed on", asked.verb.name)
             if not asked.answer.done():
-                asked.answer.set_result(unpack(asked.verb.gives, message["done"], attachments))
+                done = message["done"]
+                if asked.verb.gives is StepReport:
+                    self._lengthen(done)
+                asked.answer.set_result(unpack(asked.verb.gives, done, attachments))
         else:
             self._over(asked)
             asked.fail(error_from_json(message.get("error")))
+
+    def _lengthen(self, done: Any) -> None:
+        """What the keeper did not say again."""
+        try:
+            session, report = done["session"], done["cell"]["report"]
+            if report["isolation"] == AS_BEFORE:
+                report["isolation"] = self._isolations[session]
+                return
+            self._isolations.pop(session, None)
+            self._isolations[session] = report["isolation"]
+        except (TypeError, KeyError):
+            raise WireError("a step that is none") from None
+        if len(self._isolations) > 2 * MOST_TOLD:
+            del self._isolations[next(iter(self._isolations))]  # the keeper forgot it long ago
 
     def _over(self, asked: Asked) -> None:
         self._asked.pop(asked.number, None)

@@ -179,6 +179,10 @@ class Keeper:
         answer: StepReport = await self._ask("run", owner, id=id, request=request, tell=tell, shown=shown)
         return answer
 
+    async def show(self, owner: Owner, id: str, port: int) -> int:
+        answer: int = await self._ask("show", owner, id=id, port=port)
+        return answer
+
     async def interrupt(self, owner: Owner, id: str, context: str = "default") -> bool:
         answer: bool = await self._ask("interrupt", owner, id=id, context=context)
         return answer

@@ -40,6 +40,10 @@ _REASONS: dict[Why, str] = {
 }
 
 
+Peer = Callable[[tuple[str, int], tuple[str, int]], int | None]
+"""The user at the far end of a connection of this host, by its two addresses; None where nobody knows."""
+
+
 @dataclass(slots=True)
 class Keep:
     """What all sessions of a house share."""
@@ -47,6 +51,10 @@ class Keep:
     ledger: Ledger
     artifacts: Artifacts
     tasks: Tasks
+    paused_seconds: float
+    """How long one of them may stay paused."""
+    peer: Peer | None = None
+    """Who is at a door of theirs."""
 
 
 def stopped(info: SessionInfo) -> Refused:
@@ -80,6 +88,7 @@ class Life:
         self._used = 0.0
         """When it was in use last."""
         self._lifetime = Countdown(spec.lifetime_seconds, lambda: self._end_soon("lifetime"))
+        self._paused = Countdown(keep.paused_seconds, lambda: self._end_soon("lifetime"))
         self._idle: asyncio.TimerHandle | None = None
         self._box: Living | None = None
         self._workspace: Workspace | None = None
@@ -97,8 +106,9 @@ class Life:
     def brief(self) -> SessionInfo:
         """What is known without looking into it."""
         spec, box, expires = self.spec, self._box, None
-        if self.state == "running":
-            expires = (datetime.now(UTC) + timedelta(seconds=self._lifetime.left)).isoformat(timespec="milliseconds")
+        if self.state in ("running", "paused"):
+            left = (self._paused if self.state == "paused" else self._lifetime).left
+            expires = (datetime.now(UTC) + timedelta(seconds=left)).isoformat(timespec="milliseconds")
         return SessionInfo(
             id=self.id,
             owner=self.owner,
@@ -114,6 +124,7 @@ class Life:
             why=self._why,
             isolation=box.isolation if box is not None else {},
             snapshot=spec.snapshot,
+            network=tuple(host for rule in spec.network for host in rule.hosts),
         )
 
     @property
@@ -243,6 +254,8 @@ class Life:
             if self.state == "running":
                 self.state = "paused"
                 self._lifetime.stand()
+                self._paused.set(self._keep.paused_seconds)
+                self._paused.go()
                 self._keep.ledger.note("paused", self.id, self.owner, self.step)
 
     async def resume(self) -> None:
@@ -251,6 +264,7 @@ class Life:
             if self.state == "paused":
                 self._thaw()
                 self.state = "running"
+                self._paused.stand()
                 self._lifetime.go()
                 self.used()
                 self._keep.ledger.note("resumed", self.id, self.owner, self.step)
@@ -319,6 +333,7 @@ class Life:
     async def _end(self, why: Why, said: str) -> SessionInfo:
         self.state, self._ended_at, self._why = "stopped", now(), why
         self._lifetime.stand()
+        self._paused.stand()
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ringfence.box import Attached, BoxSpec, Limits, Program
+from ringfence.box import Attached, BoxSpec, Limits, Mount, NetworkRule, Program
 from ringfence.errors import Refused
 from ringfence.model import Call, Contract, Grant, Json, Status
+from ringfence.ports import Access, Packed, Passage
 from ringfence.sandbox.offers.parts import Lives
-from ringfence.sandbox.tools import EXECUTE_PYTHON
+from ringfence.sandbox.tools import BOX_MAKERS, EXECUTE_PYTHON, PROGRAMS
 from ringfence.sessions import CellRequest, CommandRequest, SessionSpec, StaySpec, VolumeMount
 
 MAX_SOURCE_BYTES = 10 * 1024 * 1024
@@ -20,7 +21,20 @@ _MAX_WORD_BYTES = 131_071
 """The kernel starts no program with a longer word."""
 _SHORTEST_SECONDS = 0.001
 _NOTHING = Attached()
-_IN_A_SESSION = ("inputs", "output", "trees", "template", "memory_layout", "name", "metadata")
+_NO_WAY = Passage()
+_IN_A_SESSION = (
+    "inputs",
+    "packages",
+    "output",
+    "trees",
+    "mounts",
+    "network",
+    "secrets",
+    "template",
+    "memory_layout",
+    "name",
+    "metadata",
+)
 """What is the box's, and not one step's."""
 
 
@@ -35,6 +49,12 @@ class Provision:
     """The isolation that the backend gives."""
     lives: Lives | None = None
     """How long sessions live; None where there are none."""
+    mounts: tuple[Mount, ...] = ()
+    """What every session sees besides: the code of servers that live in sessions."""
+    installable: tuple[str, ...] = ()
+    """Patterns of the packages that an agent may have installed; whoever is in this process may have any."""
+    installs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Packages that are installed for boxes of a template, by its name."""
 
 
 def check(call: Call) -> None:
@@ -50,7 +70,39 @@ def template(call: Call, contract: Contract) -> str:
     return call.arguments.get("template") or contract.template
 
 
-def spec(call: Call, contract: Contract, defaults: Limits) -> BoxSpec:
+def packages(call: Call, contract: Contract, given: Provision) -> tuple[str, ...]:
+    """What is to be installed for the box that this call makes: its template's, and what the caller wants besides."""
+    if contract.tool not in BOX_MAKERS or (contract.tool in PROGRAMS and "session" in call.arguments):
+        return ()
+    wanted = (*given.installs.get(template(call, contract), ()), *(call.arguments.get("packages") or ()))
+    return tuple(dict.fromkeys(wanted))
+
+
+def access(call: Call, contract: Contract) -> Access | None:
+    """What the box that this call makes is to have of the outside; None: nothing, or it makes none.
+
+    What a session may reach was decided when it was opened.
+    """
+    if contract.tool not in BOX_MAKERS or (contract.tool in PROGRAMS and "session" in call.arguments):
+        return None
+    asked = call.arguments.get("network")
+    network = asked if isinstance(asked, str) else contract.network
+    places = tuple(asked) if isinstance(asked, list) else ()
+    secrets = (*contract.secrets, *(call.arguments.get("secrets") or ()))
+    if network == "denied" and not places and not secrets:
+        return None
+    return Access(
+        network=network,
+        places=places,
+        secrets=tuple(dict.fromkeys(secrets)),
+        tenant=call.principal.tenant,
+        capability=contract.name,
+        agent=call.principal.agent,
+        call_id=call.id,
+    )
+
+
+def spec(call: Call, contract: Contract, defaults: Limits, passage: Passage = _NO_WAY) -> BoxSpec:
     """Whatever the arguments do not say, the contract and the configuration say. Raises Refused."""
     check(call)
     given, attached = call.arguments, call.attached or _NOTHING
@@ -58,17 +110,26 @@ def spec(call: Call, contract: Contract, defaults: Limits) -> BoxSpec:
     return BoxSpec(
         program=_program(contract, given, attached.stdin),
         limits=_limits(call, contract, defaults),
-        env=given.get("env") or {},
+        env={**passage.env, **(given.get("env") or {})},
         inputs=attached.inputs,
         output=attached.output,
         trees=tuple(map(Path, given.get("trees") or ())),
         template=template(call, contract),
         layout="fresh" if fresh else "shared",
         tenant=call.principal.tenant,
+        mounts=_mounts(contract, given),
+        network=passage.serve,
     )
 
 
-def session(grant: Grant, given: Provision) -> SessionSpec:
+def _mounts(contract: Contract, given: Json) -> tuple[Mount, ...]:
+    """Those of the contract, and those that a caller in this process wants besides."""
+    return (*contract.mounts, *(Mount(**mount) for mount in given.get("mounts") or ()))
+
+
+def session(
+    grant: Grant, given: Provision, network: tuple[NetworkRule, ...] = (), packed: Packed | None = None
+) -> SessionSpec:
     """The session that is to be opened. Raises Refused."""
     call, contract, lives = grant.call, grant.contract, given.lives or Lives()
     wanted, attached = call.arguments, call.attached or _NOTHING
@@ -81,6 +142,8 @@ def session(grant: Grant, given: Provision) -> SessionSpec:
         template=template(call, contract),
         layout="fresh" if fresh else "shared",
         tenant=call.principal.tenant,
+        mounts=(*given.mounts, *_mounts(contract, wanted)),
+        packages=() if packed is None else (packed.folder,),
     )
     return SessionSpec(
         stay=stay,
@@ -91,6 +154,7 @@ def session(grant: Grant, given: Provision) -> SessionSpec:
         snapshot=wanted.get("snapshot"),
         volumes=tuple(VolumeMount(**volume) for volume in wanted.get("volumes") or ()),
         retain=wanted.get("retain", "output"),
+        network=network,
     )
 
 

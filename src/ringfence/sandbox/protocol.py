@@ -5,7 +5,7 @@ The messages follow from the verbs' signatures. A keeper and a client that do no
     client                                            keeper
     {"ringfence": "client", "protocol", "terms"}  →
                                                   ←   {"ringfence": "keeper", "pid"} or {"refused": {…}}
-    {"id", "do": verb, "with": {…}}               →
+    {"id", "do": verb, "with": {…}}               →   with "deaf": nobody listens before the end
     {"id", "end"}, chunks: a stream of the client's
     {"id", "room"}: so much of a stream was taken      {"id", "room"}
     {"id", "cancel"}                              →
@@ -26,7 +26,7 @@ from ringfence.sandbox.codec import Attachments, CodecError, pack, shape_digest,
 from ringfence.sandbox.verbs import Keeping, OnShown
 from ringfence.sessions import Failure, Owner, Shown, Tell
 
-_GENERATION = 1
+_GENERATION = 2
 """Of the messages themselves; what is in them is in the digest."""
 _NOT_SENT = ("self",)
 _HERE = frozenset(("close",))
@@ -108,6 +108,10 @@ VERBS: Mapping[str, Verb] = {
     if inspect.isfunction(method) and not name.startswith("_") and name not in _HERE
 }
 VALUE = Shown | Failure
+AS_BEFORE = "as before"
+"""In the place of a step's isolation, where the last step of its session had the very same."""
+MOST_TOLD = 256
+"""Of so many sessions a keeper takes its client to remember it."""
 
 
 def _protocol() -> str:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from ringfence import canonical
-from ringfence.box import Input
+from ringfence.box import Input, NetworkRule, Serve
 from ringfence.errors import Refused, RingfenceError, Unavailable
 from ringfence.sandbox.artifacts import Artifacts
 from ringfence.sandbox.beneath import parts_of, refusal
 from ringfence.sandbox.capacity import Capacity, HouseRules
 from ringfence.sandbox.ledger import Ledger
-from ringfence.sandbox.life import Keep, stopped
+from ringfence.sandbox.life import Keep, Peer, stopped
 from ringfence.sandbox.process.inputs import put_inputs
 from ringfence.sandbox.session import Session, then_close
 from ringfence.sandbox.snapshots import Snapshot, Snapshots
@@ -33,6 +33,7 @@ from ringfence.sessions import Opening, Owner, SessionInfo, SessionSpec
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+ServeBy = Callable[[tuple[NetworkRule, ...]], Serve]
 FORK = "fork."
 """What the names of snapshots begin with that are taken for a fork alone."""
 _MOST_METADATA, _LONGEST_METADATA = 64, 16_384
@@ -43,15 +44,24 @@ _OUTPUT = ("output",)
 class Rooms:
     """Methods raise Refused, Unavailable and StoreError."""
 
-    def __init__(self, backend: Opening, folder: Path, rules: HouseRules) -> None:
+    def __init__(
+        self,
+        backend: Opening,
+        folder: Path,
+        rules: HouseRules,
+        serve: ServeBy | None = None,
+        peer: Peer | None = None,
+    ) -> None:
+        """`serve` makes a way out of rules, `peer` tells who is at a door; None: no session has any."""
         self.snapshots = Snapshots(folder / "snapshots")
         self.volumes = Volumes(folder / "volumes")
         self.tasks = Tasks()
         self._backend = backend
+        self._serve = serve
         self._capacity = Capacity(rules)
         self._ledger = Ledger(folder)
         self._artifacts = Artifacts(folder / "artifacts", rules.retain_seconds)
-        self._keep = Keep(self._ledger, self._artifacts, Tasks())
+        self._keep = Keep(self._ledger, self._artifacts, Tasks(), rules.paused_seconds, peer=peer)
         self._sessions: dict[str, Session] = {}
         self._tidying: asyncio.Task[None] | None = None
         self._closing = False
@@ -194,7 +204,7 @@ class Rooms:
         # The bytes of inputs need not stay here as long as the session does.
         life.spec = replace(life.spec, stay=replace(stay, inputs=(), folders=()))
         try:
-            box = await self._backend.open(stay)
+            box = await self._backend.open(stay, self._way_out(life.spec))
             workspace = life.move_in(box)
             if snapshot is not None:
                 into = Workspace(
@@ -207,6 +217,14 @@ class Rooms:
             raise refusal("bad_spec", f"no session can be made like this: {problem}") from problem
         session.contexts.folder = snapshot.cwd if snapshot is not None else session.contexts.folder
         life.begin()
+
+    def _way_out(self, spec: SessionSpec) -> Serve | None:
+        """Raises ValueError for rules that cannot be meant."""
+        if not spec.network:
+            return None
+        if self._serve is None:
+            raise Unavailable("no_network_control", "sessions have no network here")
+        return self._serve(spec.network)
 
     def _restore(self, workspace: Workspace, snapshot: str, owner: Owner, inputs: tuple[Input, ...]) -> None:
         try:

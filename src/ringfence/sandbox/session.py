@@ -13,6 +13,7 @@ from ringfence.box import FileFact, Limits, Stream
 from ringfence.sandbox.background import CAPTURED_BYTES, Processes
 from ringfence.sandbox.beneath import refusal
 from ringfence.sandbox.contexts import Contexts, OnShown
+from ringfence.sandbox.doors import Doors
 from ringfence.sandbox.life import Keep, Life
 from ringfence.sandbox.threads import fed, in_thread
 from ringfence.sandbox.watching import Changed, Watcher
@@ -42,6 +43,7 @@ class Session:
         self.life = life = Life(id_, owner, spec, keep)
         self.processes = Processes(life.tasks)
         self.contexts = Contexts(life)
+        self.doors = Doors(life, keep.peer)
         self._watchers: set[Watcher] = set()
         life.is_busy = lambda: self.processes.any_running
         life.before_pause = self.contexts.note_folder

@@ -13,17 +13,21 @@ from typing import Any
 
 from ringfence import canonical
 from ringfence.box import MIB, Limits
-from ringfence.model import Contract, Definition, Json, Mode
+from ringfence.model import Contract, Definition, Json, Mode, NetworkSpec
 from ringfence.sandbox import toolkit
 from ringfence.sandbox.bounds import limits_schema
 from ringfence.sandbox.offers import parts
-from ringfence.sandbox.offers.parts import Lives
+from ringfence.sandbox.offers.parts import Lives, Ready
 
 EXECUTE_PYTHON = "execute_python"
 RUN_SHELL = "run_shell"
 PROGRAMS = (EXECUTE_PYTHON, RUN_SHELL)
 """What needs no session."""
-TOOLS = (*PROGRAMS, *(name for name, tool in toolkit.KIT.items() if not tool.only_wide))
+BOX_MAKERS = (*PROGRAMS, "open_session")
+"""What makes a box; the others are about one that is there."""
+TOOLS = (*PROGRAMS, *(name for name, tool in toolkit.KIT.items() if not tool.only_wide and not tool.if_declared))
+DECLARABLE = (*TOOLS, *(name for name, tool in toolkit.KIT.items() if tool.if_declared))
+"""Those that a contract can be for; the last ones an agent has only where there is one."""
 WIDE_TOOLS = (*PROGRAMS, *toolkit.KIT)
 """Those for callers in this process as well."""
 SERVER = "ringfence"
@@ -41,21 +45,23 @@ def mode(tool: str) -> Mode:
 
 
 def definition(
-    contract: Contract, limits: Limits, packages: tuple[str, ...], lives: Lives | None = None, *, wide: bool = False
+    contract: Contract, limits: Limits, ready: Ready, lives: Lives | None = None, *, wide: bool = False
 ) -> Definition:
     """The definition under which a capability of ours is offered.
 
-    `packages` are those of its template; `lives` is how long sessions live, None where there are none.
+    `ready` is what its boxes have; `lives` is how long sessions live, None where there are none.
     """
     if contract.tool in PROGRAMS:
-        body = _program(contract, limits, packages, lives, wide)
+        body = _program(contract, limits, ready, lives, wide)
     else:
-        stated = _stated(contract, limits, packages, lives or Lives())
+        stated = _stated(contract, limits, ready, lives or Lives())
         body = toolkit.body(contract.tool, stated, lives or Lives(), wide=wide)
+    if ready.installable and contract.tool in BOX_MAKERS:
+        body["inputSchema"]["properties"]["packages"] = parts.PACKAGES
     return Definition(SERVER, contract.tool, canonical.definition_digest(body), body)
 
 
-def _program(contract: Contract, limits: Limits, packages: tuple[str, ...], lives: Lives | None, wide: bool) -> Json:
+def _program(contract: Contract, limits: Limits, ready: Ready, lives: Lives | None, wide: bool) -> Json:
     python = contract.tool == EXECUTE_PYTHON
     own: Json = {"code": _CODE} if python else {"command": _COMMAND}
     more: Json = {"context": parts.CONTEXT} if python else {"background": _BACKGROUND}
@@ -75,16 +81,20 @@ def _program(contract: Contract, limits: Limits, packages: tuple[str, ...], live
     body: Json = {
         "name": contract.tool,
         "title": "Run Python in a box" if python else "Run a shell command in a box",
-        "description": _description(contract, limits, packages, lives),
+        "description": _description(contract, limits, ready, lives),
         "inputSchema": schema,
-        "annotations": {"readOnlyHint": False, "destructiveHint": False, "openWorldHint": False},
+        "annotations": {
+            "readOnlyHint": False,
+            "destructiveHint": False,
+            "openWorldHint": ready.network is not None,
+        },
     }
     if not wide:  # a caller in this process has the report itself
         body["outputSchema"] = _OUTPUT
     return body
 
 
-def _description(contract: Contract, limits: Limits, packages: tuple[str, ...], lives: Lives | None) -> str:
+def _description(contract: Contract, limits: Limits, ready: Ready, lives: Lives | None) -> str:
     python = contract.tool == EXECUTE_PYTHON
     if python:
         what = f"Run Python {_version()} source as a program in a fresh box, and return what it prints."
@@ -92,7 +102,7 @@ def _description(contract: Contract, limits: Limits, packages: tuple[str, ...], 
         what = (
             f"Run a command line with /bin/sh in a fresh box, and return what it prints. Python {_version()} is there."
         )
-    stated = _stated(contract, limits, packages, lives or Lives())
+    stated = _stated(contract, limits, ready, lives or Lives())
     return " ".join(
         (
             what,
@@ -101,23 +111,24 @@ def _description(contract: Contract, limits: Limits, packages: tuple[str, ...], 
             f"Limits: {_number(contract.timeout_seconds)} s, {stated['limits']},"
             f" {size(limits.output_bytes)} of output; past any of them the run is ended.",
             f"Of a long output the head and the tail are returned, {size(limits.capture_bytes)} at most.",
-            "Network: none.",
-            f"Packages: {stated['packages']}; nothing can be installed.",
+            f"Network: {stated['network']}.",
+            f"Packages: {stated['packages']}; {_installing(ready)}.",
             "Files: the working folder is /workspace; /workspace/output is for files that are a result,"
             " /workspace/tmp for scratch, and nothing else can be written.",
         )
     )
 
 
-def _stated(contract: Contract, limits: Limits, packages: tuple[str, ...], lives: Lives) -> Mapping[str, str]:
+def _stated(contract: Contract, limits: Limits, ready: Ready, lives: Lives) -> Mapping[str, str]:
     """What descriptions state of what is in force."""
-    more = f", and, where they are installed, {', '.join(packages)}" if packages else ""
+    more = f", and, where they are installed, {', '.join(ready.packages)}" if ready.packages else ""
     return {
         "timeout": f"{_number(contract.timeout_seconds)} s",
         "limits": f"{size(limits.memory_bytes)} of memory,"
         f" {size(limits.disk_bytes)} of disk, {limits.processes} processes and threads,"
         f" {_number(limits.cpu_cores)} processor core{'' if limits.cpu_cores == 1 else 's'}",
         "packages": f"Python's standard library{more}",
+        "network": _reach(ready.network),
         "python": _version(),
         "lifetime": f"{_number(lives.lifetime_seconds)} s",
         "most_lifetime": f"{_number(lives.most_lifetime_seconds)} s",
@@ -125,6 +136,21 @@ def _stated(contract: Contract, limits: Limits, packages: tuple[str, ...], lives
         "retain": f"{_number(lives.retain_seconds)} s",
         "result": size(contract.result.max_bytes),
     }
+
+
+def _installing(ready: Ready) -> str:
+    if not ready.installable:
+        return "nothing can be installed"
+    return f"`packages` has others installed before it starts, as far as they fit {', '.join(ready.installable)}"
+
+
+def _reach(network: NetworkSpec | None) -> str:
+    if network is None or not network.allow:
+        return "none"
+    bounds = [", ".join(network.methods)] if network.methods is not None else []
+    bounds += [f"under {', '.join(network.paths)}"] if network.paths is not None else []
+    more = f" ({'; '.join(bounds)})" if bounds else ""
+    return f"{', '.join(network.allow)}{more}, over HTTP and HTTPS by the proxy that the environment names; else none"
 
 
 def _version() -> str:
@@ -182,6 +208,10 @@ _WIDE: Json = {
     "stdin": {"anyOf": [{"const": "stream"}, _BYTES]},
     "output": _TEXT,
     "trees": {"type": "array", "items": _TEXT},
+    "mounts": parts.MOUNTS,
+    "network": parts.NETWORK,
+    "secrets": {"type": "array", "items": _TEXT},
+    "packages": parts.PACKAGES,
     "template": _TEXT,
     "memory_layout": {"enum": ["shared", "fresh"]},
     "metadata": _TEXTS,

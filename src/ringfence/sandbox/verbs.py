@@ -11,7 +11,7 @@ import builtins
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Literal, Protocol, Unpack
 
-from ringfence.box import FileFact
+from ringfence.box import FileFact, Stream
 from ringfence.sandbox.snapshots import Snapshot
 from ringfence.sandbox.volumes import Volume
 from ringfence.sandbox.watching import Changed
@@ -33,6 +33,16 @@ from ringfence.sessions import (
 )
 
 OnShown = Callable[[Shown | Failure], None]
+
+
+def unheard(stream: Stream, data: bytes) -> None:
+    """For `tell`, where nobody listens: nothing is sent to them before the end."""
+    return
+
+
+def unseen(claim: Shown | Failure) -> None:
+    """Likewise for `shown`."""
+    return
 
 
 class Keeping(Protocol):
@@ -75,6 +85,10 @@ class Keeping(Protocol):
     async def interrupt(self, owner: Owner, id: str, context: str = "default") -> bool: ...
 
     async def command(self, owner: Owner, id: str, request: CommandRequest, tell: Tell) -> StepReport: ...
+
+    async def show(self, owner: Owner, id: str, port: int) -> int:
+        """A port of its box on this host's loopback, for this user alone, until it ends; which it is there."""
+        ...
 
     # ── commands in the background ──
 

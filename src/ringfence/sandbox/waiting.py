@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -11,9 +13,27 @@ import anyio
 T = TypeVar("T")
 
 
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The faster one where it is installed; it is worth a tenth of a run."""
+    try:
+        return importlib.import_module("uvloop").new_event_loop()  # type: ignore[no-any-return]
+    except ImportError:
+        return asyncio.new_event_loop()
+
+
+def begun(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that has done already what it can do without waiting; each turn of the loop that it need not wait for
+    saves a look at every descriptor."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
+    return asyncio.get_running_loop().create_task(work)
+
+
 async def to_the_end(running: Coroutine[Any, Any, T]) -> T:
     """What is cancelled is told so once, and then has the time that it takes to remove its box."""
-    task, over = asyncio.create_task(running), asyncio.Event()
+    task, over = begun(running), asyncio.Event()
+    if task.done():
+        return task.result()
     task.add_done_callback(lambda _: over.set())
     try:
         await over.wait()  # and not for the task itself, which would be cancelled with us, as often as we are

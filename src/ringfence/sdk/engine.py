@@ -10,7 +10,6 @@ import atexit
 import codecs
 import concurrent.futures
 import contextlib
-import importlib
 import inspect
 import os
 import queue
@@ -23,7 +22,9 @@ from ringfence import config
 from ringfence.box import Attached, Stream
 from ringfence.config.settings import Config
 from ringfence.model import Json, Outcome
-from ringfence.runs import Runs, Wanted, unwritten
+from ringfence.runs import Runs, unwritten
+from ringfence.sandbox.waiting import begun, new_loop
+from ringfence.wanted import Wanted
 
 T = TypeVar("T")
 
@@ -33,14 +34,6 @@ Heard = queue.SimpleQueue[Callable[[], object] | None]
 """What is to be called in a thread that waits; None: no more."""
 
 _CLOSE_SECONDS = 10.0
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """The faster one where it is installed; it is worth a tenth of a run."""
-    try:
-        return importlib.import_module("uvloop").new_event_loop()  # type: ignore[no-any-return]
-    except ImportError:
-        return asyncio.new_event_loop()
 
 
 class Job(Generic[T]):
@@ -69,7 +62,7 @@ class Job(Generic[T]):
 
 class Engine:
     def __init__(self) -> None:
-        self._loop = _new_loop()
+        self._loop = new_loop()
         self._runs: asyncio.Future[Runs] | None = None
         self._holder: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
@@ -119,11 +112,22 @@ class Engine:
 
     def wait(self, work: Coroutine[Any, Any, T], heard: Heard) -> T:
         """Run `work` to its end on the loop, and meanwhile, in this thread, whatever it puts into `heard`."""
-        running: list[asyncio.Task[T]] = []
+        running: list[asyncio.Task[None]] = []
+        ended: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        async def told() -> None:
+            try:
+                ended.set_result(await work)
+            except Exception as exc:  # it is for the thread that waits
+                ended.set_exception(exc)
+            except BaseException as exc:
+                ended.set_exception(exc)
+                raise
+            finally:
+                heard.put(None)
 
         def begin() -> None:
-            running.append(self._loop.create_task(work))
-            running[0].add_done_callback(lambda _: heard.put(None))
+            running.append(begun(told()))
 
         self._loop.call_soon_threadsafe(begin)
         try:
@@ -136,7 +140,7 @@ class Engine:
                 while heard.get(timeout=max(0.0, until - time.monotonic())) is not None:
                     pass  # nobody is there any more to hear it
             raise
-        return running[0].result()
+        return ended.result()
 
     @property
     def here(self) -> bool:

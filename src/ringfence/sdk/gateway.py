@@ -12,13 +12,14 @@ import copy
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ringfence import canonical, config
 from ringfence.app import App
-from ringfence.config import Config, GatewaySettings, PolicySettings, SandboxSettings
+from ringfence.config import Config, GatewaySettings, PolicySettings, SandboxSettings, drafting
 from ringfence.contract import build
 from ringfence.errors import ConfigError, Problem, Unavailable
 from ringfence.model import Call, Contract, Json, Outcome, ServerSpec
@@ -67,10 +68,10 @@ class Gateway:
             raise Unavailable("started", "the gateway is running already")
         drafting = self._settings is None
         settings = self._settings or self._draft()
-        if self._sandbox and any(s.command for s in settings.servers.values()):
-            warnings.warn(
-                "servers run on this host without a box in this version; facts say isolation: none", stacklevel=2
-            )
+        bare = [s.name for s in settings.servers.values() if s.command and s.placement == "unsafe_host"]
+        if bare:
+            text = f"{', '.join(bare)}: run on this host without a box; facts say isolation: none"
+            warnings.warn(text, stacklevel=2)
         # In a task of its own, so that start() and stop() may be called from different ones.
         up, self._down = asyncio.Event(), asyncio.Event()
         self._task = asyncio.create_task(self._run(settings, drafting, up, self._down))
@@ -134,6 +135,8 @@ class Gateway:
         servers: dict[str, ServerSpec] = {}
         for index, given in enumerate(self._upstream):
             spec = _server(given, f"server{index + 1}")
+            if not self._sandbox and spec.command:
+                spec = replace(spec, placement="unsafe_host")
             if spec.name in servers:
                 raise ConfigError([Problem("upstream", 1, index + 1, f"two servers are named {spec.name!r}")])
             servers[spec.name] = spec
@@ -172,11 +175,6 @@ def _server(given: Upstream, name: str) -> ServerSpec:
 
 
 def _contract(server: str, definition: Json) -> Contract:
-    """A cautious draft: a tool writes unless it says that it only reads. That is a hint; policy never sees it."""
-    hints = definition.get("annotations")
-    reads = isinstance(hints, dict) and hints.get("readOnlyHint") is True
-    contract, _ = build(
-        str(definition["name"]),
-        {"transport": "mcp", "server": server, "mode": "read" if reads else "write"},
-    )
+    """A cautious draft, by hints that policy never sees."""
+    contract, _ = build(str(definition["name"]), {"transport": "mcp", "server": server, **drafting.drafted(definition)})
     return contract

@@ -31,7 +31,7 @@ class SandboxInfo:
     metadata: Mapping[str, str] = field(default_factory=dict)
     limits: Json = field(default_factory=dict)
     expires_at: str | None = None
-    """None while it is paused: its clock stands still."""
+    """While it is paused, its lifetime stands still: when it is closed unless it is resumed."""
     ended_at: str | None = None
     why: str | None = None
     """Of one that has ended: `closed`, `lifetime`, `box_died`, `keeper_died`, `killed` or `failed`."""
@@ -39,10 +39,13 @@ class SandboxInfo:
     snapshot: str | None = None
     """What it was made from."""
     memory_bytes: int | None = None
+    network: tuple[str, ...] = ()
+    """Whom it may reach."""
 
     @classmethod
     def of(cls, told: Json) -> SandboxInfo:
-        return made(cls, {**told, "contexts": tuple(told.get("contexts") or ())}, id=str(told["session"]))
+        listed = {name: tuple(told.get(name) or ()) for name in ("contexts", "network")}
+        return made(cls, {**told, **listed}, id=str(told["session"]))
 
 
 @dataclass(frozen=True, slots=True)

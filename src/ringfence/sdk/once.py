@@ -9,23 +9,26 @@ It goes the governed way and is on record. What is to stay from one step to the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from ringfence.box import Input, Limits
+from ringfence.box import Input, Limits, Mount
+from ringfence.config.folders import declared
 from ringfence.errors import Unavailable
 from ringfence.model import Outcome
-from ringfence.runs import Wanted
 from ringfence.sandbox.bounds import limits_problem
 from ringfence.sdk import engine
 from ringfence.sdk.execution import Execution, execution
+from ringfence.wanted import Wanted
 
 OnOutput = Callable[[str], object]
 """Gets text as it is written. It may be asynchronous where its caller is."""
 Inputs = Mapping[str, bytes | str | Path]
 """Files for /workspace/input by name: their content, or the path of a file to copy."""
+Mounts = Mapping[str, str | Path] | Sequence[Mount]
+Network = str | Sequence[str]
 
 
 class OnceOptions(TypedDict, total=False):
@@ -41,6 +44,14 @@ class OnceOptions(TypedDict, total=False):
     """Words of yours; policy can see them as `args.metadata`."""
     limits: Limits
     inputs: Inputs
+    mounts: Mounts
+    """Folders and files of the host, by where the box sees them; read-only, unless a Mount says `rw`."""
+    network: Network
+    """Whom it may reach: HOST[:PORT], `*.suffix`, addresses; or the name of one of your networks. Else nobody."""
+    secrets: Sequence[str]
+    """Names under `secrets:` of your configuration: the program finds a placeholder for each in its environment."""
+    packages: Sequence[str]
+    """Packages of your index, `name` or `name==1.2`: installed once, in a box of their own, and ready to import."""
     output: str | Path
     """A folder that the files of /workspace/output are copied to."""
     on_stdout: OnOutput
@@ -77,10 +88,20 @@ def _wanted(code: str, options: OnceOptions) -> Wanted:
         env=options.get("envs") or {},
         limits=limits_of(options),
         inputs=inputs_of(options),
+        mounts=mounts_of(options),
+        network=network_of(options),
+        packages=packages_of(options),
+        secrets=_names(options.get("secrets")),
         output=None if output is None else Path(output).resolve(),
         template=options.get("template"),
         metadata=options.get("metadata") or {},
     )
+
+
+def _names(secrets: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(secrets, str) or not all(isinstance(name, str) for name in secrets or ()):
+        raise TypeError("secrets are named in a list; their values are in the configuration's sources")
+    return tuple(secrets or ())
 
 
 # ── What options mean ─────────────────────────────────────────────────────────────────────────────
@@ -117,6 +138,28 @@ def seconds(timeout: float, name: str = "timeout") -> float:
 
 def inputs_of(options: Mapping[str, Any]) -> tuple[Input, ...]:
     return tuple(_input(name, given) for name, given in (options.get("inputs") or {}).items())
+
+
+def mounts_of(options: Mapping[str, Any]) -> tuple[Mount, ...]:
+    """Raises ValueError for one that holds credentials and does not say why that is right."""
+    wanted = options.get("mounts") or ()
+    if isinstance(wanted, Mapping):
+        wanted = [Mount(str(host), at) for at, host in wanted.items()]
+    if not all(isinstance(mount, Mount) for mount in wanted):
+        raise ValueError("mounts: a mapping from where the box sees it to what it is on the host, or Mounts")
+    return tuple(declared(mount, Path()) for mount in wanted)
+
+
+def network_of(options: Mapping[str, Any]) -> str | tuple[str, ...]:
+    wanted = options.get("network") or ()
+    return wanted if isinstance(wanted, str) else tuple(wanted)
+
+
+def packages_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+    wanted = options.get("packages") or ()
+    if isinstance(wanted, str):
+        raise TypeError("packages is a list of names, not one text")
+    return tuple(wanted)
 
 
 def _input(name: str, given: bytes | str | Path) -> Input:

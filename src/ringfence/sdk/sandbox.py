@@ -12,13 +12,13 @@ run once, in a box of its own, is for `ringfence.run_code`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
 
 from ringfence.box import Attached, Limits
 from ringfence.errors import NotFound, RingfenceError, SandboxStopped, Unavailable
 from ringfence.model import Json, Outcome, Status
-from ringfence.runs import named
 from ringfence.sdk import engine
 from ringfence.sdk.cells import cell
 from ringfence.sdk.commands import AsyncCommands
@@ -26,9 +26,22 @@ from ringfence.sdk.execution import Execution, problem
 from ringfence.sdk.files import AsyncFiles
 from ringfence.sdk.infos import SandboxInfo, SnapshotInfo, VolumeInfo
 from ringfence.sdk.link import Link, Way, asked, by_engine, given
-from ringfence.sdk.once import Inputs, OnOutput, inputs_of, known, limits_of, seconds
+from ringfence.sdk.once import (
+    Inputs,
+    Mounts,
+    Network,
+    OnOutput,
+    inputs_of,
+    known,
+    limits_of,
+    mounts_of,
+    network_of,
+    packages_of,
+    seconds,
+)
 from ringfence.sdk.result import Result
 from ringfence.sessions import VolumeMount
+from ringfence.wanted import named
 
 OnResult = Callable[[Result], object]
 Infos = list[SandboxInfo]
@@ -37,9 +50,7 @@ Volumes = list[VolumeInfo]
 
 _STEP_LIMITS = ("wall_seconds", "output_bytes", "capture_bytes")
 _NOT_BUILT = {
-    "network": "a sandbox has no network yet",
-    "secrets": "secrets cannot be delivered into a sandbox yet",
-    "mounts": "folders of the host cannot be mounted into a sandbox yet; use files.upload, inputs= or volumes=",
+    "secrets": "secrets cannot be delivered into a sandbox that stays: its keeper has none; run_code(secrets=…) does",
 }
 
 
@@ -62,9 +73,13 @@ class SandboxOptions(ConnectOptions, total=False):
     metadata: Mapping[str, str]
     """Words of yours; policy can see them as `args.metadata`."""
     limits: Limits
-    network: Any
+    network: Network
+    """Whom it may reach: HOST[:PORT], `*.suffix`, addresses; or the name of one of your networks. Else nobody."""
+    packages: Sequence[str]
+    """Packages of your index, `name` or `name==1.2`: installed once, in a box of their own, and ready to import."""
     secrets: Any
-    mounts: Any
+    mounts: Mounts
+    """Folders and files of the host, by where the box sees them; read-only, unless a Mount says `rw`."""
     volumes: Mapping[str, str] | Sequence[VolumeMount]
     """Durable folders: names of volumes by where they are to be, beneath /workspace."""
     snapshot: str | SnapshotInfo
@@ -233,6 +248,11 @@ class AsyncSandbox:
         """Raise KeyboardInterrupt in what runs just now; its variables stay. False where nothing does."""
         return bool((await self._link.ask("interrupt_session", context=context))["interrupted"])
 
+    async def get_host(self, port: int) -> str:
+        """Where this port of the sandbox is on this machine's loopback, for your user alone: `127.0.0.1:PORT`."""
+        told = await self._link.ask("expose_port", port=port)
+        return f"{told['host']}:{told['port']}"
+
     # ── As its tools have it ──
 
     async def outcome(self, tool: str, arguments: Json, attached: Attached) -> Outcome:
@@ -305,6 +325,9 @@ def _opening(options: SandboxOptions) -> Json:
         env=dict(options.get("envs") or {}) or None,
         metadata=dict(options.get("metadata") or {}) or None,
         volumes=[{"name": each.name, "at": each.at, "mode": each.mode} for each in volumes] or None,
+        mounts=[asdict(mount) for mount in mounts_of(options)] or None,
+        packages=list(packages_of(options)) or None,
+        network=_network(options),
         snapshot=None if snapshot is None else _reference(snapshot),
         lifetime_seconds=_span(options, "lifetime"),
         idle_seconds=_span(options, "idle"),
@@ -314,6 +337,11 @@ def _opening(options: SandboxOptions) -> Json:
     if "idle" in options and options["idle"] is None:
         opening["idle_seconds"] = None
     return opening
+
+
+def _network(options: SandboxOptions) -> Any:
+    wanted = network_of(options)
+    return wanted if isinstance(wanted, str) else list(wanted) or None
 
 
 def _of_step(limits: Json) -> Json:

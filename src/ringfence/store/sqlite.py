@@ -105,14 +105,17 @@ class Store:
 
     # ── Writing ──
 
-    async def write(self, work: Callable[[Transaction], T], *, durable: bool = False, alone: bool = False) -> T:
+    async def write(
+        self, work: Callable[[Transaction], T], *, durable: bool = False, alone: bool = False, covered: bool = True
+    ) -> T:
         """Do `work` in the writer's thread and return what it returned, once it is kept.
 
-        `durable` also waits for the disk. Where the caller is `alone`, what does not is done at once, on its own
-        thread, if nobody writes just now: two changes of thread cost as much as the work. Cancelling abandons the
+        `durable` also waits for the disk; what need not be `covered` by a signed checkpoint is covered by the next.
+        Where the caller is `alone`, what waits for no disk is done at once, on its own thread, if nobody writes just
+        now: two changes of thread cost as much as the work. Cancelling abandons the
         answer, not the work. Raises StoreError where nothing was kept, or whatever `work` raised.
         """
-        if alone and not durable and self._writer.perform(job := Job(work, durable)):
+        if alone and not durable and self._writer.perform(job := Job(work, durable, covered)):
             if job.error is not None:
                 raise job.error
             return job.result  # type: ignore[no-any-return]
@@ -120,7 +123,7 @@ class Store:
         answer: asyncio.Future[T] = loop.create_future()
         # Not at once: the writer would wake while this thread still holds the interpreter's lock, and the two would
         # fight over it. By its next turn the loop has little left to do but wait.
-        loop.call_soon(self._submit, Job(work, durable, loop, task=answer))
+        loop.call_soon(self._submit, Job(work, durable, covered, loop, task=answer))
         return await answer
 
     def _submit(self, job: Job) -> None:

@@ -1,7 +1,8 @@
 """The one thread that writes: it takes whatever waits, commits it together, signs the head, and only then answers.
 
 What waits for no disk may also be committed by the thread that asks, in its turn, where that holds up nobody else.
-Nobody is answered before the record is in the database and the checkpoint that covers it in its file. A failure of
+Nobody is answered before the record is in the database and the checkpoint that covers it in its file; where it tells of
+something that is only about to begin, and whose end is recorded and covered, too, the database is enough. A failure of
 the disk fails the whole group and leaves the writer able to go on when the disk does.
 """
 
@@ -43,6 +44,8 @@ class Job:
 
     work: Work
     durable: bool
+    covered: bool = True
+    """Whether its answer waits for a checkpoint; else the next one covers it, too."""
     loop: asyncio.AbstractEventLoop | None = None
     task: asyncio.Future[Any] | None = None
     thread: Future[Any] | None = None
@@ -180,7 +183,7 @@ class Writer(threading.Thread):
             self._drop_connection()
             raise StoreError(f"the record could not be written: {exc}") from exc
         self._unmoved += transaction.written
-        if self._head.seq > self._covered:
+        if self._head.seq > self._covered and True in [job.covered for job in group]:
             self._cover()
         if transaction.erased:
             self._move_log("TRUNCATE")  # erased bytes also stand in the log

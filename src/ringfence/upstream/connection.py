@@ -156,6 +156,14 @@ class Connection:
 
     async def request(self, request: UpstreamRequest) -> Json:
         """One governed request; raises what `ports.Upstreams.request` says."""
+        asked = self.link.asking()
+        try:
+            return await self._requested(request)
+        finally:
+            if request.asked is not None:
+                request.asked(asked())
+
+    async def _requested(self, request: UpstreamRequest) -> Json:
         with anyio.CancelScope(deadline=anyio.current_time() + request.timeout) as clock:
             turns: list[anyio.Lock] = []  # made for the first question: most calls have none
 
@@ -177,7 +185,7 @@ class Connection:
                     raise RpcError(-32603, "the client gave no answer")
                 return answer
 
-            exchange = Exchange(ask=ask, tell=request.channel.notify, client=request.session)
+            exchange = Exchange(ask=ask, tell=request.channel.notify, client=request.session, own=request.headers)
             try:
                 return await self._rounds(request, exchange, asking)
             except RpcError as exc:
@@ -244,7 +252,7 @@ class Connection:
             headers = {"mcp-protocol-version": self.version} if self.version else {}
             if _LOG_LEVEL in _mapping(params.get("_meta")):
                 params = {**params, "_meta": {k: v for k, v in params["_meta"].items() if k != _LOG_LEVEL}}
-        exchange.headers = headers
+        exchange.headers = {**headers, **exchange.own} if exchange.own else headers
         return await self.link.request(method, params, exchange)
 
     def _envelope(

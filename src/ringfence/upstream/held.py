@@ -10,6 +10,7 @@ from ringfence.errors import Unavailable
 from ringfence.model import Principal
 from ringfence.upstream.connection import Connection
 
+MAX_PER_SERVER = 32
 _BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 Key = tuple[str, str, str]

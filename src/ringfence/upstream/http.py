@@ -17,7 +17,8 @@ import anyio.abc
 
 from ringfence import canonical
 from ringfence.errors import OutcomeUnknown, RingfenceError, Unavailable
-from ringfence.model import Json
+from ringfence.model import Json, Principal, ServerSpec
+from ringfence.upstream.checked import Check, Checked
 from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, MODERN, Exchange, RpcError
 
 log = logging.getLogger("ringfence.upstream")
@@ -31,14 +32,29 @@ _UNSAID = ("user-agent", "accept-encoding")
 """Headers that the library would add: the one is nobody's business, the other buys nothing for messages this small."""
 
 Tell = Callable[[str, Json], Awaitable[None]]
+Credentials = Callable[[], Awaitable[Mapping[str, str]]]
+REMOTE: Json = {"backend": "remote", "level": "none", "protections": {}}
+"""The `isolation` fact of what runs elsewhere."""
+
+
+async def without_secrets(spec: ServerSpec, _: Principal) -> Mapping[str, str]:
+    """The credentials of a server where there are none to be had."""
+    raise Unavailable("no_secret", f"server {spec.name} needs a secret, and there are none here")
 
 
 class HttpLink:
     """One logical connection: a session id where the server gives one, and a pool of sockets."""
 
-    def __init__(self, name: str, url: str) -> None:
+    isolation: Json | None = REMOTE
+    ending = ""
+
+    def __init__(self, name: str, url: str, credentials: Credentials | None = None, check: Check | None = None) -> None:
+        """`credentials` tells the headers that every request carries, as they are at that moment; `check`, where the
+        name of the server may lead."""
         self._name = name
         self._url = url
+        self._credentials = credentials
+        self._resolver = None if check is None else Checked(url, check)
         self._client: aiohttp.ClientSession | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._session: str | None = None
@@ -47,9 +63,12 @@ class HttpLink:
         self._next_id = 0
         self._over = anyio.Event()
 
+    def asking(self) -> Callable[[], Json | None]:
+        return lambda: None
+
     async def run(self, ready: Callable[[], None], tell: Tell) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
-        connector = aiohttp.TCPConnector(limit=100, keepalive_timeout=4.0)
+        connector = aiohttp.TCPConnector(limit=100, keepalive_timeout=4.0, resolver=self._resolver)
         # Cookies are state that a principal did not ask for; nothing of ours is read from the environment.
         jar = aiohttp.DummyCookieJar()
         async with (
@@ -71,13 +90,16 @@ class HttpLink:
 
     async def _end_session(self, client: aiohttp.ClientSession) -> None:
         try:
-            async with client.delete(self._url, headers=self._headers({}), allow_redirects=False):
+            async with client.delete(self._url, headers=await self._headers({}), allow_redirects=False):
                 pass
-        except aiohttp.ClientError as exc:
+        except (aiohttp.ClientError, Unavailable) as exc:
             log.debug("server %s: ending the session failed: %s", self._name, exc)
 
-    def _headers(self, extra: Mapping[str, str]) -> dict[str, str]:
+    async def _headers(self, extra: Mapping[str, str]) -> dict[str, str]:
+        """Raises Unavailable."""
         headers = dict(_ACCEPT)
+        if self._credentials is not None:
+            headers.update(await self._credentials())
         if self._session is not None:
             headers["mcp-session-id"] = self._session
         headers.update(extra)
@@ -108,7 +130,7 @@ class HttpLink:
 
     async def _post(self, client: aiohttp.ClientSession, message: Json, exchange: Exchange) -> Json:
         body = canonical.message(message)
-        headers = self._headers(exchange.headers)
+        headers = await self._headers(exchange.headers)
         async with client.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
             if response.status >= 300:
                 raise await self._refusal(response)
@@ -130,7 +152,7 @@ class HttpLink:
         while answer is None and place.last is not None and self._version != MODERN:
             await anyio.sleep(place.retry_seconds)
             extra = {"accept": "text/event-stream", "last-event-id": place.last, **self._version_header()}
-            async with client.get(self._url, headers=self._headers(extra), allow_redirects=False) as resumed:
+            async with client.get(self._url, headers=await self._headers(extra), allow_redirects=False) as resumed:
                 if resumed.status != 200:
                     break
                 answer = await self._read(resumed, place, ident, exchange)
@@ -217,18 +239,18 @@ class HttpLink:
             return
         body = canonical.message(message)
         try:
-            sending = self._client.post(self._url, data=body, headers=self._headers(headers), allow_redirects=False)
-            async with sending:
+            carried = await self._headers(headers)
+            async with self._client.post(self._url, data=body, headers=carried, allow_redirects=False):
                 pass
-        except aiohttp.ClientError as exc:
+        except (aiohttp.ClientError, Unavailable) as exc:
             log.debug("server %s: a message was not taken: %s", self._name, exc)
 
     async def _listen(self) -> None:
         """The standing stream of the handshake era: list changes, updates, stray log lines."""
         tell = self._tell
         while self._client is not None and tell is not None:
-            headers = self._headers({"accept": "text/event-stream", **self._version_header()})
             try:
+                headers = await self._headers({"accept": "text/event-stream", **self._version_header()})
                 async with self._client.get(self._url, headers=headers, allow_redirects=False) as response:
                     if response.status != 200:
                         return  # the server offers no such stream
@@ -236,7 +258,7 @@ class HttpLink:
                         value = _parse(data)
                         if "method" in value:
                             await self._inbound(value, None, tell)
-            except (aiohttp.ClientError, RpcError) as exc:
+            except (aiohttp.ClientError, RpcError, Unavailable) as exc:
                 log.debug("server %s: the standing stream ended: %s", self._name, exc)
             await anyio.sleep(_REOPEN_SECONDS)
 

@@ -46,10 +46,26 @@ class Exchange:
     client: object = None
     """Whose request it is; two exchanges of one client may be confused without harm."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    own: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Headers of this request, whatever the protocol adds."""
 
 
 class Link(Protocol):
     """A channel to one server process or endpoint, before any MCP meaning."""
+
+    @property
+    def isolation(self) -> Json | None:
+        """The fact, of what really serves; None until that is known."""
+        ...
+
+    def asking(self) -> Callable[[], Json | None]:
+        """From now on: what whoever serves asks of the network; None where that is not known."""
+        ...
+
+    @property
+    def ending(self) -> str:
+        """Once it is over: why, and what the server seems to have lacked, where that can be told."""
+        ...
 
     async def request(self, method: str, params: Json, exchange: Exchange) -> Json:
         """Send and wait. Raises RpcError, Unavailable (nothing was sent) or OutcomeUnknown (no answer came)."""

@@ -6,27 +6,30 @@ that can has its own, so that a question reaches the one whose call caused it.""
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
 import anyio.abc
 
-from ringfence import canonical
 from ringfence.errors import OutcomeUnknown, RingfenceError, Unavailable
 from ringfence.model import Definition, Json, Principal, ServerSpec
-from ringfence.ports import UpstreamRequest
+from ringfence.ports import Launched, Launcher, UpstreamRequest
+from ringfence.upstream.asking import asking_for, needs_its_own, owners, unnoticed, unrecorded
+from ringfence.upstream.bare import Bare, launched
+from ringfence.upstream.checked import Check
+from ringfence.upstream.connecting import connect as _connect
 from ringfence.upstream.connection import Connection, Consent, relayable
-from ringfence.upstream.held import Health, Held, Key, Opening
-from ringfence.upstream.http import HttpLink
-from ringfence.upstream.link import HANDSHAKES, Link, RpcError
-from ringfence.upstream.stdio import StdioLink
+from ringfence.upstream.held import MAX_PER_SERVER, Health, Held, Key, Opening
+from ringfence.upstream.http import REMOTE, without_secrets
+from ringfence.upstream.link import HANDSHAKES, RpcError
 
 log = logging.getLogger("ringfence.upstream")
 
 IDLE_SECONDS, _SWEEP_SECONDS = 300.0, 5.0
-MAX_PER_SERVER = 32
 
 Starting = Callable[[ServerSpec, Principal, Callable[[], Awaitable[None]]], Awaitable[None]]
 Event = Callable[[str, Principal, str, Json], Awaitable[None]]
@@ -42,16 +45,21 @@ class Pool:
         self, servers: Mapping[str, ServerSpec], environment: Mapping[str, str], consent: Consent, on_event: Event
     ) -> None:
         self._servers = dict(servers)
-        self._environment = environment
+        self.boxes: Launcher | Unavailable = Unavailable("no_backend", "no boxes can be made here")
+        self.bare: Launcher = Bare(environment)  # for those that an operator wants in none
+        self.check: Check | None = None
+        self.credentials: Callable[[ServerSpec, Principal], Awaitable[Mapping[str, str]]] = without_secrets
+        """What requests to a remote server carry."""
         self._consent = consent
         self._on_event = on_event
         self._held: dict[Key, Held] = {}
         self._openings: dict[Key, Opening] = {}
         self._health: dict[str, Health] = {}
         self._group: anyio.abc.TaskGroup | None = None
-        self.starting: Starting = _unrecorded
+        self._fresh = 0
+        self.starting: Starting = unrecorded
         """Wraps every start of a server, so that it is on record."""
-        self.changed: Changed = _unnoticed
+        self.changed: Changed = unnoticed
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -74,16 +82,26 @@ class Pool:
             del self._health[name]
         self._servers = dict(servers)
 
-    def isolation(self, server: str) -> Json:
-        """Until servers run in boxes of their own: none, and said so."""
+    def isolation(self, server: str, *, fresh: bool = False) -> Json:
+        """Of what runs, where something runs; else of what would be started."""
         spec = self._servers.get(server)
-        backend = "remote" if spec is not None and spec.url is not None else "host"
-        return {"backend": backend, "level": "none", "protections": {}}
+        if spec is None or spec.url is not None:
+            return dict(REMOTE)
+        if fresh:
+            return {} if isinstance(self.boxes, Unavailable) else self.boxes.isolation(spec)
+        seen = [held for held in self._held.values() if held.key[0] == server and held.connection.link.isolation]
+        if seen:
+            return max(seen, key=lambda held: (held.users, held.last_used)).connection.link.isolation or {}
+        launcher = self.bare if spec.placement == "unsafe_host" else self.boxes
+        return {} if isinstance(launcher, Unavailable) else launcher.isolation(spec)
+
+    async def _launch(self, spec: ServerSpec, principal: Principal) -> Launched:
+        return await launched(self.bare if spec.placement == "unsafe_host" else self.boxes, spec, principal)
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
 
     async def request(self, request: UpstreamRequest) -> Json:
-        held = await self._get(request)
+        held = await (self._once(request) if request.fresh else self._get(request))
         held.users += 1
         health = self._health.get(request.server)
         if health is None:
@@ -101,17 +119,19 @@ class Pool:
         finally:
             held.users -= 1
             held.last_used = anyio.current_time()
+            if request.fresh and held.key[2].startswith("!"):
+                self._drop(held)
         health.failures = 0
         return result
 
     async def definitions(self, server: str, principal: Principal) -> list[Definition]:
         """What the server offers `principal` now, on the connection that its plain calls will use."""
-        async with self._using(_asking_for(server, principal)) as held:
+        async with self._using(asking_for(server, principal)) as held:
             return list(held.connection.definitions.values())
 
     async def resources(self, server: str, principal: Principal, *, templates: bool = False) -> list[Json]:
         """The server's resources, or its templates for them, as it lists them now."""
-        async with self._using(_asking_for(server, principal)) as held:
+        async with self._using(asking_for(server, principal)) as held:
             if "resources" not in held.connection.server_capabilities:
                 return []
             if templates:
@@ -120,20 +140,20 @@ class Pool:
 
     async def subscribe(self, server: str, principal: Principal, uri: str) -> None:
         """Have the server tell of changes to `uri`; they come as events."""
-        async with self._using(_asking_for(server, principal)) as held:
+        async with self._using(asking_for(server, principal)) as held:
             if uri in held.subscriptions:
                 return
             if not held.connection.modern:
-                await held.connection.request(_asking_for(server, principal, "resources/subscribe", {"uri": uri}))
+                await held.connection.request(asking_for(server, principal, "resources/subscribe", {"uri": uri}))
             held.subscriptions.add(uri)
             if held.connection.modern:
                 self._listen(held)
 
     async def unsubscribe(self, server: str, principal: Principal, uri: str) -> None:
-        async with self._using(_asking_for(server, principal)) as held:
+        async with self._using(asking_for(server, principal)) as held:
             held.subscriptions.discard(uri)
             if not held.connection.modern:
-                await held.connection.request(_asking_for(server, principal, "resources/unsubscribe", {"uri": uri}))
+                await held.connection.request(asking_for(server, principal, "resources/unsubscribe", {"uri": uri}))
 
     async def set_log_level(self, principal: Principal, level: str) -> None:
         """Tell every handshake-era server that this principal is connected to."""
@@ -141,7 +161,7 @@ class Pool:
             server, key = held.key[0], held.principal.key
             if key == principal.key and not held.connection.modern and "logging" in held.connection.server_capabilities:
                 try:
-                    await held.connection.request(_asking_for(server, principal, "logging/setLevel", {"level": level}))
+                    await held.connection.request(asking_for(server, principal, "logging/setLevel", {"level": level}))
                 except RingfenceError as exc:
                     log.debug("server %s did not take the log level: %s", server, exc)
 
@@ -174,15 +194,40 @@ class Pool:
         if plain is not None and not plain.closed and plain.connection.modern:
             return plain  # 2026-07-28 says with each request who asks: nothing about the connection is one client's
         capabilities = relayable(spec, request.channel.capabilities)
+        if spec.placement == "session":
+            return await self._lodging(request, spec, capabilities)
         with anyio.move_on_after(request.timeout):
-            for owner in _owners(request, capabilities):
+            for owner in owners(request, capabilities):
                 key = (request.server, request.principal.key, owner)
                 held = self._held.get(key)
                 if held is None or held.closed:
                     held = await self._opened(key, spec, request.principal, capabilities)
-                if not (held.users and _needs_its_own(request, held, capabilities)):
+                if not (held.users and needs_its_own(request, held, capabilities)):
                     return held
         raise Unavailable("server_starting", f"server {spec.name} is still starting; try again")
+
+    async def _lodging(self, request: UpstreamRequest, spec: ServerSpec, capabilities: Json) -> Held:
+        """In the session's box; where none is named, in one of its own, to see what it offers."""
+        placed = replace(spec, placement="own" if request.box is None else f"session:{request.box}")
+        key = (request.server, request.principal.key, f"! {request.box or ''}")
+        held = self._held.get(key)
+        if held is not None and not held.closed:
+            return held
+        with anyio.move_on_after(request.timeout):
+            return await self._opened(key, placed, request.principal, capabilities)
+        raise Unavailable("server_starting", f"server {spec.name} is still starting; try again")
+
+    async def _once(self, request: UpstreamRequest) -> Held:
+        """An instance for this request alone, in a box of its own, wherever the server is usually placed."""
+        spec = self._servers.get(request.server)
+        if spec is None or spec.url is not None:
+            raise Unavailable("no_server", f"there is no server {request.server!r} that could be started anew")
+        self._fresh += 1
+        key = (request.server, request.principal.key, f"! {self._fresh}")
+        with anyio.move_on_after(request.timeout):
+            capabilities = relayable(spec, request.channel.capabilities)
+            return await self._opened(key, replace(spec, placement="own"), request.principal, capabilities)
+        raise Unavailable("server_starting", f"server {spec.name} did not start in time")
 
     async def _opened(self, key: Key, spec: ServerSpec, principal: Principal, capabilities: Json) -> Held:
         opening = self._openings.get(key) or self._begin(key, spec, principal, capabilities)
@@ -201,7 +246,9 @@ class Pool:
         if wait > 0:
             raise Unavailable("server_down", f"server {spec.name} is down ({health.problem}); next try in {wait:.1f} s")
         self._make_room(spec.name)
-        held = Held(key, principal, _connect(spec, self._environment, self._consent), anyio.CancelScope())
+        means = (partial(self._launch, spec, principal), partial(self.credentials, spec, principal), self.check)
+        connection = _connect(spec, means, self._consent)
+        held = Held(key, principal, connection, anyio.CancelScope())
         opening = self._openings[key] = Opening()
         self._group.start_soon(self._open, held, opening, capabilities, health)
         return opening
@@ -211,7 +258,7 @@ class Pool:
         try:
             await self.starting(spec, held.principal, lambda: self._start(held, capabilities, health.version))
             health.version = held.connection.version if held.connection.version in HANDSHAKES else None
-            if self._servers.get(spec.name) != spec:
+            if self._servers.get(spec.name) != spec and not held.key[2].startswith("!"):
                 held.scope.cancel()
                 raise Unavailable("server_changed", f"the configuration of server {spec.name} changed while it started")
             held.last_used = anyio.current_time()
@@ -260,8 +307,9 @@ class Pool:
             except (Unavailable, OutcomeUnknown) as exc:
                 outcome.append(Unavailable("server_start", exc.message))
             if outcome:
-                held.scope.cancel()
-            opened.set()
+                held.scope.cancel()  # and when it is gone, more is known of why
+            else:
+                opened.set()
 
         with held.scope:
             try:
@@ -278,6 +326,8 @@ class Pool:
         if not opened.is_set():
             if not outcome:
                 outcome.append(Unavailable("server_start", f"server {connection.spec.name} ended while starting"))
+            if link.ending:
+                outcome[0] = Unavailable(outcome[0].reason_code, f"{outcome[0].message}: {link.ending}")
             opened.set()
 
     async def _event(self, held: Held, method: str, params: Json) -> None:
@@ -345,55 +395,5 @@ class Pool:
                     self._drop(held)
 
 
-def _owners(request: UpstreamRequest, capabilities: Json) -> Iterator[str]:
-    """Under which names a connection for this request may be held: one, or as many as are in use at once."""
-    if not capabilities:
-        yield ""
-        return
-    asked = canonical.digest(capabilities)
-    if request.session is not None:
-        yield f"{request.session} {asked}"
-        return
-    for number in range(MAX_PER_SERVER + 1):
-        yield f"-{number} {asked}"
-
-
-def _needs_its_own(request: UpstreamRequest, held: Held, capabilities: Json) -> bool:
-    """A process of the handshake era does not say for which call it asks, so calls without a session take turns."""
-    silent = held.connection.spec.url is None and not held.connection.modern
-    return silent and bool(capabilities) and request.session is None
-
-
 def _begin_soon(group: anyio.abc.TaskGroup, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
     group.start_soon(begin)
-
-
-async def _unnoticed(server: str, definitions: list[Definition]) -> None:
-    return None
-
-
-async def _unrecorded(spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
-    await start()
-
-
-class _Silent:
-    """The channel of a request that no client is waiting for."""
-
-    @property
-    def capabilities(self) -> Json:
-        return {}
-
-    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
-        raise RpcError(-32601, "nobody is there to be asked")
-
-    async def notify(self, method: str, params: Json) -> None:
-        return None
-
-
-def _asking_for(server: str, principal: Principal, method: str = "", params: Json | None = None) -> UpstreamRequest:
-    return UpstreamRequest(server, principal, method, params or {}, _Silent(), 30.0)
-
-
-def _connect(spec: ServerSpec, environment: Mapping[str, str], consent: Consent) -> Connection:
-    link: Link = HttpLink(spec.name, spec.url) if spec.url is not None else StdioLink(spec, environment)
-    return Connection(spec, link, consent)

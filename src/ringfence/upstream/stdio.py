@@ -1,4 +1,4 @@
-"""A server as a child process that speaks JSON lines.
+"""A server that was started by us and speaks JSON lines.
 
 The SDK's dispatcher does the correlation; the reading is ours, because a server may hang, flood, send a
 20 MB line, garbage or nothing, and must harm only the call that it was answering.
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from os import killpg
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import anyio
@@ -36,6 +33,7 @@ from mcp_types import (
 from ringfence import canonical
 from ringfence.errors import OutcomeUnknown, Unavailable
 from ringfence.model import Json, ServerSpec
+from ringfence.ports import Launched
 from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, Exchange, RpcError
 
 log = logging.getLogger("ringfence.upstream")
@@ -43,7 +41,6 @@ log = logging.getLogger("ringfence.upstream")
 _MESSAGES_PER_WINDOW = 500
 _WINDOW_SECONDS = 0.1
 _STDERR_BYTES_PER_SECOND = 64_000
-_GRACE_SECONDS = 2.0
 _STUCK_SECONDS = 60.0
 _BEGINNING = ("initialize", "server/discover")
 _EDGE = 4096
@@ -53,11 +50,16 @@ Tell = Callable[[str, Json], Awaitable[None]]
 
 
 class StdioLink:
-    """One child process. Single use: when it ends, make another."""
+    """One server process. Single use: when it ends, make another."""
 
-    def __init__(self, spec: ServerSpec, environment: Mapping[str, str]) -> None:
+    def __init__(self, spec: ServerSpec, launch: Callable[[], Awaitable[Launched]]) -> None:
         self._spec = spec
-        self._environment = {**environment, **spec.env}
+        self._launch = launch
+        self.isolation: Json | None = None
+        self.asking: Callable[[], Callable[[], Json | None]] = lambda: lambda: None
+        """Of what really runs, once it does."""
+        self.ending = ""
+        """Why it ended, and what it seems to have lacked, where it ended by itself."""
         self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._exchanges: list[Exchange] = []
@@ -142,91 +144,60 @@ class StdioLink:
 
     async def run(self, ready: Callable[[], None], tell: Tell) -> None:
         self._tell = tell
-        async with _process(self._spec, self._environment) as process:
-            inbound_send, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-            outbound, outbound_receive = anyio.create_memory_object_stream[SessionMessage](0)
-            dispatcher: JSONRPCDispatcher[TransportContext] = JSONRPCDispatcher(inbound, outbound)
-            async with anyio.create_task_group() as group:
-                self._group = group
-                group.start_soon(_read, process, inbound_send)
-                group.start_soon(self._write, process, outbound_receive, group.cancel_scope)
-                group.start_soon(_drain_stderr, process, self._spec.name)
+        server = await self._launch()
+        self.isolation, self.asking = server.isolation, server.asking
+        try:
+            await self._serve(server, ready)
+        finally:
+            with anyio.CancelScope(shield=True):
+                self.ending = await server.stop()
 
-                async def serve(*, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-                    try:
-                        await dispatcher.run(self._on_request, self._on_notify, task_status=task_status)
-                    finally:
-                        self._group = None
-                        group.cancel_scope.cancel()
+    async def _serve(self, server: Launched, ready: Callable[[], None]) -> None:
+        inbound_send, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        outbound, outbound_receive = anyio.create_memory_object_stream[SessionMessage](0)
+        dispatcher: JSONRPCDispatcher[TransportContext] = JSONRPCDispatcher(inbound, outbound)
+        async with anyio.create_task_group() as group:
+            self._group = group
+            group.start_soon(_read, server, inbound_send)
+            group.start_soon(self._write, server, outbound_receive, group.cancel_scope)
+            group.start_soon(_drain_stderr, server, self._spec.name)
 
-                await group.start(serve)
-                self._dispatcher = dispatcher
-                ready()
+            async def serve(*, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+                try:
+                    await dispatcher.run(self._on_request, self._on_notify, task_status=task_status)
+                finally:
+                    self._group = None
+                    group.cancel_scope.cancel()
+
+            await group.start(serve)
+            self._dispatcher = dispatcher
+            ready()
 
     async def _write(
-        self, process: anyio.abc.Process, source: MemoryObjectReceiveStream[SessionMessage], life: anyio.CancelScope
+        self, server: Launched, source: MemoryObjectReceiveStream[SessionMessage], life: anyio.CancelScope
     ) -> None:
-        assert process.stdin is not None
         async with source:
             async for item in source:
                 data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
                 try:
                     with anyio.fail_after(_STUCK_SECONDS):
-                        await process.stdin.send(data)
+                        await server.send(data)
                 except TimeoutError:
                     log.warning("server %s reads nothing any more; it is ended", self._spec.name)
                     life.cancel()
                     return
-                except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                except OSError:
                     return  # the reader sees the end of the process and tells everybody
 
 
-@asynccontextmanager
-async def _process(spec: ServerSpec, environment: Mapping[str, str]) -> AsyncIterator[anyio.abc.Process]:
-    try:
-        process = await anyio.open_process(
-            list(spec.command), env=dict(environment), cwd=spec.cwd, start_new_session=True
-        )
-    except (OSError, ValueError) as exc:
-        raise Unavailable("server_start", f"server {spec.name} cannot be started: {exc}") from None
-    try:
-        yield process
-    finally:
-        with anyio.CancelScope(shield=True):
-            await _stop(process)
-
-
-async def _stop(process: anyio.abc.Process) -> None:
-    """Close its stdin, then end its whole process group, each step bounded."""
-    assert process.stdin is not None
-    with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-        await process.stdin.aclose()
-    for sig in (None, signal.SIGTERM, signal.SIGKILL):
-        if sig is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                killpg(process.pid, sig)
-        deadline = anyio.current_time() + _GRACE_SECONDS
-        while process.returncode is None and anyio.current_time() < deadline:
-            await anyio.sleep(0.01)
-        if process.returncode is not None:
-            break
-    # Children that outlived their parent are in its group still.
-    with suppress(ProcessLookupError, PermissionError):
-        killpg(process.pid, signal.SIGKILL)
-    with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-        await process.aclose()
-
-
-async def _read(process: anyio.abc.Process, out: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+async def _read(server: Launched, out: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
     """Lines to messages: bounded in length and in rate, each bad line alone."""
-    assert process.stdout is not None
     pace = _Pace()
     async with out:
         lines = Lines(MAX_MESSAGE_BYTES)
         while True:
-            try:
-                chunk = await process.stdout.receive()
-            except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            chunk = await server.receive("stdout")
+            if not chunk:
                 return
             for line in lines.feed(chunk):
                 message = _parse(line) if isinstance(line, bytes) else _unusable(line.request_id, line.problem)
@@ -350,14 +321,12 @@ class _Pace:
         self._count, self._until = 0, anyio.current_time() + _WINDOW_SECONDS
 
 
-async def _drain_stderr(process: anyio.abc.Process, name: str) -> None:
+async def _drain_stderr(server: Launched, name: str) -> None:
     """A server's stderr goes to our log, up to a rate; the rest is counted, never kept."""
-    assert process.stderr is not None
     budget, window, dropped = _STDERR_BYTES_PER_SECOND, anyio.current_time(), 0
     while True:
-        try:
-            chunk = await process.stderr.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+        chunk = await server.receive("stderr")
+        if not chunk:
             return
         now = anyio.current_time()
         if now - window > 1.0:

@@ -18,9 +18,13 @@ from ringfence.model import SecretSpec, Status
 from ringfence.secret import Secret, reveal
 from ringfence.vault.sources import Found
 
+UNUSABLE = "bad_secret"
+"""The reason where there is a value, and it cannot be kept secret."""
 LIFETIME_SECONDS = 300.0
 _FORMER = 4
 """So many values that a secret had before are still searched for: they may be good for a while, and stand in logs."""
+
+_GONE = 64
 
 Source = Callable[[SecretSpec, Found | None], Awaitable[Found]]
 """Reads a value; given what was found before, it may return that when its source has not changed."""
@@ -102,36 +106,64 @@ class Vault:
         self._sources = sources
         self._clock = clock
         self._known: dict[str, tuple[Secret, ...]] = {}
+        self._gone: list[_Kept] = []
+        """What is declared no more, and may still stand somewhere."""
 
     async def secret(self, name: str, use: Use) -> Secret:
         """A handle of the secret's own for this use; whoever asked revokes it when the use is over.
 
         Raises Refused outside of its scope, Unavailable where there is no value that is good now.
         """
+        kept = self._for(name, use)
+        async with kept.lock:
+            return (await self._current(kept)).again()
+
+    def check(self, name: str, use: Use) -> SecretSpec:
+        """Whether this use could have it, without reading anything. Raises Refused, Unavailable."""
+        return self._for(name, use).entry.spec
+
+    def _for(self, name: str, use: Use) -> _Kept:
         kept = self._kept.get(name)
         if kept is None:
             raise Unavailable("no_secret", f"there is no secret {name!r}")
         outside = kept.entry.scope.outside(use)
         if outside is not None:
             raise Refused(Status.DENIED, "secret_scope", f"secret {name!r} is not for this {outside}")
-        async with kept.lock:
-            return (await self._current(kept)).again()
+        return kept
 
-    async def load(self) -> dict[str, str]:
+    async def load(self) -> dict[str, Unavailable]:
         """Read every secret once, so that it can be searched for. What could not be read, by name, with the reason."""
-        problems: dict[str, str] = {}
-        for name, kept in self._kept.items():
+        problems: dict[str, Unavailable] = {}
+
+        async def read(name: str, kept: _Kept) -> None:
             try:
                 async with kept.lock:
                     await self._current(kept)
             except Unavailable as error:
-                problems[name] = error.message
+                problems[name] = error
+
+        async with anyio.create_task_group() as group:
+            for name, kept in self._kept.items():
+                group.start_soon(read, name, kept)
         return problems
+
+    def inherit(self, before: Vault) -> None:
+        """What another one, whose place this one takes, has read is still searched for. Whoever goes on with that one
+        no longer gets what was declared otherwise then."""
+        self._gone = before._gone[-_GONE:]
+        for name, old in list(before._kept.items()):
+            kept = self._kept.get(name)
+            if kept is not None and kept.entry.spec == old.entry.spec:
+                kept.found, kept.read_at, kept.secret, kept.former = old.found, old.read_at, old.secret, old.former
+            else:
+                self._gone.append(before._kept.pop(name))
+        self._known.clear()
 
     def known(self, tenant: str) -> tuple[Secret, ...]:
         """Every value that this tenant's results are searched for; the same tuple until one changes."""
         if tenant not in self._known:
-            kept = [one for one in self._kept.values() if _within(tenant, one.entry.scope.tenants)]
+            every = (*self._kept.values(), *self._gone)
+            kept = [one for one in every if _within(tenant, one.entry.scope.tenants)]
             secrets = [secret for one in kept for secret in (one.secret, *one.former) if secret is not None]
             self._known[tenant] = tuple(secrets)
         return self._known[tenant]
@@ -158,7 +190,7 @@ class Vault:
         try:
             secret = Secret(kept.entry.spec.name, value)
         except ValueError as error:
-            raise Unavailable("no_secret", str(error)) from None
+            raise Unavailable(UNUSABLE, str(error)) from None
         if kept.secret is not None:
             kept.former = [kept.secret, *kept.former][:_FORMER]
         kept.secret = secret

@@ -67,7 +67,7 @@ async def _file(spec: SecretSpec, before: Found | None) -> Found:
 
 
 def _read_file(spec: SecretSpec, before: Found | None) -> Found:
-    path = os.path.expanduser(str(spec.options["path"]))
+    path = str(spec.options["path"])
     try:
         # A pipe under that name must not hold us up.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,30 @@ def test_boxes_are_listed_with_their_states(box: str) -> None:
     assert "paused" in line and "of=tests" in line
     assert told("resume", box)["state"] == "running"
     assert [each["state"] for each in told("list") if each["id"] == box] == ["running"]
+
+
+def test_a_port_is_shown_on_loopback(box: str) -> None:
+    server = "cd output && echo hello > x && exec python3 -m http.server 8000 --bind 127.0.0.1"
+    assert run("box", "exec", box, "--background", "--shell", server).returncode == 0
+    shown = told("expose", box, "8000")
+    assert (shown["box"], shown["port"]) == (box, 8000)
+    assert run("box", "expose", box, "8000").stdout == f"{shown['at']}\n", "it stays when the command ends"
+    for _ in range(100):
+        try:
+            with urllib.request.urlopen(f"http://{shown['at']}/x", timeout=5) as answer:
+                assert answer.read() == b"hello\n"
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("nobody answers")
+
+
+def test_a_box_may_reach_whom_it_was_made_for() -> None:
+    made = told("create", "--allow", "api.example:443", "--allow", "10.0.0.1")
+    shown = run("box", "exec", made["id"], "--shell", "echo $https_proxy")
+    assert shown.stdout == "http://127.0.0.1:3128\n"
+    assert run("box", "create", "--allow", "a b").returncode == 2
+    run("box", "rm", made["id"])
 
 
 def test_what_a_box_has_is_kept_and_given_to_others(box: str) -> None:

@@ -62,7 +62,7 @@ async def test_a_caller_in_this_process_says_more(tmp_path: Path) -> None:
 async def test_states_are_told_and_a_stopped_one_says_why(tmp_path: Path) -> None:
     async with calling(tmp_path) as call:
         session = await call.opened()
-        assert (await call.told("pause_session", session=session))["expires_at"] is None
+        assert (await call.told("pause_session", session=session))["state"] == "paused"
         assert (await call.told("resume_session", session=session))["state"] == "running"
         told = await call.told("close_session", session=session)
         assert (told["state"], told["why"]) == ("stopped", "closed")

@@ -288,6 +288,15 @@ except PermissionError: pass
     assert report.ended == "exited"
 
 
+async def test_nobody_gets_a_box_before_one_was_looked_at() -> None:
+    fresh = ProcessBackend()
+    try:
+        reports = await asyncio.gather(*(fresh.run(BoxSpec(Program("python", source=b"pass"))) for _ in range(4)))
+    finally:
+        await fresh.close()
+    assert all(report.isolation["verified_at"] for report in reports)
+
+
 async def test_isolation_is_on_record(backend: ProcessBackend) -> None:
     isolation = (await run(backend, "pass")).isolation
     assert (isolation["backend"], isolation["level"]) == ("process", "process")

@@ -24,12 +24,6 @@ def shared() -> Iterator[Interpreter]:
         yield interpreter
 
 
-@pytest.fixture
-def fresh(tmp_path: Path) -> Iterator[Interpreter]:
-    with Interpreter(tmp_path) as interpreter:
-        yield interpreter
-
-
 def deepest(text: str) -> int:
     return int(text.split()[-1])
 

@@ -21,12 +21,6 @@ def run() -> Iterator[Interpreter]:
         yield interpreter
 
 
-@pytest.fixture
-def fresh(tmp_path: Path) -> Iterator[Interpreter]:
-    with Interpreter(tmp_path) as interpreter:
-        yield interpreter
-
-
 def thing(**methods: str) -> str:
     """A cell that ends with a value that has these methods."""
     lines = [f"    def {name}(self, *_, **__): return {value}" for name, value in methods.items()]

@@ -9,13 +9,13 @@ import typer
 
 from ringfence import canonical
 from ringfence.cli import common
-from ringfence.cli.bench import box, gateway, session
+from ringfence.cli.bench import box, boxed, egress, gateway, redaction, session
 from ringfence.cli.bench.measure import Row, as_json, row, table
 from ringfence.contract import build
 from ringfence.model import Action, Call, Principal, Rule
 from ringfence.policy import Policy
 
-NAMES = ("policy", "gateway", "box", "session")
+NAMES = ("policy", "gateway", "box", "session", "egress")
 
 
 def bench(
@@ -25,7 +25,7 @@ def bench(
     rounds: int = typer.Option(6, "--rounds", min=1, help="Rounds in which the cases alternate."),
     concurrent: int = typer.Option(32, "--concurrent", min=1, help="Callers at once for calls per second."),
     runs: int = typer.Option(
-        500, "--runs", min=10, help="For `box` and `session`: runs per case; fewer of what is slow."
+        500, "--runs", min=10, help="For `box`, `session` and `egress`: runs per case; fewer of what is slow."
     ),
 ) -> None:
     """Measure this machine: each case interleaved with its baseline, as p50, p95, p99 and their ratio.
@@ -37,6 +37,9 @@ def bench(
              loaded, over MCP, 1, 2 and 8 at once, a burst of 100, and the memory of live boxes
     session  a box that stays: a step in it, resume of a paused one, a box of a template, of a snapshot of 100 MiB, and
              the memory of idle and paused ones
+    egress   a request out of a box against a direct one: in a tunnel, where TLS ends at the proxy, and with a secret
+             put in, each on a connection that is kept and on a new one; how fast output is searched for secrets; and
+             a call of a server in a box, and its start, against the same server in none
 
     `cpu_ms` is the processor time of one run, of all processes together. Figures are worth something on a machine that
     does nothing else.
@@ -60,6 +63,13 @@ def bench(
     if name in (None, "session"):
         print(f"session: {runs} runs per case …", file=sys.stderr, flush=True)
         rows.extend(session.run(runs))
+    if name in (None, "egress"):
+        print(f"egress: {runs} requests per case …", file=sys.stderr, flush=True)
+        rows.extend(egress.run(runs))
+        print("egress: redaction …", file=sys.stderr, flush=True)
+        rows.extend(redaction.run())
+        print(f"egress: {runs} calls of servers …", file=sys.stderr, flush=True)
+        rows.extend(boxed.run(runs))
     if as_json_:
         common.dump(as_json(rows))
     else:

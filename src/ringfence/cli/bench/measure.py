@@ -27,6 +27,9 @@ class Row:
     cpu_ms: float | None = None
     """Processor time of one, of all processes together."""
     per_second: float | None = None
+    added_ms: float | None = None
+    """Its p50 less the baseline's."""
+    mb_per_second: float | None = None
     memory_kb: float | None = None
     """What one alone needs; what it shares with others is not counted."""
 
@@ -85,7 +88,20 @@ def as_json(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def table(rows: list[Row]) -> str:
-    every = ("name", "n", "p50_ms", "p95_ms", "p99_ms", "ratio", "baseline", "cpu_ms", "per_second", "memory_kb")
+    every = (
+        "name",
+        "n",
+        "p50_ms",
+        "p95_ms",
+        "p99_ms",
+        "ratio",
+        "baseline",
+        "added_ms",
+        "cpu_ms",
+        "per_second",
+        "mb_per_second",
+        "memory_kb",
+    )
     heads = [head for head in every if any(getattr(r, head) is not None for r in rows)]
     lines = [heads, *(["" if getattr(r, h) is None else str(getattr(r, h)) for h in heads] for r in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]

@@ -43,6 +43,12 @@ _Snapshot = typer.Option(None, "--snapshot", metavar="REF", help="Start with the
 _Volumes = typer.Option(
     None, "--volume", metavar="NAME:AT[:ro]", help="A durable folder, beneath /workspace. May be repeated."
 )
+_Packages = typer.Option(
+    None, "--package", metavar="NAME[==VERSION]", help="A Python package that is installed for it. May be repeated."
+)
+_Allow = typer.Option(
+    None, "--allow", metavar="HOST[:PORT]", help="A host, `*.suffix` or address that it may reach. May be repeated."
+)
 _Metadata = typer.Option(None, "--metadata", metavar="K=V", help="Words of yours. May be repeated.")
 _Retain = typer.Option(None, "--retain", metavar="WHAT", help="What is kept at its end: `output` or `none`.")
 
@@ -60,6 +66,8 @@ def create(
     inputs: list[Path] | None = _Inputs,
     snapshot: str | None = _Snapshot,
     volumes: list[str] | None = _Volumes,
+    allow: list[str] | None = _Allow,
+    package: list[str] | None = _Packages,
     metadata: list[str] | None = _Metadata,
     retain: str | None = _Retain,
     config_path: Path | None = ConfigOption,
@@ -83,6 +91,8 @@ def create(
     options["metadata"] = program.environment(metadata or [], "--metadata")
     options["inputs"] = {each.name: each.source for each in program.inputs(inputs or [], None)}
     options["volumes"] = [_mount(each) for each in volumes or ()]
+    options["network"] = program.places(allow or [])
+    options["packages"] = package or []
     if idle is not None:
         options["idle"] = idle or None
     configured = boxed.settings(config_path, backend)
@@ -174,6 +184,30 @@ def resume(id: str = IdArgument, config_path: Path | None = ConfigOption, as_jso
     ringfence box resume ID
     """
     _changed(lambda box: box.resume(), id, config_path, as_json)
+
+
+def expose(
+    id: str = IdArgument,
+    port: int = typer.Argument(..., min=1, max=65_535, help="Where something listens in the box."),
+    config_path: Path | None = ConfigOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Show a port of a box on this machine's loopback, to your user alone, until the box is removed; print where.
+
+    \b
+    ringfence box exec ID --background --shell 'python3 -m http.server 8000 --bind 127.0.0.1'
+    curl http://$(ringfence box expose ID 8000)/
+    """
+
+    async def shown() -> str:
+        async with opened(boxed.settings(config_path, None)) as way:
+            return await AsyncSandbox.over(way, id, {}).get_host(port)
+
+    place = done(shown)
+    if as_json:
+        common.dump({"box": id, "port": port, "at": place})
+    else:
+        print(place)
 
 
 def _changed(

@@ -84,6 +84,9 @@ class BoxPipeline(Pipeline):
             call = replace(call, fault=call.fault or f"{named[0]} cannot be given: these tools are for one box")
         return await self._whole.handle(replace(call, arguments={**call.arguments, "session": self._box}), channel)
 
+    def listed(self, item: Json) -> Json:
+        return self._whole.listed(item)
+
     def _offered(self) -> set[str]:
         return {capability.contract.name for capability in self.rules.catalog.offered(self.rules.environment)}
 

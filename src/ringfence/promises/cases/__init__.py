@@ -2,7 +2,9 @@
 
 from ringfence.promises.cases import (
     artifacts,
+    brokering,
     devices,
+    egress,
     environment,
     filesystem,
     integrity,
@@ -12,6 +14,7 @@ from ringfence.promises.cases import (
     network,
     proc,
     processes,
+    requests,
     resources,
     spending,
 )
@@ -22,6 +25,8 @@ CATALOGUE = (
     *proc.CASES,
     *devices.CASES,
     *network.CASES,
+    *egress.CASES,
+    *requests.CASES,
     *ipc.CASES,
     *kernel.CASES,
     *memory.CASES,
@@ -29,6 +34,7 @@ CATALOGUE = (
     *spending.CASES,
     *artifacts.CASES,
     *environment.CASES,
+    *brokering.CASES,
     *integrity.CASES,
 )
 

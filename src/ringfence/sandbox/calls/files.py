@@ -111,31 +111,53 @@ def _blob(task: Task, mime: str, data: bytes, size: int) -> Answer:
 
 async def _poured(task: Task) -> Answer:
     """Into what the caller has for it, piece by piece, however long it is."""
-    assert task.attached.sink is not None
     path, at, left = task.given["path"], task.given.get("offset", 0), task.given.get("length")
-    size, digest = 0, hashlib.sha256()
+    size, pour = 0, _Pour(task)
     while left is None or left > 0:
         piece = await task.keeper.read(
             task.owner, task.session, path, at, _PIECE if left is None else min(left, _PIECE)
         )
         if not piece:
             break
-        await task.attached.sink(piece)
-        digest.update(piece)
         size, at = size + len(piece), at + len(piece)
         left = None if left is None else left - len(piece)
-    return task.done({"path": path, "bytes": size, "sha256": digest.hexdigest()}, f"{size} bytes")
+        await pour(piece)
+    digest = await pour.end()
+    return task.done({"path": path, "bytes": size, "sha256": digest}, f"{size} bytes")
+
+
+class _Pour:
+    """Bytes on their way to a caller, without the secrets in them, and the digest of what came there."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._search = task.screen.file()
+        self._digest = hashlib.sha256()
+
+    async def __call__(self, piece: bytes) -> None:
+        await self._sink(piece if self._search is None else self._search.feed(piece))
+
+    async def end(self) -> str:
+        if self._search is not None:
+            await self._sink(self._search.finish())
+            self._task.screen.filed(self._search)
+        return self._digest.hexdigest()
+
+    async def _sink(self, piece: bytes) -> None:
+        assert self._task.attached.sink is not None
+        if piece:
+            self._digest.update(piece)
+            await self._task.attached.sink(piece)
 
 
 async def read_folder(task: Task) -> Answer:
     if task.attached.sink is None or not task.open:
         raise bad("a folder is read by a caller that takes it as it comes, and where the contract removes nothing")
-    path, size, digest = task.given["path"], 0, hashlib.sha256()
+    path, size, pour = task.given["path"], 0, _Pour(task)
     async for piece in task.keeper.pack(task.owner, task.session, path):
-        await task.attached.sink(piece)
-        digest.update(piece)
         size += len(piece)
-    return task.done({"path": path, "bytes": size, "sha256": digest.hexdigest()}, f"{size} bytes")
+        await pour(piece)
+    return task.done({"path": path, "bytes": size, "sha256": await pour.end()}, f"{size} bytes")
 
 
 # ── Writing ───────────────────────────────────────────────────────────────────────────────────────

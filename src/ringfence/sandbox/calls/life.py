@@ -19,10 +19,12 @@ _MOST_PAST = 32
 
 async def open_session(task: Task) -> Answer:
     try:
-        info = await task.keeper.create(task.owner, order.session(task.grant, task.provision))
+        wanted = order.session(task.grant, task.provision, task.network, task.packed)
+        info = await task.keeper.create(task.owner, wanted)
     except ValueError as exc:
         raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such session can be opened: {exc}") from None
-    return task.told(info, f"Session {info.id} is {info.state}; it is closed at {info.expires_at} unless it is paused.")
+    text = f"Session {info.id} is {info.state}; it is closed at {info.expires_at}. A pause does not count."
+    return task.told(info, text)
 
 
 async def close_session(task: Task) -> Answer:
@@ -66,6 +68,12 @@ def _line(info: SessionInfo) -> str:
 async def interrupt_session(task: Task) -> Answer:
     interrupted = await task.keeper.interrupt(task.owner, task.session, task.given.get("context", "default"))
     return task.done({"interrupted": interrupted}, "It was interrupted." if interrupted else "Nothing was running.")
+
+
+async def expose_port(task: Task) -> Answer:
+    port = await task.keeper.show(task.owner, task.session, task.given["port"])
+    told = f"Port {task.given['port']} of session {task.session} is 127.0.0.1:{port} on this machine."
+    return task.done({"host": "127.0.0.1", "port": port}, told)
 
 
 async def fork_session(task: Task) -> Answer:
@@ -141,7 +149,7 @@ CALLS: Mapping[str, Carry] = {
     call.__name__: call
     for call in (
         *(open_session, close_session, pause_session, resume_session, extend_session, list_sessions),
-        *(interrupt_session, fork_session, snapshot_session, list_snapshots, remove_snapshot),
+        *(interrupt_session, expose_port, fork_session, snapshot_session, list_snapshots, remove_snapshot),
         *(create_volume, list_volumes, remove_volume),
     )
 }

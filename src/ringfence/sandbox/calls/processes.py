@@ -48,7 +48,7 @@ async def process_output(task: Task) -> Answer:
     given, number = task.given, task.given["process"]
     at = (given.get("stdout_at", 0), given.get("stderr_at", 0))
     logs = await task.keeper.logs(task.owner, task.session, number, *at)
-    stdout, stderr = logs.stdout, logs.stderr
+    stdout, stderr = logs.stdout, logs.stderr  # searched by the guard, or on the way to whoever is told
     told: Json = {"process": number, "running": logs.running}
     if task.attached.tell is not None and task.open:
         for stream, data in (("stdout", stdout), ("stderr", stderr)):
@@ -91,7 +91,7 @@ def _waited(task: Task, info: ProcessInfo) -> Answer:
     answer = task.done(process_json(info), line(info))
     if info.report is None:
         return answer
-    ran = Ran(task.provision.limits, info.report)
+    ran = Ran(task.provision.limits, task.screen.report(info.report))
     return Answer(answer.result, isolation=info.report.isolation or task.isolation, ran=ran, within=answer.within)
 
 

@@ -15,8 +15,9 @@ from ringfence.sandbox import order, results
 from ringfence.sandbox.calls.processes import line, process_json
 from ringfence.sandbox.calls.task import Task
 from ringfence.sandbox.tools import EXECUTE_PYTHON
+from ringfence.sandbox.verbs import unheard, unseen
 from ringfence.sandbox.waiting import to_the_end
-from ringfence.sessions import CellReport, Failure, ProcessInfo, Shown, StepReport, Tell, Within
+from ringfence.sessions import CellReport, ProcessInfo, StepReport, Tell, Within
 
 _LONGEST_WAIT = 0.2
 
@@ -42,7 +43,7 @@ async def _check_layout(task: Task) -> None:
 
 
 async def _cell(task: Task) -> Answer:
-    shown = (task.attached.shown if task.open else None) or _nobody
+    shown = (task.attached.shown if task.open else None) or unseen
     request = order.cell(task.grant, task.provision.limits)
     step = await _once(task.keeper.run(task.owner, task.session, request, _listener(task), shown))
     return await _answer(task, step)
@@ -70,7 +71,8 @@ async def _once(work: Coroutine[Any, Any, StepReport]) -> StepReport:
         raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"this cannot be run: {exc}") from None
 
 
-async def _answer(task: Task, step: StepReport) -> Answer:
+async def _answer(task: Task, seen: StepReport) -> Answer:
+    step = task.screen.step(seen)
     report = step.cell.report
     status, code = results.judge(report)
     limits = await _limits(task, step)
@@ -81,7 +83,7 @@ async def _answer(task: Task, step: StepReport) -> Answer:
         message = f"session {step.session} failed at step {step.step}{trouble}"
         return Answer(None, status, code, message, isolation, ran=Ran(limits, report), within=within)
     fitted, result = results.fitting(results.of_step(step, wide=task.wide), task.most_bytes)
-    if not task.wide and (whole := await _whole(task, step, fitted.report)):
+    if not task.wide and (whole := await _whole(task, seen, fitted.report)):
         fitted, result = results.fitting(replace(fitted, whole=whole), task.most_bytes)
     return Answer(result, status, code, isolation=isolation, ran=Ran(limits, fitted.report), within=within)
 
@@ -98,17 +100,9 @@ async def _limits(task: Task, step: StepReport) -> Limits:
     return replace(info.limits, wall_seconds=own.wall_seconds, output_bytes=own.output_bytes)
 
 
-def _nobody(_: Shown | Failure) -> None:
-    return None
-
-
 def _listener(task: Task) -> Tell:
     """What a contract has something removed from, nobody hears as it comes."""
-    return (task.attached.tell if task.open else None) or _unheard
-
-
-def _unheard(stream: Stream, data: bytes) -> None:
-    return None
+    return (task.attached.tell if task.open else None) or unheard
 
 
 async def _whole(task: Task, step: StepReport, shown: BoxReport) -> Mapping[Stream, str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from ringfence.box import Attached, FileFact
+from ringfence.box import Attached, FileFact, NetworkRule
 from ringfence.errors import Refused
 from ringfence.model import Answer, Call, Grant, Json, Principal, Status
+from ringfence.ports import Packed
 from ringfence.sandbox.order import Provision
 from ringfence.sandbox.results import text
+from ringfence.sandbox.screening import Screen
 from ringfence.sandbox.verbs import Keeping
 from ringfence.sessions import Owner, SessionInfo, Within
 
@@ -30,6 +32,12 @@ class Task:
     provision: Provision
     isolation: Json
     """As far as it is known without looking at the session."""
+    screen: Screen
+    """What comes out of the session passes it."""
+    network: tuple[NetworkRule, ...] = ()
+    """Of a session that is to be opened."""
+    packed: Packed | None = None
+    """What is installed for it."""
 
     @property
     def call(self) -> Call:
@@ -49,7 +57,8 @@ class Task:
 
     @property
     def attached(self) -> Attached:
-        return self.grant.call.attached or _NOTHING
+        attached = self.grant.call.attached
+        return _NOTHING if attached is None else self.screen.attached(attached)
 
     @property
     def wide(self) -> bool:
@@ -77,7 +86,8 @@ class Task:
 
     def told(self, info: SessionInfo, words: str) -> Answer:
         """What a session is by now."""
-        within = Within(info.id, info.step, state=info.state)
+        packages = self.packed.packages if self.packed is not None else ()
+        within = Within(info.id, info.step, state=info.state, packages=packages)
         structured = {**session_json(info, wide=self.wide), "facts": {}}
         isolation = dict(info.isolation) or self.isolation
         return Answer({"content": [text(words)], "structuredContent": structured}, isolation=isolation, within=within)
@@ -106,6 +116,7 @@ def session_json(info: SessionInfo, *, wide: bool = False) -> Json:
         "snapshot": info.snapshot,
         "memory_bytes": info.memory_bytes,
         "limits": asdict(info.limits),
+        "network": list(info.network),
     }
     return {**told, "isolation": dict(info.isolation)} if wide else told
 

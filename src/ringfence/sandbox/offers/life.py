@@ -14,7 +14,11 @@ from ringfence.sandbox.offers.parts import (
     INFO,
     INFOS,
     MAYBE,
+    MOUNTS,
+    NETWORK,
+    NUMBER,
     ONE,
+    PACKAGES,
     SESSION,
     TEXT,
     TEXTS,
@@ -59,6 +63,9 @@ _OPENING_WIDE: Json = {
     "auto_resume": FLAG,
     "retain": {"enum": ["none", "output"]},
     "trees": {"type": "array", "items": TEXT},
+    "mounts": MOUNTS,
+    "network": NETWORK,
+    "packages": PACKAGES,
     "memory_layout": {"enum": ["shared", "fresh"]},
     "inputs": {"type": "array", "items": DIGEST},
 }
@@ -71,7 +78,7 @@ TOOLS: Mapping[str, Tool] = {
         Mode.WRITE,
         "Open a session: a box of your own that stays, to work in step by step. Give its name as `session` to"
         " execute_python and run_shell, and to the tools for files and processes."
-        " Python {python}; packages: {packages}. Network: none."
+        " Python {python}; packages: {packages}. Network: {network}."
         " Limits of the box, all steps together: {limits}; of one step: {timeout}."
         " It is closed {lifetime} after it was opened ({most_lifetime} at most), and paused after {idle} without work;"
         " a call to it resumes it. What is in /workspace/output when it ends is kept for {retain} more, as resources."
@@ -147,6 +154,16 @@ TOOLS: Mapping[str, Tool] = {
         {**ONE, "lifetime_seconds": {"type": "number", "exclusiveMinimum": 0}},
         ("session", "lifetime_seconds"),
         only_wide=True,
+    ),
+    "expose_port": Tool(
+        "Show a port of a session to its owner",
+        Mode.WRITE,
+        "Let what listens at a port of a session's box be reached on this machine's loopback, by its owner alone, until"
+        " the session ends. Nobody else gets in, and nothing gets out by it.",
+        {**ONE, "port": {"type": "integer", "minimum": 1, "maximum": 65_535, "description": "In the box."}},
+        ("session", "port"),
+        {"session": TEXT, "host": TEXT, "port": NUMBER},
+        if_declared=True,
     ),
     "list_snapshots": Tool("List snapshots", Mode.READ, "Snapshots, newest first.", {}, only_wide=True),
     "remove_snapshot": Tool(

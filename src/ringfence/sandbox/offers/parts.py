@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ringfence.model import Json, Mode
+from ringfence.model import Json, Mode, NetworkSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,16 @@ class Lives:
     idle_seconds: float = 300.0
     most_idle_seconds: float = 86_400.0
     retain_seconds: float = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What boxes of a capability have."""
+
+    packages: tuple[str, ...] = ()
+    network: NetworkSpec | None = None
+    installable: tuple[str, ...] = ()
+    """Patterns of what may be installed besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,8 @@ class Tool:
     only_wide: bool = False
     """For callers in this process alone."""
     destructive: bool = False
+    if_declared: bool = False
+    """Offered to an agent only where a contract is for it; to callers in this process always."""
 
 
 # ── Arguments ─────────────────────────────────────────────────────────────────────────────────────
@@ -52,6 +64,23 @@ DIGEST: Json = {
     "properties": {"name": TEXT, "bytes": COUNT, "sha256": TEXT},
     "required": ["bytes", "sha256"],
 }
+MOUNTS: Json = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"host": TEXT, "at": TEXT, "mode": {"enum": ["ro", "rw"]}, "unsafe": TEXT},
+        "required": ["host", "at"],
+        "additionalProperties": False,
+    },
+}
+PACKAGES: Json = {
+    "type": "array",
+    "items": {"type": "string", "maxLength": 500},
+    "maxItems": 100,
+    "description": "Python packages to install for it, as pip names them: name, or name==version.",
+}
+NETWORK: Json = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
+"""A name under `networks:`, or places as HOST[:PORT]."""
 SESSION: Json = {
     "type": "string",
     "minLength": 1,
@@ -79,7 +108,7 @@ INFO: Json = {
     "state": {"enum": ["starting", "running", "paused", "stopped"]},
     "template": TEXT,
     "created_at": TEXT,
-    "expires_at": {**MAYBE, "description": "null while it is paused: its clock stands still."},
+    "expires_at": {**MAYBE, "description": "When it is closed; for one that is paused, unless it is resumed before."},
     "ended_at": MAYBE,
     "why": {**MAYBE, "description": "Why it was stopped."},
     "step": {"type": "integer", "description": "How many steps were begun in it."},
@@ -88,6 +117,7 @@ INFO: Json = {
     "snapshot": MAYBE,
     "memory_bytes": {"type": ["integer", "null"]},
     "limits": {"type": "object"},
+    "network": {"type": "array", "items": TEXT, "description": "Whom its box may reach."},
 }
 INFOS: Json = {"type": "array", "items": {"type": "object", "properties": INFO, "required": list(INFO)}}
 RUNNING: Json = {

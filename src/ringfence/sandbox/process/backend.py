@@ -13,25 +13,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from ringfence.box import BoxReport, BoxSpec, Input, Limits, Program, SetUp, Stream
+from ringfence.box import BoxReport, BoxSpec, Input, Limits, Program, Serve, SetUp, Stream
 from ringfence.errors import Unavailable
 from ringfence.model import Json
-from ringfence.sandbox.process import host, inputs, selftest
+from ringfence.sandbox.process import host, inputs, mounting, selftest
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.cgroup import Cgroups, sweep
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.live import LiveBox
+from ringfence.sandbox.process.outlet import Outlet, check_namespace
 from ringfence.sandbox.process.pool import Pool
 from ringfence.sandbox.process.run import Run
 from ringfence.sandbox.process.zygotes import Baseline, interpreter
 from ringfence.sandbox.tools import TEMPLATES
+from ringfence.sandbox.waiting import begun
 from ringfence.sessions import StaySpec
 
 log = logging.getLogger(__name__)
 
 _NO_SETUPS: Mapping[str, SetUp] = MappingProxyType({})
 _REAP_SECONDS = 10.0
+_SPARE_SECONDS = 0.05
+"""After which the next box that stays is made, when the one that was opened has had its first step."""
 _READ_AT_START = ("PYTHON", "LANG", "LC_", "LD_", "GLIBC_", "MALLOC_")
 """Environment variables that a process looks at once, when it starts."""
 
@@ -60,6 +64,8 @@ class ProcessBackend:
         self._pool: Pool | None = None
         self._host: host.Host | None = None
         self._tested: host.Tested | None = None
+        """What a box was found to be; until then nobody gets one but whoever looks."""
+        self._untested: host.Tested | None = None
         self._opening = asyncio.Lock()
         self._made = 0
         self._inherited: list[str] = []
@@ -67,6 +73,7 @@ class ProcessBackend:
         self._running: dict[int, Run] = {}
         self._live: set[LiveBox] = set()
         self._removing: dict[int, asyncio.Task[None]] = {}
+        self._isolations: dict[tuple[object, ...], Json] = {}
 
     # ── The port ──
 
@@ -80,6 +87,8 @@ class ProcessBackend:
 
     async def _run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
         assert self._pool is not None
+        if spec.network is not None:
+            check_namespace(self._without)
         pool, baseline, limits = self._pool, self._baseline(spec), spec.limits
         if baseline.packages:
             spec = replace(spec, env={"PYTHONPATH": ":".join(baseline.packages), **spec.env})
@@ -87,22 +96,33 @@ class ProcessBackend:
         if setup is not None and (setup.env or setup.files):
             files = (Input(name, Path(host)) for name, host in setup.files.items())
             spec = replace(spec, env={**setup.env, **spec.env}, inputs=(*files, *spec.inputs))
-        box = await pool.take(baseline, limits, self._shape(limits))
+        shape = self._shape(limits)
+        if baseline.mounts:
+            shape["mounts"] = [mount.shape for mount in baseline.mounts]
+        box = await pool.take(baseline, limits, shape)
         self._inherited = box.inherited
-        asyncio.get_running_loop().call_soon(pool.refill, baseline, limits)
+        if not baseline.mounts:  # what somebody mounts is for the moment, and no box is kept ready with it
+            asyncio.get_running_loop().call_soon(pool.refill, baseline, limits)
         run = Run(box, spec, str(interpreter()), tell)
         self._running[id(run)] = run
+        outlet: Outlet | None = None
         try:
+            if spec.network is not None:
+                outlet = await Outlet.open(box, spec.network)
+                run.spec = replace(spec, env={**outlet.env, **spec.env})
             report = await run.to_the_end()
         finally:
             # A task of its own: whoever cancels us may do it again and again, and the box must be gone all the same.
-            removing = asyncio.get_running_loop().create_task(self._remove(box))
-            self._removing[id(run)] = removing
-            removing.add_done_callback(lambda _: self._forget(run))
-            await asyncio.shield(removing)
+            removing = self._removing[id(run)] = begun(self._remove(box, outlet))
+            if removing.done():
+                self._forget(run)
+            else:
+                removing.add_done_callback(lambda _: self._forget(run))
+                await asyncio.shield(removing)
         if report.ended == "infra" and not box.begun:
             raise Unavailable("no_box", "the box ended before the program began: " + ("; ".join(box.trouble) or "?"))
-        return replace(report, isolation=self._isolation(box, spec, run.overshoot), trouble=tuple(box.trouble))
+        report = replace(report, isolation=self._isolation(box, spec, run.overshoot), trouble=tuple(box.trouble))
+        return report if outlet is None else replace(report, network=outlet.told)
 
     def _forget(self, run: Run) -> None:
         del self._running[id(run)], self._removing[id(run)]
@@ -115,29 +135,50 @@ class ProcessBackend:
         limits = _of_the_box(spec.limits)
         await self._pool.fill(self._baseline(spec), limits, self._shape(limits))
 
-    async def open(self, spec: StaySpec) -> LiveBox:
+    async def open(self, spec: StaySpec, network: Serve | None = None) -> LiveBox:
         """A box that stays until it is ended. Raises ValueError, Unavailable."""
         if spec.layout == "fresh":
             raise Unavailable("no_fresh_layout", "the interpreters of a session are forks, and share their layout")
-        as_run = BoxSpec(Program("python"), spec.limits, trees=spec.trees, template=spec.template, tenant=spec.tenant)
+        as_run = BoxSpec(
+            Program("python"),
+            spec.limits,
+            trees=spec.trees,
+            template=spec.template,
+            tenant=spec.tenant,
+            mounts=spec.mounts,
+            packages=spec.packages,
+        )
         host.check_spec(as_run, self._templates)
         inputs.check_inputs(spec.inputs, None)
+        if network is not None:
+            check_namespace(self._without)
         await self._open()
         assert self._pool is not None
         setup = self._setups.get(spec.template, SetUp())
         baseline = replace(self._baseline(as_run), stays=True, setup=setup.source)
         given = (*(Input(name, Path(host)) for name, host in setup.files.items()), *spec.inputs)
         limits, shape = _of_the_box(spec.limits), self._shape(spec.limits)
+        shape["mounts"] = [mount.shape for mount in baseline.mounts]
         shape["folders"] = [[folder.at, folder.max_bytes, folder.mode == "ro"] for folder in spec.folders]
-        zygote, box = await self._pool.spawn(baseline, limits, shape)
+        if spec.folders or baseline.mounts:
+            zygote, box = await self._pool.spawn(baseline, limits, shape)
+        else:
+            zygote, box = await self._pool.stay(baseline, limits, shape)
+            asyncio.get_running_loop().call_later(_SPARE_SECONDS, self._pool.refill, baseline, limits)
         live = LiveBox(box, zygote, shape, self._isolation(box, as_run, None))
-        live.env = {**setup.env, **spec.env}
         try:
+            if network is not None:
+                live.outlet = await Outlet.open(box, network)
             live.settle()
-        except Unavailable:
+        except BaseException:
             box.kill()
             box.ended.add_done_callback(lambda _: box.remove())
+            if live.outlet is not None:
+                await live.outlet.close()
             raise
+        live.env = {**(live.outlet.env if live.outlet is not None else {}), **setup.env, **spec.env}
+        if spec.packages:
+            live.env = {"PYTHONPATH": ":".join(baseline.packages), **live.env}
         self._live.add(live)
         box.ended.add_done_callback(lambda _: self._live.discard(live))
         try:
@@ -169,8 +210,10 @@ class ProcessBackend:
 
     # ── The end of a box ──
 
-    async def _remove(self, box: Box) -> None:
+    async def _remove(self, box: Box, outlet: Outlet | None = None) -> None:
         try:
+            if outlet is not None:
+                await outlet.close()
             if not box.ended.done():
                 box.kill()
                 async with asyncio.timeout(_REAP_SECONDS):
@@ -205,11 +248,8 @@ class ProcessBackend:
         """Look at a box before the first program is let into one."""
         assert self._host is not None
         left_out = frozenset({*self._without, *(name for name in self._accepted if name in self._host.missing)})
-        self._tested = host.Tested({}, "", left_out)
-        try:
-            report = await self._run(BoxSpec(Program("python", source=selftest.PROGRAM)))
-        finally:
-            self._tested = None
+        self._untested = host.Tested({}, "", left_out)
+        report = await self._run(BoxSpec(Program("python", source=selftest.PROGRAM)))
         try:
             found = selftest.judge(report.stdout.head, Limits()) | dict.fromkeys(self._inherited, True)
         except (ValueError, KeyError, IndexError) as exc:
@@ -226,12 +266,16 @@ class ProcessBackend:
         assert self._host is not None
         trees = tuple(sorted(os.path.realpath(tree) for tree in spec.trees))
         preload = self._templates[spec.template]
-        packages = _packages() if preload else ()
+        packages = (*(_packages() if preload else ()), *map(os.path.realpath, spec.packages))
         trees = tuple(sorted({*trees, *packages}))
         left_out = {*self._without, *(name for name in self._accepted if name in self._host.missing)}
         if not self._counts("memory"):
             left_out.add("memfd")  # nothing else would see it
-        return Baseline(spec.tenant, spec.template, preload, trees, tuple(sorted(left_out)), packages)
+        baseline = Baseline(spec.tenant, spec.template, preload, trees, tuple(sorted(left_out)), packages)
+        if not spec.mounts:
+            return baseline
+        mounting.check(spec.mounts, (*trees, os.path.realpath(sys.base_prefix)))
+        return replace(baseline, mounts=mounting.place(spec.mounts))
 
     def _counts(self, what: str) -> bool:
         return self._cgroups is not None and what in self._cgroups.available
@@ -258,11 +302,20 @@ class ProcessBackend:
         }
 
     def _isolation(self, box: Box, spec: BoxSpec, overshoot: int | None) -> Json:
-        assert self._host is not None and self._tested is not None
-        means: Json = {name: {"by": "cgroup" if self._counts(name) else how} for name, how in host.MEANS.items()}
-        if overshoot is not None and not self._counts("memory"):
-            means["memory"]["overshoot_bytes"] = overshoot
-        return self._host.isolation(box.isolation, self._tested, spec.layout, means)
+        tested = self._tested or self._untested
+        assert self._host is not None and tested is not None
+        overshoot = None if self._counts("memory") else overshoot
+        seen = (tuple(box.isolation.items()), tested.at, spec.layout, spec.mounts, overshoot)
+        if seen not in self._isolations:
+            means: Json = {name: {"by": "cgroup" if self._counts(name) else how} for name, how in host.MEANS.items()}
+            if overshoot is not None:
+                means["memory"]["overshoot_bytes"] = overshoot
+            # One and the same for all boxes that are alike: it is large, and whoever writes it down does so once.
+            told = self._host.isolation(box.isolation, tested, spec.layout, means)
+            if spec.mounts:
+                told["mounts"] = [{"at": each.at, "mode": each.mode} for each in spec.mounts]
+            self._isolations = {seen: told}
+        return self._isolations[seen]
 
 
 def _packages() -> tuple[str, ...]:

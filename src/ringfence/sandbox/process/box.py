@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from ringfence.sandbox.process import host
 from ringfence.sandbox.process.cgroup import Group
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.hub import Hub
-from ringfence.sandbox.process.member import Ended, Member, receive
+from ringfence.sandbox.process.member import Ended, Member, received
 
 CLOSE_SECONDS = 10.0
 
@@ -50,11 +50,15 @@ class Box:
         self.group: Group | None = None
         self.descriptors: dict[str, int] = {}
         self.trouble: list[str] = []
+        self.ordered = False
         self.begun = False
         self.ended: asyncio.Future[Ended | None] = loop.create_future()
         self.members: dict[int, Member] = {}
         """Of a box that stays: every process that was started in it and lives, by its number."""
         self.on_removed: Callable[[], object] = lambda: None
+        self.bid: Callable[[dict[str, Any], list[int]], None] = _nobody
+        """Has its zygote do something for it. Raises OSError where that is gone."""
+        self._errand: asyncio.Future[list[int]] | None = None
         self._channel: socket.socket | None = channel
         self._handle = -1
         self._unwanted = False
@@ -99,27 +103,47 @@ class Box:
         if not self._closed.done():
             self._closed.set_exception(Unavailable("no_box", f"the box could not be made: {text}"))
 
+    # ── What its zygote does for it ──
+
+    async def errand(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> list[int]:
+        """One at a time. The descriptors that came of it. Raises Unavailable."""
+        waiting: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        self._errand = waiting
+        try:
+            if self._handle < 0 or self.ended.done():
+                raise OSError("it is gone")
+            self.bid(order, [self._handle, *descriptors])
+            async with asyncio.timeout(CLOSE_SECONDS):
+                return await waiting
+        except (OSError, TimeoutError) as exc:
+            raise Unavailable("no_box", f"the box could not be made ready: {exc or 'it took too long'}") from None
+        finally:
+            self._errand = None
+
+    def did(self, descriptors: list[int], problem: str | None = None) -> None:
+        """What became of an errand."""
+        waiting = self._errand
+        if waiting is None or waiting.done():
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif problem is None:
+            waiting.set_result(descriptors)
+        else:
+            waiting.set_exception(OSError(problem))
+
     # ── The order, and what comes back ──
 
     def order(self, message: dict[str, Any], descriptors: list[int]) -> None:
         """Straight to the worker. Raises OSError where the box is gone."""
         assert self._channel is not None
+        self.ordered = True
         # What it says from now on can wait until it has ended.
         self.hub.remove(self._channel.fileno())
         socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
 
     def _hear(self) -> None:
         assert self._channel is not None
-        for _ in range(8):
-            try:
-                data, descriptors, sender = receive(self._channel)
-            except BlockingIOError:
-                return
-            except OSError:
-                data, descriptors, sender = b"", [], 0
-            if not data:
-                self.hub.remove(self._channel.fileno())
-                return
+        for data, descriptors, sender in received(self._channel, self.hub):
             word, _, rest = data.decode("utf-8", "replace").partition(" ")
             if word == "closed":
                 names, _, seen = rest.partition("\n")
@@ -176,6 +200,7 @@ class Box:
             self._closed.exception()
         if not self.ended.done():
             self.ended.set_result(ended)
+        self.did([], "it ended")
         for member in list(self.members.values()):
             member.left(None)
         self.members.clear()
@@ -207,3 +232,7 @@ class Box:
         if clean:
             self.on_removed()
         return clean
+
+
+def _nobody(order: dict[str, Any], descriptors: list[int]) -> None:
+    raise OSError("it has no zygote")

@@ -78,7 +78,7 @@ class Group:
         """It was made with what stops processes, for a box that stays."""
 
     def keep_files_open(self) -> None:
-        """Of a group that will be used again."""
+        """Of a group that will be looked at again and again."""
         self._files.keep()
 
     def limit(self, *, memory_bytes: int, hard_bytes: int, processes: int, cpu_cores: float) -> None:
@@ -149,7 +149,7 @@ class Group:
     def pids_denied(self) -> int | None:
         """How many processes or threads were refused."""
         pids = self._folders.get("pids")
-        return fields(pids.path + "/pids.events").get("max") if pids else None
+        return self._files.fields(pids.path + "/pids.events").get("max") if pids else None
 
     def pids_peak(self) -> int | None:
         """The most processes and threads at one time."""

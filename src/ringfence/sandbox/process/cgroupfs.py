@@ -35,7 +35,7 @@ class Files:
     """Files of one group that stay open: to open one takes longer than to read it. So many groups at a time."""
 
     _groups = 0
-    MOST = 24
+    MOST = 48
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, int], int] | None = None

@@ -35,6 +35,8 @@ MOST_ENTRIES = 200_000
 MOST_REASONS = 1000
 """Beyond this many, what is left out is counted and no longer named."""
 
+EMPTY_FOLDER = 40
+"""The size of one, as tmpfs says; each entry adds to it."""
 ACTED_UPON = frozenset(
     {
         *(".git", ".gitmodules", ".gitconfig", ".hg", ".svn", ".husky", ".pre-commit-config.yaml"),

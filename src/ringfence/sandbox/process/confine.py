@@ -11,7 +11,8 @@ import os
 import resource
 import struct
 
-from ringfence.sandbox.process import kernel, landlock
+from ringfence.sandbox.process import kernel, landlock, places
+from ringfence.sandbox.process.places import TEMPLATE
 from ringfence.sandbox.process.plan import HANDLE, Plan
 
 TYPE_CHECKING = False
@@ -23,13 +24,7 @@ Shape = dict[str, "Any"]
 """What boxes of one kind have in common: `disk_bytes inodes processes open_files file_bytes cpu_seconds data_bytes
 cores`; 0 and an empty list mean no limit of this sort. `folders` are where, how large, whether read-only."""
 
-TEMPLATE = b"/t"
-"""Where the zygote built what all its boxes have in common; a box sees it as its root."""
-WORKSPACE = TEMPLATE + b"/workspace"
-INPUT = WORKSPACE + b"/input"
 INSIDE_ID = 1000
-_HERE = -100
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
 # Plain classes: what the zygote loads, every box is a copy of, and `dataclasses` alone doubles the cost of a fork.
@@ -118,41 +113,6 @@ def _root(site: Site) -> None:
     site.call("mount", TEMPLATE, TEMPLATE, None, kernel.MS_BIND | kernel.MS_REC, None)
 
 
-def _workspace(site: Site) -> None:
-    limits = b"mode=0755,size=%d,nr_inodes=%d" % (site.shape["disk_bytes"], site.shape["inodes"])
-    site.call("mount", b"workspace", WORKSPACE, b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, limits)
-    for name in (b"/input", b"/output", b"/tmp"):
-        site.call("mkdirat", _HERE, WORKSPACE + name, 0o755)
-    site.descriptors["workspace"] = site.open(WORKSPACE, _FOLDER)
-
-
-def _input(site: Site) -> None:
-    site.call("mount", b"input", INPUT, b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, b"mode=0755")
-    site.descriptors["input"] = site.open(INPUT, _FOLDER)
-
-
-def _input_read_only(site: Site) -> None:
-    site.call("mount", INPUT, INPUT, None, kernel.MS_BIND, None)
-    _set_mount(site, INPUT, kernel.ATTR_RDONLY)
-
-
-def _folders(site: Site) -> None:
-    made: set[bytes] = set()
-    for number, (at, size, read_only) in enumerate(site.shape.get("folders", ())):
-        parts = at.encode().strip(b"/").split(b"/")[1:]
-        for depth in range(1, len(parts) + 1):
-            path = b"/".join((WORKSPACE, *parts[:depth]))
-            if path not in made:
-                site.call("mkdirat", _HERE, path, 0o755)
-                made.add(path)
-        limits = b"mode=0755,size=%d,nr_inodes=%d" % (size, site.shape["inodes"])
-        site.call("mount", b"volume", path, b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, limits)
-        site.descriptors[f"folder{number}"] = site.open(path, _FOLDER)
-        if read_only:
-            site.call("mount", path, path, None, kernel.MS_BIND, None)
-            _set_mount(site, path, kernel.ATTR_RDONLY)
-
-
 def _proc(site: Site) -> None:
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | 8
     site.call("mount", b"proc", TEMPLATE + b"/proc", b"proc", flags, b"subset=pid,hidepid=invisible")
@@ -165,12 +125,7 @@ def _pivot(site: Site) -> None:
 
 
 def _read_only(site: Site) -> None:
-    _set_mount(site, b"/", kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
-
-
-def _set_mount(site: Site, path: bytes, attributes: int) -> None:
-    wanted = struct.pack("QQQQ", attributes, 0, 0, 0)
-    site.call("mount_setattr", _HERE, path, 0, wanted, len(wanted))
+    places.set_mount(site, b"/", kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
 
 
 def _loopback(site: Site) -> None:
@@ -253,7 +208,12 @@ def _landlock(site: Site) -> None:
     version = site.landlock_version
     attributes = landlock.attributes(version)
     rules = site.taken(site.call("landlock_create_ruleset", attributes, len(attributes), 0))
-    for path, rights in ((b"/", landlock.READ), (b"/dev", landlock.DEVICE), (b"/workspace", landlock.WORK)):
+    written = [
+        (at.encode(), landlock.WORK if folder else landlock.CHANGE)
+        for at, writable, folder in site.shape.get("mounts", ())
+        if writable
+    ]
+    for path, rights in ((b"/", landlock.READ), (b"/dev", landlock.DEVICE), (b"/workspace", landlock.WORK), *written):
         descriptor = site.open(path, os.O_PATH)
         site.call("landlock_add_rule", rules, landlock.PATH_BENEATH, landlock.rule(version, rights, descriptor), 0)
         site.close(descriptor)
@@ -296,22 +256,37 @@ STEPS = (
     Step(
         "workspace",
         "the only place to write, with its size and number of files limited by the kernel",
-        _workspace,
+        places.workspace,
         once=True,
     ),
-    Step("input", "a file system of its own, so that inputs do not count as the program's disk use", _input, once=True),
+    Step(
+        "input",
+        "a file system of its own, so that inputs do not count as the program's disk use",
+        places.input,
+        once=True,
+    ),
+    Step(
+        "rooms", "for mounts, while all of the workspace can be written", places.rooms, rests_on="workspace", once=True
+    ),
     Step(
         "input_read_only",
         "after the supervisor's descriptor was opened, which stays writable",
-        _input_read_only,
+        places.input_read_only,
         rests_on="input",
         once=True,
     ),
     Step(
         "folders",
         "file systems of their own for what outlives the box, so that each is only so large",
-        _folders,
+        places.folders,
         rests_on="workspace",
+        once=True,
+    ),
+    Step(
+        "mounts",
+        "what was declared and no more, over all that was made until now; read-only or not, it is so already",
+        places.mounts,
+        rests_on="rooms",
         once=True,
     ),
     Step(

@@ -14,6 +14,8 @@ from ringfence.sandbox.process import seccomp
 
 _RECEIVE = 0xC0502100  # _IOWR('!', 0, struct seccomp_notif)
 _SEND = 0xC0182101  # _IOWR('!', 1, struct seccomp_notif_resp)
+MAX_DENIALS = 20_000
+"""Each costs the supervisor a moment; a program that goes on like this has no honest purpose."""
 _AT_ONCE = 64
 _MACHINE = os.uname().machine
 

@@ -47,6 +47,8 @@ class Groups:
             processes=limits.processes,
             cpu_cores=limits.cpu_cores,
         )
+        if pauses:
+            group.keep_files_open()  # of a box that stays, and is looked at in each step
         return group
 
     def give_back(self, group: Group, limits: Limits, *, reaped: bool) -> None:

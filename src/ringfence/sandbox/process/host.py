@@ -35,7 +35,10 @@ _BOUNDS = {
 _OPTIONAL = ("cpu_seconds", "file_bytes")
 MEANS = {"memory": "watchdog", "pids": "rlimit", "cpu": "affinity"}
 """How a limit is held where no control group holds it."""
-_NO_PROTECTION = ("entrance", "folder", "folders", "loopback", "input", "cores", "memory", "cpu_time")
+_NO_PROTECTION = (
+    *("entrance", "folder", "folders", "rooms", "mounts", "loopback", "input"),
+    *("cores", "memory", "cpu_time"),
+)
 """Steps that give a box something, or set a limit that is told of elsewhere."""
 STEPS = (*template.STEPS, *confine.names())
 PROTECTIONS = tuple(name for name in STEPS if name not in _NO_PROTECTION)

@@ -51,6 +51,9 @@ _NUMBERS = {
         "seccomp": 317,
         "close_range": 436,
         "mount_setattr": 442,
+        "open_tree": 428,
+        "move_mount": 429,
+        "openat2": 437,
         "landlock_create_ruleset": 444,
         "landlock_add_rule": 445,
         "landlock_restrict_self": 446,
@@ -82,6 +85,9 @@ _NUMBERS = {
         "seccomp": 277,
         "close_range": 436,
         "mount_setattr": 442,
+        "open_tree": 428,
+        "move_mount": 429,
+        "openat2": 437,
         "landlock_create_ruleset": 444,
         "landlock_add_rule": 445,
         "landlock_restrict_self": 446,
@@ -144,6 +150,15 @@ def set_mount(path: str, attributes: int, *, recursive: bool = False) -> None:
     """Set flags of a mount, of all beneath it too."""
     wanted = struct.pack("QQQQ", attributes, 0, 0, 0)
     call("mount_setattr", -100, path.encode(), 0x8000 if recursive else 0, wanted, len(wanted))
+
+
+def open_path(path: str) -> int:
+    """A descriptor that only stands for what is there; no link on the way is followed. Raises OSError."""
+    how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, 0x02 | 0x04)  # RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS
+    try:
+        return call("openat2", -100, os.fsencode(path), how, len(how))
+    except OSError as exc:
+        raise OSError(exc.errno, os.strerror(exc.errno or 0), path) from None
 
 
 def bind(source: str, target: str, attributes: int) -> None:

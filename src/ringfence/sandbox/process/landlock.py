@@ -18,6 +18,8 @@ READ = EXECUTE | READ_FILE | READ_DIR
 WORK = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_SYM
 WORK |= REFER | TRUNCATE
 """Everything one does in a folder of one's own; no device nodes, not even the empty ones that anybody may make."""
+CHANGE = EXECUTE | READ_FILE | WRITE_FILE | TRUNCATE
+"""What one does to a single file."""
 DEVICE = READ_FILE | WRITE_FILE | READ_DIR
 
 _RIGHTS_BY_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from socket import socket
 from typing import Any
 
 from ringfence.box import Limit, Limits
@@ -18,6 +19,7 @@ from ringfence.errors import Unavailable
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.member import Member
+from ringfence.sandbox.process.outlet import Outlet
 from ringfence.sandbox.process.outputs import Outputs
 from ringfence.sandbox.process.step import Step
 from ringfence.sandbox.process.steps import Interpreter, Running
@@ -25,18 +27,24 @@ from ringfence.sandbox.process.watch import FIRST_SECONDS, SECONDS, added_up, de
 from ringfence.sandbox.process.zygotes import Zygote
 from ringfence.sessions import Command, Tell
 
+_LASTING_MS, _LASTING_SECONDS = 5000.0, 0.25
+"""From then on a step counts as one that lasts, and so often is looked at it."""
+
 
 class LiveBox:
     """Of the process backend."""
 
-    def __init__(self, box: Box, zygote: Zygote, shape: Shape, isolation: Mapping[str, Any]) -> None:
+    def __init__(self, box: Box, zygote: Zygote, shape: Shape, isolation: dict[str, Any]) -> None:
         self.box = box
         self.isolation = isolation
         self.env: Mapping[str, str] = {}
         """What everything in it finds in its environment."""
+        self.outlet: Outlet | None = None
+        """Its way out, where it has one."""
         self.paused = False
         self.outputs = Outputs(box.descriptors["workspace"], box.limits.disk_bytes)
         self._zygote = zygote
+        self._errands = asyncio.Lock()
         self._shape = shape
         self._next = 1
         self._spare: Member | None = None
@@ -111,6 +119,8 @@ class LiveBox:
 
     def began(self, step: Step) -> None:
         self._steps.add(step)
+        if self.outlet is not None:
+            step.network_before = self.outlet.facts()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FIRST_SECONDS, self._look)
         if self.paused:
@@ -123,7 +133,11 @@ class LiveBox:
             self._timer = None
 
     def _look(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(SECONDS, self._look)
+        # What runs on and on is looked at less often, where the kernel itself holds the limit of memory.
+        held = self.box.group is not None and self.box.group.oom_kills() is not None
+        lasting = held and all(step.wall_ms > _LASTING_MS for step in self._steps)
+        pause = _LASTING_SECONDS if lasting else SECONDS
+        self._timer = asyncio.get_running_loop().call_later(pause, self._look)
         with contextlib.suppress(OSError, KeyError):
             used, full = self.memory(), self._full()
             for step in list(self._steps):
@@ -160,6 +174,23 @@ class LiveBox:
             state = os.fstatvfs(self.workspace)
             return "disk" if state.f_bfree == 0 else "inodes" if state.f_ffree == 0 else None
         return None
+
+    async def reach(self) -> socket:
+        """A socket in its network, not connected yet. Raises Unavailable."""
+        async with self._errands:
+            return socket(fileno=(await self.box.errand({"errand": "reach"}))[0])
+
+    def asking(self) -> Callable[[], dict[str, Any] | None]:
+        """From now on: what it asks of the network."""
+        outlet = self.outlet
+        if outlet is None:
+            return lambda: {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
+        before = outlet.facts()
+        return lambda: outlet.since(before)
+
+    def network_of(self, step: Step) -> Mapping[str, Any] | None:
+        """What was asked of the network while this step ran, by whatever runs in the box."""
+        return None if self.outlet is None else self.outlet.since(step.network_before)
 
     def kill_all(self) -> None:
         """Everything that runs in it; the box itself, and its files, stay."""
@@ -229,4 +260,6 @@ class LiveBox:
         await asyncio.sleep(0)
         while self._steps:  # what they wrote is still to be read
             await asyncio.sleep(0.005)
+        if self.outlet is not None:
+            await self.outlet.close()
         return "" if self.box.remove() else "; ".join(self.box.trouble)

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,21 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
         elif kind == socket.SCM_CREDENTIALS:
             sender = struct.unpack("3i", packed)[0]
     return data, descriptors, sender
+
+
+def received(channel: socket.socket, hub: Hub) -> Iterator[tuple[bytes, list[int], int]]:
+    """What waits in a channel, a few at once; of one whose other end is gone, nothing is heard any more."""
+    for _ in range(_AT_ONCE):
+        try:
+            data, descriptors, sender = receive(channel)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, descriptors, sender = b"", [], 0
+        if not data:
+            hub.remove(channel.fileno())
+            return
+        yield data, descriptors, sender
 
 
 class Member:
@@ -109,18 +124,9 @@ class Member:
         socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
 
     def _hear(self) -> None:
-        for _ in range(_AT_ONCE):
-            if self._channel is None:
-                return
-            try:
-                data, descriptors, sender = receive(self._channel)
-            except BlockingIOError:
-                return
-            except OSError:
-                data, descriptors, sender = b"", [], 0
-            if not data:
-                self._hub.remove(self._channel.fileno())
-                return
+        if self._channel is None:
+            return
+        for data, descriptors, sender in received(self._channel, self._hub):
             if self.ready.done():
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -128,6 +134,8 @@ class Member:
                     self.begun = True
                 else:
                     self.heard(data)
+                if self._channel is None:
+                    return  # whoever heard it has had enough
                 continue
             word, _, rest = data.decode("utf-8", "replace").partition(" ")
             if word == "closed":

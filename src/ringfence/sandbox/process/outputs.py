@@ -9,8 +9,6 @@ from contextlib import suppress
 from ringfence.box import FileFact
 from ringfence.sandbox.process import collect
 
-_EMPTY_FOLDER = 40
-"""What tmpfs says of one; each entry adds to it."""
 _MOST_FILES = 10_000
 _DEEPEST = 32
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -28,7 +26,7 @@ class Outputs:
     def changed(self) -> tuple[tuple[FileFact, ...], dict[str, str]]:
         """Files that are new, or other than they were when this was asked last; what is no file to take, and why."""
         try:
-            if os.stat("output", dir_fd=self._workspace, follow_symlinks=False).st_size == _EMPTY_FOLDER:
+            if os.stat("output", dir_fd=self._workspace, follow_symlinks=False).st_size == collect.EMPTY_FOLDER:
                 self._look, self._known = (), {}
                 return (), {}
             folder = os.open("output", _FLAGS, dir_fd=self._workspace)

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 KINDS = 4
 """So many kinds of boxes are kept ready, those that were asked for last."""
+MOUNTED_SECONDS = 30.0
+"""So long a zygote whose boxes have mounts is kept without a box."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ class Pool:
 
     async def take(self, baseline: Baseline, limits: Limits, shape: Shape) -> Box:
         """A ready box, or one made now. Raises Unavailable."""
+        if baseline.mounts:
+            return (await self.spawn(baseline, limits, shape))[1]
         kind = self._kind(baseline, limits, shape)
         while kind.ready:
             box = kind.ready.popleft()
@@ -59,17 +63,42 @@ class Pool:
             self._do(_end(box))
         return await self._make(kind)
 
+    async def stay(self, baseline: Baseline, limits: Limits, shape: Shape) -> tuple[Zygote, Box]:
+        """Likewise one that stays, and its zygote, which can start more in it. Raises Unavailable."""
+        kind = self._kind(baseline, limits, shape)
+        while kind.ready:
+            box = kind.ready.popleft()
+            zygote = next((zygote for zygote in self._zygotes.get(baseline, ()) if zygote.made_it(box)), None)
+            if zygote is not None and box.lives():
+                return zygote, box
+            self._do(_end(box))
+        return await self.spawn(baseline, limits, shape)
+
     async def spawn(self, baseline: Baseline, limits: Limits, shape: Shape) -> tuple[Zygote, Box]:
         """A box made now, and its zygote, which can start more in it. Raises Unavailable."""
         zygote = await self._zygote(baseline)
         while zygote.full:
             zygote = await self._zygote(baseline)
+        if baseline.mounts:
+            asyncio.get_running_loop().call_later(MOUNTED_SECONDS, self._let_go, baseline)
         return zygote, await zygote.spawn(limits, shape)
+
+    def _let_go(self, baseline: Baseline) -> None:
+        """Of zygotes with mounts that are not used: as long as one lives, the host's file system is in use."""
+        those = self._zygotes.get(baseline, [])
+        for zygote in [zygote for zygote in those if not zygote.live]:
+            those.remove(zygote)
+            zygote.stop()
+        if not those:
+            self._zygotes.pop(baseline, None)
+        elif not self._shut:
+            asyncio.get_running_loop().call_later(MOUNTED_SECONDS, self._let_go, baseline)
 
     def refill(self, baseline: Baseline, limits: Limits) -> None:
         """Make up for what was taken; called when whoever took it no longer waits."""
         kind = self._kinds.get((baseline, limits))
-        while kind is not None and not self._shut and len(kind.ready) + kind.coming < self._depth:
+        depth = min(1, self._depth) if baseline.stays else self._depth
+        while kind is not None and not self._shut and len(kind.ready) + kind.coming < depth:
             zygote = self._idlest(baseline)
             if zygote is None:
                 kind.coming += 1
@@ -162,7 +191,8 @@ class Pool:
             return None
         if len(usable) < self._cores and sum(zygote.made for zygote in usable) > 2 * self._depth:
             self._start(baseline)
-        return min(usable, key=lambda zygote: zygote.live)
+        # One whose box runs just now is to be at hand when that ends.
+        return min(usable, key=lambda zygote: (zygote.running, zygote.live))
 
     def _start(self, baseline: Baseline) -> asyncio.Task[Zygote]:
         if baseline not in self._starting:

@@ -19,20 +19,15 @@ from ringfence.sandbox.process import collect
 from ringfence.sandbox.process import inputs as feeding
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.capture import Capture
-from ringfence.sandbox.process.denials import Denials
+from ringfence.sandbox.process.denials import MAX_DENIALS, Denials
 from ringfence.sandbox.process.member import Ended
 from ringfence.sandbox.process.watch import Watch
 
 _CHUNK = 65536
 _REAP_SECONDS = 10.0
-MAX_DENIALS = 20_000
-"""Each costs the supervisor a moment; a program that goes on like this has no honest purpose."""
-_MAX_FILES = 10_000
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-_EMPTY_FOLDER = 40
-"""What tmpfs says of one; each entry adds to it."""
 _MUCH = 1_000_000
-_INLINE = 32_768
+INLINE = 32_768
 """Shorter source goes into the order itself, which only the box's worker reads."""
 
 Tell = Callable[[Stream, bytes], None]
@@ -108,7 +103,7 @@ class Run:
                 given.append(theirs)
                 self._captures[ours] = (name, Capture(self.spec.limits.capture_bytes))
             order = self._order()
-            if program.kind == "python" and (len(program.source) > _INLINE or order["kind"] == "fresh"):
+            if program.kind == "python" and (len(program.source) > INLINE or order["kind"] == "fresh"):
                 given.append(memory_file(program.source))
             elif program.kind == "python":
                 order["source"] = program.source
@@ -219,14 +214,14 @@ class Run:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             workspace = self.box.descriptors["workspace"]
-            if os.stat("output", dir_fd=workspace, follow_symlinks=False).st_size == _EMPTY_FOLDER:
+            if os.stat("output", dir_fd=workspace, follow_symlinks=False).st_size == collect.EMPTY_FOLDER:
                 return (), {}
             output = os.open("output", flags, dir_fd=workspace)
         except OSError:
             return (), {}
         try:
             most = self.spec.limits.disk_bytes
-            return collect.collect(output, self.spec.output, max_bytes=most, max_files=_MAX_FILES)
+            return collect.collect(output, self.spec.output, max_bytes=most, max_files=self.spec.output_files)
         finally:
             os.close(output)
 
@@ -256,7 +251,7 @@ def _start(program: Program) -> list[str]:
     """What tells a new interpreter where its program is; it may be longer than any argument."""
     if program.name != "-c":
         return [program.name]
-    short = len(program.source) < _INLINE and b"\0" not in program.source
+    short = len(program.source) < INLINE and b"\0" not in program.source
     return ["-c", os.fsdecode(program.source) if short else _FROM_DESCRIPTOR]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ringfence.sandbox.process.bpf import Goal, Place, Program
 from ringfence.sandbox.process.syscalls import name_of, numbers_of
-from ringfence.sandbox.process.verdicts import ENOSYS, POLICY, WORD, Arg, Rule, Verdict
+from ringfence.sandbox.process.verdicts import ENOSYS, POLICY, UNMARKED, WORD, Arg, Rule, Verdict
 
 __all__ = ["Verdict", "compile_filter", "name_of", "verdict"]
 
@@ -19,13 +19,14 @@ _UNCOUNTED = ("memfd_create", "shmget", "semget", "msgget")
 """Makers of memory that belongs to no process: without a memory cgroup nobody could say how much of it there is."""
 
 
-def _policy(memfd: bool) -> Mapping[str, Verdict | Rule]:
-    return POLICY if memfd else {**POLICY, **dict.fromkeys(_UNCOUNTED, ENOSYS)}
+def _policy(memfd: bool, marks: bool = True) -> Mapping[str, Verdict | Rule]:
+    uncounted = {} if memfd else dict.fromkeys(_UNCOUNTED, ENOSYS)
+    return {**POLICY, **uncounted, **({} if marks else UNMARKED)}
 
 
-def verdict(machine: str, name: str, args: Sequence[int], *, memfd: bool = True) -> Verdict:
+def verdict(machine: str, name: str, args: Sequence[int], *, memfd: bool = True, marks: bool = True) -> Verdict:
     """What the filter says to a call with these six arguments."""
-    judgement = _policy(memfd)[name] if name in numbers_of(machine) else ENOSYS
+    judgement = _policy(memfd, marks)[name] if name in numbers_of(machine) else ENOSYS
     return judgement.judge(args) if isinstance(judgement, Rule) else judgement
 
 
@@ -35,13 +36,13 @@ _KILL_PROCESS, _RET_ERRNO, _USER_NOTIF, _RET_ALLOW = 0x80000000, 0x00050000, 0x7
 _NUMBER, _ARCH, _ARGS = 0, 4, 16
 
 
-def compile_filter(machine: str, *, memfd: bool = True, notify: bool = True) -> bytes:
+def compile_filter(machine: str, *, memfd: bool = True, notify: bool = True, marks: bool = True) -> bytes:
     """The policy as `struct sock_filter[]`. Raises Unavailable for a machine that no box runs on.
 
-    `memfd=False` takes away the memory that belongs to no process. With `notify=False` the filter itself answers what
-    the supervisor would have heard of.
+    `memfd=False` takes away the memory that belongs to no process, `marks=False` the making of setuid files. With
+    `notify=False` the filter itself answers what the supervisor would have heard of.
     """
-    policy, numbers = _policy(memfd), numbers_of(machine)
+    policy, numbers = _policy(memfd, marks), numbers_of(machine)
     judgements = {number: policy[name] for name, number in numbers.items()}
     edges = {number: judgements.get(number, ENOSYS) for number in range(max(judgements) + 2)}
     program = _Filter(notify)

@@ -6,19 +6,19 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from ringfence.box import Captured, FileFact, Limit, Limits, Stream, Usage
 from ringfence.box import Ended as Ending
 from ringfence.sandbox.process.capture import Capture
+from ringfence.sandbox.process.denials import MAX_DENIALS
 from ringfence.sandbox.process.hub import Hub
 from ringfence.sandbox.process.member import Member
 from ringfence.sessions import Tell
 
 _CHUNK = 65536
-MAX_DENIALS = 20_000
 
 
 class Clock:
@@ -73,6 +73,8 @@ class Step:
         self.limit: Limit | None = None
         self.on_stop: Callable[[], None] = member.kill
         self.files: tuple[FileFact, ...] = ()
+        self.network_before: Mapping[str, Any] = {}
+        """The `network` fact of the box when it began."""
         self._place = place
         self._hub = hub
         self._tell = tell

@@ -19,13 +19,12 @@ from ringfence.sandbox.claims import Claims
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.member import Ended, Member
 from ringfence.sandbox.process.outputs import Outputs
-from ringfence.sandbox.process.run import memory_file
+from ringfence.sandbox.process.run import INLINE, memory_file
 from ringfence.sandbox.process.step import Place, Step
 from ringfence.sessions import Cell, CellReport, Command, Failure, Shown, Tell
 
 GRACE_SECONDS = 1.0
 """For a cell that was interrupted; then its interpreter is killed."""
-_INLINE = 32_768
 _SIGNALS = {b"\x03": signal.SIGINT, b"\x1c": signal.SIGQUIT}
 """Ctrl-C and Ctrl-\\."""
 _WORTH_A_LOOK = 2.0
@@ -33,19 +32,23 @@ _WORTH_A_LOOK = 2.0
 _KILL_SECONDS = 10.0
 
 OnShown = Callable[[Shown | Failure], None]
+How = tuple[Ending, int | None, int | None, Limit | None]
+"""Why it ended, its status or the signal, and for which limit."""
 
 
 class Home(Place, Protocol):
     """The box, as far as what runs in it needs to know."""
 
     box: Box
-    isolation: Mapping[str, Any]
+    isolation: dict[str, Any]
     env: Mapping[str, str]
     outputs: Outputs
 
     def out_of_memory(self) -> bool: ...
 
     def met(self) -> Limit | None: ...
+
+    def network_of(self, step: Step) -> Mapping[str, Any] | None: ...
 
 
 class Interpreter:
@@ -121,7 +124,7 @@ class Interpreter:
                 ours, theirs = os.pipe2(os.O_CLOEXEC)
                 given.append(theirs)
                 step.read_from(ours, stream)
-            if len(cell.source) > _INLINE:
+            if len(cell.source) > INLINE:
                 given.append(memory_file(cell.source))
             else:
                 order["source"] = cell.source
@@ -159,29 +162,14 @@ class Interpreter:
             await self._kill()
 
     def _report(self, step: Step, claims: Claims) -> CellReport:
-        ended, status, number, limit = self._how(step, claims)
         if step.wall_ms > _WORTH_A_LOOK and self.alive:
             highest = high_water(self._member.pid)
             # What it once needed it needs no more; only where it needed more than ever, this cell did.
             step.peak, self._highest = max(step.peak, highest if highest > self._highest else 0), highest
-        files, skipped = self._home.outputs.changed()
-        report = BoxReport(
-            ended=ended,
-            exit_status=status,
-            signal=number,
-            limit=limit,
-            wall_ms=step.wall_ms,
-            usage=step.usage(),
-            isolation=dict(self._home.isolation),
-            denials=step.denials(),
-            stdout=step.captured("stdout"),
-            stderr=step.captured("stderr"),
-            files=files,
-            skipped=skipped,
-        )
+        report = reported(self._how(step, claims), step, self._home)
         return CellReport(report, tuple(claims.results), claims.error, self.alive, claims.broken or "")
 
-    def _how(self, step: Step, claims: Claims) -> tuple[Ending, int | None, int | None, Limit | None]:
+    def _how(self, step: Step, claims: Claims) -> How:
         if step.ended is not None:
             return step.ended, None, None if self.alive else int(signal.SIGKILL), step.limit
         if claims.done:
@@ -302,25 +290,10 @@ class Running:
             self._input = -1
         step = self._step
         if step.ended is not None:
-            how_: tuple[Ending, int | None, int | None, Limit | None]
-            how_ = (step.ended, None, int(signal.SIGKILL), step.limit)
-        else:
-            how_ = how(ended, step, self._home) if self._member.begun else ("infra", None, None, None)
-        files, skipped = self._home.outputs.changed()
-        return BoxReport(
-            ended=how_[0],
-            exit_status=how_[1],
-            signal=how_[2],
-            limit=how_[3],
-            wall_ms=step.wall_ms,
-            usage=step.usage(),
-            isolation=dict(self._home.isolation),
-            denials=step.denials(),
-            stdout=step.captured("stdout"),
-            stderr=step.captured("stderr"),
-            files=files,
-            skipped=skipped,
-        )
+            return reported((step.ended, None, int(signal.SIGKILL), step.limit), step, self._home)
+        if not self._member.begun:
+            return reported(("infra", None, None, None), step, self._home)
+        return reported(how(ended, step, self._home), step, self._home)
 
 
 def high_water(pid: int) -> int:
@@ -332,12 +305,32 @@ def high_water(pid: int) -> int:
         return 0
 
 
+def reported(ending: How, step: Step, home: Home) -> BoxReport:
+    ended, status, number, limit = ending
+    files, skipped = home.outputs.changed()
+    return BoxReport(
+        ended=ended,
+        exit_status=status,
+        signal=number,
+        limit=limit,
+        wall_ms=step.wall_ms,
+        usage=step.usage(),
+        isolation=home.isolation,
+        denials=step.denials(),
+        stdout=step.captured("stdout"),
+        stderr=step.captured("stderr"),
+        files=files,
+        skipped=skipped,
+        network=home.network_of(step),
+    )
+
+
 def met(step: Step, home: Home) -> Limit | None:
     """A limit that a step met and survived."""
     return "memory" if home.out_of_memory() else home.met() or step.full
 
 
-def how(ended: Ended | None, step: Step, home: Home) -> tuple[Ending, int | None, int | None, Limit | None]:
+def how(ended: Ended | None, step: Step, home: Home) -> How:
     """A process ended by itself, or by the kernel: how, with which status or signal, for which limit."""
     if ended is None:
         return "infra", None, None, None

@@ -9,7 +9,12 @@ import os
 import resource
 
 from ringfence.sandbox.process import kernel
-from ringfence.sandbox.process.confine import INSIDE_ID, TEMPLATE
+from ringfence.sandbox.process.confine import INSIDE_ID
+from ringfence.sandbox.process.places import MOUNTS, TEMPLATE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 STEPS = {
     "keyring": "the session keyring is inherited and may hold credentials; this one is empty, and keyctl is refused",
@@ -24,11 +29,13 @@ STEPS = {
 """What is done once for all boxes of a zygote, which they inherit; the rest is `confine.STEPS`."""
 HOST_NAME = "box"
 _BASE = "/tmp"  # noqa: S108 - only a place to mount on, in a mount namespace of our own
-_READ_ONLY = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+_NO_PRIVILEGES = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+_READ_ONLY = kernel.ATTR_RDONLY | _NO_PRIVILEGES
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _ETC = (
     "alternatives",
+    "chromium.d",
     "fonts",
     "ld.so.cache",
     "ld.so.conf",
@@ -57,6 +64,9 @@ _WRITTEN = {
     "hostname": "box\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "resolv.conf": "",
+    # Else it would look for its index for a minute, and then say that there is no network.
+    "pip.conf": "[global]\nno-index = true\nfind-links ="
+    " /nothing_is_installed_from_within_a_box/its_packages_are_named_from_outside_by_packages_or_by_a_template\n",
 }
 
 
@@ -87,6 +97,50 @@ class Held:
         self.descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
+class Mounted:
+    """A folder or file of the host's that boxes are to see somewhere, perhaps to write to."""
+
+    def __init__(self, words: list[Any], clone: int | None) -> None:
+        self.host, self.at, self.writable, self.folder = words[:4]
+        self._identity = tuple(words[4:6])
+        self._clone = clone
+        """A mount that is attached nowhere yet, where the supervisor may make one."""
+        self._descriptor = -1
+
+    def hold(self) -> None:
+        """While it is in sight; it must be what the supervisor looked at."""
+        if self._clone is None:
+            self._descriptor = kernel.open_path(self.host)
+            found = os.fstat(self._descriptor)
+            if (found.st_dev, found.st_ino) != self._identity:
+                raise SystemExit(f"{self.host} is no longer what it was a moment ago")
+
+    def attach(self, target: str) -> None:
+        if self.folder:
+            os.mkdir(target, 0o755)
+        else:
+            os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o644))
+        if self._clone is not None:
+            kernel.call("move_mount", self._clone, b"", -100, target.encode(), 4)  # MOVE_MOUNT_F_EMPTY_PATH
+            os.close(self._clone)
+        else:
+            kernel.bind(f"/proc/self/fd/{self._descriptor}", target, _NO_PRIVILEGES if self.writable else _READ_ONLY)
+            os.close(self._descriptor)
+
+    def make_room(self, place: str) -> None:
+        """Where boxes mount it, outside of what is each box's own."""
+        if self.at.startswith("/workspace/"):
+            return
+        target = f"{place}{self.at}"
+        os.makedirs(target if self.folder else os.path.dirname(target), 0o755, exist_ok=True)
+        if not self.folder:
+            os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+
+def mounts(wanted: list[list[Any]], clones: list[int]) -> list[Mounted]:
+    return [Mounted(words, clones[number] if clones else None) for number, words in enumerate(wanted)]
+
+
 def hold(paths: list[str]) -> list[Held]:
     """Open every tree before its path is out of reach: it may lie below a folder that only its owner may enter."""
     system = [f"/{name}" for name in _SYSTEM if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
@@ -97,20 +151,27 @@ def hold(paths: list[str]) -> list[Held]:
     return [Held(path) for path in wanted]
 
 
-def build(held: list[Held], without: frozenset[str]) -> None:
+def build(held: list[Held], mounted: list[Mounted], without: frozenset[str]) -> None:
     """Make the template and make everything else disappear."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("zygote", _BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m,nr_inodes=64")
+    kernel.mount("zygote", _BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m,nr_inodes=128")
     os.mkdir(f"{_BASE}/proc", 0o755)
     place = f"{_BASE}{TEMPLATE.decode()}"
     os.mkdir(place, 0o755)
     kernel.mount("template", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=64m,nr_inodes=16k")
-    _skeleton(place, held)
+    _skeleton(place, [*(tree.path for tree in held), *(mount.at for mount in mounted)])
     for tree in held:
         target = f"{place}{tree.path}"
         os.makedirs(target, 0o755, exist_ok=True)
         kernel.bind(f"/proc/self/fd/{tree.descriptor}", target, 0 if "trees_read_only" in without else _READ_ONLY)
         os.close(tree.descriptor)
+    os.mkdir(f"{_BASE}{MOUNTS.decode()}", 0o755)
+    covered: list[str] = []
+    for number, mount in enumerate(mounted):
+        mount.attach(f"{_BASE}{MOUNTS.decode()}/{number}")
+        if not any(mount.at.startswith(f"{outer}/") for outer in (*covered, *(tree.path for tree in held))):
+            mount.make_room(place)
+        covered.append(mount.at)
     if "own_devices" in without:
         kernel.mount("/dev", f"{place}/dev", None, kernel.MS_BIND | kernel.MS_REC)
     else:
@@ -121,12 +182,12 @@ def build(held: list[Held], without: frozenset[str]) -> None:
     kernel.pivot(_BASE)
 
 
-def _skeleton(place: str, held: list[Held]) -> None:
+def _skeleton(place: str, paths: list[str]) -> None:
     for name in ("etc", "dev", "proc", "workspace", "sys", "run", "home", "var", "opt"):
         os.mkdir(f"{place}/{name}", 0o755)
     for name in ("tmp", "dev/shm", "var/tmp"):
-        if any(tree.path.startswith(f"/{name}/") for tree in held):
-            os.mkdir(f"{place}/{name}", 0o755)  # it has to hold a tree of the host's, so it is no place to write to
+        if any(path.startswith(f"/{name}/") for path in paths):
+            os.mkdir(f"{place}/{name}", 0o755)  # it has to hold something of the host's, so it is no place to write to
         else:
             os.symlink("/workspace/tmp", f"{place}/{name}")
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):

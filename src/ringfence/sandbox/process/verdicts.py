@@ -302,3 +302,40 @@ def _judged() -> Mapping[str, Verdict | Rule]:
 
 POLICY = _judged()
 """What becomes of every known call, by name."""
+
+
+# --- In a box that writes to folders of the host: a file that gives its owner's rights away would stay there. ---
+
+_MARKS = 0o6000  # set-user-id, set-group-id
+_CREATES = 0o100 | 0o20000000  # O_CREAT, and what tells O_TMPFILE from O_DIRECTORY; else the mode is not looked at
+
+
+def _unmarked(index: int) -> Rule:
+    return _only(index, (0,), NOTIFY, _MARKS)
+
+
+def _opens(flags: int, mode: int) -> Rule:
+    return Rule((Case((Arg(flags, (0,), _CREATES),), ALLOW), Case((Arg(mode, (0,), _MARKS),), ALLOW)), NOTIFY)
+
+
+def _node_unmarked(index: int) -> Rule:
+    plain = Case((Arg(index, (0, 0x8000, 0x1000, 0xC000, 0x2000), _FILE_KIND), Arg(index, (0,), _MARKS)), ALLOW)
+    return Rule((plain,), NOTIFY)
+
+
+UNMARKED: Mapping[str, Verdict | Rule] = MappingProxyType(
+    {
+        "chmod": _unmarked(1),
+        "fchmod": _unmarked(1),
+        "fchmodat": _unmarked(2),
+        "fchmodat2": _unmarked(2),
+        "creat": _unmarked(1),
+        "open": _opens(1, 2),
+        "openat": _opens(2, 3),
+        # Its mode is in memory, where no filter can look; C libraries fall back to openat.
+        "openat2": ENOSYS,
+        "mknod": _node_unmarked(1),
+        "mknodat": _node_unmarked(2),
+    }
+)
+"""Instead of those of `POLICY`."""

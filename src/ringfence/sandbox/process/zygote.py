@@ -18,7 +18,7 @@ import os
 import select
 import sys
 
-from ringfence.sandbox.process import confine, guest, immortal, kernel, landlock, native, template, worker
+from ringfence.sandbox.process import confine, errands, guest, immortal, kernel, landlock, native, template, worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,17 +68,20 @@ class Zygote:
         config, descriptors = worker.receive(self._control)
         with open(descriptors[0], "rb") as file:
             self._filter = kernel.prepare_filter(file.read())
+        clones = [worker.receive(self._control)[1][0] for _ in config["mounts"]] if self._root else []
         self._landlock = landlock.version()
         with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
             self._last_capability = int(file.read())
         if config["stays"]:
             worker.load_cells()
-        held = self._enter(config["trees"])
+        held, mounts = self._enter(config["trees"], template.mounts(config["mounts"], clones))
         self._settle_in()
         without = frozenset(config["without"])
-        template.build(held, without)
+        template.build(held, mounts, without)
         seen = template.inherit(without)
-        sys.path += config["packages"]
+        # What was installed for a box goes before what lies beside the interpreter, and after its own library.
+        at = next((n for n, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
+        sys.path[at:at] = config["packages"]
         for name in config["preload"]:
             _preload(name)
         if config["setup"]:
@@ -101,11 +104,15 @@ class Zygote:
             self._settle()  # boxes of this kind are dear, and their zygote is slow to start anyway
         self._say(" ".join(["ready", str(self._landlock), *seen]))
 
-    def _enter(self, trees: list[str]) -> list[template.Held]:
+    def _enter(
+        self, trees: list[str], mounts: list[template.Mounted]
+    ) -> tuple[list[template.Held], list[template.Mounted]]:
         """Into a user namespace in which the host's root does not exist."""
         user, group = os.getuid(), os.getgid()
         kernel.unshare(_SPACES)
         held = template.hold(trees)
+        for mount in mounts:
+            mount.hold()
         if self._root:
             # Several ids can only be mapped from outside, by the supervisor.
             self._say(f"map {os.getpid()}")
@@ -118,7 +125,7 @@ class Zygote:
                 _write(f"/proc/self/{name}", text)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
         _write("/proc/self/oom_score_adj", "1000")  # boxes go first when the whole machine runs out of memory
-        return held
+        return held, mounts
 
     def _settle_in(self) -> None:
         """Go on as the first process of a pid namespace: with that one the kernel ends everything in it.
@@ -161,6 +168,9 @@ class Zygote:
 
     def _obey(self, order: dict[str, Any], given: list[int]) -> socket.socket | None:
         """Make a box, or one more process in a box that is there. Returns in that process."""
+        if "errand" in order:
+            self._run_errand(order, given)
+            return None
         number, process = order["box"], order.get("process", 0)
         try:
             box = self._found(order) if process == 0 else self._staying[number]
@@ -179,6 +189,21 @@ class Zygote:
         box.inside[pid] = process
         self._tell(box, pid)
         return None
+
+    def _run_errand(self, order: dict[str, Any], given: list[int]) -> None:
+        """Something for a box that waits to be told what to run."""
+        try:
+            if order["errand"] != "trust":
+                port = order.get("port", 0)
+                made = errands.listen(given[0], port) if port else errands.reach(given[0])
+                self._say(f"done {order['box']}", [made.fileno()])
+                made.close()
+            else:
+                errands.trust(*given)
+                self._say(f"done {order['box']}")
+        except OSError as exc:
+            self._say(f"undone {order['box']} {exc}")
+        worker.close(given)
 
     def _found(self, order: dict[str, Any]) -> _Box:
         """A box that has only its first process yet."""

@@ -13,14 +13,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import ringfence
 from ringfence.box import Limits
 from ringfence.errors import Unavailable
-from ringfence.sandbox.process import seccomp
+from ringfence.sandbox.process import mounting, seccomp
 from ringfence.sandbox.process.box import Box, Shared
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.member import Ended, Member
@@ -64,6 +64,13 @@ class Baseline:
     """Python source of the operator's, run once in the zygote; what it makes, sessions begin with."""
     stays: bool = False
     """Its boxes stay; what runs cell after cell in them is loaded."""
+    mounts: tuple[mounting.Placed, ...] = ()
+    """What its boxes see of the host besides, where they see it, and whether they may write to it."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether what its boxes do can stay on the host."""
+        return any(mount.writable for mount in self.mounts)
 
 
 @dataclass(slots=True)
@@ -139,15 +146,34 @@ class Zygote:
         }
         config["packages"] = list(self.baseline.packages)
         config |= {"stays": self.baseline.stays, "setup": self.baseline.setup}
+        config["mounts"] = [[each.host, *each.shape, *each.identity[:2]] for each in self.baseline.mounts]
         config["env"] = {"PATH": f"{interpreter().parent}:{_PATH}", "HOME": "/workspace", "TMPDIR": "/workspace/tmp"}
         config["env"] |= {"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box"}
         memfd = os.memfd_create("filter", os.MFD_CLOEXEC)
         try:
-            os.write(memfd, seccomp.compile_filter(os.uname().machine, memfd="memfd" not in self.baseline.without))
+            os.write(memfd, self._filter())
             os.lseek(memfd, 0, os.SEEK_SET)
             self._tell(config, [memfd])
         finally:
             os.close(memfd)
+        self._hand_over_mounts()
+
+    def _filter(self) -> bytes:
+        return seccomp.compile_filter(
+            os.uname().machine, memfd="memfd" not in self.baseline.without, marks=not self.baseline.writes
+        )
+
+    def _hand_over_mounts(self) -> None:
+        """One by one. Raises Unavailable. Nobody but root can clone a mount; another zygote opens them by itself."""
+        if self._block is None:
+            return
+        clones = mounting.clone(self.baseline.mounts, self._block.base + mounting.SHARED_SLOT)
+        try:
+            for descriptor in clones:
+                self._tell({}, [descriptor])
+        finally:
+            for descriptor in clones:
+                os.close(descriptor)
 
     def _tell(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         assert self._control is not None
@@ -166,6 +192,15 @@ class Zygote:
     @property
     def live(self) -> int:
         return len(self._boxes)
+
+    def made_it(self, box: Box) -> bool:
+        """And it still lives."""
+        return self._boxes.get(box.number) is box
+
+    @property
+    def running(self) -> int:
+        """Of its boxes, those that were given something to do."""
+        return sum(box.ordered for box in self._boxes.values())
 
     async def spawn(self, limits: Limits, shape: Shape) -> Box:
         """A box that is closed and waits for its order. Raises Unavailable."""
@@ -192,7 +227,8 @@ class Zygote:
         ours, theirs = _channel()
         box = Box(self.made, slot, ours, limits, self.shared)
         box.group, box.inherited = group, self.seen
-        box.host_id = None if self._block is None else self._block.base + slot
+        box.host_id = None if self._block is None else self._block.base + self._slot(box)
+        box.bid = partial(self._bid, box)
         self._boxes[box.number] = box
         if stays:
             box.members[0] = Member(0, self.shared.hub)
@@ -209,8 +245,17 @@ class Zygote:
         self._send(box, {"shape": shape, "process": number}, theirs)
         return member
 
+    def _slot(self, box: Box) -> int:
+        """Which of the zygote's ids it has. Mounts are mapped to one id, so all boxes that see them have that one."""
+        return mounting.SHARED_SLOT if self.baseline.mounts else box.slot
+
+    def _bid(self, box: Box, order: dict[str, Any], descriptors: list[int]) -> None:
+        if not self.alive:
+            raise OSError("the zygote is gone")
+        self._tell(order | {"box": box.number}, descriptors)
+
     def _send(self, box: Box, order: dict[str, Any], theirs: socket.socket) -> None:
-        order |= {"box": box.number, "slot": box.slot, "without": list(self.baseline.without)}
+        order |= {"box": box.number, "slot": self._slot(box), "without": list(self.baseline.without)}
         entrances = box.group.entrances() if box.group is not None else []
         try:
             with theirs:
@@ -255,6 +300,8 @@ class Zygote:
                 os.close(descriptor)
         elif word == "box":
             box.born(descriptors[0])
+        elif word in ("done", "undone"):
+            box.did(descriptors, None if word == "done" else " ".join(rest[1:]))
         elif word in ("process", "left") or (word == "failed" and int(rest[1])):
             self._heard_of(box, word, rest, descriptors)
         elif word == "failed":

@@ -1,0 +1,365 @@
+"""Secrets that work without entering a box.
+
+The box gets a placeholder. Its requests pass a broker outside of it, which puts the value into the declared header of
+the declared hosts: by the declared methods, over TLS, each time by a decision of policy that is on record before the
+value leaves. A placeholder anywhere else is refused, and what the host answers is searched before the box sees it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import secrets as randomness
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NoReturn, Protocol
+from urllib.parse import unquote
+
+from ringfence import canonical
+from ringfence.box import NetworkRule
+from ringfence.egress import names
+from ringfence.egress.rules import METHOD_OVERRIDES, Pattern, pattern
+from ringfence.egress.scope import Asked, Brokered, Cleaner
+from ringfence.errors import Refused, StoreError, Unavailable
+from ringfence.model import Call, Contract, Decision, Json, Mode, Principal, Receipt, SecretSpec, Status
+from ringfence.policy import Policy
+from ringfence.ports import Access
+from ringfence.redaction import Current, Stream
+from ringfence.secret import reveal
+from ringfence.store import Store, Transaction
+from ringfence.vault import Use, Vault
+
+RECORD = "brokered"
+_READING = ("GET", "HEAD", "OPTIONS")
+_PLACEHOLDER = "ringfence_"
+_BASIC = re.compile(r"(?i)basic +([A-Za-z0-9+/=_-]+)")
+_UNWANTED = frozenset({"accept-encoding", "range", "if-range"})
+"""An answer that is searched comes whole and as it is."""
+
+
+def header_text(spec: SecretSpec, value: str) -> str:
+    """What stands in the header. A value that names its own scheme is left as it is."""
+    if spec.format is not None:
+        return spec.format.replace("{value}", value)
+    if (spec.header or "").lower() == "authorization" and " " not in value:
+        return f"Bearer {value}"
+    return value
+
+
+class Judging(Protocol):
+    """Decides whether a request may have a secret. Raises Refused, Unavailable.
+
+    With `refused` given that is settled, and only to be recorded; it is not raised here.
+    """
+
+    async def __call__(
+        self, spec: SecretSpec, asked: Asked, access: Access, refused: Refused | None = None, /
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Decides each use by the policy in force, and writes it down."""
+
+    policy: Callable[[], Policy]
+    store: Store
+
+    async def __call__(self, spec: SecretSpec, asked: Asked, access: Access, refused: Refused | None = None) -> None:
+        """Raises Refused where this request may not have it, Unavailable where that could not be recorded."""
+        settled = refused is not None
+        call = _call(spec, asked, access)
+        mode = Mode.READ if asked.method in _READING else Mode.WRITE
+        contract = Contract(call.tool, server=access.server, tool=call.tool, mode=mode, secrets=(spec.name,))
+        decision = None if refused is not None else self.policy().decide(call, contract)
+        if decision is not None:
+            refused = _objection(spec, decision)
+        salt = os.urandom(16)
+        body = _record(call, access, decision, refused, salt)
+        work: Callable[[Transaction], Receipt] = lambda tx: tx.append(RECORD, access.call_id, body, salt=salt)  # noqa: E731
+        try:
+            durable = refused is None and mode is not Mode.READ
+            await self.store.write(work, durable=durable, alone=not durable)
+        except StoreError:
+            raise Unavailable("store", "the use of a secret could not be recorded, so it was not made") from None
+        if refused is not None and not settled:
+            raise refused
+
+
+def _call(spec: SecretSpec, asked: Asked, access: Access) -> Call:
+    arguments: Json = {"secret": spec.name, "host": asked.host, "port": asked.port, "method": asked.method}
+    arguments |= {"path": asked.path.partition("?")[0], "capability": access.capability or ""}
+    principal = Principal(access.agent or "system", access.tenant, kind="agent" if access.agent else "system")
+    call = Call(canonical.new_id("call"), principal, f"secret:{spec.name}", arguments, origin="system")
+    return replace(call, server=access.server, parent=access.call_id, method="secret/use")
+
+
+def _objection(spec: SecretSpec, decision: Decision) -> Refused | None:
+    if not decision.allowed:
+        return Refused(Status.DENIED, "policy", f"policy refuses secret {spec.name!r} here: {decision.reason}")
+    if decision.asks:
+        # What a program in a box is about to send cannot be shown to a person, so nobody can agree to it.
+        return Refused(Status.DENIED, "approval", f"policy wants a person to agree to each use of secret {spec.name!r}")
+    return None
+
+
+def _record(call: Call, access: Access, decision: Decision | None, refused: Refused | None, salt: bytes) -> Json:
+    """Whose box, which secret, for which host, and why or why not. What the program put into the path stays out."""
+    given = call.arguments
+    return {
+        "call": {"id": call.id, "parent": call.parent, "tool": call.tool, "server": access.server},
+        "capability": access.capability,
+        "principal": {"tenant": access.tenant, "agent": access.agent},
+        "secret": given["secret"],
+        "host": given["host"],
+        "port": given["port"],
+        "method": given["method"],
+        "path": canonical.salted_bytes(str(given["path"]).encode("utf-8", "replace"), salt),
+        "allowed": refused is None,
+        "reason_code": "ok" if refused is None else refused.reason_code,
+        "decision": None
+        if decision is None
+        else {
+            "id": decision.id,
+            "allowed": decision.allowed,
+            "reason": decision.reason,
+            "rules": list(decision.rules),
+            "marks": list(decision.marks),
+            "policy_digest": decision.policy_digest,
+        },
+    }
+
+
+# ── One box ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """One secret, as one box has it."""
+
+    spec: SecretSpec
+    placeholder: str
+    hosts: tuple[Pattern, ...]
+
+    @property
+    def header(self) -> str:
+        return (self.spec.header or "").lower()
+
+    def covers(self, host: names.Host, port: int) -> bool:
+        return any(entry.covers(host, port) for entry in self.hosts)
+
+
+@dataclass(slots=True)
+class Issued:
+    """The secrets of one box, until it is gone."""
+
+    env: Mapping[str, str]
+    """Placeholders; for a server also the values that it needs in its environment."""
+    broker: Broker | None = None
+
+    def rules(self, rules: Iterable[NetworkRule]) -> tuple[NetworkRule, ...]:
+        """Where a box has a placeholder, every request of it is looked at: it may not be sent anywhere else."""
+        return tuple(rules) if self.broker is None else tuple(replace(rule, terminate=True) for rule in rules)
+
+    @property
+    def removed(self) -> int:
+        """How often a value was taken out of an answer before the box saw it."""
+        return 0 if self.broker is None else self.broker.removed.total()
+
+    def revoke(self) -> None:
+        if self.broker is not None:
+            self.broker.revoke()
+
+
+class _Counting:
+    """What an answer passes through."""
+
+    def __init__(self, stream: Stream, removed: Counter[str]) -> None:
+        self._stream = stream
+        self._removed = removed
+
+    def feed(self, chunk: bytes) -> bytes:
+        return self._stream.feed(chunk)
+
+    def finish(self) -> bytes:
+        rest = self._stream.finish()
+        self._removed.update(self._stream.rules)
+        return rest
+
+
+class Broker:
+    """Puts the secrets of one box into its requests."""
+
+    def __init__(self, lent: tuple[_Lent, ...], access: Access, secrets: Secrets) -> None:
+        self._lent = lent
+        self._access = access
+        self._secrets = secrets
+        self._revoked = False
+        self.removed: Counter[str] = Counter()
+        """From answers, by rule."""
+
+    def revoke(self) -> None:
+        self._revoked = True
+
+    async def __call__(self, asked: Asked) -> Brokered:
+        """Raises Refused, Unavailable."""
+        if self._revoked:
+            raise Refused(Status.DENIED, "secret_revoked", "the secrets of this box were revoked")
+        host = names.host(asked.host)
+        here = [lent for lent in self._lent if lent.covers(host, asked.port)]
+        wanted = await self._presented(asked, here)
+        given = await self._put(asked, here, wanted)
+        strip = frozenset(lent.header for lent in here) | (_UNWANTED if here else frozenset())
+        forbid = tuple(form for lent in self._lent for form in _forms(lent.placeholder))
+        put = {**given, "Accept-Encoding": "identity"} if here and asked.scheme == "https" else given
+        return Brokered(strip, put, forbid, self._cleaner if here else None)
+
+    def _cleaner(self) -> Cleaner:
+        return _Counting(self._secrets.stream(self._access.tenant), self.removed)
+
+    async def _presented(self, asked: Asked, here: list[_Lent]) -> list[_Lent]:
+        """Those whose placeholder stands where it belongs. One that stands anywhere else is refused."""
+        wanted: list[_Lent] = []
+        for lent in self._lent:
+            found = {name.lower() for name, value in asked.headers if _holds(value, lent.placeholder)}
+            if _holds(unquote(asked.path), lent.placeholder):
+                found.add(":path")
+            if not found:
+                continue
+            if lent not in here or found != {lent.header}:
+                place = "to a host that it is not for" if lent not in here else "outside of its header"
+                await self._refuse(lent, asked, "placeholder", f"what stands for {lent.spec.name!r} was sent {place}")
+            wanted.append(lent)
+        return wanted
+
+    async def _put(self, asked: Asked, here: list[_Lent], wanted: list[_Lent]) -> dict[str, str]:
+        """The headers with their values. Without a placeholder, a request that may not have one goes without."""
+        put: dict[str, str] = {}
+        for lent in [*wanted, *(other for other in here if other not in wanted)]:
+            problem = _unfit(lent.spec, asked)
+            if problem is not None and lent in wanted:
+                await self._refuse(lent, asked, *problem)
+            if problem is not None or lent.header in {name.lower() for name in put}:
+                continue
+            value = await self._secrets.value(lent.spec.name, self._access)
+            await self._secrets.judge(lent.spec, asked, self._access)
+            put[lent.spec.header or ""] = header_text(lent.spec, value)
+        return put
+
+    async def _refuse(self, lent: _Lent, asked: Asked, code: str, text: str) -> NoReturn:
+        refused = Refused(Status.DENIED, code, text)
+        await self._secrets.judge(lent.spec, asked, self._access, refused)
+        raise refused
+
+
+def _unfit(spec: SecretSpec, asked: Asked) -> tuple[str, str] | None:
+    if asked.scheme != "https":
+        return "secret_in_clear", f"secret {spec.name!r} goes over TLS alone"
+    if asked.method not in spec.methods:
+        return "secret_method", f"secret {spec.name!r} is not for {asked.method}"
+    if any(name.lower() in METHOD_OVERRIDES for name, _ in asked.headers):
+        return "method_override", f"secret {spec.name!r} is not for a method that a header overrides"
+    return None
+
+
+def _holds(text: str, placeholder: str) -> bool:
+    if placeholder in text:
+        return True
+    basic = _BASIC.match(text)
+    if basic is None:
+        return False
+    try:
+        return placeholder.encode() in base64.b64decode(basic[1] + "==", altchars=b"-_" if "-" in basic[1] else None)
+    except binascii.Error:
+        return False
+
+
+def _forms(placeholder: str) -> tuple[bytes, ...]:
+    """As it is, which is also how JSON and URLs write it: it has no character that they escape."""
+    return (placeholder.encode(),)
+
+
+# ── All boxes ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class Secrets:
+    """The operator's secrets, as boxes and servers get them."""
+
+    vault: Vault
+    environment: str
+    judge: Judging
+    _cleaners: dict[str, Current] = field(default_factory=dict)
+
+    def check(self, access: Access) -> None:
+        """Whether this could be had, before anything is read. Raises Refused, Unavailable."""
+        for name in access.secrets:
+            spec = self.vault.check(name, self._use(access))
+            if access.url is not None:
+                _check_host(spec, access.url)
+                continue
+            if spec.brokered and access.network == "denied" and not access.places:
+                raise Unavailable(
+                    "no_secret", f"secret {name!r} is for {', '.join(spec.hosts)}, and there is no network"
+                )
+            if not spec.brokered and (access.server is None or spec.env is None):
+                raise Unavailable(
+                    "no_secret", f"secret {name!r} has no hosts and header, so it cannot be used in a box"
+                )
+
+    async def issue(self, access: Access) -> Issued:
+        """For one box, or one server. Every value is read once, so that nothing runs for one that is not there.
+
+        Raises Refused, Unavailable.
+        """
+        self.check(access)
+        env: dict[str, str] = {}
+        lent: list[_Lent] = []
+        for name in access.secrets:
+            spec = self.vault.check(name, self._use(access))
+            value = await self.value(name, access)
+            if not spec.brokered:
+                env[spec.variable] = value
+                continue
+            placeholder = _PLACEHOLDER + randomness.token_hex(16)
+            lent.append(_Lent(spec, placeholder, tuple(pattern(host) for host in spec.hosts)))
+            env[spec.variable] = placeholder
+        return Issued(env, Broker(tuple(lent), access, self) if lent else None)
+
+    async def value(self, name: str, access: Access) -> str:
+        """As it is now; it may have rotated since the box was made. Raises Refused, Unavailable."""
+        handle = await self.vault.secret(name, self._use(access))
+        try:
+            return reveal(handle)
+        finally:
+            handle.revoke()
+
+    async def headers(self, access: Access) -> dict[str, str]:
+        """What a request of our own to a server gets: secrets that are for its host. Raises Refused, Unavailable."""
+        self.check(access)
+        put: dict[str, str] = {}
+        for name in access.secrets:
+            spec = self.vault.check(name, self._use(access))
+            put[spec.header or ""] = header_text(spec, await self.value(name, access))
+        return put
+
+    def stream(self, tenant: str) -> Stream:
+        """For answers on their way into a box: values that are known, no shapes, which may be what was asked for."""
+        if tenant not in self._cleaners:
+            self._cleaners[tenant] = Current(lambda: self.vault.known(tenant), shaped=False)
+        return self._cleaners[tenant].stream()
+
+    def _use(self, access: Access) -> Use:
+        return Use(access.tenant, self.environment, access.capability, access.server, access.agent)
+
+
+def _check_host(spec: SecretSpec, url: str) -> None:
+    place = names.url(url)
+    host = place.endpoint.host
+    if not any(pattern(entry).covers(host, place.endpoint.port) for entry in spec.hosts):
+        raise Unavailable("no_secret", f"secret {spec.name!r} is not for {host}: name it in its hosts")
+    here = host.text == "localhost" or (host.address is not None and host.address.is_loopback)
+    if place.scheme != "https" and not here:
+        raise Unavailable("no_secret", f"secret {spec.name!r} goes over TLS alone, and {url} has none")

@@ -1,0 +1,287 @@
+"""`ringfence init --from`: each server shown and confirmed, fetched where that is needed, started in its box and asked
+for its tools; then one file, and what to paste back into the client."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from ringfence import config, identity, storehouse
+from ringfence.app import App
+from ringfence.cli.init.planning import Asked, Plan, Planner
+from ringfence.cli.terminal import confirm, cut, quoted, safe
+from ringfence.config import Config, clientfiles, drafting, writing
+from ringfence.config.clientfiles import ClientFile
+from ringfence.config.writing import Entry
+from ringfence.errors import RingfenceError, Unavailable
+from ringfence.model import Definition
+from ringfence.packages.installing import Wanted
+from ringfence.packages.shelf import AT, Tree
+from ringfence.sandbox.process.zygotes import interpreter
+from ringfence.sandbox.tools import TOOLS
+
+_INTRO = """\
+Ringfence in front of the servers of {file}.
+Each runs in a box of its own. Its contracts are a cautious draft: read them, and change what does not fit.
+`mode: read` stands where the server says that a tool only reads. That is a hint: look at it.
+`ringfence check` says whether the file is right, `ringfence init --learn NAME` what a server lacks."""
+_WIDEST = 100
+_FETCHED_AT_ONCE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the person at the command line wants."""
+
+    source: Path
+    output: Path
+    yes: frozenset[str] = frozenset()
+    """Servers that are accepted without a question on the terminal, by the very names that the file has for them."""
+    scripts: bool = False
+
+
+@dataclass(slots=True)
+class Taken:
+    """What came of the servers."""
+
+    file: ClientFile
+    plans: list[Plan]
+    secrets: list[Asked]
+    definitions: dict[str, list[Definition]] = field(default_factory=dict)
+
+    text: str = ""
+    """The configuration."""
+
+    @property
+    def kept(self) -> list[Plan]:
+        return [plan for plan in self.plans if plan.problem is None]
+
+
+async def take_over(request: Request) -> Taken:
+    """What is to be written, the definitions in it accepted. Raises ConfigError, Unavailable."""
+    file = clientfiles.read(request.source)
+    planner = Planner(file)
+    taken = Taken(file, planner.plans(), planner.secrets)
+    for plan in taken.plans:
+        await _agree(plan, request)
+    _something(taken)
+    settings = _settings(_text(taken), request.output)
+    at_once = anyio.CapacityLimiter(_FETCHED_AT_ONCE)
+    async with anyio.create_task_group() as group:
+        for plan in taken.kept:
+            if plan.runner is not None:
+                group.start_soon(_fetched, plan, settings, request.scripts, at_once)
+    _something(taken)
+    await _started(taken, request)
+    taken.text = _text(taken)
+    return taken
+
+
+def _something(taken: Taken) -> None:
+    if not taken.kept:
+        raise Unavailable("nothing_taken", f"no server of {taken.file.path} was taken over; nothing was written")
+
+
+# ── Asking ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _agree(plan: Plan, request: Request) -> None:
+    shown = "\n".join(_shown(plan))
+    if plan.problem is not None:
+        print(shown)
+        return
+    if plan.server.name in request.yes:
+        print(shown)
+        return
+    question = "Take it over?" if plan.server.url is not None else "Take it over, and start it in a box?"
+    try:
+        agreed = await anyio.to_thread.run_sync(confirm, shown, question)
+    except Unavailable:
+        print(shown)
+        raise Unavailable(
+            "no_terminal",
+            f"there is no terminal here to ask a person on: name what is accepted, as in --yes '{plan.server.name}'",
+        ) from None
+    if not agreed:
+        plan.problem = "you did not want it"
+
+
+def _shown(plan: Plan) -> Iterator[str]:
+    server = plan.server
+    yield ""
+    yield f"server {safe(server.name)}"
+    if server.url is not None:
+        yield f"  url      {safe(server.url)}"
+    else:
+        yield f"  command  {safe(json.dumps(list(server.command), ensure_ascii=False))}"
+    if plan.runner is not None:
+        where = "npm" if plan.runner.kind == "npm" else "PyPI"
+        yield f"  fetched  once, from {where}: {safe(' '.join(plan.runner.packages))}"
+    if server.cwd is not None:
+        yield f"  in       {safe(server.cwd)}"
+    for setting in (*server.env, *server.headers):
+        told = safe(setting.text) if setting.kind != "hidden" else "(a secret; its value is not copied)"
+        yield f"  with     {safe(setting.name)}: {told}"
+    for mount in plan.keys.get("mounts", []):
+        yield f"  sees     {safe(mount['host'])} (read-only)"
+    for remark in plan.remarks:
+        yield quoted(remark, "  note     ")
+    if plan.problem is not None:
+        yield quoted(f"is left out: {plan.problem}", "  ")
+
+
+# ── Fetching and starting ─────────────────────────────────────────────────────────────────────────
+
+
+async def _fetched(plan: Plan, settings: Config, scripts: bool, at_once: anyio.CapacityLimiter) -> None:
+    runner = plan.runner
+    assert runner is not None
+    wanted = Wanted(runner.kind, runner.packages, scripts)
+    try:
+        async with at_once:
+            print(safe(f"Fetching {' '.join(runner.packages)} in a box …"), file=sys.stderr)
+            tree = await storehouse.fetch(settings.gateway.state, settings.sandbox, wanted)
+        start = _start(tree, runner.program or runner.packages[0], runner.packages)
+    except (RingfenceError, ValueError) as exc:
+        plan.problem = str(exc)
+        print(quoted(f"server {plan.name} is left out: {exc}", ""), file=sys.stderr)
+        return
+    names = [_pinned(tree, name) for name in runner.packages]
+    pin = {"from": tree.kind, "names": names, "tree": tree.digest}
+    mine = {"command": [*start, *runner.arguments], "packages": pin}
+    if tree.kind == "pypi":
+        mine["env"] = {**plan.keys.get("env", {}), "PYTHONPATH": AT}
+    plan.keys = {**mine, **{key: value for key, value in plan.keys.items() if key not in mine}}
+
+
+def _start(tree: Tree, program: str, packages: tuple[str, ...]) -> list[str]:
+    """The command that runs a program of the tree. Raises Unavailable."""
+    name = _bare(program) if tree.kind == "npm" else program
+    path = tree.programs.get(name)
+    if path is None:
+        known = ", ".join(sorted(tree.programs)[:8]) or "none"
+        raise Unavailable("no_program", f"{' '.join(packages)} has no program {name!r}; it has: {known}")
+    if tree.kind == "pypi":
+        return [str(interpreter()), f"{AT}/{path}"]
+    node = shutil.which("node")
+    if node is None:
+        raise Unavailable("no_npm", "node is not installed here")
+    return [node, f"{AT}/{path}"]
+
+
+def _bare(package: str) -> str:
+    return package if "@" not in package[1:] else package[: package.rindex("@")]
+
+
+def _pinned(tree: Tree, name: str) -> str:
+    """The package with the version that it came to."""
+    sign = "@" if tree.kind == "npm" else "=="
+    bare = _bare(name) if tree.kind == "npm" else name.partition("=")[0].partition("[")[0]
+    same = bare.lower().replace("_", "-")
+    for package in tree.packages:
+        if package.name.lower().replace("_", "-") == same:
+            return f"{bare}{sign}{package.version}"
+    return name
+
+
+async def _started(taken: Taken, request: Request) -> None:
+    """Start every server as the file says it, and ask for its tools. One that fails stays in the file, and says why."""
+    settings = _settings(_text(taken), request.output)
+    print("Starting each server in its box …", file=sys.stderr)
+    async with App.open(settings) as app:
+        for plan in taken.kept:
+            try:
+                taken.definitions[plan.name] = await app.pool.definitions(plan.name, app.agent)
+            except RingfenceError as exc:
+                plan.remarks.append(f"It did not start: {exc}")
+                print(quoted(f"server {plan.name} did not start: {exc}", ""), file=sys.stderr)
+        await _accept(app, taken, request)
+
+
+async def _accept(app: App, taken: Taken, request: Request) -> None:
+    found = [each for plan in taken.kept for each in taken.definitions.get(plan.name, []) if each.kind == "tool"]
+    if not found:
+        return
+    shown = "\n".join(_tools(taken))
+    named = {plan.name for plan in taken.kept if plan.server.name in request.yes}
+    if named >= set(taken.definitions):
+        print(shown)
+    elif not await anyio.to_thread.run_sync(confirm, shown, f"Accept these {len(found)} tools?"):
+        print("Nothing was accepted: `ringfence check --accept` asks again.", file=sys.stderr)
+        return
+    person = identity.person_of(app.config.people, identity.os_user())
+    for definition in found:
+        await app.accept(definition, person.name if person is not None else identity.os_user())
+
+
+def _tools(taken: Taken) -> Iterator[str]:
+    for plan in taken.kept:
+        tools = [each for each in taken.definitions.get(plan.name, []) if each.kind == "tool"]
+        yield ""
+        yield safe(f"server {plan.name} has {len(tools)} tools")
+        for tool in tools:
+            keys = drafting.drafted(tool.body)
+            yield f"  {cut(tool.name, 40):40} {keys['mode']:6} {cut(_first(tool), _WIDEST - 50)}"
+
+
+def _first(definition: Definition) -> str:
+    return str(definition.body.get("description") or "").strip().partition("\n")[0]
+
+
+# ── Writing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _settings(text: str, output: Path) -> Config:
+    return config.loads(text, file=str(output), base=output.absolute().parent)
+
+
+def _text(taken: Taken) -> str:
+    servers = [Entry(plan.name, _keys(plan), plan.remarks) for plan in taken.kept]
+    left = [f"{plan.server.name} is left out: {plan.problem}" for plan in taken.plans if plan.problem is not None]
+    kept = {plan.name for plan in taken.kept}
+    secrets = [asked.entry() for asked in taken.secrets if kept & set(asked.servers)]
+    intro = [_INTRO.format(file=taken.file.path.name), *left]
+    return writing.configuration(intro, {"servers": servers, "capabilities": _capabilities(taken), "secrets": secrets})
+
+
+def _keys(plan: Plan) -> dict[str, Any]:
+    """As they are before a package is fetched, too: then a command stands there that is never run."""
+    if "command" in plan.keys or "url" in plan.keys:
+        return plan.keys
+    return {"command": list(plan.server.command), **plan.keys}
+
+
+def _capabilities(taken: Taken) -> list[Entry]:
+    tools = [
+        (plan.name, each) for plan in taken.kept for each in taken.definitions.get(plan.name, []) if each.kind == "tool"
+    ]
+    names = [each.name for _, each in tools]
+    entries: list[Entry] = []
+    taken_names: set[str] = set(TOOLS)  # ours keep theirs
+    for server, each in tools:
+        free = names.count(each.name) == 1 and each.name not in TOOLS and _is_name(each.name)
+        name = each.name if free else f"{server}_{_as_name(each.name)}"
+        while name in taken_names:
+            name += "_"
+        taken_names.add(name)
+        keys: dict[str, Any] = {"server": server}
+        if name != each.name:
+            keys["tool"] = each.name
+        entries.append(Entry(name, {**keys, **drafting.drafted(each.body)}))
+    return entries
+
+
+def _is_name(text: str) -> bool:
+    return _as_name(text) == text
+
+
+def _as_name(text: str) -> str:
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "_" for c in text)[:100]
+    return kept if kept[:1].isalnum() or kept[:1] == "_" else f"_{kept}"

@@ -1,0 +1,307 @@
+"""The files in which MCP clients keep their servers, read as hostile input: they come with repositories.
+
+Claude Code (`.mcp.json`), Claude Desktop, Cursor and VS Code. What comes out is plain data. A value that is a secret,
+or may be one, is never in it: only its name is, and where the client takes it from.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ringfence.config import jsonc, words
+from ringfence.config.source import read_file
+from ringfence.errors import ConfigError, Problem
+from ringfence.redaction import Values
+
+MOST_SERVERS = 100
+MOST_WORDS = 256
+MOST_SETTINGS = 256
+LONGEST_TEXT = 32_768
+LONGEST_NAME = 200
+
+Client = Literal["claude-code", "claude-desktop", "cursor", "vscode"]
+
+_REFERENCE = re.compile(r"\$\{(?:(env|input):)?([A-Za-z_][A-Za-z0-9_.-]*)(?::-[^}]*)?\}")
+_SECRET_NAME = re.compile(
+    r"token|secret|passw|passphrase|pwd|credential|api.?key|access.?key|private.?key|auth|cookie|session"
+    r"|dsn|connection|database.?url|webhook|signature|(^|[_-])(key|pass|pat|jwt)($|[_-])",
+    re.IGNORECASE,
+)
+_RUN = re.compile(r"[A-Za-z0-9+]{16,}")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_DIGEST = re.compile(r"sha(256|512)[:-][0-9a-f]{64,}")
+_PREDEFINED = {"workspaceFolder", "workspaceRoot", "userHome", "pathSeparator", "/"}
+_KNOWN = {"type", "command", "args", "env", "cwd", "url", "headers", "disabled", "envFile"}
+_HARMLESS = {"name", "description", "gallery", "version", "timeout", "alwaysAllow", "autoApprove"}
+_OPAQUE_BITS = 3.0
+"""Of entropy in each character: words of a language and paths have less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A variable of a server's environment, or a header."""
+
+    name: str
+    kind: Literal["plain", "reference", "hidden"]
+    """`hidden`: the file has it in plain text, and it is or may be a secret."""
+    text: str = ""
+    """The value where it is plain; where it is a reference, the words of the file (`Bearer ${TOKEN}`)."""
+    variables: tuple[str, ...] = ()
+    """What a reference names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientServer:
+    """One server as a client would start or reach it."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    url: str | None = None
+    cwd: str | None = None
+    env: tuple[Setting, ...] = ()
+    headers: tuple[Setting, ...] = ()
+    unusable: tuple[str, ...] = ()
+    """Why it cannot be taken over as it stands."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFile:
+    path: Path
+    client: Client
+    servers: tuple[ClientServer, ...]
+    inputs: tuple[str, ...] = ()
+    """What VS Code asks its user for, by id."""
+
+
+def read(path: Path) -> ClientFile:
+    """The servers of a client's file. Raises ConfigError with every problem."""
+    text, problems = read_file(path, str(path))
+    if text is None:
+        raise ConfigError(problems)
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> ClientFile:
+    """The same from text that was read already."""
+    value, problems = jsonc.parse(text, str(path))
+    if problems:
+        raise ConfigError(problems)
+    reader = _Reader(path)
+    found = reader.file(value)
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    return found
+
+
+def looks_secret(name: str, value: str) -> bool:
+    """Whether a value must not be copied. In doubt it is one."""
+    if not value:
+        return False
+    if _SECRET_NAME.search(name) and value.lower() not in ("true", "false", "0", "1", "none", "null"):
+        return True
+    if Values().redact(value)[1]:
+        return True
+    if value.startswith(("/", "~/", "./", "../")):
+        return False  # a path; folders of caches have such names
+    return _UUID.search(value) is not None or any(map(_opaque, _RUN.findall(_DIGEST.sub("", value))))
+
+
+def _opaque(text: str) -> bool:
+    """Whether no person would have made this up: many different characters, with digits among letters."""
+    digits = sum(c.isdigit() for c in text)
+    if not digits or digits == len(text):
+        return False
+    counts = Counter(text).values()
+    return -sum(n / len(text) * math.log2(n / len(text)) for n in counts) >= _OPAQUE_BITS
+
+
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = str(path)
+        self.problems: list[Problem] = []
+
+    def _problem(self, where: str, text: str) -> None:
+        # Names come from the file: whatever shows them escapes, and they are short here.
+        self.problems.append(Problem(self._file, 1, 1, f"{where}: {text}" if where else text))
+
+    # ── The file ──
+
+    def file(self, value: Any) -> ClientFile:
+        top = value if isinstance(value, dict) else {}
+        if isinstance(top.get("mcp"), dict) and "servers" in top["mcp"]:  # settings.json of VS Code
+            top = top["mcp"]
+        present = [key for key in ("mcpServers", "servers") if key in top]
+        if len(present) != 1:
+            found = "has both mcpServers and servers" if present else "has neither mcpServers nor servers"
+            self._problem("", f"{found}: it is no file of an MCP client")
+            return ClientFile(self._path, "claude-code", ())
+        section = top[present[0]]
+        if not isinstance(section, dict):
+            self._problem(present[0], "must be a mapping of servers by name")
+            section = {}
+        if len(section) > MOST_SERVERS:
+            self._problem(present[0], f"has {len(section)} servers; at most {MOST_SERVERS} are read")
+            section = {}
+        client = self._client(present[0])
+        servers = tuple(self._server(str(name), entry) for name, entry in section.items())
+        return ClientFile(self._path, client, servers, self._inputs(top.get("inputs", [])))
+
+    def _client(self, key: str) -> Client:
+        if key == "servers":
+            return "vscode"
+        if self._path.parent.name == ".cursor":
+            return "cursor"
+        return "claude-desktop" if self._path.name.startswith("claude_desktop") else "claude-code"
+
+    def _inputs(self, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            self._problem("inputs", "must be a list")
+            return ()
+        ids = (item.get("id") if isinstance(item, dict) else None for item in value[:MOST_SETTINGS])
+        return tuple(ident for ident in ids if isinstance(ident, str) and len(ident) <= LONGEST_NAME)
+
+    # ── One server ──
+
+    def _server(self, name: str, entry: Any) -> ClientServer:
+        where = f"servers.{name[:LONGEST_NAME]}"
+        if not 0 < len(name) <= LONGEST_NAME:
+            self._problem(where, f"a name has 1 to {LONGEST_NAME} characters")
+        if not isinstance(entry, dict):
+            self._problem(where, "must be a mapping")
+            return ClientServer(name)
+        unusable: list[str] = []
+        command = self._command(where, entry, unusable)
+        url = self._url(where, entry, unusable)
+        if bool(command) == bool(url):
+            self._problem(where, "needs a command or a url, and not both")
+        kind = self._text(f"{where}.type", entry.get("type", ""))
+        if kind == "sse":
+            unusable.append(
+                "it speaks the old SSE transport, which Ringfence does not; ask for its Streamable HTTP URL"
+            )
+        if entry.get("disabled") is True:
+            unusable.append("it is disabled in the file")
+        if command and _is_ringfence(command):
+            unusable.append("it is Ringfence itself")
+        cwd = self._text(f"{where}.cwd", entry["cwd"]) if entry.get("cwd") is not None else None
+        return ClientServer(
+            name=name,
+            command=command,
+            url=url,
+            cwd=None if cwd is None else self._expanded(cwd, "its working folder", unusable),
+            env=self._settings(f"{where}.env", entry.get("env"), words.variable),
+            headers=self._settings(f"{where}.headers", entry.get("headers"), words.header),
+            unusable=tuple(unusable),
+            notes=tuple(_notes(entry)),
+        )
+
+    def _command(self, where: str, entry: Mapping[str, Any], unusable: list[str]) -> tuple[str, ...]:
+        if entry.get("command") is None:
+            return ()
+        args = entry.get("args", [])
+        if not isinstance(args, list) or len(args) > MOST_WORDS:
+            self._problem(f"{where}.args", f"must be a list of at most {MOST_WORDS} words")
+            return ()
+        found = [self._text(f"{where}.command", entry["command"])]
+        found += [self._text(f"{where}.args[{index}]", word) for index, word in enumerate(args)]
+        if not found[0]:
+            self._problem(f"{where}.command", "is empty")
+        for index, word in enumerate(found):
+            named = found[index - 1].lstrip("-") if index and found[index - 1].startswith("-") else ""
+            option, _, given = word.lstrip("-").partition("=") if word.startswith("-") else (named, "", word)
+            if looks_secret(option, given) and not _REFERENCE.search(given):
+                unusable.append(f"argument {index} may be a secret, and arguments are written down; give it as env")
+                found[index] = "[not shown]"
+        return tuple(self._expanded(word, f"argument {index}", unusable) for index, word in enumerate(found))
+
+    def _url(self, where: str, entry: Mapping[str, Any], unusable: list[str]) -> str | None:
+        if entry.get("url") is None:
+            return None
+        url = self._text(f"{where}.url", entry["url"])
+        try:
+            words.url(url)
+        except ValueError as exc:
+            unusable.append("its url is none that can be taken over" + ("" if "user" in str(exc) else f": {exc}"))
+            return "[not shown]"
+        if "?" in url or looks_secret("url", url):
+            unusable.append("its url may hold a secret; give that as a header")
+            return "[not shown]"
+        return self._expanded(url, "its url", unusable)
+
+    def _expanded(self, text: str, what: str, unusable: list[str]) -> str:
+        """What editors put in by themselves; whatever else is a reference cannot be known here."""
+        folder = self._path.parent
+        project = folder.parent if folder.name in (".vscode", ".cursor") else folder
+        known = {"workspaceFolder": str(project), "workspaceRoot": str(project), "userHome": "~"}
+        for name, value in known.items():
+            text = text.replace(f"${{{name}}}", value)
+        text = text.replace("${pathSeparator}", os.sep).replace("${/}", os.sep)
+        left = _REFERENCE.search(text)
+        if left is not None:
+            unusable.append(f"{what} takes {left[0]} from its client, which a command here cannot; write the value")
+        return text
+
+    def _settings(self, where: str, value: Any, named: Any) -> tuple[Setting, ...]:
+        if value is None:
+            return ()
+        if not isinstance(value, dict) or len(value) > MOST_SETTINGS:
+            self._problem(where, f"must be a mapping of at most {MOST_SETTINGS} names")
+            return ()
+        out: list[Setting] = []
+        for name, given in value.items():
+            try:
+                named(name)
+            except ValueError as exc:
+                self._problem(where, str(exc))
+                continue
+            text = str(given) if isinstance(given, int | float) else given
+            out.append(_setting(name, self._text(f"{where}.{name[:LONGEST_NAME]}", text)))
+        return tuple(out)
+
+    def _text(self, where: str, value: Any) -> str:
+        if not isinstance(value, str):
+            self._problem(where, "must be text")
+            return ""
+        if len(value) > LONGEST_TEXT:
+            self._problem(where, f"is longer than {LONGEST_TEXT} characters")
+            return ""
+        if "\0" in value:
+            self._problem(where, "holds a NUL")
+            return ""
+        return value
+
+
+def _setting(name: str, value: str) -> Setting:
+    found = [match for match in _REFERENCE.finditer(value) if match[2] not in _PREDEFINED]
+    # A default stands in the file: it is a value like any other.
+    if found and not any(":-" in match[0] for match in found):
+        rest = _REFERENCE.sub("", value)
+        if not looks_secret("", rest):
+            return Setting(name, "reference", value, tuple(match[2] for match in found))
+        return Setting(name, "hidden")
+    if "${" in value or looks_secret(name, value):
+        return Setting(name, "hidden")
+    return Setting(name, "plain", value)
+
+
+def _is_ringfence(command: tuple[str, ...]) -> bool:
+    return os.path.basename(command[0]) == "ringfence" or "ringfence.cli.main" in command
+
+
+def _notes(entry: Mapping[str, Any]) -> list[str]:
+    notes = [f"{key} is not known here and was left out" for key in sorted(entry.keys() - _KNOWN - _HARMLESS)]
+    if "envFile" in entry:
+        notes.append("envFile is not read: name what it needs under secrets:, or under env:")
+    return notes
+
+
+__all__ = ["Client", "ClientFile", "ClientServer", "Setting", "looks_secret", "parse", "read"]

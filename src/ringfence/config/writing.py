@@ -1,0 +1,117 @@
+"""A `ringfence.yaml` written for a person to read and go on with. Whatever comes from elsewhere is quoted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_MEANS_SOMETHING = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+_WIDTH = 110
+
+STARTER = """\
+# Ringfence: what an agent may do, and how. `ringfence check` says what is wrong with this file.
+version: 1
+
+# MCP servers. Each runs in a box of its own: no network, no secrets, no files but those named here.
+servers: {}
+#  files:
+#    command: [node, ./server/index.js, /docs]      # `ringfence init --from` writes those of npx and uvx
+#    mounts: [{host: ./docs, at: /docs, mode: ro}]
+
+# One contract for each tool that may be called; a tool without one is not offered.
+# execute_python and run_shell are there without one: what they run, runs in a box.
+capabilities: {}
+#  read_file: {server: files, mode: read}
+#  write_file: {server: files, mode: write, approval: always}
+
+# Where boxes may go, by name; a server or capability says `network: NAME`.
+networks: {}
+#  docs_only: {allow: ["docs.example.com:443"]}
+
+# Where secrets come from, never what they are.
+secrets: {}
+#  helpdesk_token: {from: env, name: HELPDESK_TOKEN, hosts: [helpdesk.example.com], header: Authorization}
+
+policy: {preset: standard}
+"""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A server, a capability or a secret, and what a reader should know of it."""
+
+    name: str
+    keys: Mapping[str, Any]
+    remarks: list[str] = field(default_factory=list)
+
+
+def configuration(intro: Iterable[str], sections: Mapping[str, Iterable[Entry]]) -> str:
+    """The text of a configuration; sections without entries are left out."""
+    lines = [*_comments(intro, ""), "version: 1"]
+    for section, entries in sections.items():
+        found = list(entries)
+        if not found:
+            continue
+        lines += ["", f"{section}:"]
+        for entry in found:
+            lines += _comments(entry.remarks, "  ")
+            lines += _entry(entry)
+    return "\n".join([*lines, ""])
+
+
+def _entry(entry: Entry) -> list[str]:
+    short = f"  {scalar(entry.name)}: {flow(entry.keys)}"
+    if len(short) <= _WIDTH:
+        return [short]
+    lines = [f"  {scalar(entry.name)}:"]
+    for key, value in entry.keys.items():
+        one = f"    {scalar(key)}: {flow(value)}"
+        if value and len(one) > _WIDTH and isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            lines.append(f"    {scalar(key)}:")
+            lines += [f"      - {flow(item)}" for item in value]
+        else:
+            lines.append(one)
+    return lines
+
+
+def flow(value: Any) -> str:
+    """A value on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{scalar(str(key))}: {flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return scalar(value) if isinstance(value, str) else repr(value)
+
+
+def scalar(text: str) -> str:
+    """Text as YAML 1.2 reads it back, and as nobody reads it wrong: what cannot be seen is escaped."""
+    if _BARE.fullmatch(text) and text.lower() not in _MEANS_SOMETHING:
+        return text
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    if character.isprintable():
+        return character
+    number = ord(character)
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def _comments(remarks: Iterable[str], margin: str) -> list[str]:
+    # Of several lines each is a comment; of characters that only seem to end one, none is left.
+    return [
+        f"{margin}# {''.join(c if c.isprintable() else _escaped(c) for c in line)}".rstrip()
+        for remark in remarks
+        for line in remark.split("\n")
+    ]

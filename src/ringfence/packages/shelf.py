@@ -1,0 +1,198 @@
+"""The cache of packages: trees of files by the digest of all that is in them, checked before each use.
+
+A tree never changes, and no box may write to it. What a name and version came to is remembered beside it, so that the
+same is fetched once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ringfence import canonical
+from ringfence.errors import Unavailable
+
+AT = "/packages"
+"""Where a box sees a tree."""
+FOLDER = "packages"
+"""Of a state folder."""
+_MOST_MANIFEST_BYTES = 64 * 1024 * 1024
+_CHUNK = 1024 * 1024
+_ABANDONED_SECONDS = 86_400
+
+Kind = Literal["npm", "pypi"]
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One package as its registry has it."""
+
+    name: str
+    version: str
+    integrity: str
+    """Of the bytes that the registry sent: `sha512-…` as npm writes it, or `sha256:…`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Packages laid out, ready to be seen in a box."""
+
+    digest: str
+    kind: Kind
+    folder: Path
+    packages: tuple[Package, ...]
+    programs: Mapping[str, str]
+    """What can be run, by name: paths within the tree."""
+
+
+class Shelf:
+    """Trees below one folder of our state."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._checked: set[str] = set()
+
+    def staging(self) -> Path:
+        """A new folder beside the trees, for whoever is going to put one there."""
+        _private(self._folder)
+        _sweep(self._folder)
+        path = self._folder / f".new-{secrets.token_hex(8)}"
+        path.mkdir(mode=0o700)
+        return path
+
+    def put(self, kind: Kind, tree: Path, packages: tuple[Package, ...], programs: Mapping[str, str]) -> Tree:
+        """A tree as its supervisor collected it, under the digest of what it holds."""
+        manifest = {
+            "kind": kind,
+            "packages": [asdict(package) for package in packages],
+            "programs": dict(programs),
+            "files": dict(_files(tree)),
+        }
+        digest = canonical.digest(manifest)
+        place = self._place(digest)
+        if not place.exists():
+            made = self.staging()
+            os.rename(tree, made / "tree")
+            (made / "manifest.json").write_bytes(canonical.dumps(manifest))
+            try:
+                os.rename(made, place)
+            except OSError:  # somebody else was faster: the same digest is the same tree
+                shutil.rmtree(made, ignore_errors=True)
+        return self.tree(digest)
+
+    def tree(self, digest: str) -> Tree:
+        """A tree by its digest, every byte of it checked. Raises Unavailable."""
+        place = self._place(digest)
+        try:
+            if (place / "manifest.json").stat().st_size > _MOST_MANIFEST_BYTES:
+                raise ValueError
+            data = (place / "manifest.json").read_bytes()
+            manifest = json.loads(data)
+        except (OSError, ValueError):
+            raise Unavailable(
+                "no_package", f"the packages {digest[:19]}… are not here; fetch them: ringfence init --fetch"
+            ) from None
+        if canonical.digest(manifest) != digest:
+            raise _altered(place)
+        if digest not in self._checked:
+            if dict(_files(place / "tree")) != manifest["files"]:
+                raise _altered(place)
+            self._checked.add(digest)
+        return Tree(
+            digest=digest,
+            kind=manifest["kind"],
+            folder=place / "tree",
+            packages=tuple(Package(**package) for package in manifest["packages"]),
+            programs=manifest["programs"],
+        )
+
+    # ── What was asked for before ──
+
+    def known(self, wanted: Any) -> Tree | None:
+        """The tree that the same request came to, if that is here."""
+        try:
+            digest = self._asked(wanted).read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return None
+        try:
+            return self.tree(digest)
+        except Unavailable as exc:
+            if exc.reason_code == "no_package":
+                return None
+            raise
+
+    def remember(self, wanted: Any, tree: Tree) -> None:
+        place = self._asked(wanted)
+        _private(place.parent)
+        part = place.with_name(f".{secrets.token_hex(8)}")
+        part.write_text(tree.digest, encoding="ascii")
+        os.rename(part, place)
+
+    def _asked(self, wanted: Any) -> Path:
+        return self._folder / "asked" / canonical.digest(wanted).removeprefix("sha256:")
+
+    def _place(self, digest: str) -> Path:
+        number = digest.removeprefix("sha256:")
+        if len(number) != 64 or set(number) - set("0123456789abcdef"):
+            raise Unavailable("no_package", "that is not the digest of packages: sha256: and 64 digits")
+        return self._folder / number
+
+
+def folder_of(state: Path, digest: str) -> Path:
+    """Where the tree of this digest lies, if it is here."""
+    return state / FOLDER / digest.removeprefix("sha256:") / "tree"
+
+
+def _private(folder: Path) -> None:
+    """Nobody else's business, and so are the folders above that are made for it."""
+    for each in reversed((folder, *folder.parents)):
+        each.mkdir(mode=0o700, exist_ok=True)
+
+
+def _sweep(folder: Path) -> None:
+    """What somebody left who was ended while they fetched."""
+    for left in folder.glob(".new-*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _altered(place: Path) -> Unavailable:
+    text = f"packages in our cache are not what was fetched; remove {place} and fetch them anew"
+    return Unavailable("package_altered", text)
+
+
+def _files(root: Path) -> Iterator[tuple[str, list[Any]]]:
+    """Every file below: digest, size, whether it may be executed. Whatever is no file counts as altered."""
+    for folder, folders, names in os.walk(root, onerror=_raised):
+        for name in (*folders, *names):
+            path = Path(folder) / name
+            if path.is_symlink():
+                yield str(path.relative_to(root)), ["link", 0, False]
+        for name in names:
+            path = Path(folder) / name
+            if not path.is_symlink():
+                yield str(path.relative_to(root)), _file(path)
+
+
+def _file(path: Path) -> list[Any]:
+    digest = hashlib.sha256()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as stream:
+        found = os.fstat(descriptor)
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return [digest.hexdigest(), found.st_size, bool(found.st_mode & 0o100)]
+
+
+def _raised(problem: OSError) -> None:
+    raise Unavailable("package_altered", f"our cache of packages cannot be read: {problem.strerror}")

@@ -1,0 +1,116 @@
+"""Ports of a session's box, shown to its owner on this host's loopback, and to nobody else.
+
+What listens in a box is in a network of its own, and nobody gets in. A door is a listener of ours outside; of whoever
+comes there the kernel is asked who it is, and what is said goes through a socket in the box's network that its zygote
+made for us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+
+from ringfence.errors import Unavailable
+from ringfence.sandbox.beneath import refusal
+from ringfence.sandbox.life import Life, Peer
+
+MOST_DOORS = 16
+_MOST_VISITORS = 64
+_CONNECT_SECONDS = 5.0
+_PIECE = 65536
+
+
+class Doors:
+    """Of one session."""
+
+    def __init__(self, life: Life, peer: Peer | None) -> None:
+        self._life = life
+        self._peer = peer
+        self._open: dict[int, _Door] = {}
+        life.on_end.append(self.close)
+
+    async def show(self, port: int) -> int:
+        """Where this port of the box is on the host's loopback, from now until the session ends."""
+        if self._peer is None:
+            raise Unavailable("no_ports", "no port of a session can be shown here")
+        if not 0 < port < 65536:
+            raise refusal("bad_port", f"{port} is not a port")
+        self._life.check_there()
+        found = self._open.get(port)
+        if found is None:
+            if len(self._open) >= MOST_DOORS:
+                raise refusal("too_many_ports", f"session {self._life.id} shows {MOST_DOORS} ports already")
+            found = self._open[port] = _Door(port, self._life, self._peer)
+        return await found.opened()
+
+    def close(self) -> None:
+        for door in self._open.values():
+            door.close()
+        self._open.clear()
+
+
+class _Door:
+    def __init__(self, port: int, life: Life, peer: Peer) -> None:
+        self._port = port
+        self._life = life
+        self._peer = peer
+        self._opening = asyncio.ensure_future(asyncio.start_server(self._come, "127.0.0.1", 0))
+        self._visitors: set[asyncio.Task[None]] = set()
+
+    async def opened(self) -> int:
+        try:
+            server = await asyncio.shield(self._opening)
+        except OSError as error:
+            raise Unavailable("no_ports", f"no port of this host is to be had: {error}") from error
+        return int(server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        self._opening.add_done_callback(_shut)
+        for visitor in list(self._visitors):
+            visitor.cancel()
+
+    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._visitors.add(task)
+        try:
+            client, here = writer.get_extra_info("peername")[:2], writer.get_extra_info("sockname")[:2]
+            known = len(self._visitors) <= _MOST_VISITORS and self._peer(client, here) == os.getuid()
+            if known:
+                with self._life.in_use():
+                    await self._through(reader, writer)
+        except (OSError, Unavailable, asyncio.CancelledError):
+            pass  # nobody listens there, or the session ended: the visitor sees that it is over
+        finally:
+            self._visitors.discard(task)
+            writer.transport.abort()
+
+    async def _through(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._life.awake()
+        way = await self._life.box.reach()
+        try:
+            way.setblocking(False)
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await asyncio.get_running_loop().sock_connect(way, ("127.0.0.1", self._port))
+            inside, into = await asyncio.open_connection(sock=way)
+        except BaseException:
+            way.close()
+            raise
+        try:
+            await asyncio.gather(_carry(reader, into), _carry(inside, writer))
+        finally:
+            into.transport.abort()
+
+
+def _shut(opening: asyncio.Future[asyncio.Server]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+async def _carry(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while data := await source.read(_PIECE):
+        target.write(data)
+        await target.drain()
+    with contextlib.suppress(OSError, RuntimeError):
+        target.write_eof()

@@ -1,0 +1,196 @@
+"""Folders and files of the host for a box: found, opened once and never by name again.
+
+A path is walked without following a single link, so that nobody who may write into a folder on the way can lead us
+elsewhere. Started as root, each is cloned as a mount of its own on which the owner of the folder and the box are one
+user (an id-mapped mount): what the box writes belongs to that owner. As an ordinary user the box is that user.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringfence.box import Mount
+from ringfence.errors import Unavailable
+from ringfence.sandbox.process import kernel
+
+MOST = 32
+SHARED_SLOT = 1
+"""Boxes that write to one folder are one user on the host: a mount can be mapped to one alone."""
+_SYSTEM = ("proc", "sys", "dev", "etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "run")
+_OURS = ("/workspace", "/workspace/output", "/workspace/tmp")
+_EMPTY_PATH, _RECURSIVE, _CLONE = 0x1000, 0x8000, 1
+_IDMAP = 0x00100000
+_NEW_NAMESPACE = (
+    "import ctypes, os; ctypes.CDLL(None).unshare(0x10000000); os.write(1, b'x'); os.read(0, 1)"  # CLONE_NEWUSER
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A mount that was looked at: what it was then, by device and inode, so that another is another."""
+
+    host: str
+    at: str
+    writable: bool
+    folder: bool
+    identity: tuple[int, int, int, int]
+    """Device, inode, owner and group."""
+
+    @property
+    def shape(self) -> list[str | bool]:
+        return [self.at, self.writable, self.folder]
+
+
+def check(mounts: Sequence[Mount], trees: Iterable[str]) -> None:
+    """Raises ValueError, with a sentence for a person, for what cannot be."""
+    if len(mounts) > MOST:
+        raise ValueError(f"a box can have {MOST} mounts, not {len(mounts)}")
+    trees = list(trees)
+    for number, mount in enumerate(mounts):
+        _check_place(mount.at)
+        for other in (*mounts[:number], *mounts[number + 1 :]):
+            if _within(mount.at, other.at):
+                _check_within(mount, other)
+        for tree in trees:
+            if _within(mount.at, tree):
+                _check_within(mount, Mount(tree, tree))
+            if _within(tree, mount.at) and os.path.realpath(mount.host) != mount.at:
+                raise ValueError(f"a mount at {mount.at} would hide {tree}, which the box needs")
+
+
+def _check_within(mount: Mount, outer: Mount) -> None:
+    """One in another: only where nobody in the box could move what it is mounted on, and where that is there."""
+    if mount.at == outer.at:
+        raise ValueError(f"two things cannot both be mounted at {mount.at}")
+    if outer.mode == "rw":
+        raise ValueError(f"a mount at {mount.at} lies in {outer.at}, which the box may write to; use two folders")
+    there = outer.host + mount.at.removeprefix(outer.at)
+    if os.path.islink(there) or os.path.isdir(there) != os.path.isdir(mount.host) or not os.path.exists(there):
+        raise ValueError(f"a mount at {mount.at} lies in {outer.at}, which is read-only and has no such place")
+
+
+def _check_place(at: str) -> None:
+    if not at.startswith("/") or at == "/" or os.path.normpath(at) != at or at.startswith("//") or "\0" in at:
+        raise ValueError(f"a mount is at an absolute path without '.', '..' and double slashes, not {at[:200]!r}")
+    if at.split("/")[1] in _SYSTEM:
+        raise ValueError(f"a mount cannot be at {at}: that part of a box is the system's")
+    if at == _OURS[0] or any(_within(at, ours) for ours in _OURS[1:]):
+        raise ValueError(f"a mount cannot be at {at}; use a folder of its own, such as /workspace/data")
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def place(mounts: Sequence[Mount]) -> tuple[Placed, ...]:
+    """What is there now, in the order in which it is mounted. Raises ValueError."""
+    return tuple(_placed(mount) for mount in sorted(mounts, key=lambda mount: mount.at))  # an outer one goes first
+
+
+def _placed(mount: Mount) -> Placed:
+    descriptor = _opened(mount.host)
+    try:
+        found = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    folder = stat.S_ISDIR(found.st_mode)
+    if not folder and not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{mount.host} is neither a folder nor a file, so it cannot be mounted")
+    identity = (found.st_dev, found.st_ino, found.st_uid, found.st_gid)
+    return Placed(mount.host, mount.at, mount.mode == "rw", folder, identity)
+
+
+def _opened(path: str) -> int:
+    try:
+        return kernel.open_path(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist, so it cannot be mounted") from None
+    except OSError as exc:
+        hint = "; a link stands in it: name the folder that it leads to" if exc.errno == 40 else ""
+        raise ValueError(f"{path} cannot be mounted: {exc.strerror}{hint}") from None
+
+
+def clone(mounts: Sequence[Placed], box_id: int) -> list[int]:
+    """As root: each as a mount that is attached nowhere yet, ours to close. Raises Unavailable."""
+    clones: list[int] = []
+    spaces: dict[tuple[int, int], int] = {}
+    try:
+        for mount in mounts:
+            owner = (mount.identity[2], mount.identity[3])
+            if owner not in spaces:
+                spaces[owner] = _user_namespace(f"{owner[0]} {box_id} 1", f"{owner[1]} {box_id} 1")
+            clones.append(_clone(mount, spaces[owner]))
+    except BaseException:
+        for descriptor in clones:
+            os.close(descriptor)
+        raise
+    finally:
+        for descriptor in spaces.values():
+            os.close(descriptor)
+    return clones
+
+
+def _clone(mount: Placed, space: int) -> int:
+    try:
+        found = kernel.open_path(mount.host)
+    except OSError as exc:
+        raise Unavailable("no_mount", f"{mount.host} cannot be mounted: {exc.strerror}") from None
+    try:
+        seen = os.fstat(found)
+        if (seen.st_dev, seen.st_ino, seen.st_uid, seen.st_gid) != mount.identity:
+            raise Unavailable("no_mount", f"{mount.host} is no longer what it was a moment ago")
+        flags = _CLONE | os.O_CLOEXEC | _EMPTY_PATH | (_RECURSIVE if mount.folder else 0)
+        descriptor = kernel.call("open_tree", found, b"", flags)
+    except OSError as exc:
+        raise Unavailable("no_mount", f"{mount.host} cannot be mounted: {exc.strerror}") from None
+    finally:
+        os.close(found)
+    try:
+        attributes = kernel.ATTR_NOSUID | kernel.ATTR_NODEV | (0 if mount.writable else kernel.ATTR_RDONLY)
+        _set(descriptor, attributes)
+        _set_owner(descriptor, mount, space)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _set(descriptor: int, attributes: int, space: int = 0) -> None:
+    wanted = struct.pack("QQQQ", attributes, 0, 0, space)
+    kernel.call("mount_setattr", descriptor, b"", _EMPTY_PATH | _RECURSIVE, wanted, len(wanted))
+
+
+def _set_owner(descriptor: int, mount: Placed, space: int) -> None:
+    """Whoever owns it and the box are one. Where the file system cannot, what all may read can be read, no more."""
+    try:
+        _set(descriptor, _IDMAP, space)
+    except OSError as exc:
+        if mount.writable:
+            raise Unavailable(
+                "no_mount",
+                f"{mount.host} cannot be mounted writable: its file system maps no ids ({exc.strerror});"
+                " start Ringfence as the owner of the folder instead of root, or mount it ro",
+            ) from None
+
+
+def _user_namespace(users: str, groups: str) -> int:
+    """A namespace that nobody is in, only to say which id is which. Made by a program: a fork of ours has threads."""
+    # Not a shell's `unshare`: the interpreter is there on every host that has boxes.
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _NEW_NAMESPACE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as maker:
+        assert maker.stdin is not None and maker.stdout is not None
+        try:
+            maker.stdout.read(1)
+            for name, text in (("uid_map", users), ("gid_map", groups)):
+                Path(f"/proc/{maker.pid}/{name}").write_text(text, encoding="ascii")
+            return os.open(f"/proc/{maker.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise Unavailable("no_mount", f"ids cannot be mapped on this host: {exc.strerror}") from None

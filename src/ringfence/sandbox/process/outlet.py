@@ -1,0 +1,136 @@
+"""The one way out of a box: a listener in its own network namespace, made by its zygote and served by us."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+from ringfence.box import Serve, Way
+from ringfence.errors import Unavailable
+from ringfence.sandbox.process.box import Box
+from ringfence.sandbox.process.errands import TRUST
+from ringfence.sandbox.process.run import memory_file
+
+PORT = 3128
+"""Of a box's own loopback, where nobody was before."""
+_PROXY = f"http://127.0.0.1:{PORT}"
+_PROXIES = {
+    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), _PROXY),
+    "NODE_USE_ENV_PROXY": "1",
+    "PIP_CONFIG_FILE": "/dev/null",  # what boxes without a network are told is not true here
+}
+_TRUSTS = (
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+    "GIT_SSL_CAINFO",
+    "PIP_CERT",
+    "AWS_CA_BUNDLE",
+    "CARGO_HTTP_CAINFO",
+    "DENO_CERT",
+)
+"""What programs are told by whom to trust."""
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+
+
+class Outlet:
+    """Of one box, from before its program begins until after it is gone."""
+
+    def __init__(self, way: Way, env: Mapping[str, str]) -> None:
+        self.env = env
+        """What programs have to know of it."""
+        self.told: dict[str, Any] | None = None
+        """The `network` fact, once it is closed."""
+        self._way = way
+
+    @classmethod
+    async def open(cls, box: Box, serve: Serve) -> Outlet:
+        """Raises Unavailable."""
+        listener = socket(fileno=(await box.errand({"errand": "listen", "port": PORT}))[0])
+        try:
+            way = await serve(listener)
+        except BaseException:
+            listener.close()
+            raise
+        try:
+            return cls(way, await _environment(box, way))
+        except BaseException:
+            await way.close()
+            raise
+
+    def facts(self) -> dict[str, Any]:
+        """The `network` fact so far."""
+        return self._way.facts() if self.told is None else self.told
+
+    def since(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """What came to it since it was that."""
+        return _difference(before, self.facts())
+
+    async def close(self) -> None:
+        if self.told is None:
+            self.told = await self._way.close()
+
+
+async def _environment(box: Box, way: Way) -> dict[str, str]:
+    env = {**_PROXIES, **dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(way.within))}
+    if way.authority is None:
+        return env
+    given = memory_file(_system_bundle() + way.authority)
+    try:
+        await box.errand({"errand": "trust"}, [given])
+    finally:
+        os.close(given)
+    return {**env, **dict.fromkeys(_TRUSTS, TRUST)}
+
+
+@cache
+def _system_bundle() -> bytes:
+    """Whom this host trusts; nobody, where it keeps that elsewhere than everybody else."""
+    own = ssl.get_default_verify_paths().cafile
+    for path in (own, *_BUNDLES):
+        with contextlib.suppress(OSError):
+            if path is not None:
+                return Path(path).read_bytes().rstrip() + b"\n"
+    return b""
+
+
+_SUMS = ("count", "bytes_in", "bytes_out")
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in now.items():
+        if isinstance(value, int):
+            out[name] = value - before.get(name, 0)
+            continue
+        old = {_place(entry): entry for entry in before.get(name, ())}
+        new = [_grown(old.get(_place(entry), {}), entry) for entry in value]
+        # What was under way before and did nothing since is no part of it.
+        out[name] = [entry for entry in new if any(entry.get(each, 0) > 0 for each in _SUMS)]
+    return out
+
+
+def _place(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(value for name, value in entry.items() if name not in _SUMS)
+
+
+def _grown(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value - old.get(name, 0) if name in _SUMS else value for name, value in new.items()}
+
+
+def check_namespace(without: tuple[str, ...]) -> None:
+    """Raises Unavailable where a box has no network namespace of its own."""
+    if "net_namespace" in without:
+        raise Unavailable("no_network_control", "the network of a box without a namespace of its own is not confined")

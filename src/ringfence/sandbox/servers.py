@@ -1,0 +1,215 @@
+"""MCP servers in boxes: each in its own, or several in one that they share by name.
+
+A box sees the system's programs, what the server's command needs (`finding`), its declared mounts, and a workspace of
+its own. It has a network and secrets only where the server's entry names them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ringfence.box import Limits, Mount
+from ringfence.errors import Refused, Unavailable
+from ringfence.model import Json, Principal, ServerSpec
+from ringfence.ports import Access, Launched, Outward, Passage
+from ringfence.sandbox.finding import Found, find, within
+from ringfence.sandbox.launched import BoxedServer
+from ringfence.sandbox.lodger import Lodger
+from ringfence.sandbox.verbs import Keeping
+from ringfence.sessions import Command, CommandRequest, Living, Opening, Owner, StaySpec
+
+_ALL_ITS_LIFE = 10**8
+_NO_LIMIT = 2**46
+OF_ITS_OWN = "own"
+
+_Leave = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What servers are started with, whichever they are."""
+
+    limits: Limits
+    environment: Mapping[str, str]
+    """Ours, as far as programs are looked for with it; none of it enters a box."""
+    private: Callable[[str], str | None]
+    """What credentials a folder of the host holds, if any."""
+    outward: Callable[[], Outward] | None = None
+    servers: Mapping[str, ServerSpec] = field(default_factory=dict)
+    """All of them, to tell who shares a box with whom."""
+    keeper: Callable[[], Keeping] | None = None
+    """Whoever keeps sessions, for servers that live in one."""
+    places: tuple[str, ...] = ()
+    """What they may reach besides their networks, as HOST[:PORT]."""
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A box that several servers are in."""
+
+    opening: asyncio.Task[Living]
+    users: int = 0
+
+
+class Boxes:
+    """Implements `ports.Launcher`."""
+
+    def __init__(self, backend: Opening, surroundings: Surroundings) -> None:
+        self._backend = backend
+        self.surroundings = surroundings
+        self._shared: dict[tuple[str, str], _Shared] = {}
+
+    def isolation(self, spec: ServerSpec) -> Json:
+        return {"backend": "process", "level": "process"}
+
+    async def launch(self, spec: ServerSpec, principal: Principal) -> Launched:
+        """Raises Unavailable."""
+        _, lodges, session = spec.placement.partition("session:")
+        return await (self._lodged(spec, principal, session) if lodges else self.start(spec, principal))
+
+    async def _lodged(self, spec: ServerSpec, principal: Principal, session: str) -> Lodger:
+        if self.surroundings.keeper is None:
+            raise Unavailable("no_session", f"server {spec.name} lives in sessions, and there are none here")
+        found = self._found(spec)
+        lodger = Lodger(self.surroundings.keeper(), Owner(principal.tenant, principal.agent), session)
+        env = {"PATH": found.path, **spec.env}
+        await lodger.start(CommandRequest(found.argv, None, env, stdin=None))
+        return lodger
+
+    def needed(self, spec: ServerSpec) -> tuple[Mount, ...]:
+        """What a box must see for this server to run in it. Raises Unavailable."""
+        found = self._found(spec)
+        return (*(Mount(tree, tree) for tree in sorted(found.trees)), *found.mounts)
+
+    def prepared(self, spec: ServerSpec) -> tuple[StaySpec, Command]:
+        """The box that it would have of its own, and what would be started there. Raises Unavailable."""
+        found = self._found(spec)
+        return self._stay([spec], [found]), self._command(spec, found)
+
+    async def start(self, spec: ServerSpec, principal: Principal, stdin: int | None = None) -> BoxedServer:
+        """Raises Unavailable. `stdin`: the reading end of a pipe for this server alone, which stays the caller's."""
+        found = self._found(spec)
+        if spec.placement == OF_ITS_OWN:
+            box, leave = await self._own(spec, found, principal)
+        else:
+            box, leave = await self._joined(spec, principal)
+        server = BoxedServer(spec.name, box, leave)
+        try:
+            await server.start(replace(self._command(spec, found), stdin=stdin))
+        except BaseException:
+            await server.stop()
+            raise
+        return server
+
+    # ── What is started ──
+
+    def _found(self, spec: ServerSpec) -> Found:
+        given = self.surroundings
+        try:
+            return find(spec.command, given.environment, spec.cwd or "/", given.private, spec.mounts)
+        except ValueError as exc:
+            raise Unavailable("server_start", f"server {spec.name} cannot be started: {exc}") from None
+
+    def _command(self, spec: ServerSpec, found: Found) -> Command:
+        limits = Limits(wall_seconds=_ALL_ITS_LIFE, output_bytes=_NO_LIMIT, capture_bytes=0)
+        cwd = spec.cwd or "/workspace"
+        seen = found.cwd == cwd or any(within(cwd, mount.at) for mount in spec.mounts)
+        return Command(found.argv, limits, {"PATH": found.path, **spec.env}, cwd if seen else "/workspace")
+
+    def _stay(self, specs: Sequence[ServerSpec], founds: Sequence[Found]) -> StaySpec:
+        trees = {tree for found in founds for tree in found.trees}
+        mounts: dict[str, Mount] = {}
+        for mount in (*(each for found in founds for each in found.mounts), *(m for s in specs for m in s.mounts)):
+            mounts[mount.at] = mount
+        # As mounts, so that code which only its owner may read can be read. What somebody mounts there themselves,
+        # read-only or not, is what they want to be seen there.
+        own = [mount.at for spec in specs for mount in spec.mounts]
+        ours = os.path.realpath(sys.base_prefix)  # which every box sees
+        mounts |= {tree: Mount(tree, tree) for tree in trees if tree not in own and not within(tree, ours)}
+        declared = {
+            at: m for at, m in mounts.items() if at in own or not any(at != o and within(at, o) for o in mounts)
+        }
+        limits = [self._limits(spec) for spec in specs]
+        return StaySpec(
+            limits=Limits(
+                memory_bytes=max(each.memory_bytes for each in limits),
+                disk_bytes=max(each.disk_bytes for each in limits),
+                cpu_cores=max(each.cpu_cores for each in limits),
+                processes=max(each.processes for each in limits),
+            ),
+            mounts=tuple(declared[at] for at in sorted(declared)),
+        )
+
+    def _limits(self, spec: ServerSpec) -> Limits:
+        usual = self.surroundings.limits
+        given: dict[str, Any] = dict(spec.limits)
+        return replace(usual, **given) if given else usual
+
+    # ── Where it is started ──
+
+    async def _own(self, spec: ServerSpec, found: Found, who: Principal) -> tuple[Living, _Leave]:
+        box = await self._open(spec, self._stay([spec], [found]), who)
+        return box, box.end
+
+    async def _joined(self, spec: ServerSpec, who: Principal) -> tuple[Living, _Leave]:
+        """The box of that name, for this principal: what one does in it the others in it can see."""
+        key = (spec.placement, who.key)
+        shared = self._shared.get(key)
+        if shared is None:
+            opening = asyncio.get_running_loop().create_task(self._open_for_all(spec, who))
+            shared = self._shared[key] = _Shared(opening)
+        shared.users += 1
+
+        async def leave() -> None:
+            shared.users -= 1
+            if shared.users == 0:
+                if self._shared.get(key) is shared:
+                    del self._shared[key]
+                await (await shared.opening).end()
+
+        try:
+            box = await asyncio.shield(shared.opening)
+        except BaseException:
+            shared.users -= 1
+            if self._shared.get(key) is shared:
+                del self._shared[key]
+            raise
+        return box, leave
+
+    async def _open_for_all(self, spec: ServerSpec, who: Principal) -> Living:
+        group = [each for each in self.surroundings.servers.values() if each.placement == spec.placement] or [spec]
+        box = await self._open(spec, self._stay(group, [self._found(each) for each in group]), who)
+        key = (spec.placement, who.key)
+
+        async def watch() -> None:
+            await box.ended()
+            self._shared.pop(key, None)
+
+        self._watching = asyncio.get_running_loop().create_task(watch())
+        return box
+
+    async def _open(self, spec: ServerSpec, stay: StaySpec, who: Principal) -> Living:
+        passage = await self._passage(spec, who)
+        stay = replace(stay, env={**stay.env, **passage.env}, tenant=who.tenant)
+        try:
+            return await self._backend.open(stay, passage.serve)
+        except ValueError as exc:
+            raise Unavailable("server_start", f"server {spec.name} cannot have such a box: {exc}") from None
+
+    async def _passage(self, spec: ServerSpec, who: Principal) -> Passage:
+        outward = self.surroundings.outward
+        places = self.surroundings.places
+        if spec.network == "denied" and not spec.secrets and not places:
+            return Passage()
+        if outward is None:
+            raise Unavailable("no_network_control", f"server {spec.name} needs a way out, and there is none here")
+        access = Access(network=spec.network, places=places, secrets=spec.secrets, tenant=who.tenant, server=spec.name)
+        try:
+            return await outward().passage(access)
+        except Refused as exc:
+            raise Unavailable(exc.reason_code, f"server {spec.name}: {exc.message}") from None

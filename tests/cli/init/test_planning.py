@@ -1,0 +1,90 @@
+"""What becomes of the servers of a file before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import config
+from ringfence.cli.init.planning import Plan, Planner
+from ringfence.config import writing
+from ringfence.config.clientfiles import parse
+
+
+def planned(servers: Any, folder: Path = Path("/project")) -> Planner:
+    return Planner(parse(json.dumps({"mcpServers": servers}), folder / ".mcp.json"))
+
+
+def one(entry: Any, folder: Path = Path("/project"), name: str = "it") -> Plan:
+    return planned({name: entry}, folder).plans()[0]
+
+
+def loads(planner: Planner) -> config.Config:
+    plans = planner.plans()
+    servers = [writing.Entry(plan.name, plan.keys, plan.remarks) for plan in plans]
+    text = writing.configuration([], {"servers": servers, "secrets": [asked.entry() for asked in planner.secrets]})
+    return config.loads(text, file="ringfence.yaml", base=Path("/project"))
+
+
+def test_folders_among_the_arguments_are_mounted_read_only_at_their_own_place(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    plan = one({"command": "node", "args": ["s.js", "./docs", "--also=./docs", "/nowhere", "./gone"]}, tmp_path)
+    docs = str(tmp_path / "docs")
+    assert plan.keys["mounts"] == [{"host": docs, "at": docs, "mode": "ro"}]
+    assert plan.keys["command"] == ["node", "s.js", docs, f"--also={docs}", "/nowhere", str(tmp_path / "gone")]
+
+
+@pytest.mark.parametrize("path", ["/", "~", "~/.ssh", "/home", "/proc"])
+def test_a_folder_with_credentials_is_not_mounted(path: str) -> None:
+    (Path.home() / ".ssh").mkdir(exist_ok=True)
+    plan = one({"command": "node", "args": [path]})
+    assert "mounts" not in plan.keys
+    assert any("unsafe: REASON" in remark for remark in plan.remarks)
+
+
+def test_names_become_names_of_ours() -> None:
+    plans = planned({name: {"command": "x"} for name in ("my server", "my/server", "ringfence", "ключ")}).plans()
+    assert [plan.name for plan in plans] == ["my_server", "my_server_2", "ringfence_2", "server"]
+
+
+def test_a_secret_in_plain_text_becomes_a_reference() -> None:
+    planner = planned({"hub": {"command": "x", "env": {"HUB_TOKEN": "abcdefabcdef", "LEVEL": "info"}}})
+    settings = loads(planner)
+    assert settings.servers["hub"].secrets == ("hub_token",)
+    assert settings.servers["hub"].env == {"LEVEL": "info"}
+    assert planner.secrets[0].given is None
+    found = settings.secrets["hub_token"]
+    assert (found.source, found.options["name"], found.env) == ("env", "HUB_TOKEN", "HUB_TOKEN")
+
+
+def test_two_servers_with_values_of_one_name_have_two_secrets() -> None:
+    entry = {"command": "x", "env": {"API_KEY": "abcdefabcdef"}}
+    planner = planned({"a": entry, "b": entry})
+    settings = loads(planner)
+    assert settings.servers["a"].secrets != settings.servers["b"].secrets
+    assert {asked.variable for asked in planner.secrets} == {"API_KEY", "B_API_KEY"}
+
+
+def test_two_servers_with_one_reference_share_a_secret() -> None:
+    entry = {"command": "x", "env": {"KEY": "${SHARED}"}}
+    planner = planned({"a": entry, "b": entry})
+    settings = loads(planner)
+    assert settings.servers["a"].secrets == settings.servers["b"].secrets == ("shared",)
+    assert planner.secrets[0].servers == ["a", "b"]
+
+
+def test_a_header_of_a_remote_server_is_put_in_by_us() -> None:
+    entry = {"url": "https://desk.example/mcp", "headers": {"Authorization": "Bearer ${DESK}", "X-Team": "blue"}}
+    planner = planned({"desk": entry})
+    settings = loads(planner)
+    found = settings.secrets["desk"]
+    assert (found.hosts, found.header, found.options["name"]) == (("desk.example",), "Authorization", "DESK")
+    assert any("X-Team" in remark for remark in planner.plans()[0].remarks)
+
+
+def test_what_cannot_be_taken_over_says_why() -> None:
+    assert "container" in str(one({"command": "docker", "args": ["run", "x"]}).problem)
+    assert "disabled" in str(one({"command": "x", "disabled": True}).problem)

@@ -1,0 +1,104 @@
+"""`ringfence wrap`: any command in a box, its streams byte for byte, its exit code and its signals."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import gateways
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "ringfence.cli.main", "wrap", *map(str, words)]
+
+
+def wrap(folders: dict[str, str], *words: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, **folders, "LEAKED": "not for servers"}
+    return subprocess.run(command(*words), input=stdin, capture_output=True, timeout=60, env=environment, check=False)
+
+
+def test_every_byte_passes_both_ways(folders: dict[str, str], tmp_path: Path) -> None:
+    data = random.Random(7).randbytes(2_000_000)
+    done = wrap(folders, "--", "sh", "-c", "cat; echo told >&2; exit 7", stdin=data)
+    assert (done.returncode, done.stdout == data, done.stderr) == (7, True, b"told\n")
+    (start,) = gateways.records(tmp_path / "state" / "ringfence", kind="finished")
+    assert (start["call"]["method"], start["call"]["server"], start["status"]) == ("server/start", "sh", "success")
+
+
+def test_it_sees_what_was_named_and_no_more(folders: dict[str, str], tmp_path: Path) -> None:
+    share, canary = tmp_path / "share", tmp_path / "canary"
+    share.mkdir()
+    canary.write_text("canary")
+    script = f"cat {canary}; echo $LEAKED $GIVEN $KEPT; echo new > /share/new; cat /share/new; touch /ro/x"
+    options = ["--mount", f"{share}:/share:rw", "--mount", f"{share}:/ro", "--env", "GIVEN=given", "--env", "LEAKED"]
+    done = wrap(folders, *options, "--", "sh", "-c", script)
+    assert done.stdout == b"not for servers given\nnew\n"
+    assert (share / "new").read_text() == "new\n"
+    assert b"Read-only file system" in done.stderr
+    assert f"ringfence wrap: it wanted to see {canary}: --mount {canary}:{canary}:ro".encode() in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "nothing to run"),
+        (["--mount", "a:b:c:d", "--", "true"], "write HOST:AT"),
+        (["--mount", "/root:/x", "--", "true"], "--unsafe REASON"),
+        (["--network", "none-such", "--", "true"], "no such network"),
+        (["--env", "NOT_THERE_AT_ALL", "--", "true"], "no such variable"),
+        (["--allow", "http://x/", "--", "true"], "--allow"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(folders: dict[str, str], words: list[str], why: str) -> None:
+    done = wrap(folders, *words)
+    assert done.returncode == 2 and why in done.stderr.decode() and not done.stdout
+
+
+def test_a_program_that_is_not_there_is_the_boxs_failure(folders: dict[str, str]) -> None:
+    done = wrap(folders, "--", "no-such-server")
+    assert done.returncode == 125 and b"there is no program 'no-such-server' on PATH" in done.stderr
+
+
+def test_signals_are_passed_on_and_nothing_is_left(folders: dict[str, str]) -> None:
+    script = "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.1; done"
+    process = subprocess.Popen(
+        command("--", "sh", "-c", script),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **folders},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == b"caught\n"
+    assert process.wait(20) == 5
+    process.stdin.close()
+    process.stdout.close()
+
+
+def test_when_its_reader_goes_the_server_goes(folders: dict[str, str]) -> None:
+    process = subprocess.Popen(
+        command("--", "sh", "-c", "while :; do echo line; done"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **folders},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == b"line\n"
+    process.stdout.close()
+    began = time.monotonic()
+    assert process.wait(20) != 0
+    assert time.monotonic() - began < 15
+    process.stdin.close()

@@ -1,0 +1,77 @@
+"""Between a box and a host that knows a secret: placeholders stay in, values stay out, whatever the framing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ringfence.box import NetworkRule
+from ringfence.egress.cleaning import Watch, cleaned, cleaned_head
+from ringfence.egress.http1 import response
+from ringfence.egress.refusal import Failed
+from ringfence.egress.scope import Asked, Brokered
+from ringfence.redaction import Current
+from ringfence.secret import Secret
+from tests.egress.outside import LOCAL, LOOPBACK, Server, answering, box
+
+pytestmark = pytest.mark.anyio
+
+VALUE = "correct-horse-battery-staple"
+KNOWN = (Secret("horse", VALUE),)
+CURRENT = Current(lambda: KNOWN, shaped=False)
+
+
+def test_a_word_is_seen_however_it_is_cut() -> None:
+    dice = random.Random(3)
+    for _ in range(200):
+        data = b"x" * dice.randint(0, 50) + b"placeholder" + b"y" * dice.randint(0, 50)
+        watch, seen = Watch((b"placeholder", b"another")), []
+        while data:
+            size = dice.randint(1, 20)
+            seen.append(watch.sees(data[:size]))
+            data = data[size:]
+        assert any(seen)
+    assert not Watch(()).sees(b"placeholder")
+    assert not Watch((b"placeholder",)).sees(b"place")
+
+
+def test_the_head_of_an_answer_is_searched_and_must_be_readable() -> None:
+    head = f"HTTP/1.1 302 {VALUE}\r\nLocation: https://h/?t={VALUE}\r\nContent-Length: 0\r\n\r\n".encode()
+    clean = cleaned_head(response(head, "GET"), CURRENT.stream)
+    assert clean.phrase == "[redacted]" and clean.headers[0] == ("Location", "https://h/?t=[redacted]")
+    for encoding in ("gzip", "br", "gzip, identity"):
+        packed = f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: 0\r\n\r\n".encode()
+        with pytest.raises(Failed):
+            cleaned_head(response(packed, "GET"), CURRENT.stream)
+
+
+async def test_the_body_of_an_answer_in_pieces() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for letter in f"it is {VALUE}, really":
+            yield letter.encode()
+
+    assert b"".join([piece async for piece in cleaned(pieces(), CURRENT.stream())]) == b"it is [redacted], really"
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked", "close"])
+async def test_answers_pass_through_it_whatever_their_framing(framing: str) -> None:
+    body = f"before {VALUE} after".encode()
+    answers = {
+        "length": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body),
+        "chunked": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n"
+        % (body[:9], len(body) - 9, body[9:]),
+        "close": b"HTTP/1.1 200 OK\r\n\r\n" + body,
+    }
+
+    async def broker(_: Asked) -> Brokered:
+        return Brokered(clean=CURRENT.stream)
+
+    rule = NetworkRule("open", ("api.example",), addresses=LOOPBACK)
+    playing = Server(answers[framing], closes=framing == "close")
+    async with answering(playing) as server, box([rule], LOCAL, broker=broker) as inside:
+        line = f"GET http://api.example:{server.port}/ HTTP/1.1\r\nHost: api.example:{server.port}\r\n\r\n"
+        answer = await inside.say(line.encode())
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and b"Transfer-Encoding: chunked" in answer
+    assert VALUE.encode() not in answer and b"[redacted]" in answer and answer.endswith(b"0\r\n\r\n")

@@ -1,0 +1,288 @@
+"""The way out of a box: one listener in its own network namespace, before anything runs there, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from socket import socket
+from typing import Any
+
+import pytest
+
+from ringfence.box import BoxReport, BoxSpec, Limits, NetworkRule, Program, Serve, Way
+from ringfence.egress.tls import Authority
+from ringfence.errors import Unavailable
+from ringfence.outward import Serving
+from ringfence.sandbox.process import outlet
+from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sessions import Cell, Command, StaySpec
+from tests.egress.outside import LOOPBACK, NOBODY, Names, Server, answering, host_context, trusting
+from tests.sandbox import comparing
+
+pytestmark = pytest.mark.anyio
+
+ASK = """
+import http.client, sys
+def ask(host, port, path="/"):
+    way = http.client.HTTPConnection("127.0.0.1", 3128, timeout=5)
+    way.request("GET", f"http://{host}:{port}{path}")
+    answer = way.getresponse()
+    return answer.status, answer.read()
+"""
+OPEN = NetworkRule("open", ("api.example",), addresses=LOOPBACK)
+
+
+@pytest.fixture(scope="module")
+async def backend() -> AsyncIterator[ProcessBackend]:
+    async for made in comparing.opened():
+        yield made
+
+
+def serve(*rules: NetworkRule, trust: ssl.SSLContext = NOBODY, **known: Sequence[str]) -> Serve:
+    return Serving(Names(**{"api_example": ["127.0.0.1"], **known}), trust).by(rules)
+
+
+async def run(backend: ProcessBackend, source: str, way: Serve | None, **more: Any) -> BoxReport:
+    return await backend.run(BoxSpec(Program("python", source.encode()), network=way, **more))
+
+
+# ── What there is ──
+
+
+async def test_a_box_reaches_whom_a_rule_names_and_its_facts_tell(backend: ProcessBackend) -> None:
+    async with answering(Server()) as outside:
+        port = outside.port
+        report = await run(backend, ASK + f"print(ask('api.example', {port}), ask('no.example', 80)[0])", serve(OPEN))
+    assert report.stdout.text == "(200, b'ok') 403\n"
+    assert report.network is not None
+    (allowed,), (denied,) = report.network["allowed"], report.network["denied"]
+    assert (allowed["host"], allowed["port"], allowed["rule"], allowed["count"]) == ("api.example", port, "open", 1)
+    assert denied == {"host": "no.example", "port": 80, "count": 1, "rule": "denied", "reason": "host"}
+    assert report.network["bytes_out"] == len(outside.requests[0]) and report.network["failed"] == []
+
+
+async def test_programs_find_the_proxy_in_their_environment(backend: ProcessBackend) -> None:
+    async with answering(Server()) as outside:
+        url = f"http://api.example:{outside.port}/"
+        source = f"import urllib.request\nprint(urllib.request.urlopen({url!r}).read())"
+        assert (await run(backend, source, serve(OPEN))).stdout.text == "b'ok'\n"
+        mine = await run(backend, "import os\nprint(os.environ['http_proxy'])", serve(OPEN), env={"http_proxy": "mine"})
+    assert mine.stdout.text == "mine\n"
+    assert len(outside.requests) == 1
+
+
+async def test_a_box_without_a_network_has_nothing_of_it(backend: ProcessBackend) -> None:
+    report = await run(backend, "import os\nprint([n for n in os.environ if 'prox' in n.lower()])\n" + _CONNECT, None)
+    assert report.stdout.text == "[]\nECONNREFUSED\n"
+    assert report.network is None
+
+
+_CONNECT = """
+import errno, socket
+try:
+    socket.create_connection(("127.0.0.1", 3128), 2)
+    print("open")
+except OSError as exc:
+    print(errno.errorcode[exc.errno])
+"""
+
+
+async def test_loopback_is_the_boxs_own_unless_a_rule_names_it(backend: ProcessBackend) -> None:
+    source = "import os\nprint(os.environ['no_proxy'])"
+    assert (await run(backend, source, serve(OPEN))).stdout.text == "localhost,127.0.0.1,::1\n"
+    named = NetworkRule("named", ("127.0.0.1:8080",))
+    assert (await run(backend, source, serve(named))).stdout.text == "localhost,::1\n"
+
+
+# ── Trust ──
+
+
+async def test_a_box_trusts_the_authority_of_its_run_where_tls_ends_here(backend: ProcessBackend) -> None:
+    real = Authority()
+    rule = NetworkRule("api", ("api.example",), methods=("GET",), addresses=LOOPBACK)
+    source = """
+import os, ssl, sys, urllib.request
+url = sys.argv[1]
+print(urllib.request.urlopen(url).read())
+bundle = os.environ["SSL_CERT_FILE"]
+names = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO", "PIP_CERT")
+print(bundle, {os.environ[name] for name in names} == {bundle})
+for do in (lambda: open(bundle, "a"), lambda: os.unlink(bundle), lambda: os.mkdir(bundle + ".d")):
+    try:
+        do()
+        print("written")
+    except OSError as exc:
+        print("refused")
+"""
+    async with answering(Server(), host_context(real, "api.example")) as outside:
+        program = Program("python", source.encode(), (f"https://api.example:{outside.port}/x",))
+        report = await backend.run(BoxSpec(program, network=serve(rule, trust=trusting(real))))
+    assert report.stdout.text.splitlines() == ["b'ok'", "/run/ringfence/ca.pem True", *["refused"] * 3], report
+    assert report.network is not None and report.network["allowed"][0]["inspected"] is True
+
+
+async def test_a_plain_tunnel_needs_no_authority_and_says_that_it_was_not_inspected(backend: ProcessBackend) -> None:
+    real = Authority()
+    source = f"""
+import os, ssl, urllib.request
+context = ssl.create_default_context(cadata={real.pem.decode()!r})
+print(urllib.request.urlopen("https://api.example:%d/", context=context).read(), "SSL_CERT_FILE" in os.environ)
+"""
+    async with answering(Server(), host_context(real, "api.example")) as outside:
+        report = await run(backend, source.replace("%d", str(outside.port)), serve(OPEN))
+    assert report.stdout.text == "b'ok' False\n", report.stderr.text
+    assert report.network is not None and report.network["allowed"][0]["inspected"] is False
+
+
+# ── What a guest cannot do with it ──
+
+
+async def test_nobody_can_have_the_port_of_the_listener_beside_it(backend: ProcessBackend) -> None:
+    source = """
+import errno, socket
+for address in ("127.0.0.1", "0.0.0.0", "::"):
+    for options in ((), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)):
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as mine:
+            for option in options:
+                mine.setsockopt(socket.SOL_SOCKET, option, 1)
+            try:
+                mine.bind((address, 3128))
+                mine.listen()
+                print(address, options, "bound")
+            except OSError as exc:
+                assert exc.errno == errno.EADDRINUSE, exc
+"""
+    report = await run(backend, source + ASK + "print(ask('no.example', 80)[0])", serve(OPEN))
+    assert report.stdout.text == "403\n", report.stderr.text
+
+
+async def test_there_is_no_other_way_out(backend: ProcessBackend) -> None:
+    source = """
+import errno, socket
+def tried(kind, address, port=53, protocol=0):
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind, protocol) as way:
+            way.settimeout(2)
+            way.connect((address, port))
+            way.send(b"x")
+        return "sent"
+    except OSError as exc:
+        return errno.errorcode.get(exc.errno, str(exc))
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+    print({tried(kind, address) for address in ("198.51.100.7", "169.254.169.254", "10.0.0.1", "2001:db8::1")})
+print(tried(socket.SOCK_RAW, "127.0.0.1", 0, 1))
+try:
+    socket.getaddrinfo("api.example", 80)
+except socket.gaierror:
+    print("no names")
+"""
+    report = await run(backend, source, serve(OPEN))
+    assert report.stdout.text.splitlines() == ["{'ENETUNREACH'}", "{'ENETUNREACH'}", "EPERM", "no names"]
+
+
+async def test_a_box_sees_no_process_of_whoever_serves_it(backend: ProcessBackend) -> None:
+    source = "import os\nprint([name for name in os.listdir('/proc') if name.isdigit()])"
+    assert (await run(backend, source, serve(OPEN))).stdout.text == "['2']\n"
+
+
+# ── Its life ──
+
+
+class Closing:
+    """A way that is counted."""
+
+    authority = None
+    within: tuple[str, ...] = ()
+
+    def __init__(self, listener: socket) -> None:
+        self.listener = listener
+        self.closed = 0
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    async def close(self) -> dict[str, Any]:
+        self.closed += 1
+        self.listener.close()
+        return {"allowed": [], "denied": []}
+
+
+def counted() -> tuple[list[Closing], Serve]:
+    ways: list[Closing] = []
+
+    async def serve(listener: socket) -> Way:
+        ways.append(Closing(listener))
+        return ways[-1]
+
+    return ways, serve
+
+
+async def test_the_listener_is_there_before_the_program_and_gone_after_it(backend: ProcessBackend) -> None:
+    ways, way = counted()
+    report = await run(backend, _CONNECT, way)
+    assert report.stdout.text == "open\n"
+    assert report.network == {"allowed": [], "denied": []}
+    assert [each.closed for each in ways] == [1]
+
+
+async def test_a_cancelled_run_leaves_nothing(backend: ProcessBackend) -> None:
+    ways, way = counted()
+    running = asyncio.create_task(run(backend, "import time\ntime.sleep(60)", way))
+    while not ways:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ways[0].closed == 1
+
+
+async def test_where_it_cannot_be_served_nothing_runs(backend: ProcessBackend) -> None:
+    async def refuse(listener: socket) -> Way:
+        raise Unavailable("authority_expired", "no")
+
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Unavailable, match="no"):
+        await run(backend, "print('ran')", refuse)
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+async def test_a_box_without_a_namespace_of_its_own_gets_no_network() -> None:
+    made = ProcessBackend(without=("net_namespace",), depth=0)
+    try:
+        with pytest.raises(Unavailable, match="not confined"):
+            await run(made, "print('ran')", serve(OPEN))
+        with pytest.raises(Unavailable, match="not confined"):
+            await made.open(StaySpec(), serve(OPEN))
+    finally:
+        await made.close()
+
+
+async def test_many_boxes_at_once_each_have_their_own(backend: ProcessBackend) -> None:
+    async with answering(Server()) as outside:
+        rules = [NetworkRule("open", ("api.example",), paths=(f"/{n}",), addresses=LOOPBACK) for n in range(4)]
+        source = ASK + f"print([ask('api.example', {outside.port}, f'/{{n}}')[0] for n in range(4)])"
+        reports = await asyncio.gather(*(run(backend, source, serve(rule)) for rule in rules))
+    for number, report in enumerate(reports):
+        assert report.stdout.text == f"{[200 if n == number else 403 for n in range(4)]}\n"
+
+
+async def test_a_box_that_stays_has_it_for_all_that_runs_in_it(backend: ProcessBackend) -> None:
+    async with answering(Server()) as outside:
+        box = await backend.open(StaySpec(), serve(OPEN))
+        try:
+            interpreter = await box.interpreter()
+            cell = Cell((ASK + f"print(ask('api.example', {outside.port}))").encode(), Limits())
+            first = await interpreter.run(cell, lambda *_: None, lambda _: None)
+            quiet = await interpreter.run(Cell(b"1"), lambda *_: None, lambda _: None)
+            command = Command(("/bin/sh", "-c", "echo $http_proxy"))
+            second = await (await box.command(command, lambda *_: None)).over()
+        finally:
+            await box.end()
+    assert first.report.stdout.text == "(200, b'ok')\n"
+    assert first.report.network is not None and first.report.network["allowed"][0]["count"] == 1
+    assert quiet.report.network is not None and quiet.report.network["allowed"] == []
+    assert second.stdout.text == f"http://127.0.0.1:{outlet.PORT}\n"
+    assert box.outlet is not None and box.outlet.facts()["allowed"][0]["count"] == 1

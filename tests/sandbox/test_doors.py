@@ -1,0 +1,97 @@
+"""Ports of a session: its owner gets in, nobody else does, and nothing of it outlives the session."""
+
+from __future__ import annotations
+
+import http.client
+import inspect
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence import Refused, Sandbox
+from ringfence.runs import own_contracts, unwritten
+from ringfence.sandbox.tools import WIDE_TOOLS
+from ringfence.sdk import engine
+from tests import boxing, gateways
+
+PYTHON = "/usr/bin/python3"
+SERVER = "cd output && echo hello > x && exec python3 -m http.server 8000 --bind 127.0.0.1"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    boxing.need_boxes()
+    engine.close()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield tmp_path
+    engine.close()
+
+
+def fetched(place: str) -> bytes:
+    """From a server that may still be starting."""
+    for _ in range(100):
+        try:
+            with urllib.request.urlopen(f"http://{place}/x", timeout=5) as answer:
+                return bytes(answer.read())
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("nobody answers")
+
+
+def test_what_listens_in_a_sandbox_is_shown_to_its_owner_until_it_ends(home: Path) -> None:
+    with Sandbox.create() as box:
+        box.commands.run(SERVER, background=True)
+        place = box.get_host(8000)
+        assert place == box.get_host(8000) and place.startswith("127.0.0.1:")
+        assert fetched(place) == b"hello\n"
+        nobody = box.get_host(8001)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            urllib.request.urlopen(f"http://{nobody}/", timeout=5)
+        with pytest.raises(Refused):
+            box.get_host(0)
+        asked = gateways.finished(home / ".local/state/ringfence")
+        assert [record["status"] for record in asked if record["call"]["tool"] == "expose_port"][:2] == ["success"] * 2
+    assert knocked(place) == b""
+
+
+def knocked(place: str) -> bytes:
+    """What is heard at a door; nothing where there is none."""
+    host, _, port = place.partition(":")
+    try:
+        with socket.create_connection((host, int(port)), 2) as way:
+            way.sendall(b"GET /x HTTP/1.0\r\n\r\n")
+            return way.recv(100)
+    except OSError:
+        return b""
+
+
+def test_another_user_does_not_get_in(home: Path) -> None:
+    if os.geteuid() != 0 or not os.path.exists(PYTHON):
+        pytest.skip("only root can be somebody else, with an interpreter that everybody may run")
+    with Sandbox.create() as box:
+        box.commands.run(SERVER, background=True)
+        place = box.get_host(8000)
+        fetched(place)
+        code = f"import socket\n{inspect.getsource(knocked)}\nprint(knocked({place!r}))"
+        other = {"user": 1_900_000_017, "group": 1_900_000_017, "extra_groups": (), "cwd": "/"}
+        done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=30, check=False, **other)  # type: ignore[call-overload]
+    assert done.stdout == "b''\n", done
+
+
+def test_an_agent_has_it_only_where_a_contract_is_for_it(tmp_path: Path) -> None:
+    assert "expose_port" not in own_contracts(unwritten())
+    assert "expose_port" in own_contracts(unwritten(), tools=WIDE_TOOLS)
+    boxing.need_boxes()
+    path = gateways.write(
+        tmp_path, "gateway: {state: ./state}\ncapabilities: {expose_port: {transport: sandboxed_exec}}\n"
+    )
+    arguments = json.dumps({"session": "box_nowhere", "port": 8000})
+    answer = json.loads(gateways.run("call", "expose_port", "--args", arguments, "--config", path, "--json").stdout)
+    assert answer["reason_code"] == "unknown_session"

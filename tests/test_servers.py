@@ -1,0 +1,46 @@
+"""A look at a server before there is a gateway: boxed, once, and what it lacked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringfence.box import Mount
+from ringfence.config import SandboxSettings
+from ringfence.model import ServerSpec
+from ringfence.servers import look_at
+from tests import tooling
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_it_offers(hostile_command: list[str]) -> None:
+    seen = await look_at(ServerSpec("hostile", tuple(hostile_command)), SandboxSettings())
+    assert seen.problem is None and seen.wanted == ()
+    assert {"echo", "counter"} <= {definition.name for definition in seen.definitions}
+
+
+async def test_what_it_lacked_and_that_a_grant_helps(tmp_path: Path) -> None:
+    data, script = tmp_path / "data.json", tmp_path / "code" / "server.py"
+    data.write_text("{}")
+    script.parent.mkdir()
+    hostile = tooling.fixture_command("hostile_server.py")[1]
+    script.write_text(f"open({str(data)!r}).close()\nimport runpy\nrunpy.run_path({hostile!r}, run_name='__main__')\n")
+    fixtures = str(tooling.FIXTURES)
+    spec = ServerSpec("needy", (sys.executable, str(script)), mounts=(Mount(fixtures, fixtures),))
+    seen = await look_at(spec, SandboxSettings())
+    assert seen.definitions == () and "FileNotFoundError" in seen.said
+    assert seen.problem is not None and f"it wanted to see {data}" in seen.problem
+    (want,) = seen.wanted
+    assert (want.kind, want.line) == ("path", f"mounts: [{{host: {data}, at: {data}, mode: ro}}]")
+    granted = ServerSpec("needy", spec.command, mounts=(*spec.mounts, Mount(str(data), str(data))))
+    assert (await look_at(granted, SandboxSettings())).problem is None
+
+
+async def test_what_cannot_be_looked_at() -> None:
+    seen = await look_at(ServerSpec("none", ("/no/such/server",)), SandboxSettings())
+    assert seen.problem is not None and "there is no program" in seen.problem
+    seen = await look_at(ServerSpec("none", ("true",)), SandboxSettings(backend="docker"))
+    assert seen.problem is not None and "not built" in seen.problem
