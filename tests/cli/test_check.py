@@ -70,7 +70,9 @@ def test_warnings_pass(tmp_path: Path) -> None:
 
 def test_what_governs_must_not_lie_where_a_server_writes(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    path = gateways.write(tmp_path / "work", HEADER + f"servers: {{a: {{command: [x, {tmp_path}/work]}}}}\n")
+    path = gateways.write(
+        tmp_path / "work", HEADER + "servers: {a: {command: [x], mounts: [{host: ., at: /srv/work, mode: rw}]}}\n"
+    )
     shown = gateways.run("check", path)
     assert shown.returncode == 1
     assert "the configuration" in shown.stdout and "the state" in shown.stdout and "ok" not in shown.stdout

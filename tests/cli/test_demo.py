@@ -50,7 +50,7 @@ def test_the_first_is_allowed(demo: Demo) -> None:
     assert shown.stderr.startswith("success (ok), call call_")
     said = explained()
     assert "search_docs was asked by agent local" in said and "Policy allowed it: rule std-read matched" in said
-    assert "It succeeded; nothing outside was changed." in said and "isolation none" in said
+    assert "It succeeded; nothing outside was changed." in said and "isolation process" in said
 
 
 def test_the_second_waits_for_a_person_and_gets_it(demo: Demo) -> None:

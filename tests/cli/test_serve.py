@@ -81,7 +81,14 @@ def test_what_a_person_sees(served: Served) -> None:
     assert json.loads(snippet[1])["mcpServers"]["ringfence"] == {"type": "http", "url": served.url}
     link = re.search(r"(http://127\.0\.0\.1:\d+/console\?link=[\w-]{20,})", shown)
     assert link is not None and link[1].startswith(served.url.removesuffix("/mcp"))
-    assert "without a box (isolation: none)" in shown  # said at each start of a server
+    assert "without a box" not in shown
+
+
+def test_a_server_without_a_box_is_told_of_at_each_start(tmp_path: Path) -> None:
+    path = configured(tmp_path)
+    path.write_text(path.read_text().replace("pins: first_use", "pins: first_use, placement: unsafe_host"))
+    with gateways.serve(path) as served:
+        assert "without a box (isolation: none)" in served.started.output()
 
 
 # ── Ending ────────────────────────────────────────────────────────────────────────────────────────
@@ -91,8 +98,8 @@ def test_what_a_person_sees(served: Served) -> None:
 def test_a_signal_ends_it_and_its_servers(tmp_path: Path, number: signal.Signals) -> None:
     with gateways.serve(configured(tmp_path)) as served:
         asked = run("call", "environ", "--url", served.url)
-        server = json.loads(asked.stdout)["pid"]
-        assert tooling.alive(server)
+        assert json.loads(asked.stdout)["pid"]  # in its box; outside it has another number
+        (server,) = tooling.descendants(served.pid, "hostile_server.py")
         os.kill(served.pid, number)
         assert served.started.process.wait(15) == 0
         assert "Traceback" not in served.started.output()

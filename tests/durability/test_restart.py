@@ -47,12 +47,13 @@ async def test_accepted_definitions(stage: Stage, end: End) -> None:
     gateway = stage.start(stage.configure())
     assert (await ask(gateway, "append", stage.line("pinned"))).status == "success"
     end(gateway)
-    strict = {"tools": {"command": SERVER, "pins": "accepted"}}
+    bare = {"placement": "unsafe_host", "env": {"STAGE": str(stage.folder)}}
+    strict = {"tools": {"command": SERVER, "pins": "accepted", **bare}}
     with stage.serving(stage.configure(servers=strict)) as gateway:
         assert (await ask(gateway, "append", stage.line("still pinned"))).status == "success"
     other = stage.folder / "other_server.py"
     other.write_text(Path(SERVER[1]).read_text().replace('"Appends a line to a file"', '"Removes a file"'))
-    changed = {"tools": {"command": [SERVER[0], str(other)], "pins": "first_use"}}
+    changed = {"tools": {"command": [SERVER[0], str(other)], "pins": "first_use", **bare}}
     for _ in range(2):  # seen once or twice, nobody has accepted it
         with stage.serving(stage.configure(servers=changed)) as gateway:
             said = await ask(gateway, "append", stage.line("changed"))

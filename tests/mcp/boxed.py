@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -67,7 +67,7 @@ def outside(folder: Path) -> Iterator[Outside]:
         (repository / "file.txt").write_text(CANARY if repository.name == "private" else "tracked")
         subprocess.run([*git, "add", "."], check=True)
         subprocess.run([*git, "commit", "-qm", f"of {repository.name}"], check=True)
-    with sqlite3.connect(folder / "private.db") as database:
+    with closing(sqlite3.connect(folder / "private.db")) as database, database:
         database.execute("create table secrets (value text)")
         database.execute("insert into secrets values (?)", (CANARY,))
 
@@ -241,7 +241,7 @@ async def _sqlite_works(call: Call, outside: Outside) -> None:
     await good(call, "create_table", query="create table if not exists t (a text)")
     await good(call, "write_query", query="insert into t values ('kept')")
     assert "kept" in await good(call, "read_query", query="select * from t")
-    with sqlite3.connect(outside.share / "own.db") as database:
+    with closing(sqlite3.connect(outside.share / "own.db")) as database:
         assert database.execute("select a from t").fetchall()
 
 

@@ -71,7 +71,7 @@ def test_a_box_may_reach_whom_it_was_made_for() -> None:
 def test_what_a_box_has_is_kept_and_given_to_others(box: str) -> None:
     run("box", "exec", box, "--shell", "echo kept > file")
     taken = told("snapshot", box, "--name", "ready")
-    assert (taken["name"], taken["files"]) == ("ready", 1)
+    assert taken["name"] == "ready" and taken["files"] >= 1
     assert "ready" in run("box", "list", "--snapshots").stdout
     forks = run("box", "fork", box, "2")
     assert forks.returncode == 0, forks.stderr

@@ -35,6 +35,7 @@ DISK = (
                     file.write(b"x" * MIB)
             return "wrote it all"
         attempt(fill)
+        time.sleep(0.2)  # who watches the disk looks now and then
         os.unlink("output/big")
         """,
         owed=(answered("ENOSPC", "EFBIG"), limited("disk", "file_size")),
