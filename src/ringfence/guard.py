@@ -25,6 +25,8 @@ REPLACEMENT = "[redacted]"
 
 _MOST_HITS = 1000
 """A text that a pattern strikes more often is withheld whole: each hit costs another search of the rest."""
+_ASKED = ("allowed", "denied", "failed")
+"""What of the `network` fact names hosts that somebody in a box asked for."""
 _MESSAGE_CHARACTERS = 4000
 
 _CHARACTERS = (
@@ -156,8 +158,9 @@ class Guard:
 
     def facts(self, facts: Json) -> Json:
         """Facts with names in them that a program in a box chose: of its files, and of the hosts that it asked for."""
-        chosen = [facts.get(key) for key in ("files", "skipped", "trouble", "network") if facts.get(key)]
-        return facts if self.redactor is None or not chosen else self.listed(facts)
+        asked = facts.get("network") or {}
+        chosen = any(facts.get(key) for key in ("files", "skipped", "trouble")) or any(map(asked.get, _ASKED))
+        return self.listed(facts) if chosen and self.redactor is not None else facts
 
     def listed(self, item: Json) -> Json:
         """What is said of tools, resources and runs, without secrets; the very same where there are none."""
