@@ -21,7 +21,7 @@ from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.cgroup import Cgroups, sweep
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.groups import Groups
-from ringfence.sandbox.process.live import LiveBox
+from ringfence.sandbox.process.live import ENDED_AT_ONCE, LiveBox
 from ringfence.sandbox.process.outlet import Outlet, check_namespace
 from ringfence.sandbox.process.pool import Pool
 from ringfence.sandbox.process.run import Run
@@ -157,25 +157,16 @@ class ProcessBackend:
         setup = self._setups.get(spec.template, SetUp())
         baseline = replace(self._baseline(as_run), stays=True, setup=setup.source)
         given = (*(Input(name, Path(host)) for name, host in setup.files.items()), *spec.inputs)
-        limits, shape = _of_the_box(spec.limits), self._shape(spec.limits)
+        shape = self._shape(spec.limits)
         shape["mounts"] = [mount.shape for mount in baseline.mounts]
         shape["folders"] = [[folder.at, folder.max_bytes, folder.mode == "ro"] for folder in spec.folders]
-        if spec.folders or baseline.mounts:
-            zygote, box = await self._pool.spawn(baseline, limits, shape)
-        else:
-            zygote, box = await self._pool.stay(baseline, limits, shape)
-            asyncio.get_running_loop().call_later(_SPARE_SECONDS, self._pool.refill, baseline, limits)
-        live = LiveBox(box, zygote, shape, self._isolation(box, as_run, None))
         try:
-            if network is not None:
-                live.outlet = await Outlet.open(box, network)
-            live.settle()
-        except BaseException:
-            box.kill()
-            box.ended.add_done_callback(lambda _: box.remove())
-            if live.outlet is not None:
-                await live.outlet.close()
-            raise
+            live = await self._settled(baseline, as_run, shape, network)
+        except Unavailable as exc:
+            if exc.reason_code != ENDED_AT_ONCE:
+                raise
+            live = await self._settled(baseline, as_run, shape, network)  # nothing had run in it; once more is no risk
+        box = live.box
         live.env = {**(live.outlet.env if live.outlet is not None else {}), **setup.env, **spec.env}
         if spec.packages:
             live.env = {"PYTHONPATH": ":".join(baseline.packages), **live.env}
@@ -186,6 +177,28 @@ class ProcessBackend:
                 inputs.put_inputs(box.descriptors["input"], given, box.host_id)
         except BaseException:
             await live.end()
+            raise
+        return live
+
+    async def _settled(self, baseline: Baseline, spec: BoxSpec, shape: Shape, network: Serve | None) -> LiveBox:
+        """One that is ready, or one made now. Raises Unavailable."""
+        assert self._pool is not None
+        limits = _of_the_box(spec.limits)
+        if shape["folders"] or baseline.mounts:
+            zygote, box = await self._pool.spawn(baseline, limits, shape)
+        else:
+            zygote, box = await self._pool.stay(baseline, limits, shape)
+            asyncio.get_running_loop().call_later(_SPARE_SECONDS, self._pool.refill, baseline, limits)
+        live = LiveBox(box, zygote, shape, self._isolation(box, spec, None))
+        try:
+            if network is not None:
+                live.outlet = await Outlet.open(box, network)
+            live.settle()
+        except BaseException:
+            box.kill()
+            box.ended.add_done_callback(lambda _: box.remove())
+            if live.outlet is not None:
+                await live.outlet.close()
             raise
         return live
 
