@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 KINDS = 4
 """So many kinds of boxes are kept ready, those that were asked for last."""
-MOUNTED_SECONDS = 30.0
+MOUNTED_SECONDS = 5.0
 """So long a zygote whose boxes have mounts is kept without a box."""
 
 
