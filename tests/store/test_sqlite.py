@@ -53,6 +53,12 @@ def test_an_open_empty_folder_is_tightened_and_a_used_one_refused(folder: Path, 
         Store.open(folder, keys)
 
 
+def test_a_state_in_the_folder_of_another_may_come_first(folder: Path, keys: Keys) -> None:
+    Store.open(folder / "demo", keys).close()
+    Store.open(folder, keys).close()
+    assert mode(folder) == mode(folder / "demo") == 0o700
+
+
 def test_the_key_must_lie_outside(folder: Path) -> None:
     inside = load_or_create(folder / "keys")
     with pytest.raises(StoreError, match="must lie outside the state folder"):

@@ -30,7 +30,10 @@ _MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
 def prepare_folder(folder: Path) -> None:
     """Make the state folder, ours alone. Raises StoreError."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Those on the way, too: one state may lie in the folder of another, which is made later.
+        for each in (*reversed(folder.parents), folder):
+            if not each.exists():
+                each.mkdir(mode=0o700, exist_ok=True)
         info = folder.stat()
         if info.st_uid != os.geteuid():
             raise StoreError(f"the state folder {folder} belongs to another user (uid {info.st_uid})")
