@@ -27,7 +27,8 @@ test:
 	@scripts/setup --tests
 	@$(MAKE) --no-print-directory lint
 	@mkdir -p .tools && rm -f .coverage .coverage.*
-	@COVERED=1 COVERAGE_CORE=sysmon $(PYTHON) -m pytest -n $(JOBS) | tee .tools/pytest.log
+	@core=$$($(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")'); \
+		COVERED=1 COVERAGE_CORE=$$core $(PYTHON) -m pytest -n $(JOBS) | tee .tools/pytest.log
 	@$(PYTHON) -m coverage combine --quiet && $(PYTHON) -m coverage report
 	@tail -n 1 .tools/pytest.log
 

@@ -262,6 +262,33 @@ async def test_a_guest_that_lies_harms_nobody_else(box: LiveBox) -> None:
     assert said(await run(await box.interpreter(), "1 + 1")) == "2"
 
 
+@pytest.mark.parametrize("above", range(96, 106))
+async def test_how_many_descriptors_the_supervisor_has_is_nothing_to_a_box(above: int) -> None:
+    """A zygote is given its descriptors with numbers that are free here, and moves some to fixed places."""
+    filled = []
+    while not filled or filled[-1] < above:
+        filled.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    backend = ProcessBackend(depth=0)
+    try:
+        box = await backend.open(StaySpec())
+        assert said(await run(await box.interpreter(), "1 + 1")) == "2"
+    finally:
+        await backend.close()
+        for descriptor in filled:
+            os.close(descriptor)
+
+
+async def test_how_many_boxes_a_zygote_holds_is_nothing_to_the_next(backend: ProcessBackend) -> None:
+    """It keeps a descriptor for each, so that those of the next have numbers that grow."""
+    limits = Limits(memory_bytes=64 * MIB)
+    boxes = [await backend.open(StaySpec(limits)) for _ in range(240)]
+    try:
+        for box in boxes[70::10]:
+            assert said(await run(await box.interpreter(), "1 + 1")) == "2"
+    finally:
+        await asyncio.gather(*(box.end() for box in boxes))
+
+
 async def test_the_end_of_a_box_ends_everything_in_it(backend: ProcessBackend) -> None:
     box = await backend.open(StaySpec(Limits(memory_bytes=64 * MIB)))
     await box.interpreter()

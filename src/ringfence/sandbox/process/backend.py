@@ -21,7 +21,7 @@ from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.cgroup import Cgroups, sweep
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.groups import Groups
-from ringfence.sandbox.process.live import ENDED_AT_ONCE, LiveBox
+from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.outlet import Outlet, check_namespace
 from ringfence.sandbox.process.pool import Pool
 from ringfence.sandbox.process.run import Run
@@ -160,12 +160,7 @@ class ProcessBackend:
         shape = self._shape(spec.limits)
         shape["mounts"] = [mount.shape for mount in baseline.mounts]
         shape["folders"] = [[folder.at, folder.max_bytes, folder.mode == "ro"] for folder in spec.folders]
-        try:
-            live = await self._settled(baseline, as_run, shape, network)
-        except Unavailable as exc:
-            if exc.reason_code != ENDED_AT_ONCE:
-                raise
-            live = await self._settled(baseline, as_run, shape, network)  # nothing had run in it; once more is no risk
+        live = await self._settled(baseline, as_run, shape, network)
         box = live.box
         live.env = {**(live.outlet.env if live.outlet is not None else {}), **setup.env, **spec.env}
         if spec.packages:

@@ -31,9 +31,6 @@ _LASTING_MS, _LASTING_SECONDS = 5000.0, 0.25
 """From then on a step counts as one that lasts, and so often is looked at it."""
 
 
-ENDED_AT_ONCE = "box_ended_at_once"
-
-
 class LiveBox:
     """Of the process backend."""
 
@@ -62,7 +59,7 @@ class LiveBox:
         box = self.box
         member = box.members.get(0)
         if member is None or box.ended.done():
-            raise Unavailable(ENDED_AT_ONCE, "; ".join(("the box ended as soon as it was made", *box.trouble)))
+            raise Unavailable("box_ended_at_once", "; ".join(("the box ended as soon as it was made", *box.trouble)))
         member.listen(box.pass_on())
         member.closed(box.worker, box.descriptors.pop("denials", None))
         self._spare = member

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CHANNEL, HANDLE, ENTRANCES = 100, 101, 102
 """Where these are, once the plan has begun: the way to the supervisor, the first process, the control group."""
+PLACES = range(CHANNEL, ENTRANCES + 16)
+"""All of them. Nothing else may be there: it would be written over before it was moved."""
 _STANDARD = 3
 _HERE = -100
 _LAST = 0xFFFFFFFF

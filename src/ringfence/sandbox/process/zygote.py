@@ -18,7 +18,7 @@ import os
 import select
 import sys
 
-from ringfence.sandbox.process import confine, errands, guest, immortal, kernel, landlock, native, template, worker
+from ringfence.sandbox.process import confine, errands, guest, immortal, kernel, landlock, native, plan, template, worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _REHEARSALS = 4
 
 def serve(control: int) -> socket.socket:
     """Be a zygote until the supervisor is gone. Returns only where a program is to run: the way to the supervisor."""
-    zygote = Zygote(socket.socket(fileno=control))
+    zygote = Zygote(socket.socket(fileno=_make_room(control)))
     zygote.prepare()
     return zygote.serve()
 
@@ -300,6 +300,17 @@ class _Box:
 
 
 # ── Small things ──
+
+
+def _make_room(control: int) -> int:
+    """Keep the places free that plans move descriptors to, whatever is opened here. Returns where `control` is now."""
+    moved = os.dup(control)  # the lowest free number; the one it came with is the supervisor's, and may be any
+    os.close(control)
+    nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    for place in plan.PLACES:
+        os.dup2(nothing, place, inheritable=False)
+    os.close(nothing)
+    return moved
 
 
 def _write(path: str, text: str) -> None:
