@@ -83,6 +83,7 @@ class Wire:
     tell: Callable[[str, Json], Awaitable[None]] | None = None
     isolation: Json | None = None
     ending: str = ""
+    unowned: Callable[[str, Json], Awaitable[Json]] | None = None
 
     def asking(self) -> Callable[[], Json | None]:
         return lambda: {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
@@ -94,7 +95,7 @@ class Wire:
     async def notify(self, method: str, params: Json | None, headers: Mapping[str, str] | None = None) -> None:
         self.notes.append((method, params))
 
-    async def run(self, ready: Callable[[], None], tell: Callable[[str, Json], Awaitable[None]]) -> None:
+    async def run(self, ready: Callable[[], object], tell: Callable[[str, Json], Awaitable[None]]) -> None:
         self.tell = tell
         ready()
         await self.end.wait()

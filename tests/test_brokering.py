@@ -226,7 +226,13 @@ async def test_a_placeholder_anywhere_else_is_refused_and_recorded(
         assert [headers["authorization"] for _, _, headers, _ in stage.other.seen] == ["Bearer my-own"]
         assert {headers["authorization"] for _, _, headers, _ in stage.api.seen} == {f"Bearer {stage.value}"}
         refused = [(r["port"], r["reason_code"]) for r in stage.records() if not r["allowed"]]
-        assert refused == [(stage.other.port, "placeholder")] * 3 + [(stage.api.port, "placeholder")] * 2
+        assert refused == [
+            *[(stage.other.port, "placeholder")] * 3,
+            *[(stage.api.port, "placeholder")] * 3,
+            (stage.other.port, "placeholder"),
+        ]
+        body = [r for r in stage.records() if r["method"] == "POST" and not r["allowed"]]
+        assert [(r["secret"], r["allowed"], r["decision"]) for r in body] == [("helpdesk", False, None)] * 2
 
 
 async def test_each_request_is_decided_by_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

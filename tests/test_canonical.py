@@ -128,3 +128,40 @@ def test_ids_are_fresh_and_tell_what_they_name() -> None:
     assert len(set(made)) == 1000
     assert all(one.startswith("call_") for one in made)
     assert sorted(one[:16] for one in made) == [one[:16] for one in made], "they grow with time"
+
+
+@st.composite
+def partly_written(draw: st.DrawFn) -> tuple[Any, Any]:
+    """A value, and the same with some of its parts written beforehand."""
+
+    def wrapped(value: Any) -> Any:
+        if draw(st.integers(0, 3)) == 0:
+            return canonical.Written(inside(value))
+        return inside(value)
+
+    def inside(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: wrapped(each) for key, each in value.items()}
+        return [wrapped(each) for each in value] if isinstance(value, list) else value
+
+    plain = draw(values)
+    return plain, wrapped(plain)
+
+
+@given(partly_written())
+def test_what_was_written_beforehand_has_the_same_form(pair: tuple[Any, Any]) -> None:
+    plain, written = pair
+    assert canonical.dumps(written) == canonical.dumps(plain)
+    assert canonical.digest({"a": written, "b": [written]}) == canonical.digest({"a": plain, "b": [plain]})
+
+
+@given(values, values)
+def test_an_error_in_the_middle_leaves_nothing(first: Any, second: Any) -> None:
+    for broken in (object(), float("nan"), {1, 2}):
+        with pytest.raises((TypeError, ValueError)):
+            canonical.dumps([canonical.Written(first), {"deep": [canonical.Written(first), broken]}])
+    assert (
+        canonical.dumps(second)
+        == json.dumps(second, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    )
+    assert canonical.dumps([canonical.Written(second)]) == b"[" + canonical.dumps(second) + b"]"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import canonical
-from ringfence.box import Mount
+from ringfence.box import Commands, Listening, Mount
 from ringfence.contract import MAX_ARGUMENTS_BYTES, Capability, Catalog, Schemas, build, built_in, sealed
 from ringfence.errors import Refused
 from ringfence.model import Contract, Mode, Rate, ResultPolicy, Retry, Status, Transport
@@ -66,6 +66,8 @@ def test_every_key_arrives() -> None:
         isolation="gvisor",
         memory_layout="fresh",
         template="data",
+        listen={"web": 8000},
+        commands={"allow": ["ls"], "ask": ["git"]},
         timeout_seconds=5,
         retry={"attempts": 1, "on": ["timeout"]},
         idempotent=True,
@@ -123,6 +125,7 @@ def test_the_digest_covers_every_other_field() -> None:
         "name": "b", "transport": Transport.DIRECT, "server": "s", "tool": "t", "mode": Mode.READ, "description": "d",
         "network": "n", "mounts": (Mount("/a", "/b"),), "secrets": ("s",), "environments": (), "isolation": "process",
         "memory_layout": "fresh", "template": "data", "timeout_seconds": 1.0,
+        "listen": Listening(True, (("web", 8000),)), "commands": Commands(("ls",)),
         "retry": Retry(1), "idempotent": True, "idempotent_key": "k", "rate": Rate(1),
         "approval": "always", "log": replace(base.log, result="names"), "redact": ("x",), "result": ResultPolicy(1),
         "effects": replace(base.effects, reversible=True), "labels": ("l",), "record": "full",

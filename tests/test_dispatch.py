@@ -10,10 +10,11 @@ import anyio
 import pytest
 
 from ringfence import dispatch
+from ringfence.box import Mount
 from ringfence.contract import build
 from ringfence.dispatch import Dispatcher, Surroundings, network_allows
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
-from ringfence.model import Contract, Decision, Grant, NetworkSpec, Principal, ServerSpec, Status
+from ringfence.model import Contract, Decision, Grant, NetworkSpec, PackageSpec, Principal, ServerSpec, Status
 from tests.boxing import fake, report
 from tests.faking import OK, Client, Reply, Servers, contract, definition, make_call
 
@@ -141,6 +142,12 @@ REFUSED: dict[str, tuple[dict[str, Any], Decision, ServerSpec, str]] = {
     "a secret": ({"secrets": ["a", "b"]}, ALLOWED, THERE, "no_secret"),
     "a sandbox elsewhere": ({}, BOXED, THERE, "sandbox_impossible"),
     "a sandbox here": ({}, BOXED, HERE, "no_backend"),
+    "mounts elsewhere": (
+        {"filesystem": {"mounts": [{"host": "/a", "at": "/a"}]}},
+        ALLOWED,
+        THERE,
+        "sandbox_impossible",
+    ),
     "a network in no box": (
         {"network": "inside"},
         ALLOWED,
@@ -256,3 +263,41 @@ def test_a_network_allows_what_it_lists(entry: str, host: str, port: int, allowe
 def test_a_network_without_a_list_allows_nothing() -> None:
     assert not network_allows(NetworkSpec("n"), "a", 1)
     assert network_allows(NetworkSpec("n", ("b", "a")), "a", 1)
+
+
+SEEN = (Mount("/a", "/a", "rw"), Mount("/b", "/b"))
+CODE = Mount("/state/tree", "/opt/packages")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "packages", "given"),
+    [
+        ((), None, None),
+        (SEEN, None, None),
+        (SEEN[:1], None, SEEN[:1]),
+        ((Mount("/a", "/a"), SEEN[1]), None, (Mount("/a", "/a"), SEEN[1])),
+        (SEEN, PackageSpec("npm", ("x",), "sha256:x"), None),
+        (SEEN[1:], PackageSpec("npm", ("x",), "sha256:x"), (SEEN[1], CODE)),
+    ],
+)
+async def test_a_contract_that_sees_less_than_its_server_has_an_instance_of_its_own(
+    wanted: tuple[Mount, ...], packages: PackageSpec | None, given: tuple[Mount, ...] | None
+) -> None:
+    server = replace(HERE, mounts=SEEN if packages is None else (*SEEN, CODE), packages=packages)
+    desk, servers = dispatcher(server=server)
+    desk.executor = fake()[0]
+    mounts = [{"host": each.host, "at": each.at, "mode": each.mode} for each in wanted]
+    one = contract("echo", filesystem={"mounts": mounts}) if wanted else contract("echo")
+    desk.check(make_call("echo"), one, ALLOWED)
+    await desk.run(grant(one), Client())
+    assert (servers.requests[0].fresh, servers.requests[0].mounts) == (given is not None, given)
+
+
+@pytest.mark.parametrize("more", [{"mode": "rw"}, {"at": "/elsewhere"}, {"host": "/elsewhere"}])
+def test_what_its_server_does_not_see_no_call_of_it_does(more: dict[str, str]) -> None:
+    desk, _ = dispatcher(server=replace(HERE, mounts=SEEN))
+    desk.executor = fake()[0]
+    one = contract("echo", filesystem={"mounts": [{"host": "/b", "at": "/b", "mode": "ro", **more}]})
+    with pytest.raises(Refused) as refused:
+        desk.check(make_call("echo"), one, ALLOWED)
+    assert refused.value.reason_code == "mounts"

@@ -16,11 +16,17 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_boxes_example_tells_what_became_of_each_program() -> None:
+def lines(example: str) -> list[str]:
+    """What an example that makes boxes says."""
     boxing.need_boxes()
-    done = run(str(EXAMPLES / "boxes.py"))
+    done = run(str(EXAMPLES / example))
     assert done.returncode == 0, done.stderr
-    told = [line.split(":")[:2] for line in done.stdout.splitlines()]
+    return done.stdout.splitlines()
+
+
+def test_the_boxes_example_tells_what_became_of_each_program() -> None:
+    said = lines("boxes.py")
+    told = [line.split(":")[:2] for line in said]
     assert [told[index] for index in (0, 1, 2, 4)] == [
         ["works", " success, -"],
         ["fails", " failed, KeyError"],
@@ -29,14 +35,11 @@ def test_the_boxes_example_tells_what_became_of_each_program() -> None:
     ]
     # Where there are no control groups the kernel refuses the memory, and nobody has to be killed.
     assert told[3] in (["eats", " killed, memory"], ["eats", " failed, MemoryError"])
-    assert done.stdout.splitlines()[5] == "['/workspace/output/sorted']"
+    assert said[5] == "['/workspace/output/sorted']"
 
 
 def test_the_sessions_example_goes_step_by_step() -> None:
-    boxing.need_boxes()
-    done = run(str(EXAMPLES / "sessions.py"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert lines("sessions.py") == [
         "step 1: 4",
         "step 2: {'2026-01': [10, 30], '2026-02': [20, 40]}",
         "step 3: {'2026-01': 20.0, '2026-02': 30.0}",
@@ -46,17 +49,11 @@ def test_the_sessions_example_goes_step_by_step() -> None:
 
 
 def test_the_boxed_server_sees_what_it_was_given() -> None:
-    boxing.need_boxes()
-    done = run(str(EXAMPLES / "boxed_server.py"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["today.txt: Water the plants.", "diary.txt: there is no such file"]
+    assert lines("boxed_server.py") == ["today.txt: Water the plants.", "diary.txt: there is no such file"]
 
 
 def test_the_forks_example_tries_them_all() -> None:
-    boxing.need_boxes()
-    done = run(str(EXAMPLES / "forks.py"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert lines("forks.py") == [
         "sum(numbers): 42",
         "max(numbers): 39",
         "while True: pass: timeout",
@@ -65,10 +62,7 @@ def test_the_forks_example_tries_them_all() -> None:
 
 
 def test_the_networks_example_reaches_one_host_and_no_other() -> None:
-    boxing.need_boxes()
-    done = run(str(EXAMPLES / "networks.py"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert lines("networks.py") == [
         "you asked for /prices",
         "reached [('caller:allow', 1)]",
         "403 host; 400 target; 403 host; 403 host",

@@ -61,6 +61,21 @@ def test_what_was_not_seen_is_null_and_never_zero() -> None:
     assert (facts["output"]["stdout_bytes"], facts["output"]["sha256"]) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("commands", "words"),
+    [
+        (None, ""),
+        ("enforced", "only the programs that its contract names could be run; "),
+        ("advisory", "only the programs that its contract names were there, and one of them runs code of its own; "),
+    ],
+)
+def test_named_programs_are_told_of(commands: Any, words: str) -> None:
+    ran = Ran(Limits(), replace(report(), commands=commands))
+    facts = build(ending(contract=BOX, ran=ran))
+    assert facts.get("commands") == commands
+    assert f"; {words}network was denied" in facts["explanation"]
+
+
 @pytest.mark.parametrize("known", [{}, {"contract": None, "decision": None}])
 def test_a_refusal_has_the_same_shape_and_says_that_nothing_ran(known: dict[str, Any]) -> None:
     facts = build(ending(Status.VALIDATION_FAILURE, "unknown_tool", dispatched=False, **known))

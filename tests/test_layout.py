@@ -86,7 +86,7 @@ def test_public_names() -> None:
     boxes = ["AsyncSandbox", "CommandResult", "Execution", "Limits", "Result", "Sandbox", "VolumeMount"]
     once = ["run_code", "run_code_async"]
     errors = ["Denied", "NotFound", "OutcomeUnknown", "QuotaExceeded", "Refused", "RingfenceError"]
-    errors += ["SandboxNotFound", "SandboxStopped", "TimedOut", "Unavailable"]
+    errors += ["SandboxNotFound", "SandboxStopped", "SetUpFailed", "TimedOut", "Unavailable"]
     assert sorted(ringfence.__all__) == sorted([*boxes, *once, *errors, "Gateway", "__version__"])
     assert ringfence.Gateway.__module__ == "ringfence.sdk.gateway"
     assert set(ringfence.__all__) <= set(dir(ringfence))

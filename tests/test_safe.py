@@ -134,7 +134,7 @@ async def test_runs_of_ones_own_have_the_same(tmp_path: Path) -> None:
 async def test_the_example_of_the_documents_does_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[1] / "docs/secrets.md").read_text()
     declared, rules = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    program, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     async with outside(tmp_path, monkeypatch) as (api,):
         monkeypatch.setenv("HELPDESK_TOKEN", VALUE)
         place = f"127.0.0.1:{api.port}"

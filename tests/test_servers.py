@@ -9,7 +9,8 @@ import pytest
 
 from ringfence.box import Mount
 from ringfence.config import SandboxSettings
-from ringfence.model import ServerSpec
+from ringfence.model import PackageSpec, ServerSpec
+from ringfence.packages.shelf import AT, FOLDER, Package, Shelf
 from ringfence.servers import look_at
 from tests import tooling
 
@@ -37,6 +38,23 @@ async def test_what_it_lacked_and_that_a_grant_helps(tmp_path: Path) -> None:
     assert (want.kind, want.line) == ("path", f"mounts: [{{host: {data}, at: {data}, mode: ro}}]")
     granted = ServerSpec("needy", spec.command, mounts=(*spec.mounts, Mount(str(data), str(data))))
     assert (await look_at(granted, SandboxSettings())).problem is None
+
+
+async def test_packages_that_were_altered_are_not_run(tmp_path: Path, hostile_command: list[str]) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "server.py").write_text("print('started', file=open('/workspace/started', 'w'))")
+    tree = Shelf(tmp_path / FOLDER).put("pypi", made, (Package("server", "1", "sha256:00"),), {})
+    mounted = Mount(str(tree.folder), AT)
+    command = (hostile_command[0], f"{AT}/server.py")
+    spec = ServerSpec("packaged", command, mounts=(mounted,), packages=PackageSpec("pypi", ("server",), tree.digest))
+    seen = await look_at(spec, SandboxSettings())
+    assert seen.problem is not None and "not what was fetched" not in seen.problem
+    (tree.folder / "server.py").write_text("evil")
+    for _ in range(2):
+        seen = await look_at(spec, SandboxSettings())
+        assert seen.problem is not None and "not what was fetched" in seen.problem
+        assert seen.said == "" and seen.definitions == ()
 
 
 async def test_what_cannot_be_looked_at() -> None:

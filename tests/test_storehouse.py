@@ -3,18 +3,23 @@ runs in no box that reaches anything, and nothing but the registry is reached.""
 
 from __future__ import annotations
 
+import base64
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringfence import storehouse
+from ringfence.box import BoxReport, BoxSpec, Installs
 from ringfence.config.settings import SandboxSettings
+from ringfence.egress.tls import Authority
 from ringfence.errors import Unavailable
 from ringfence.packages.installing import Wanted
 from ringfence.packages.shelf import Tree
-from tests.packages.registry import Registry, served
+from ringfence.sandbox.process.backend import ProcessBackend
+from tests.packages.registry import Registry, known_alone, served
 
 pytestmark = pytest.mark.anyio
 
@@ -26,11 +31,7 @@ MODULE = {"greeting.py": "def main():\n    print('hello')\n"}
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     """The operator's own npm and pip know this one and no other."""
     with served() as found:
-        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT", "PIP_NO_INDEX"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-        monkeypatch.setenv("PIP_INDEX_URL", f"{found.url}/simple")
-        monkeypatch.setenv("npm_config_registry", f"{found.url}/")
+        known_alone(found, monkeypatch)
         yield found
 
 
@@ -124,7 +125,165 @@ async def test_a_tree_that_was_altered_is_not_used(registry: Registry, tmp_path:
         await fetch(tmp_path, "pypi", "greeting")
 
 
-async def test_a_registry_with_a_password_in_its_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "https://me:pass@index.example/simple")
-    with pytest.raises(Unavailable, match="no secret enters"):
+# ── Registries that want to know who asks ──
+
+PASSWORD = "correct-horse-battery"
+
+
+@pytest.fixture
+def secured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Registry]:
+    basic = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
+    with served(Authority(), f"Basic {basic}") as found:
+        assert found.secured is not None
+        (tmp_path / "ca.pem").write_bytes(found.secured.pem)
+        known_alone(found, monkeypatch)
+        monkeypatch.setenv("PIP_CERT", str(tmp_path / "ca.pem"))
+        monkeypatch.setenv("PIP_INDEX_URL", f"https://me:{PASSWORD}@localhost:{found.port}/simple")
+        yield found
+
+
+async def test_a_password_in_an_address_is_put_in_on_the_way_and_is_in_no_box(
+    secured: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = secured.wheel("greeting", "1.2", MODULE)
+    seen: list[BoxSpec] = []
+    run = ProcessBackend.run
+
+    async def watched(self: ProcessBackend, spec: BoxSpec, tell: Any = None) -> BoxReport:
+        seen.append(spec)
+        return await run(self, spec, tell)
+
+    monkeypatch.setattr(ProcessBackend, "run", watched)
+    tree = await fetch(tmp_path / "state", "pypi", "greeting")
+    assert [package.integrity for package in tree.packages] == [f"sha256:{digest}"]
+    assert set(secured.presented) == {secured.wants}
+    assert seen and not any(PASSWORD in str(spec) or secured.wants in str(spec) for spec in seen)
+    assert not any(PASSWORD.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+async def test_a_password_that_comes_back_does_not_reach_the_box_and_is_in_no_error(
+    secured: Registry, tmp_path: Path
+) -> None:
+    link = f"<a href='../{PASSWORD}-1.tar.gz'>{PASSWORD}-1.tar.gz</a>"
+    page = f"<!DOCTYPE html><html><body>{secured.wants} {link}</body></html>"
+    secured.pages["/simple/greeting/"] = page.encode()
+    with pytest.raises(Unavailable, match="could not be fetched") as refused:
+        await fetch(tmp_path / "state", "pypi", "greeting")
+    assert PASSWORD not in str(refused.value)
+
+
+async def test_a_password_is_never_sent_in_the_clear(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://me:{PASSWORD}@127.0.0.1:{registry.port}/simple")
+    with pytest.raises(Unavailable, match="plain HTTP") as refused:
         await fetch(tmp_path, "pypi", "greeting")
+    assert PASSWORD not in str(refused.value)
+    assert registry.asked == []
+
+
+@needs_npm
+async def test_a_token_of_npm_is_put_in_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(Authority(), f"Bearer {PASSWORD}") as found:
+        assert found.secured is not None
+        (tmp_path / "ca.pem").write_bytes(found.secured.pem)
+        (tmp_path / "npmrc").write_text(f"//localhost:{found.port}/:_authToken=${{OUR_TOKEN}}\n")
+        monkeypatch.setenv("OUR_TOKEN", PASSWORD)
+        monkeypatch.setenv("npm_config_userconfig", str(tmp_path / "npmrc"))
+        monkeypatch.setenv("npm_config_cafile", str(tmp_path / "ca.pem"))
+        monkeypatch.setenv("npm_config_registry", f"{found.url}/")
+        integrity = found.npm("tool", "1.0.0", {"cli.js": "1"}, bin="cli.js")
+        tree = await fetch(tmp_path / "state", "npm", "tool")
+        assert [package.integrity for package in tree.packages] == [integrity]
+        assert set(found.presented) == {found.wants}
+    assert not any(PASSWORD.encode() in path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
+
+
+async def test_a_registry_that_does_not_answer_is_told_from_one_that_has_nothing(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = ProcessBackend()
+    try:
+        having = storehouse.Packer(tmp_path, backend, SandboxSettings()).desk(Installs(("*",)))
+        assert (await having.answer("/simple/nobody-has-this/")).status == 404
+        monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+        gone = storehouse.Packer(tmp_path, backend, SandboxSettings()).desk(Installs(("*",)))
+        page = await gone.answer("/simple/nobody-has-this/")
+        assert isinstance(page.body, bytes) and b"the.registry.did.not.answer" in page.body
+        assert "127.0.0.1:1" in (await gone.answer("/refused/nobody-has-this/x.whl")).words
+    finally:
+        await backend.close()
+
+
+# ── Sources ──
+
+BACKEND = """
+import os, socket, zipfile
+{imports}
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    try:
+        socket.create_connection(("127.0.0.1", {port}), 2).close()
+        seen = "reached"
+    except OSError:
+        seen = "nobody"
+    seen += " " + ",".join(sorted(name for name in os.environ if "proxy" in name.lower()))
+    name = "{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as packed:
+        packed.writestr("built_seen.py", f"seen = {{seen!r}}\\n")
+        info = "{name}-1.0.dist-info/"
+        packed.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\n")
+        told = "Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        packed.writestr(info + "WHEEL", told)
+        packed.writestr(info + "RECORD", "")
+    return name
+"""
+PROJECT = '[build-system]\nrequires = [{needs}]\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+BUILDS = SandboxSettings(build_packages=True)
+
+
+def sources(registry: Registry, name: str = "built", *, needs: str = "", imports: str = "", as_: str = "") -> str:
+    backend = BACKEND.format(port=registry.port, name=as_ or name, imports=imports)
+    return registry.sources(name, "1.0", {"pyproject.toml": PROJECT.format(needs=needs), "backend.py": backend})
+
+
+async def test_sources_are_built_in_a_box_that_reaches_nothing_and_what_comes_of_it_says_so(
+    registry: Registry, tmp_path: Path
+) -> None:
+    digest = sources(registry)
+    tree = await storehouse.fetch(tmp_path, BUILDS, Wanted("pypi", ("built",)))
+    (package,) = tree.packages
+    assert (package.name, package.version, package.built_from) == ("built", "1.0", f"sha256:{digest}")
+    assert (tree.folder / "built_seen.py").read_text() == "seen = 'nobody '\n"
+    asked = len(registry.asked)
+    again = await storehouse.fetch(tmp_path, BUILDS, Wanted("pypi", ("built==1.0",)))
+    assert again.packages == tree.packages and not any(path.startswith("/files") for path in registry.asked[asked:])
+
+
+async def test_a_build_has_the_tools_that_it_names(registry: Registry, tmp_path: Path) -> None:
+    registry.wheel("tool", "2.0", {"tool.py": "x = 1\n"})
+    sources(registry, needs='"tool >= 1", "never; python_version < \'3\'"', imports="import tool; assert tool.x")
+    tree = await storehouse.fetch(tmp_path, BUILDS, Wanted("pypi", ("built",)))
+    assert not (tree.folder / "tool.py").exists()
+
+
+async def test_sources_that_come_to_another_package_are_refused(registry: Registry, tmp_path: Path) -> None:
+    sources(registry, as_="other")
+    with pytest.raises(Unavailable, match="another package"):
+        await storehouse.fetch(tmp_path, BUILDS, Wanted("pypi", ("built",)))
+
+
+async def test_sources_that_are_not_what_the_index_says_are_not_built(registry: Registry, tmp_path: Path) -> None:
+    sources(registry)
+    registry.pages["/files/built-1.0.tar.gz"] = b"something else"
+    with pytest.raises(Unavailable, match="not what the registry says"):
+        await storehouse.fetch(tmp_path, BUILDS, Wanted("pypi", ("built",)))
+
+
+async def test_a_wheel_in_our_cache_that_was_altered_is_not_handed_out(registry: Registry, tmp_path: Path) -> None:
+    registry.wheel("greeting", "1.2", MODULE)
+    await storehouse.fetch(tmp_path, BUILDS, Wanted("pypi", ("greeting",)))
+    (kept,) = (tmp_path / "packages" / "wheels").rglob("*.whl")
+    kept.write_bytes(kept.read_bytes() + b"x")
+    with pytest.raises(Unavailable, match="not what was fetched"):
+        await storehouse.fetch(tmp_path, BUILDS, Wanted("pypi", ("greeting==1.2",)))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         RingfenceError,
         SandboxNotFound,
         SandboxStopped,
+        SetUpFailed,
         TimedOut,
         Unavailable,
     )
@@ -44,6 +45,7 @@ __all__ = [
     "Sandbox",
     "SandboxNotFound",
     "SandboxStopped",
+    "SetUpFailed",
     "TimedOut",
     "Unavailable",
     "VolumeMount",
@@ -71,6 +73,7 @@ _HOMES = {
     "Sandbox": "ringfence.sdk.blocking",
     "SandboxNotFound": "ringfence.errors",
     "SandboxStopped": "ringfence.errors",
+    "SetUpFailed": "ringfence.errors",
     "TimedOut": "ringfence.errors",
     "Unavailable": "ringfence.errors",
     "VolumeMount": "ringfence.sessions",

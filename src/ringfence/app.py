@@ -42,7 +42,7 @@ from ringfence.safe import Safe, quiet
 from ringfence.sandbox.executor import Executor
 from ringfence.sandbox.tools import SERVER
 from ringfence.store import Store
-from ringfence.storehouse import shelf
+from ringfence.storehouse import verify
 from ringfence.upstream.pool import Pool
 
 log = logging.getLogger("ringfence")
@@ -59,7 +59,6 @@ class App:
         self.safe = safe
         self.agent: Principal = identity.local_agent(settings.people, identity.os_user())
         self._schemas = Schemas()
-        self._shelf = shelf(settings.gateway.state)
         self._live: dict[str, dict[tuple[str, str], Definition]] = {}
         self.pool = Pool(settings.servers, config.process_environment(), self._consent, self._on_event)
         self.pool.starting = self._starting
@@ -161,7 +160,7 @@ class App:
                 "server %s runs on this host without a box (isolation: none): %s", spec.name, " ".join(spec.command)
             )
         if spec.packages is not None:
-            await anyio.to_thread.run_sync(self._shelf.tree, spec.packages.tree)
+            await anyio.to_thread.run_sync(verify, spec)
         await self.pipeline.server_start(spec, principal, start)
 
     # ── boxes ─────────────────────────────────────────────────────────────────────────────────────
@@ -180,9 +179,10 @@ class App:
     def _provide_ways(self, settings: Config) -> None:
         """Networks and secrets of this configuration, for boxes, servers, and requests of our own."""
         safe = self.safe
-        outward = way_out(settings, lambda: safe.lending(lambda: self.pipeline.rules.policy, self.store))
+        packing = None if self._executor is None else self._executor.packing
+        outward = way_out(settings, lambda: safe.lending(lambda: self.pipeline.rules.policy, self.store), packing)
         if self._executor is not None:
-            self._executor.outward = outward
+            self._executor.outward = self._executor.lender = outward
         servers.provide(self.pool, settings, self._executor or str(self._no_boxes), outward)
         self.dispatcher.surroundings = Surroundings(settings.servers, settings.networks, outward)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ringfence import canonical
 from ringfence.guard import Guard
 from ringfence.journal import Trip
-from ringfence.model import Contract, Json
+from ringfence.model import Call, Contract, Decision, Json
 from ringfence.rulebook import Rulebook
+from ringfence.sandbox.order import asked_for
 
 
 def binding(rules: Rulebook, trip: Trip, contract: Contract) -> str:
@@ -28,6 +31,15 @@ def binding(rules: Rulebook, trip: Trip, contract: Contract) -> str:
     return canonical.digest(bound)
 
 
+def for_programs(decision: Decision, call: Call, contract: Contract) -> Decision:
+    """The decision with a question for a person, where the command names programs that they are to be asked for."""
+    programs = asked_for(call, contract)
+    if not programs:
+        return decision
+    reason = f"{decision.reason}; a person must agree (the command names {', '.join(programs)})"
+    return replace(decision, asks=tuple(dict.fromkeys((*decision.asks, "always"))), reason=reason)
+
+
 def summary(guard: Guard, trip: Trip) -> Json:
     """What the person who answers is shown."""
     contract, call = trip.contract, trip.call
@@ -45,6 +57,9 @@ def summary(guard: Guard, trip: Trip) -> Json:
         "rules": list(trip.decision.rules),
         "reversible": contract.effects.reversible,
     }
+    programs = asked_for(call, contract)
+    if programs:
+        shown["programs"] = list(programs)
     if trip.state is not None:
         shown["session"] = {"after_step": trip.state[0], "files": trip.state[1]}
     return shown

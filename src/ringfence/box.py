@@ -90,7 +90,62 @@ class Mount:
     """Why credentials may be among it, in the operator's words."""
 
 
+# ── What runs in it, and waits ────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Whether programs of a box may wait for connections over TCP; from outside there are none unless they are let in.
+
+    Sockets that are files need no leave: they are for programs of one box alone.
+    """
+
+    allowed: bool = False
+    ports: tuple[tuple[str, int], ...] | None = None
+    """By name, those that its owner can be shown; None: whichever the owner asks for."""
+
+    @classmethod
+    def of(cls, given: str | Mapping[str, int] | None) -> Listening:
+        """`denied`, `allowed`, or ports by name."""
+        if given is None or isinstance(given, str):
+            return cls(given == "allowed")
+        return cls(True, tuple(sorted(given.items())))
+
+
+NOBODY_LISTENS = Listening()
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Which programs a contract lets commands run, by name or by absolute path."""
+
+    allow: tuple[str, ...] | None = None
+    """None: every program of the template that the others do not name."""
+    ask: tuple[str, ...] = ()
+    """Only in a call that a person approved."""
+    deny: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Which programs a box has beside /bin/sh, by name or by absolute path."""
+
+    allow: tuple[str, ...] | None = None
+    """None: all of the template but those of `deny`."""
+    deny: tuple[str, ...] = ()
+
+
 # ── The way out ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Installs:
+    """What programs in a box may install by themselves, from an index that is ours."""
+
+    names: tuple[str, ...]
+    """`name` or a pattern; with `==version`, and ` --hash=sha256:…` behind that, where nothing else may be."""
+    required: Literal["any", "pinned", "hashed"] = "any"
+    """Of these, only those that say so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +166,8 @@ class NetworkRule:
     per_minute: int | None = None
     terminate: bool = False
     """TLS ends here even without methods and paths: for secrets, or to have every request on record."""
+    installs: Installs | None = None
+    """Who is asked is nobody outside, but an index of packages that we keep."""
 
     @property
     def inspects(self) -> bool:
@@ -130,12 +187,42 @@ class Way(Protocol):
         """What programs find in the box itself and are not to ask us for."""
         ...
 
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What programs have to know of it besides."""
+        ...
+
     def facts(self) -> dict[str, Any]:
-        """The `network` fact so far."""
+        """The `network` fact so far; under `packages`, what was installed over it."""
         ...
 
     async def close(self) -> dict[str, Any]:
         """End every connection; the `network` fact."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What we answer ourselves, where a box asks for what is ours."""
+
+    body: bytes | Path = b""
+    kind: str = "text/plain; charset=utf-8"
+    status: int = 200
+    words: str = "OK"
+    """In the first line, which clients show."""
+    refused: str = ""
+    """Why what was asked for is not in it, in a word for the record."""
+
+
+class Desk(Protocol):
+    """Answers for a place that is nowhere outside."""
+
+    async def answer(self, target: str) -> Reply:
+        """To GET and HEAD of a path."""
+        ...
+
+    def handed_out(self) -> tuple[Mapping[str, Any], ...]:
+        """Packages, so far, and how often each."""
         ...
 
 
@@ -167,6 +254,11 @@ class BoxSpec:
     """None: no way out at all."""
     packages: tuple[Path, ...] = ()
     """Folders of Python packages that were installed for it, readable at the same path, where Python looks for them."""
+    listening: Listening = NOBODY_LISTENS
+    programs: Programs | None = None
+    """None: all of the template; then what was written in the box may be executed, too."""
+    installs: bool = False
+    """Programs in it may install packages by themselves, and Python looks for them where those go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +330,10 @@ class BoxReport:
     """The `network` fact of a box that had a way out."""
     packages: tuple[Mapping[str, str], ...] = ()
     """What was installed for it: names, versions, and what the index says of their bytes."""
+    commands: Literal["enforced", "advisory"] | None = None
+    """Where the box had only named programs: whether one of them runs code by itself, which then is not limited."""
+    planted: tuple[str, ...] = ()
+    """In folders that it may write to, made or changed by whoever: what other programs of the host go by or run."""
     trouble: tuple[str, ...] = ()
     """Steps of tear-down that failed, and what the box itself said about a set-up that failed."""
 

@@ -11,19 +11,20 @@ import base64
 import binascii
 import os
 import re
-import secrets as randomness
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, Protocol
 from urllib.parse import unquote
 
 from ringfence import canonical
+from ringfence.borrowing import Counting
 from ringfence.box import NetworkRule
 from ringfence.egress import names
 from ringfence.egress.rules import METHOD_OVERRIDES, Pattern, pattern
-from ringfence.egress.scope import Asked, Brokered, Cleaner
+from ringfence.egress.scope import Brokered, Cleaner
 from ringfence.errors import Refused, StoreError, Unavailable
+from ringfence.loans import Asked, Lent, Loan, Wish, placeholder
 from ringfence.model import Call, Contract, Decision, Json, Mode, Principal, Receipt, SecretSpec, Status
 from ringfence.policy import Policy
 from ringfence.ports import Access
@@ -34,7 +35,6 @@ from ringfence.vault import Use, Vault
 
 RECORD = "brokered"
 _READING = ("GET", "HEAD", "OPTIONS")
-_PLACEHOLDER = "ringfence_"
 _BASIC = re.compile(r"(?i)basic +([A-Za-z0-9+/=_-]+)")
 _UNWANTED = frozenset({"accept-encoding", "range", "if-range"})
 """An answer that is searched comes whole and as it is."""
@@ -110,6 +110,7 @@ def _record(call: Call, access: Access, decision: Decision | None, refused: Refu
     given = call.arguments
     return {
         "call": {"id": call.id, "parent": call.parent, "tool": call.tool, "server": access.server},
+        "session": access.session,
         "capability": access.capability,
         "principal": {"tenant": access.tenant, "agent": access.agent},
         "secret": given["secret"],
@@ -151,6 +152,10 @@ class _Lent:
         return any(entry.covers(host, port) for entry in self.hosts)
 
 
+def _lent(spec: SecretSpec, held: str) -> _Lent:
+    return _Lent(spec, held, tuple(pattern(host) for host in spec.hosts))
+
+
 @dataclass(slots=True)
 class Issued:
     """The secrets of one box, until it is gone."""
@@ -158,6 +163,7 @@ class Issued:
     env: Mapping[str, str]
     """Placeholders; for a server also the values that it needs in its environment."""
     broker: Broker | None = None
+    loans: tuple[Loan, ...] = ()
 
     def rules(self, rules: Iterable[NetworkRule]) -> tuple[NetworkRule, ...]:
         """Where a box has a placeholder, every request of it is looked at: it may not be sent anywhere else."""
@@ -171,22 +177,6 @@ class Issued:
     def revoke(self) -> None:
         if self.broker is not None:
             self.broker.revoke()
-
-
-class _Counting:
-    """What an answer passes through."""
-
-    def __init__(self, stream: Stream, removed: Counter[str]) -> None:
-        self._stream = stream
-        self._removed = removed
-
-    def feed(self, chunk: bytes) -> bytes:
-        return self._stream.feed(chunk)
-
-    def finish(self) -> bytes:
-        rest = self._stream.finish()
-        self._removed.update(self._stream.rules)
-        return rest
 
 
 class Broker:
@@ -214,10 +204,18 @@ class Broker:
         strip = frozenset(lent.header for lent in here) | (_UNWANTED if here else frozenset())
         forbid = tuple(form for lent in self._lent for form in _forms(lent.placeholder))
         put = {**given, "Accept-Encoding": "identity"} if here and asked.scheme == "https" else given
-        return Brokered(strip, put, forbid, self._cleaner if here else None)
+        caught: Callable[[bytes], Awaitable[None]] = lambda form: self.caught(asked, form.decode())  # noqa: E731
+        return Brokered(strip, put, forbid, self._cleaner if here else None, caught)
+
+    async def caught(self, asked: Asked, held: str) -> None:
+        """It stands in a body. Raises Refused once that is on record, Unavailable where it could not be."""
+        for lent in self._lent:
+            if lent.placeholder == held:
+                text = f"what stands for {lent.spec.name!r} was sent in a body"
+                await self._refuse(lent, asked, "placeholder", text)
 
     def _cleaner(self) -> Cleaner:
-        return _Counting(self._secrets.stream(self._access.tenant), self.removed)
+        return Counting(self._secrets.stream(self._access.tenant), self.removed)
 
     async def _presented(self, asked: Asked, here: list[_Lent]) -> list[_Lent]:
         """Those whose placeholder stands where it belongs. One that stands anywhere else is refused."""
@@ -323,10 +321,30 @@ class Secrets:
             if not spec.brokered:
                 env[spec.variable] = value
                 continue
-            placeholder = _PLACEHOLDER + randomness.token_hex(16)
-            lent.append(_Lent(spec, placeholder, tuple(pattern(host) for host in spec.hosts)))
-            env[spec.variable] = placeholder
-        return Issued(env, Broker(tuple(lent), access, self) if lent else None)
+            lent.append(_lent(spec, placeholder()))
+            env[spec.variable] = lent[-1].placeholder
+        loans = tuple(Loan(one.spec.name, one.spec.variable) for one in lent)
+        return Issued(env, Broker(tuple(lent), access, self) if lent else None, loans)
+
+    async def lend(self, wish: Wish) -> Lent:
+        """For one request of a box that another process keeps, by what is declared now. Raises Refused, Unavailable."""
+        lending, names_ = wish.lending, tuple(loan.name for loan in wish.lending.loans)
+        access = Access(secrets=names_, tenant=wish.tenant, capability=lending.capability, agent=wish.agent)
+        access = replace(access, call_id=lending.call_id, session=wish.session)
+        lent: list[_Lent] = []
+        for name, held in zip(names_, wish.placeholders, strict=True):
+            spec = self.vault.check(name, self._use(access))
+            if not spec.brokered:
+                raise Unavailable("no_secret", f"secret {name!r} names no hosts any more that it is for")
+            lent.append(_lent(spec, held))
+        broker = Broker(tuple(lent), access, self)
+        if wish.asked is None:
+            return Lent()
+        if wish.caught is not None:
+            await broker.caught(wish.asked, wish.caught)
+        given = await broker(wish.asked)
+        known = None if given.clean is None else tuple((s.name, reveal(s)) for s in self.vault.known(wish.tenant))
+        return Lent(tuple(sorted(given.strip)), given.put, known)
 
     async def value(self, name: str, access: Access) -> str:
         """As it is now; it may have rotated since the box was made. Raises Refused, Unavailable."""

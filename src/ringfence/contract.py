@@ -15,7 +15,7 @@ from typing import Any
 import re2
 
 from ringfence import canonical
-from ringfence.box import Mount
+from ringfence.box import Commands, Listening, Mount
 from ringfence.errors import Refused
 from ringfence.expression import Expression, ExpressionError
 from ringfence.model import (
@@ -73,6 +73,8 @@ def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[Problem]]
         isolation=given.get("isolation") or ("process" if transport is Transport.SANDBOXED_EXEC else "none"),
         memory_layout=given.get("memory_layout") or "shared",
         template=given.get("template") or "python",
+        listen=Listening.of(given.get("listen")),
+        commands=_commands(given.get("commands")),
         timeout_seconds=float(given.get("timeout_seconds", 30.0)),
         retry=_retry(given.get("retry") or {}, mode, bool(idempotent)),
         idempotent=bool(idempotent),
@@ -110,6 +112,17 @@ def _names(secrets: Any) -> tuple[str, ...]:
     if secrets is None or secrets == "none":
         return ()
     return (secrets,) if isinstance(secrets, str) else tuple(secrets)
+
+
+def _commands(given: Mapping[str, Any] | None) -> Commands | None:
+    if given is None:
+        return None
+    allow = given.get("allow")
+    return Commands(
+        allow=None if allow is None else tuple(allow),
+        ask=tuple(given.get("ask") or ()),
+        deny=tuple(given.get("deny") or ()),
+    )
 
 
 def _retry(given: Mapping[str, Any], mode: Mode, idempotent: bool) -> Retry:

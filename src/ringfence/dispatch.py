@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
+from ringfence.box import Mount
 from ringfence.egress import names, rules
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
 from ringfence.model import (
@@ -69,17 +70,27 @@ class Dispatcher:
         if spec.placement == "session":
             _check_lodger(call, contract, spec)
         if decision.sandbox:
-            self._check_sandbox(contract, spec)
+            self._check_sandbox(contract, spec, "policy wants it in a sandbox")
+        if contract.mounts:
+            self._check_mounts(contract, spec)
         if contract.network != "denied":
             self._check_network(contract, spec)
 
-    def _check_sandbox(self, contract: Contract, spec: ServerSpec) -> None:
+    def _check_sandbox(self, contract: Contract, spec: ServerSpec, why: str) -> None:
         """Whether the server can have an instance in a fresh box for this call alone."""
         if spec.url is not None or spec.placement == "session":
             where = "runs elsewhere" if spec.url is not None else "lives in the agent's own box"
-            text = f"policy wants {contract.name} in a sandbox, and its server {spec.name} {where}"
+            text = f"{contract.name}: {why}, and its server {spec.name} {where}"
             raise Refused(Status.DENIED, "sandbox_impossible", text)
         self._boxes(contract)
+
+    def _check_mounts(self, contract: Contract, spec: ServerSpec) -> None:
+        self._check_sandbox(contract, spec, "its contract names mounts")
+        has = {(mount.host, mount.at, mode) for mount in spec.mounts for mode in ("ro", mount.mode)}
+        for mount in contract.mounts:
+            if (mount.host, mount.at, mount.mode) not in has:
+                text = f"{contract.name} is to see {mount.host} at {mount.at} ({mount.mode}), and server {spec.name}"
+                raise Refused(Status.DENIED, "mounts", f"{text} does not: write it under its mounts, too")
 
     def _check_network(self, contract: Contract, spec: ServerSpec) -> None:
         if spec.url is None and spec.placement == "unsafe_host":
@@ -174,6 +185,7 @@ class Dispatcher:
         if contract.transport is Transport.SANDBOXED_EXEC:
             return await self._boxes(contract).run(grant)
         seen: list[Json | None] = []
+        mounts = _mounts(contract, self.surroundings.servers.get(contract.server or ""))
         request = UpstreamRequest(
             server=contract.server or "",
             principal=call.principal,
@@ -184,7 +196,8 @@ class Dispatcher:
             definition=grant.definition,
             session=call.session,
             box=call.box,
-            fresh=grant.decision.sandbox,
+            fresh=grant.decision.sandbox or mounts is not None,
+            mounts=mounts,
             asked=seen.append,
         )
         if contract.secrets:
@@ -202,6 +215,16 @@ def network_allows(network: NetworkSpec, host: str, port: int) -> bool:
     except names.BadName:
         return False
     return any(rules.pattern(entry).covers(place.host, port) for entry in network.allow)
+
+
+def _mounts(contract: Contract, spec: ServerSpec | None) -> tuple[Mount, ...] | None:
+    """What its server is to see for this call alone, with the code of its packages; None: what it always sees."""
+    if not contract.mounts or spec is None:
+        return None
+    code = spec.mounts[-1:] if spec.packages is not None else ()
+    wanted = (*contract.mounts, *code)
+    same = {(m.host, m.at, m.mode) for m in wanted} == {(m.host, m.at, m.mode) for m in spec.mounts}
+    return None if same else wanted
 
 
 def _access(call: Call, contract: Contract, spec: ServerSpec) -> Access:

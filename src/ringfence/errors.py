@@ -7,7 +7,8 @@ RingfenceError
 │   ├── Denied           the operator or a person: policy or an approval stands against it
 │   ├── NotFound         the caller: nothing of theirs has that name
 │   │   └── SandboxNotFound  the caller: no sandbox of theirs has that id, and there may never have been one
-│   └── SandboxStopped   the caller: the sandbox has ended; make another
+│   ├── SandboxStopped   the caller: the sandbox has ended; make another
+│   └── SetUpFailed      the caller: their set-up code failed in the sandbox, so there is none
 ├── Unavailable      the operator or time: something needed is not there; it never ran
 │   └── QuotaExceeded    time, or the operator: a limit is used up; it never ran, and may run later
 ├── OutcomeUnknown   a person: it may have run; the answer was lost
@@ -22,6 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringfence.model import Status
+
+_LONGEST = 3900
+"""Characters of what somebody's code said of itself."""
 
 
 class RingfenceError(Exception):
@@ -83,6 +87,17 @@ class SandboxNotFound(NotFound):
 
 class SandboxStopped(Refused):
     """The sandbox has ended: its message says when and why."""
+
+
+class SetUpFailed(Refused):
+    """Set-up code failed in an interpreter of a sandbox: nothing else ran there. The message ends with what it said."""
+
+    REASON = "setup_failed"
+    _BEGINNING = "the set-up code failed, and nothing of it is left:\n"
+
+    def __init__(self, traceback: str) -> None:
+        self.traceback = traceback.removeprefix(self._BEGINNING)
+        super().__init__(Status.FAILED, self.REASON, self._BEGINNING + self.traceback[-_LONGEST:])
 
 
 class Unavailable(RingfenceError):

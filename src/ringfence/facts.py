@@ -7,15 +7,17 @@ never zero. Of a box the supervisor saw everything; nothing here is what the pro
 from __future__ import annotations
 
 import hashlib
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
+from typing import Any
 
 from ringfence import canonical
-from ringfence.box import MIB, BoxReport, Captured, FileFact, Limits, Ran
+from ringfence.box import BoxReport, Captured, FileFact, Ran
 from ringfence.model import Call, Contract, Decision, Effect, Json, Mode, Status, Transport
+from ringfence.packages.place import HOST
+from ringfence.sandbox.wording import limit_words, signal_words, span
 from ringfence.sessions import Within
 
 _NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE})
@@ -146,7 +148,7 @@ def _of_box(report: BoxReport) -> Json:
             "io_bytes": usage.io_bytes,
             "processes": usage.processes,
         },
-        "network": _NO_NETWORK if report.network is None else dict(report.network),
+        "network": _NO_NETWORK if report.network is None else {**report.network},
         "inputs": [_file(fact) for fact in report.inputs],
         "files": [_file(fact) for fact in report.files[:_MOST_FILES]],
         "output": {
@@ -159,8 +161,13 @@ def _of_box(report: BoxReport) -> Json:
         },
         "denials": dict(report.denials),
     }
-    if report.packages:
-        seen["packages"] = [dict(package) for package in report.packages]
+    inside = seen["network"].pop("packages", ()) if report.network is not None else ()
+    if report.commands is not None:
+        seen["commands"] = report.commands
+    if report.planted:
+        seen["planted"] = list(report.planted)
+    if report.packages or inside:
+        seen["packages"] = [_uncounted(package) for package in (*report.packages, *inside)]
     if len(report.files) > _MOST_FILES:
         seen["files_left_out"] = len(report.files) - _MOST_FILES
     if report.skipped:
@@ -168,6 +175,10 @@ def _of_box(report: BoxReport) -> Json:
     if report.trouble:
         seen["trouble"] = list(report.trouble)
     return seen
+
+
+def _uncounted(package: Mapping[str, Any]) -> Json:
+    return {name: value for name, value in package.items() if name != "count"}
 
 
 def _file(fact: FileFact) -> Json:
@@ -236,7 +247,8 @@ def _sent(ending: Ending) -> bool | None:
     if ending.ran is None:
         return True if ending.reaches else None
     network = ending.ran.report.network
-    return network is not None and any(network.get(which) for which in ("allowed", "failed"))
+    asked = (entry for which in ("allowed", "failed") for entry in (network or {}).get(which, ()))
+    return any(entry["host"] != HOST for entry in asked)
 
 
 def _could_write(contract: Contract, isolation: Json) -> bool:
@@ -249,7 +261,13 @@ def _could_write(contract: Contract, isolation: Json) -> bool:
 def explanation(ending: Ending, changed: Effect | None = None) -> str:
     """The ending in one sentence, for a model and for a person; `changed` where its effect is known already."""
     changed = changed or effect(ending.status, ending.contract, ending.dispatched, ending.isolation, _sent(ending))
-    parts = (_what_happened(ending), _refused_calls(ending), _network(ending), _what_changed(ending, changed))
+    parts = (
+        _what_happened(ending),
+        _programs(ending),
+        _refused_calls(ending),
+        _network(ending),
+        _what_changed(ending, changed),
+    )
     said, within = "; ".join([part for part in parts if part]), ending.within
     if within is None or within.step is None:
         return said
@@ -259,7 +277,7 @@ def explanation(ending: Ending, changed: Effect | None = None) -> str:
 def _what_happened(ending: Ending) -> str:
     if ending.ran is not None and ending.status is not Status.UNKNOWN:
         return _in_a_box(ending, ending.ran)
-    status, code, took = ending.status, ending.reason_code, _span(ending.took_ms)
+    status, code, took = ending.status, ending.reason_code, span(ending.took_ms)
     match status:
         case Status.SUCCESS:
             return f"the tool answered after {took}" if ending.dispatched else "answered with an earlier call's result"
@@ -285,16 +303,18 @@ def _what_happened(ending: Ending) -> str:
 
 
 def _in_a_box(ending: Ending, ran: Ran) -> str:
-    report, took = ran.report, _span(ending.took_ms)
+    report, took = ran.report, span(ending.took_ms)
     withheld = "" if ending.reason_code not in _WITHHELD else f", but its output was withheld ({ending.reason_code})"
     match report.ended:
         case "exited":
-            met = f", having met its limit of {_limit(report.limit, ran.limits)}" if report.limit is not None else ""
+            met = (
+                f", having met its limit of {limit_words(report.limit, ran.limits)}" if report.limit is not None else ""
+            )
             return f"exited with status {report.exit_status} after {took}{met}{withheld}"
         case "signalled":
-            return f"ended by {_signal(report.signal)} after {took}{withheld}"
+            return f"ended by {signal_words(report.signal)} after {took}{withheld}"
         case "timeout" if report.limit == "cpu":
-            return f"terminated after {took} for using more than {_limit('cpu', ran.limits)}"
+            return f"terminated after {took} for using more than {limit_words('cpu', ran.limits)}"
         case "timeout":
             return f"terminated by timeout after {took}"
         case "cancelled":
@@ -302,45 +322,20 @@ def _in_a_box(ending: Ending, ran: Ran) -> str:
         case "policy":
             return f"killed for breaking the rules of its box after {took}"
         case "oom":
-            return f"killed for using more than {_limit('memory', ran.limits)} after {took}"
+            return f"killed for using more than {limit_words('memory', ran.limits)} after {took}"
         case "pids" | "disk" | "output":
-            return f"killed for using more than {_limit(report.limit or report.ended, ran.limits)} after {took}"
+            return f"killed for using more than {limit_words(report.limit or report.ended, ran.limits)} after {took}"
         case "infra":
             return f"the box itself failed after {took}"
 
 
-def _limit(name: str, limits: Limits) -> str:
-    match name:
-        case "memory":
-            return f"{_mib(limits.memory_bytes)} of memory"
-        case "disk":
-            return f"{_mib(limits.disk_bytes)} of disk"
-        case "output":
-            return f"{_mib(limits.output_bytes)} of output"
-        case "file_size":
-            return f"{_mib(limits.disk_bytes if limits.file_bytes is None else limits.file_bytes)} in one file"
-        case "pids":
-            return f"{limits.processes} processes"
-        case "inodes":
-            return f"{limits.inodes} files on its disk"
-        case "files":
-            return f"{limits.open_files} open files"
-        case "cpu":
-            seconds = limits.cpu_seconds if limits.cpu_seconds is not None else limits.wall_seconds * limits.cpu_cores
-            return f"{seconds:g} s of processor time"
-        case _:
-            return f"{limits.wall_seconds:g} s"
-
-
-def _mib(number: int) -> str:
-    return f"{number / MIB:g} MiB" if number >= MIB else f"{number} bytes"
-
-
-def _signal(number: int | None) -> str:
-    try:
-        return f"signal {number} ({signal.Signals(number or 0).name})"
-    except ValueError:
-        return f"signal {number}"
+def _programs(ending: Ending) -> str:
+    match ending.ran.report.commands if ending.ran is not None else None:
+        case "enforced":
+            return "only the programs that its contract names could be run"
+        case "advisory":
+            return "only the programs that its contract names were there, and one of them runs code of its own"
+    return ""
 
 
 def _refused_calls(ending: Ending) -> str:
@@ -389,7 +384,3 @@ def _what_changed(ending: Ending, changed: Effect) -> str:
             if ending.within is not None:
                 return f"{network}; nothing outside of the session was changed"
             return f"{network}; no side effect was possible"
-
-
-def _span(milliseconds: float) -> str:
-    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"

@@ -15,15 +15,17 @@ from typing import Any
 
 from ringfence import canonical
 from ringfence.box import Ran
+from ringfence.errors import SetUpFailed
 from ringfence.model import Call, Contract, Decision, Definition, Json, Outcome, Receipt, Transport
 from ringfence.sessions import Within
 from ringfence.store import Approval
 
 _SAID_BY_OTHERS = frozenset(
     {"upstream_error", "answer_unusable", "answer_lost", "client_refused", "server_question"}
-    | {"server_start", "server_listing", "server_version", "server_down"}
+    | {"server_start", "server_listing", "server_version", "server_down", SetUpFailed.REASON}
 )
-"""Reasons whose text a server or client had a hand in: it may repeat a value, so only the reason goes on record."""
+"""Reasons whose text others had a hand in, a server, a client or code in a box: it may repeat a value, so only the
+reason goes on record."""
 
 
 _NAME_LENGTH = 1000

@@ -10,7 +10,7 @@ import importlib
 import os
 import site
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -22,12 +22,14 @@ from ringfence.box import MIB, NetworkRule, Serve
 from ringfence.config import paths
 from ringfence.config.settings import SandboxSettings
 from ringfence.identity import peer_uid
+from ringfence.ports import Backend, Borrowing, Packing
 from ringfence.sandbox.capacity import HouseRules
 from ringfence.sandbox.codec import from_json, pack, to_json, unpack
 from ringfence.sandbox.house import House
 from ringfence.sandbox.keeperhome import Home, Starting
 from ringfence.sandbox.keeperlife import Life, live
 from ringfence.sandbox.keeperlink import Keeper
+from ringfence.sandbox.rooms import ServeBy
 
 LINGER_SECONDS = 10.0
 _ROOT = str(Path(__file__).resolve().parent.parent)
@@ -54,7 +56,7 @@ def starting(state: Path, settings: SandboxSettings, *, linger: float = LINGER_S
     return Starting(
         home,
         (sys.executable, *flags, "-c", _PROGRAM, *where),
-        paths.process_environment() | paths.trust_environment(),
+        paths.process_environment() | paths.trust_environment() | paths.index_environment(),
         to_json(pack(SandboxSettings, settings, [])),
         terms(settings),
     )
@@ -66,6 +68,7 @@ def terms(settings: SandboxSettings) -> str:
         "backend": settings.backend,
         "accept_missing": sorted(settings.accept_missing),
         "templates": {name: list(packages) for name, packages in templates(settings).items()},
+        "build_packages": settings.build_packages,
         "setups": {name: [setup.source, dict(setup.env), dict(setup.files)] for name, setup in settings.setups.items()},
     }
     return canonical.digest(made_of)
@@ -83,15 +86,23 @@ def house_rules(settings: SandboxSettings) -> HouseRules:
     )
 
 
-def _serve(rules: tuple[NetworkRule, ...]) -> Serve:
-    """Loaded when a session wants a way out: most have none."""
-    serve: Serve = _serving().by(rules)
+def _serve_by(packing: Callable[[], Packing]) -> ServeBy:
+    @cache
+    def serving() -> Any:
+        return importlib.import_module("ringfence.outward").Serving(packing=packing)
+
+    def serve(rules: tuple[NetworkRule, ...], borrowing: Borrowing | None) -> Serve:
+        """Loaded when a session wants a way out: most have none, and few have secrets."""
+        handed = None if borrowing is None else importlib.import_module("ringfence.borrowing").Borrowed(borrowing)
+        served: Serve = serving().by(rules, handed)
+        return served
+
     return serve
 
 
-@cache
-def _serving() -> Any:
-    return importlib.import_module("ringfence.outward").Serving()
+def _packing(state: Path, backend: Backend, settings: SandboxSettings) -> Callable[[], Packing]:
+    """Loaded when programs in a session may install something."""
+    return cache(lambda: importlib.import_module("ringfence.storehouse").Packer(state, backend, settings))
 
 
 def main() -> None:
@@ -103,8 +114,9 @@ def main() -> None:
     async def open_house() -> AsyncIterator[House]:
         backend = make_backend(settings)
         try:
-            rooms, rules = Path(folder).parent / "sessions", house_rules(settings)
-            yield await House.open(backend, rooms, rules, _serve, peer_uid)
+            state, rules = Path(folder).parent, house_rules(settings)
+            serve = _serve_by(_packing(state, backend, settings))
+            yield await House.open(backend, state / "sessions", rules, serve, peer_uid)
         finally:
             await backend.close()
 

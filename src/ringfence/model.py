@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from ringfence.box import Attached, Mount, Ran
+from ringfence.box import NOBODY_LISTENS, Attached, Commands, Listening, Mount, Ran
 from ringfence.sessions import Within
 from ringfence.specs import NetworkSpec as NetworkSpec
 from ringfence.specs import PackageSpec as PackageSpec
@@ -183,6 +183,9 @@ class Contract:
     isolation: Literal["none", "process", "gvisor", "microvm"] = "none"
     memory_layout: Literal["shared", "fresh"] = "shared"
     template: str = "python"
+    listen: Listening = NOBODY_LISTENS
+    commands: Commands | None = None
+    """None: every program of the template."""
     timeout_seconds: float = 30.0
     retry: Retry = Retry()
     idempotent: bool = False

@@ -4,31 +4,50 @@ box and served at its listener."""
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from socket import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ringfence.box import NetworkRule, Serve, Way
+from ringfence.box import Desk, Installs, NetworkRule, Serve, Way
 from ringfence.egress import names
 from ringfence.egress.dial import Dial, Resolve, system_dial, system_resolve
 from ringfence.egress.ledger import Fact
 from ringfence.egress.proxy import Attached, Egress
 from ringfence.egress.rules import Rules
+from ringfence.egress.scope import Broker
 from ringfence.errors import Refused, Unavailable
+from ringfence.loans import Lent, Wish
 from ringfence.model import NetworkSpec, Status
-from ringfence.ports import Access, Passage
+from ringfence.packages.place import ENV, HOST
+from ringfence.ports import Access, Packing, Passage
 
 if TYPE_CHECKING:  # handed in: whoever has no secrets does not load what reads them
-    from ringfence.brokering import Issued, Secrets
+    from ringfence.brokering import Secrets
 
 _WITHIN = ("localhost", "127.0.0.1", "::1")
 """Every box has these of its own; where a rule names one, it is the host's."""
 ALLOWED = "caller:allow"
 """The name of the rule that the places of a caller make."""
+INSTALLS = "sandbox:allow_packages"
+"""The name of the rule for the index that is ours."""
+
+
+class Handed(Protocol):
+    """The secrets of one box, as its way out has them."""
+
+    @property
+    def broker(self) -> Broker | None: ...
+
+    @property
+    def removed(self) -> int:
+        """How often a value was taken out of an answer before the box saw it."""
+        ...
+
+    def revoke(self) -> None: ...
 
 
 class WayOut:
-    """The port `Outward`, for one configuration in force."""
+    """The ports `Outward` and `Lender`, for one configuration in force."""
 
     def __init__(
         self, networks: Mapping[str, NetworkSpec], serving: Serving | None = None, secrets: Secrets | None = None
@@ -49,7 +68,13 @@ class WayOut:
             return Passage(self._serving.by(rules), rules) if rules else Passage()
         issued = await self._lender().issue(access)
         served = issued.rules(rules)
-        return Passage(self._serving.by(served, issued) if served else None, served, issued.env)
+        return Passage(self._serving.by(served, issued) if served else None, served, issued.env, issued.loans)
+
+    async def ready(self, access: Access) -> None:
+        await self._lender().issue(access)
+
+    async def lend(self, wish: Wish) -> Lent:
+        return await self._lender().lend(wish)
 
     async def headers(self, access: Access) -> Mapping[str, str]:
         return await self._lender().headers(access) if access.secrets else {}
@@ -62,6 +87,8 @@ class WayOut:
     def rules(self, access: Access) -> tuple[NetworkRule, ...]:
         """What these names allow, together. Raises Refused, Unavailable."""
         rules: list[NetworkRule] = []
+        if access.installs is not None:  # before all others: no wildcard has that place
+            rules.append(NetworkRule(INSTALLS, (f"{HOST}:80",), installs=access.installs))
         if access.network != "denied":
             spec = self._networks.get(access.network)
             if spec is None:
@@ -79,8 +106,14 @@ class Serving:
     """Serves listeners by rules. What all boxes share is made when the first of them has a way out."""
 
     def __init__(
-        self, resolve: Resolve = system_resolve, trust: ssl.SSLContext | None = None, dial: Dial = system_dial
+        self,
+        resolve: Resolve = system_resolve,
+        trust: ssl.SSLContext | None = None,
+        dial: Dial = system_dial,
+        packing: Callable[[], Packing] | None = None,
     ) -> None:
+        """`packing` has an index for boxes that may install something; None: there is none."""
+        self._packing = packing
         self._resolve = resolve
         self._dial = dial
         self._trust = trust
@@ -92,25 +125,45 @@ class Serving:
             self._egress = Egress(self._resolve, self._trust, dial=self._dial)
         return self._egress
 
-    def by(self, rules: Iterable[NetworkRule], issued: Issued | None = None) -> Serve:
+    def by(self, rules: Iterable[NetworkRule], handed: Handed | None = None) -> Serve:
         """Raises ValueError for rules that cannot be meant."""
-        compiled = Rules(rules)
-        broker = None if issued is None else issued.broker
+        rules = tuple(rules)
+        return self._served(Rules(rules, self._desk(rules)), handed)
+
+    def at(self, desk: Desk) -> Serve:
+        """A way to this desk, and to nothing else."""
+        return self._served(Rules([NetworkRule(INSTALLS, (f"{HOST}:80",), installs=Installs(()))], desk))
+
+    def _served(self, compiled: Rules, handed: Handed | None = None) -> Serve:
+        broker = None if handed is None else handed.broker
 
         async def serve(listener: socket) -> Way:
             attached = await self.egress.attach(listener, compiled, _unheard, broker=broker)
-            return Open(attached, tuple(host for host in _WITHIN if not compiled.name(names.host(host))), issued)
+            within = tuple(host for host in _WITHIN if not compiled.name(names.host(host)))
+            return Open(attached, within, handed, compiled.desk)
 
         return serve
+
+    def _desk(self, rules: tuple[NetworkRule, ...]) -> Desk | None:
+        installs = next((rule.installs for rule in rules if rule.installs is not None), None)
+        return None if installs is None or self._packing is None else self._packing().desk(installs)
 
 
 class Open:
     """A way out, while it is served."""
 
-    def __init__(self, attached: Attached, within: tuple[str, ...], issued: Issued | None = None) -> None:
+    def __init__(
+        self,
+        attached: Attached,
+        within: tuple[str, ...],
+        handed: Handed | None = None,
+        desk: Desk | None = None,
+    ) -> None:
         self.within = within
+        self.env: Mapping[str, str] = {} if desk is None else ENV
+        self._desk = desk
         self._attached = attached
-        self._issued = issued
+        self._handed = handed
 
     @property
     def authority(self) -> bytes | None:
@@ -118,15 +171,17 @@ class Open:
         return None if found is None else found.pem
 
     def facts(self) -> dict[str, Any]:
-        return self._with_removed(network_fact(self._attached.facts()))
+        return self._with_more(network_fact(self._attached.facts()))
 
     async def close(self) -> dict[str, Any]:
-        if self._issued is not None:
-            self._issued.revoke()
-        return self._with_removed(network_fact(await self._attached.close()))
+        if self._handed is not None:
+            self._handed.revoke()
+        return self._with_more(network_fact(await self._attached.close()))
 
-    def _with_removed(self, told: dict[str, Any]) -> dict[str, Any]:
-        removed = 0 if self._issued is None else self._issued.removed
+    def _with_more(self, told: dict[str, Any]) -> dict[str, Any]:
+        removed = 0 if self._handed is None else self._handed.removed
+        packages = () if self._desk is None else self._desk.handed_out()
+        told |= {"packages": [dict(package) for package in packages]} if packages else {}
         return {**told, "redacted": removed} if removed else told
 
 

@@ -158,6 +158,8 @@ class Pipeline:
 
     def _policy(self, rules: Rulebook, trip: Trip, contract: Contract) -> None:
         decision = trip.decision = rules.policy.decide(trip.call, contract)
+        if contract.commands is not None and decision.allowed:
+            trip.decision = asking.for_programs(decision, trip.call, contract)
         if not decision.allowed:
             code = "policy_error" if decision.error is not None else "policy"
             raise Refused(Status.DENIED, code, f"Refused by policy: {decision.reason}")

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ringfence.box import BoxReport, BoxSpec, NetworkRule, Serve, Stream
+from ringfence.box import BoxReport, BoxSpec, Desk, Installs, Mount, NetworkRule, Serve, Stream
+from ringfence.loans import Asked, Lent, Loan, Wish
 from ringfence.model import Definition, Json, Principal, ServerSpec
 
 
@@ -51,6 +52,8 @@ class UpstreamRequest:
     """The session in whose box the server is to be, where it lives in an agent's own."""
     fresh: bool = False
     """An instance of the server for this request alone, in a box of its own, gone with it."""
+    mounts: tuple[Mount, ...] | None = None
+    """What that instance sees of the host, where it is not what the server always sees."""
     asked: Callable[[Json | None], None] | None = None
     """Told at the end what the server's box asked of the network meanwhile; None where that is not known."""
 
@@ -142,6 +145,10 @@ class Access:
     call_id: str | None = None
     url: str | None = None
     """Where a request of our own goes; then there is no box."""
+    session: str | None = None
+    """The session whose box it is."""
+    installs: Installs | None = None
+    """What its programs may install by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +161,8 @@ class Passage:
     """The same as plain data, for whoever serves it in another process; secrets are not in it."""
     env: Mapping[str, str] = field(default_factory=dict)
     """What the box finds in its environment for it: placeholders of secrets."""
+    loans: tuple[Loan, ...] = ()
+    """The same secrets by name, for whoever makes placeholders in another process."""
 
 
 class Outward(Protocol):
@@ -172,6 +181,33 @@ class Outward(Protocol):
         ...
 
 
+class Lender(Protocol):
+    """Has secrets used in boxes that another process keeps."""
+
+    async def ready(self, access: Access) -> None:
+        """Whether each of these could be had now. Raises Refused, Unavailable: then nothing may run."""
+        ...
+
+    async def lend(self, wish: Wish) -> Lent:
+        """For one request, decided and on record. Raises Refused, Unavailable."""
+        ...
+
+
+class Borrowing(Protocol):
+    """The secrets of one session, where its box is kept."""
+
+    @property
+    def placeholders(self) -> tuple[str, ...]: ...
+
+    async def ask(self, asked: Asked) -> Lent:
+        """Raises Refused, Unavailable."""
+        ...
+
+    async def caught(self, asked: Asked, placeholder: str) -> None:
+        """It stood in a body, and was refused; this puts it on record. Raises Refused, Unavailable."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Packages as a box can see them."""
@@ -184,12 +220,16 @@ class Packed:
 class Packing(Protocol):
     """Installs packages for boxes, in a box."""
 
-    def check(self, names: tuple[str, ...]) -> None:
-        """Whether these could be, before anybody is bothered for them. Raises Refused."""
+    def check(self, names: tuple[str, ...], within: tuple[str, ...] | None = None) -> None:
+        """Whether these could be, and are among what may be, before anybody is bothered for them. Raises Refused."""
         ...
 
     async def packed(self, names: tuple[str, ...]) -> Packed:
         """These and all that they need. Raises Refused, Unavailable."""
+        ...
+
+    def desk(self, installs: Installs) -> Desk:
+        """An index of these, for programs of one box. Raises Refused."""
         ...
 
 
@@ -208,6 +248,19 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """End every box and whatever was kept ready."""
+        ...
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """A backend that can tell of a program before its box is gone."""
+
+    async def answer(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+        """As `run`, but returns as soon as nothing more can come to be known. Raises likewise."""
+        ...
+
+    async def settled(self) -> None:
+        """When the boxes are gone of all programs that were told of by now."""
         ...
 
 

@@ -21,7 +21,7 @@ from ringfence import canonical, identity
 from ringfence.approval import Approvals
 from ringfence.audit.keys import load_or_create
 from ringfence.backends import make_backend, templates
-from ringfence.box import MIB, Attached, Limits, Stream
+from ringfence.box import MIB, Attached, Installs, Limits, Stream
 from ringfence.budget import Budget
 from ringfence.config import paths
 from ringfence.config.settings import (
@@ -51,7 +51,7 @@ from ringfence.model import (
 )
 from ringfence.pipeline import Pipeline
 from ringfence.policy import Policy
-from ringfence.ports import Channel, Outward, UpstreamRequest
+from ringfence.ports import Channel, Packing, UpstreamRequest
 from ringfence.rulebook import Rulebook
 from ringfence.safe import Safe, quiet
 from ringfence.sandbox.executor import Executor
@@ -70,6 +70,7 @@ from ringfence.wanted import Wanted
 
 if TYPE_CHECKING:
     from ringfence.brokering import Secrets
+    from ringfence.outward import WayOut
 
 log = logging.getLogger("ringfence")
 
@@ -98,19 +99,20 @@ def make_executor(settings: SandboxSettings, state: Path | None = None) -> Execu
         executor = Executor(
             backend, given, lambda: importlib.import_module("ringfence.keeper").keeper_of(state, settings)
         )
-    executor.packing = cache(
-        lambda: importlib.import_module("ringfence.storehouse").Packer(state, backend, settings.packages)
-    )
+    executor.packing = cache(lambda: importlib.import_module("ringfence.storehouse").Packer(state, backend, settings))
     return executor
 
 
-def way_out(settings: Config, secrets: Callable[[], Secrets] | None = None) -> Callable[[], Outward]:
+def way_out(
+    settings: Config, secrets: Callable[[], Secrets] | None = None, packing: Callable[[], Packing] | None = None
+) -> Callable[[], WayOut]:
     """How boxes of this configuration reach the outside. Most never do, and load nothing of it."""
 
     @cache
-    def made() -> Outward:
+    def made() -> WayOut:
         module: Any = importlib.import_module("ringfence.outward")
-        outward: Outward = module.WayOut(settings.networks, secrets=None if secrets is None else secrets())
+        serving = module.Serving(packing=packing)
+        outward: WayOut = module.WayOut(settings.networks, serving, None if secrets is None else secrets())
         return outward
 
     return made
@@ -140,6 +142,7 @@ def provision(settings: SandboxSettings) -> Provision:
         lives=lives if settings.max_sessions > 0 else None,
         installs=settings.installs,
         installable=settings.allow_packages,
+        inside=Installs(settings.allow_packages if settings.install_inside else (), settings.packages),
     )
 
 
@@ -197,7 +200,8 @@ def own_definitions(
             out[name] = Refused(Status.UNAVAILABLE, "no_session", text)
         else:
             packages = (*given.templates.get(contract.template, ()), *given.installs.get(contract.template, ()))
-            ready = Ready(packages, networks.get(contract.network), given.installable)
+            inside = bool(given.inside.names)
+            ready = Ready(packages, networks.get(contract.network), given.installable, inside)
             out[name] = definition(contract, given.limits, ready, given.lives, wide=wide)
     return out
 
@@ -213,9 +217,8 @@ class Runs:
         self._settings = settings
         self.executor = executor
         executor.screens = safe.screen
-        executor.outward = executor.outward or way_out(
-            settings, lambda: safe.lending(lambda: self.pipeline.rules.policy, store)
-        )
+        ways = way_out(settings, lambda: safe.lending(lambda: self.pipeline.rules.policy, store), executor.packing)
+        executor.outward, executor.lender = executor.outward or ways, executor.lender or ways
         self._schemas = schemas = Schemas(most_bytes=_MOST_ARGUMENT_BYTES)
         self._names: dict[str, str] = {}
         rules = Rulebook(
@@ -276,9 +279,11 @@ class Runs:
         tell: Callable[[Stream, bytes], None] | None = None,
         channel: Channel | None = None,
     ) -> Outcome:
-        """One run, in a box of its own. A refusal is an outcome too."""
+        """One run, in a box of its own, which is gone afterwards. A refusal is an outcome too."""
         attached = Attached(wanted.inputs, wanted.stdin, wanted.output, tell)
-        return await self.call(wanted.tool, wanted.arguments(), attached, origin=origin, channel=channel)
+        outcome = await self.call(wanted.tool, wanted.arguments(), attached, origin=origin, channel=channel)
+        await self.executor.settled()  # last, since it went on while the outcome was put on record
+        return outcome
 
     async def call(
         self, tool: str, arguments: Json, attached: Attached, *, origin: Origin, channel: Channel | None = None

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+import anyio
+
 from ringfence import config
 from ringfence.backends import make_backend
 from ringfence.box import BoxReport, Mount
@@ -26,6 +28,7 @@ from ringfence.sandbox.launched import BoxedServer
 from ringfence.sandbox.servers import Boxes
 from ringfence.sandbox.wants import Want, wants
 from ringfence.sessions import Opening
+from ringfence.storehouse import verify
 from ringfence.upstream.bare import Bare
 from ringfence.upstream.pool import Pool
 
@@ -117,6 +120,7 @@ async def look_at(
 ) -> Look:
     """Start it in a box of its own, ask for its tools and prompts, try these calls, and end it. Nothing is recorded."""
     try:
+        await anyio.to_thread.run_sync(verify, spec)
         backend = make_backend(settings)
     except Unavailable as exc:
         return Look(problem=exc.message)

@@ -12,7 +12,21 @@ from pathlib import Path
 from socket import socket
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
 
-from ringfence.box import BoxReport, Captured, FileFact, Input, Layout, Limits, Mount, NetworkRule, Serve, Stream
+from ringfence.box import (
+    NOBODY_LISTENS,
+    BoxReport,
+    Captured,
+    FileFact,
+    Input,
+    Layout,
+    Limits,
+    Listening,
+    Mount,
+    NetworkRule,
+    Serve,
+    Stream,
+)
+from ringfence.loans import Lending
 
 State = Literal["starting", "running", "paused", "stopped"]
 Why = Literal["closed", "lifetime", "keeper_died", "box_died", "killed", "failed"]
@@ -52,9 +66,14 @@ class StaySpec:
     trees: tuple[Path, ...] = ()
     template: str = "python"
     layout: Layout = "shared"
+    """`fresh`: each interpreter is started by exec, with an address layout and hash seed of its own."""
+    setup: str | None = None
+    """Python source that runs in each interpreter before its first cell; such interpreters are `fresh`."""
     tenant: str = "local"
     mounts: tuple[Mount, ...] = ()
     packages: tuple[Path, ...] = ()
+    installs: bool = False
+    listening: Listening = NOBODY_LISTENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +161,8 @@ class SessionSpec:
     volumes: tuple[VolumeMount, ...] = ()
     network: tuple[NetworkRule, ...] = ()
     """What it may reach; nothing: it has no way out at all."""
+    lending: Lending | None = None
+    """Secrets that its box may use without having them."""
     retain: Retain = "output"
 
 
@@ -167,6 +188,7 @@ class SessionInfo:
     memory_bytes: int | None = None
     network: tuple[str, ...] = ()
     """Whom its box may reach."""
+    lending: Lending | None = None
 
 
 @dataclass(frozen=True, slots=True)

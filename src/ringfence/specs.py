@@ -44,6 +44,8 @@ class ServerSpec:
     """Of its box, by the names of `box.Limits`, where they are not the usual ones."""
     secrets: tuple[str, ...] = ()
     packages: PackageSpec | None = None
+    listens: bool = False
+    """Whether it may wait for connections, which only programs of its own box can make."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,14 @@ class Wanted:
     mounts: tuple[Mount, ...] = ()
     packages: tuple[str, ...] = ()
     """Packages of an index that are installed for it."""
+    allow_packages: tuple[str, ...] = ()
+    """What it may install by itself: names or patterns."""
     network: str | tuple[str, ...] = ()
     """A name under `networks:`, or places as HOST[:PORT]."""
     secrets: tuple[str, ...] = ()
     """Names under `secrets:`, beside those of the contract."""
+    listen: str | Mapping[str, int] | None = None
+    """`denied`, `allowed`, or ports by name."""
     template: str | None = None
     layout: Layout | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -59,8 +63,10 @@ class Wanted:
             "trees": [str(tree) for tree in self.trees],
             "mounts": [asdict(mount) for mount in self.mounts],
             "packages": list(self.packages),
+            "allow_packages": list(self.allow_packages),
             "secrets": list(self.secrets),
             "network": self.network if isinstance(self.network, str) else list(self.network),
+            "listen": self.listen if self.listen is None or isinstance(self.listen, str) else dict(self.listen),
             "template": self.template,
             "memory_layout": self.layout,
             "metadata": dict(self.metadata),

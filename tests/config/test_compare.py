@@ -347,3 +347,18 @@ def test_mounts_may_become_fewer_or_read_only() -> None:
     assert told(mounted(one, two), mounted(one.replace("rw", "ro"))) == []
     assert len(told(mounted(one), mounted(one, two))) == 1
     assert len(told(mounted(two), mounted(two.replace("}", ", mode: rw}")))) == 1
+
+
+def test_a_tool_of_a_server_may_come_to_see_less_of_what_its_server_sees(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+
+    def mounted(*mounts: str) -> config.Config:
+        every = "{host: ./a, at: /a, mode: rw}, {host: ./b, at: /b}"
+        filesystem = f", filesystem: {{mounts: [{', '.join(mounts)}]}}" if mounts else ""
+        text = f"servers: {{s: {{command: [x], mounts: [{every}]}}}}\ncapabilities: {{t: {{server: s{filesystem}}}}}"
+        return config.loads(text, file="f", base=tmp_path)
+
+    one, two = "{host: ./a, at: /a, mode: rw}", "{host: ./b, at: /b}"
+    assert told(mounted(), mounted(one)) == told(mounted(one, two), mounted(one.replace("rw", "ro"))) == []
+    assert len(told(mounted(one), mounted())) == len(told(mounted(two), mounted(one))) == 1

@@ -78,3 +78,53 @@ def test_what_a_server_in_an_agents_box_says_is_not_trusted(tmp_path: Path) -> N
     text = "servers: {s: {command: [x], placement: session}}\ncapabilities: {c: {server: s, mode: read"
     assert loaded(text + "}}", tmp_path).contracts["c"].result.trust == "untrusted"
     assert loaded(text + ", result: {trust: trusted}}}", tmp_path).contracts["c"].result.trust == "untrusted"
+
+
+MOUNTED = """
+servers:
+  s: {command: [x], mounts: [{host: ./docs, at: /docs, mode: rw}, {host: ./more, at: /more}]}
+  far: {url: "http://127.0.0.1:1/mcp"}
+  bare: {command: [y], placement: unsafe_host}
+capabilities:
+  read: {transport: mcp, server: SERVER, filesystem: {mounts: [{host: HOST, at: AT, mode: MODE}]}}
+"""
+
+
+def narrowed(server: str, host: str, at: str, mode: str) -> str:
+    text = MOUNTED.replace("SERVER", server).replace("HOST", host)
+    return text.replace("AT", at).replace("MODE", mode)
+
+
+@pytest.mark.parametrize(
+    ("host", "at", "mode"), [("./docs", "/docs", "ro"), ("./docs", "/docs", "rw"), ("more", "/more", "ro")]
+)
+def test_a_contract_of_a_server_may_have_less_than_its_server(tmp_path: Path, host: str, at: str, mode: str) -> None:
+    for name in ("docs", "more"):
+        (tmp_path / name).mkdir()
+    found = loaded(narrowed("s", host, at, mode), tmp_path).contracts["read"]
+    assert [(m.at, m.mode) for m in found.mounts] == [(at, mode)]
+
+
+@pytest.mark.parametrize(
+    ("server", "host", "at", "mode", "text"),
+    [
+        ("s", "./more", "/more", "rw", "write it under servers: s: mounts: [{host: ./more, at: /more, mode: rw}], too"),
+        ("s", "./docs", "/elsewhere", "ro", "server 's' does not see this"),
+        ("far", "./docs", "/docs", "ro", "server 'far' runs elsewhere, where nothing is mounted"),
+        ("bare", "./docs", "/docs", "ro", "server 'bare' has no box of its own (placement unsafe_host)"),
+    ],
+)
+def test_a_contract_of_a_server_has_no_more_than_its_server(
+    tmp_path: Path, server: str, host: str, at: str, mode: str, text: str
+) -> None:
+    for name in ("docs", "more"):
+        (tmp_path / name).mkdir()
+    (problem,) = problems(narrowed(server, host, at, mode), tmp_path)
+    assert problem.startswith("f:7:") and text in problem
+
+
+def test_where_any_server_may_have_the_tool_it_is_a_warning(tmp_path: Path) -> None:
+    for name in ("docs", "more"):
+        (tmp_path / name).mkdir()
+    found = loaded(narrowed("s", "./docs", "/docs", "ro").replace("server: s, ", ""), tmp_path)
+    assert ["name its server, or: " in str(warning) for warning in found.warnings] == [True]

@@ -151,6 +151,45 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
         ("capabilities: {a: {transport: sandboxed_exec, tool: eval}}", "1:53: a box has no tool 'eval', only"),
         ("capabilities: {a: {memory_layout: fresh}}", "1:20: memory_layout is for transport sandboxed_exec"),
         ("capabilities: {a: {template: data}}", "1:20: template is for transport sandboxed_exec"),
+        ("capabilities: {a: {listen: allowed}}", "1:20: listen is for transport sandboxed_exec"),
+        ("capabilities: {a: {commands: {}}}", "1:20: commands is for transport sandboxed_exec"),
+        (
+            "capabilities: {run_shell: {transport: sandboxed_exec, listen: alowed}}",
+            "1:63: must be 'denied' or 'allowed', this is 'alowed' (did you mean 'allowed'?)",
+        ),
+        (
+            "capabilities: {run_shell: {transport: sandboxed_exec, listen: {web: 70000}}}",
+            "1:69: must be at most 65535, this is 70000",
+        ),
+        (
+            "capabilities: {read_file: {transport: sandboxed_exec, listen: allowed}}",
+            "1:55: listen is for execute_python, run_shell, open_session, not for read_file",
+        ),
+        (
+            "capabilities: {execute_python: {transport: sandboxed_exec, commands: {allow: [ls]}}}",
+            "1:60: commands is for run_shell, not for execute_python",
+        ),
+        (
+            "capabilities: {run_shell: {transport: sandboxed_exec, commands: {allowed: [ls]}}}",
+            "1:66: unknown key 'allowed' (did you mean 'allow'?)",
+        ),
+        (
+            "capabilities: {run_shell: {transport: sandboxed_exec, commands: {allow: [ls -l]}}}",
+            "1:74: 'ls -l' is not the name of a program, nor an absolute path",
+        ),
+        (
+            "capabilities: {run_shell: {transport: sandboxed_exec, commands: {allow: [/bin/../ls]}}}",
+            "1:74: '/bin/../ls' must be an absolute path without '..' and double slashes",
+        ),
+        (
+            "capabilities: {run_shell: {transport: sandboxed_exec, commands: {allow: [ls], deny: [ls]}}}",
+            "1:86: 'ls' is under allow already: one of them",
+        ),
+        (
+            "capabilities: {run_shell: {transport: sandboxed_exec, commands: {deny: [sh]}}}",
+            "1:73: every command is run by /bin/sh, so it is always there",
+        ),
+        ("servers: {a: {command: [x], listen: 80}}", "1:37: must be 'denied' or 'allowed', this is 80"),
         (
             "capabilities: {run_shell: {transport: sandboxed_exec, template: dta}}",
             "1:65: no template named 'dta' (did you mean 'data'?)",
@@ -182,6 +221,16 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
         ("networks: {a: {addresses: [corp]}}", "1:28: 'corp' is not an address"),
         ("networks: {a: {per_minute: 0}}", "1:28: must be at least 1"),
         ("secrets: {a: {from: env, name: A, hosts: ['*'], header: X}}", "1:43: '*' would hand the secret to everybody"),
+        ("sandbox: {install_inside: true}", "1:11: install_inside without allow_packages would let in nothing"),
+        ("sandbox: {allow_packages: ['six>=1']}", "1:28: 'six>=1' is not a name or pattern of packages"),
+        (
+            "sandbox: {install_inside: true, require_packages: pinned, allow_packages: [six, 'idna==3.4']}",
+            "1:76: 'six' names no version, and require_packages asks for it",
+        ),
+        (
+            "sandbox: {install_inside: true, require_packages: hashed, allow_packages: ['y==2']}",
+            "1:76: 'y==2' names no version and hash",
+        ),
         (
             "sandbox: {network_enabled: true}",
             "1:11: network_enabled without allowed_egress_domains would mean everywhere",

@@ -28,7 +28,6 @@ NOT_BUILT = {
     "2:31  ": LOCAL + "capabilities: {a: {isolation: microvm}}",
     "2:31   ": REMOTE + "capabilities: {a: {isolation: gvisor}}",
     "2:31    ": REMOTE + "capabilities: {a: {isolation: microvm}}",
-    "2:20": LOCAL + "capabilities: {a: {filesystem: {mounts: [{host: /a, at: /b}]}}}",
     "2:30": LOCAL + "capabilities: {a: {effects: {compensate: b}}, b: {}}",
     "2:30 ": LOCAL + "capabilities: {a: {effects: {preview: b}}, b: {}}",
     "1:40 ": "policy: {rules: [{id: a, action: deny, taint_labels: [secret]}]}",

@@ -13,7 +13,7 @@ import pytest
 from tests import boxing
 from tests.tooling import ROOT
 
-PAGES = ("tutorial-sessions.md", "e2b.md")
+PAGES = ("tutorial-sessions.md", "e2b.md", "sessions.md")
 _BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -166,7 +166,7 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def box(
-    rules: Sequence[NetworkRule],
+    rules: Sequence[NetworkRule] | Rules,
     resolve: Names | None = None,
     trust: ssl.SSLContext | None = None,
     limits: Limits | None = None,
@@ -176,7 +176,8 @@ async def box(
     port = listener.getsockname()[1]
     facts: list[Fact] = []
     egress = Egress(resolve or Names(), trust or NOBODY, limits)
-    attached = await egress.attach(listener, Rules(rules), facts.append, broker=broker)
+    compiled = rules if isinstance(rules, Rules) else Rules(rules)
+    attached = await egress.attach(listener, compiled, facts.append, broker=broker)
     inside = Box(attached, port, facts)
     try:
         yield inside

@@ -11,7 +11,8 @@ from ringfence.box import NetworkRule
 from ringfence.egress.cleaning import Watch, cleaned, cleaned_head
 from ringfence.egress.http1 import response
 from ringfence.egress.refusal import Failed
-from ringfence.egress.scope import Asked, Brokered
+from ringfence.egress.scope import Brokered
+from ringfence.loans import Asked
 from ringfence.redaction import Current
 from ringfence.secret import Secret
 from tests.egress.outside import LOCAL, LOOPBACK, Server, answering, box

@@ -8,9 +8,10 @@ import aiohttp
 import pytest
 
 from ringfence.box import NetworkRule
-from ringfence.egress.scope import Asked, Brokered
+from ringfence.egress.scope import Brokered
 from ringfence.egress.wire import Limits
 from ringfence.errors import Refused, Unavailable
+from ringfence.loans import Asked
 from ringfence.model import Status
 from tests.egress.outside import LOCAL, LOOPBACK, OK, OPEN, Server, answering, box, get, reason, serving, status
 

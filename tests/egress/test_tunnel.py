@@ -9,9 +9,10 @@ import aiohttp
 import pytest
 
 from ringfence.box import NetworkRule
-from ringfence.egress.scope import Asked, Brokered
+from ringfence.egress.scope import Brokered
 from ringfence.egress.tls import Authority
 from ringfence.egress.wire import Limits
+from ringfence.loans import Asked
 from tests.egress.outside import (
     LOCAL,
     LOOPBACK,

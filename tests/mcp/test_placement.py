@@ -33,6 +33,8 @@ for line in sys.stdin:
         path = params["arguments"].get("path", "/workspace/mark")
         try:
             text = open(path).read()
+            if "write" in params["arguments"]:
+                open(params["arguments"]["write"], "w").write("here")
         except OSError as exc:
             text = exc.strerror
         open("/workspace/mark", "w").write("left behind")
@@ -61,9 +63,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         "bare": server(base, "bare", placement="unsafe_host"),
         "lodger": server(base, "lodger", placement="session"),
     }
+    folders = [base / each for each in ("kept", "other")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "a.txt").write_text(folder.name)
+    mounts = [{"host": str(each), "at": f"/{each.name}", "mode": "rw"} for each in folders]
+    servers["narrow"] = server(base, "narrow", mounts=mounts)
     contracts: dict[str, JSON] = {}
     for name in servers:
         contracts |= gateway.tools(name, name, timeout_seconds=30)
+    contracts["narrow"]["filesystem"] = {"mounts": [{**mounts[0], "mode": "ro"}]}
+    contracts["wide"] = {**gateway.tools("narrow", "narrow")["narrow"], "tool": "narrow"}
     rule = {"id": "apart", "action": "sandbox", "tool_patterns": ["once", "bare"]}
     settings = gateway.configuration(servers, contracts, policy={"preset": "permissive", "rules": [rule]})
     with gateway.serve(base / "gateway", settings) as running:
@@ -119,3 +129,20 @@ async def test_in_the_agents_own_box_it_sees_what_the_agent_left_and_is_not_trus
 
 async def test_one_in_no_box_is_warned_of(served: Gateway) -> None:
     assert "server bare runs on this host without a box" in served.log()
+
+
+async def test_a_contract_that_has_less_than_its_server_is_served_by_an_instance_that_sees_no_more(
+    served: Gateway,
+) -> None:
+    async with served.client("legacy") as client:
+        for path in ("/kept/a.txt", "/other/a.txt"):
+            assert (await said(client, "wide", {"path": path})).endswith(path.split("/")[1])
+        assert await said(client, "narrow", {"path": "/kept/a.txt"}) == "1 kept"
+        # Neither what other calls left, nor what its server sees for them, nor leave to write.
+        assert await said(client, "narrow", {"path": "/other/a.txt"}) == "1 No such file or directory"
+        planted = served.config.parent.parent / "kept" / "planted"
+        result = await client.call_tool("narrow", {"path": "/kept/a.txt", "write": "/kept/planted"})
+        assert text_of(result) == "1 Read-only file system" and facts(result)["isolation"]["level"] == "process"
+        assert not planted.exists()
+        assert (await said(client, "wide", {"path": "/kept/a.txt", "write": "/kept/planted"})).endswith("kept")
+        assert planted.read_text() == "here"

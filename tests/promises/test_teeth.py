@@ -53,6 +53,9 @@ BITES = {
     "no_new_privs": ("K73", "P11", "P04"),
     "landlock": ("K65", "F45"),
     "seccomp": ("P04", "P11"),
+    "programs": ("P66",),
+    "noexec": ("P65", "P67"),
+    "execute": ("P68",),
 }
 """Step by step, the cases of which at least one must break without it."""
 CARRYING = ("mount_namespace", "mapping", "entrance", "identity", "own_root", "workspace", "pivot")

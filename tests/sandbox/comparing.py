@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.box import BoxReport, BoxSpec, Layout, Limits, Program
+from ringfence.box import BoxReport, BoxSpec, Layout, Limits, Listening, Program
 from ringfence.errors import Unavailable
 from ringfence.ports import Backend
 from ringfence.sandbox.process.backend import ProcessBackend
@@ -38,6 +38,8 @@ class Honest:
     argv: tuple[str, ...] = ()
     inline: bool = False
     """`python -c SOURCE` rather than a file."""
+    listens: bool = False
+    """It waits for connections, which has to be said."""
 
     @property
     def code(self) -> bytes:
@@ -96,7 +98,8 @@ async def boxed(
     with tempfile.TemporaryDirectory() as output:
         name = "-c" if program.inline else "/workspace/prog.py"
         order = Program("python", program.code, program.argv, name, program.stdin)
-        report = await backend.run(BoxSpec(order, limits, output=Path(output), layout=layout))
+        spec = BoxSpec(order, limits, output=Path(output), layout=layout, listening=Listening(program.listens))
+        report = await backend.run(spec)
         code = report.exit_status if report.exit_status is not None else -(report.signal or 0)
         streams = [stream.head + stream.tail for stream in (report.stdout, report.stderr)]
         return _same_words(Seen(code, streams[0], streams[1], _files(Path(output)))), report

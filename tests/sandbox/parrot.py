@@ -19,6 +19,7 @@ from typing import Any, Literal, Unpack, cast
 
 from ringfence.box import BoxReport, Captured, FileFact, Limits
 from ringfence.errors import Refused, Unavailable
+from ringfence.loans import Asked, Denial, Lent, Wish
 from ringfence.model import Status
 from ringfence.sandbox import keeperlife
 from ringfence.sandbox.keeper import Server
@@ -137,8 +138,8 @@ class Parrot:
         self.done.append(word)
         return StepReport(id, 1, CellReport(EXITED, tuple(results)), request.context)
 
-    async def show(self, owner: Owner, id: str, port: int) -> int:
-        return port + 1
+    async def show(self, owner: Owner, id: str, port: int | str) -> int:
+        return int(port) + 1
 
     async def interrupt(self, owner: Owner, id: str, context: str = "default") -> bool:
         return context == "default"
@@ -239,6 +240,16 @@ class Parrot:
     async def fork(self, owner: Owner, id: str, count: int) -> builtins.list[SessionInfo | Problem]:
         made: builtins.list[SessionInfo | Problem] = [self._find(owner, id), Problem("capacity", "no room")]
         return made[:count]
+
+    async def wishes(self, owner: Owner, lender: str) -> AsyncIterator[Wish]:
+        yield Wish(0)
+        yield Wish(7, lender, asked=Asked("https", "a.example", 443, "GET", "/", (("A", "b"),), "rule"))
+
+    async def lend(self, owner: Owner, id: str, lender: str) -> None:
+        self.done.append(f"lend {id} {lender}")
+
+    async def settle(self, owner: Owner, lender: str, number: int, answer: Lent | Denial) -> None:
+        self.done.append(f"settle {lender} {number} {answer}")
 
     async def create_volume(self, owner: Owner, name: str, max_bytes: int, mode: Literal["ro", "rw"]) -> Volume:
         return Volume(name, (owner.tenant, owner.agent), max_bytes, mode, (), "now")

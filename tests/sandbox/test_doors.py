@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def fetched(place: str) -> bytes:
 
 
 def test_what_listens_in_a_sandbox_is_shown_to_its_owner_until_it_ends(home: Path) -> None:
-    with Sandbox.create() as box:
+    with Sandbox.create(listen=True) as box:
         box.commands.run(SERVER, background=True)
         place = box.get_host(8000)
         assert place == box.get_host(8000) and place.startswith("127.0.0.1:")
@@ -75,7 +76,7 @@ def knocked(place: str) -> bytes:
 def test_another_user_does_not_get_in(home: Path) -> None:
     if os.geteuid() != 0 or not os.path.exists(PYTHON):
         pytest.skip("only root can be somebody else, with an interpreter that everybody may run")
-    with Sandbox.create() as box:
+    with Sandbox.create(listen=True) as box:
         box.commands.run(SERVER, background=True)
         place = box.get_host(8000)
         fetched(place)
@@ -83,6 +84,49 @@ def test_another_user_does_not_get_in(home: Path) -> None:
         other = {"user": 1_900_000_017, "group": 1_900_000_017, "extra_groups": (), "cwd": "/"}
         done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=30, check=False, **other)  # type: ignore[call-overload]
     assert done.stdout == "b''\n", done
+
+
+def test_nothing_listens_and_nothing_is_shown_where_nobody_said_so(home: Path) -> None:
+    with Sandbox.create() as box:
+        done = box.commands.run(SERVER)
+        assert done.exit_code == 1 and "Permission denied" in done.stderr
+        assert done.facts["denials"] == {"listen": 1}
+        with pytest.raises(Refused, match="listen: allowed"):
+            box.get_host(8000)
+
+
+def test_only_named_ports_are_shown_where_they_have_names(home: Path) -> None:
+    with Sandbox.create(listen={"web": 8000, "other": 8002}) as box:
+        box.commands.run(SERVER, background=True)
+        place = box.get_host("web")
+        assert box.get_host(8000) == place
+        assert fetched(place) == b"hello\n"
+        for wrong in (8001, "wbe"):
+            with pytest.raises(Refused, match=r"other \(8002\), web \(8000\)"):
+                box.get_host(wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"a": 0}, {"a": True}, {"a": 65_536}, {1: 80}, "allowed", {}])
+def test_what_is_no_port_is_refused_before_anything_is_made(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Sandbox(listen=wrong)
+
+
+def test_a_contract_shows_the_ports_it_names_when_a_session_is_opened(tmp_path: Path) -> None:
+    boxing.need_boxes()
+    path = gateways.write(
+        tmp_path,
+        "gateway: {state: ./state}\n"
+        "capabilities: {open_session: {transport: sandboxed_exec, approval: none, listen: {web: 8000}}}\n",
+    )
+    answer = json.loads(gateways.run("call", "open_session", "--config", path, "--json").stdout)
+    assert answer["status"] == "success", answer
+    session, place = answer["structured"]["session"], answer["structured"]["ports"]["web"]
+    arguments = json.dumps({"session": session, "command": SERVER, "background": True})
+    gateways.run("call", "run_shell", "--args", arguments, "--config", path, "--json")
+    assert fetched(place) == b"hello\n"
+    gateways.run("call", "close_session", "--args", json.dumps({"session": session}), "--config", path)
+    assert knocked(place) == b""
 
 
 def test_an_agent_has_it_only_where_a_contract_is_for_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from ringfence.box import Captured, Input
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
+from ringfence.loans import Lent
 from ringfence.model import Status
 from ringfence.sandbox import keeper as keepers
 from ringfence.sandbox.flows import SLACK, WINDOW
@@ -72,6 +73,7 @@ async def test_every_verb_answers_as_the_house_does() -> None:
             "copy": ("a", "box-0", "b"),
             "snapshot": (None,),
             "fork": (2,),
+            "lend": ("somebody",),
         }
         for verb, arguments in asked.items():
             answers = []
@@ -83,6 +85,7 @@ async def test_every_verb_answers_as_the_house_does() -> None:
         others: dict[str, tuple[Any, ...]] = {
             "list": (),
             "past": (),
+            "settle": ("somebody", 7, Lent(("a",), {"A": "x"}, (("name", "value"),))),
             "snapshots": (),
             "remove_snapshot": ("snap-0",),
             "create_volume": ("data", 1, "rw"),
@@ -91,7 +94,8 @@ async def test_every_verb_answers_as_the_house_does() -> None:
         }
         for verb, arguments in others.items():
             assert await getattr(here, verb)(ANN, *arguments) == await getattr(keeper, verb)(ANN, *arguments)
-        assert {*asked, *others, "create", "end", "remove", "pack", "unpack", "watch"} == set(VERBS)
+        assert {*asked, *others, "create", "end", "remove", "pack", "unpack", "watch", "wishes"} == set(VERBS)
+        assert [w async for w in keeper.wishes(ANN, "me")] == [w async for w in here.wishes(ANN, "me")]
         assert (await keeper.end(ANN, "box-0")).why == "closed"
     assert here.done == there.done
 

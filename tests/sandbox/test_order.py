@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.box import MIB, Attached, Input, Limits, Program
+from ringfence.box import MIB, Attached, Input, Limits, Listening, Program, Programs
 from ringfence.contract import build, built_in
 from ringfence.errors import Refused
+from ringfence.model import Decision, Grant
 from ringfence.sandbox import order
 from tests.faking import make_call
 
@@ -51,6 +52,53 @@ def test_all_that_a_caller_in_this_process_can_say() -> None:
     assert (made.limits.memory_bytes, made.limits.processes, made.limits.wall_seconds) == (64 * MIB, 5, 8)
     assert (made.inputs, made.output, made.trees) == (attached.inputs, Path("/out"), (Path("/srv"),))
     assert (made.env, made.template, made.layout) == ({"A": "b"}, "data", "fresh")
+
+
+def shell(**commands: Any) -> Any:
+    return build("run_shell", {"transport": "sandboxed_exec", "commands": commands})[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("git log", True),
+        ("/usr/bin/git log", True),
+        ("cd x&&git|cat", True),
+        ("echo 'git'", True),
+        ("cat .git/config", True),
+        ("legit digit git_log", False),
+        ("g''it", False),
+        ("", False),
+    ],
+)
+def test_a_program_is_asked_for_where_its_name_is_a_word_of_the_command(line: str, named: bool) -> None:
+    for name in ("git", "/usr/bin/git"):
+        contract = shell(ask=[name])
+        assert order.asked_for(make_call("run_shell", {"command": line}), contract) == ((name,) if named else ())
+        assert bool(order.asked_for(make_call("run_shell", {"argv": line.split()}), contract)) is named
+    assert order.asked_for(make_call("run_shell", {"command": line}), SHELL) == ()
+
+
+def programs(contract: Any, line: str, approval: str | None) -> Any:
+    grant = Grant(make_call("run_shell", {"command": line}), contract, Decision("d", True, ""), None, "", approval, 0.0)
+    return order.programs(grant)
+
+
+def test_what_a_person_agreed_to_is_there_for_this_command_alone() -> None:
+    few, most = shell(allow=["ls"], ask=["git", "make"], deny=["id"]), shell(ask=["git", "make"], deny=["id"])
+    assert programs(few, "git log", None) == Programs(("ls",), ("id",))
+    assert programs(few, "git log", "apr_1") == Programs(("ls", "git"), ("id",))
+    assert programs(most, "git log", None) == Programs(None, ("id", "git", "make"))
+    assert programs(most, "git log", "apr_1") == Programs(None, ("id", "make"))
+    assert programs(SHELL, "git log", "apr_1") is None
+
+
+def test_listening_is_the_contracts_unless_a_caller_here_says_otherwise() -> None:
+    contract, _ = build("run_shell", {"transport": "sandboxed_exec", "listen": {"web": 80}})
+    assert spec(contract, {"command": "x"}).listening == Listening(True, (("web", 80),))
+    assert spec(contract, {"command": "x", "listen": "denied"}).listening == Listening()
+    assert spec(SHELL, {"command": "x"}).listening == Listening()
+    assert spec(SHELL, {"command": "x", "listen": "allowed"}).listening == Listening(True)
 
 
 def test_what_a_contract_demands_no_argument_takes_back() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -39,13 +39,6 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "code" / "repeater.py"
     path.write_text(REPEATER)
     return path
-
-
-@pytest.fixture
-async def backend() -> AsyncIterator[ProcessBackend]:
-    backend = ProcessBackend(depth=0)
-    yield backend
-    await backend.close()
 
 
 @pytest.fixture

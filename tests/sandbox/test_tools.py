@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringfence.box import MIB, Limits
-from ringfence.contract import built_in
+from ringfence.contract import build, built_in
 from ringfence.sandbox.bounds import BOUNDS, limits_problem
 from ringfence.sandbox.offers.parts import Lives, Ready
 from ringfence.sandbox.tools import DECLARABLE, PROGRAMS, TEMPLATES, TOOLS, WIDE_TOOLS, complete, definition, mode, size
@@ -34,6 +34,10 @@ def fits(contract: Any, arguments: Any, *, wide: bool = False) -> bool:
         (PYTHON, {"code": "1", "trees": ["/home"]}, False, True),
         (PYTHON, {"code": "1", "env": {"A": "b"}}, False, True),
         (PYTHON, {"code": "1", "template": "data"}, False, True),
+        (PYTHON, {"code": "1", "listen": "allowed"}, False, True),
+        (PYTHON, {"code": "1", "listen": {"web": 8000}}, False, True),
+        (PYTHON, {"code": "1", "listen": {"web": 0}}, False, False),
+        (PYTHON, {"code": "1", "listen": "yes"}, False, False),
         (PYTHON, {"code": "1", "argv": ["a"], "name": "x.py", "stdin": "stream"}, False, True),
         (PYTHON, {"code": "1", "stdin": {"bytes": 1, "sha256": "0"}}, False, True),
         (PYTHON, {"code": "1", "stdin": "text"}, False, False),
@@ -71,6 +75,27 @@ def test_a_description_states_the_effective_limits(contract: Any) -> None:
     ):
         assert stated in text, stated
     assert "numpy" not in definition(contract, limits, Ready()).body["description"]
+
+
+def said(tool: str, **keys: Any) -> str:
+    contract, _ = build(tool, {"transport": "sandboxed_exec", **keys})
+    return str(definition(contract, Limits(), Ready(), Lives()).body["description"])
+
+
+@pytest.mark.parametrize("tool", ["execute_python", "run_shell", "open_session"])
+def test_a_description_states_who_may_listen(tool: str) -> None:
+    assert "Listening: no program may listen for TCP connections." in said(tool)
+    assert "programs may listen, and only those of the same box can connect" in said(tool, listen="allowed")
+    assert "to its owner alone, can be: web (port 8000)" in said(tool, listen={"web": 8000})
+
+
+def test_a_description_states_which_programs_there_are() -> None:
+    assert "Programs:" not in said("run_shell") and "session" in said("run_shell")
+    told = said("run_shell", commands={"allow": ["ls", "cat"], "ask": ["git"]})
+    assert "Programs: beside sh only ls, cat; for git a person is asked;" in told
+    assert "Python" not in told.partition("Limits")[0] and "open_session" not in told
+    assert "those of the system without curl" in said("run_shell", commands={"deny": ["curl"]})
+    assert "sh alone" in said("run_shell", commands={"allow": []})
 
 
 def test_a_definition_changes_with_what_it_promises() -> None:

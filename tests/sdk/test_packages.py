@@ -11,7 +11,7 @@ import pytest
 from ringfence import Sandbox, run_code
 from ringfence.errors import Refused, Unavailable
 from tests import gateways
-from tests.packages.registry import Registry, served
+from tests.packages.registry import Registry, known_alone, served
 
 GREETING = {"greeting.py": "def greet():\n    return 'hello'\n"}
 IMPORTED = "import greeting; print(greeting.greet())"
@@ -21,10 +21,7 @@ IMPORTED = "import greeting; print(greeting.greet())"
 def index(state: Path) -> Iterator[Registry]:
     """The only index that pip knows."""
     with served() as found, pytest.MonkeyPatch.context() as patch:
-        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT"):
-            patch.delenv(name, raising=False)
-        patch.setenv("PIP_CONFIG_FILE", "/dev/null")
-        patch.setenv("PIP_INDEX_URL", f"{found.url}/simple")
+        known_alone(found, patch)
         yield found
 
 

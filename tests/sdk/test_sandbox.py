@@ -33,6 +33,7 @@ from ringfence import (
     Unavailable,
     VolumeMount,
 )
+from ringfence.box import Mount
 from ringfence.sdk import engine
 from tests import gateways
 
@@ -240,7 +241,8 @@ def test_a_volume_outlives_its_sandboxes() -> None:
         ({"backend": "docker"}, Unavailable, "docker is not built yet"),
         ({"network": ["a b"]}, Refused, "such a network cannot be"),
         ({"network": "nowhere"}, Unavailable, "there is no network 'nowhere'"),
-        ({"secrets": ["a"]}, Unavailable, "secrets: secrets cannot be delivered"),
+        ({"secrets": ["a"]}, Unavailable, "there is no secret 'a'"),
+        ({"secrets": "a"}, TypeError, "secrets are named in a list"),
         ({"mounts": ["/srv"]}, ValueError, "mounts: a mapping"),
         ({"netwrok": []}, TypeError, "there is no option netwrok; there are timeout"),
         ({"inputs": {"a": Path("/nonexistent/a")}}, Unavailable, "No such file"),
@@ -355,3 +357,13 @@ if pid: os.waitpid(pid, 0)"""
     command = [sys.executable, "-W", "ignore", "-c", code]
     shown = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=60, check=False)
     assert shown.stdout == "1\n1\n", shown.stderr
+
+
+def test_what_came_to_be_where_programs_of_the_host_look_is_told(state: Path, tmp_path: Path) -> None:
+    (tmp_path / ".vscode").mkdir()
+    with Sandbox.create(mounts=[Mount(str(tmp_path), "/project", "rw")]) as sandbox:
+        assert "planted" not in sandbox.run_code("open('/project/main.py', 'w').close()").facts
+        assert sandbox.run_code("open('/project/.envrc', 'w').close()").facts["planted"] == ["/project/.envrc"]
+        assert "planted" not in sandbox.run_code("1").facts
+        ran = sandbox.commands.run("mkdir -p /project/.claude; touch /project/.vscode/tasks.json")
+        assert ran.exit_code == 1 and ran.facts["planted"] == ["/project/.claude"]

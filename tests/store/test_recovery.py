@@ -197,3 +197,55 @@ def test_a_chain_with_a_hostile_name_touches_no_file(folder: Path, keys: Keys) -
     Store.open(folder, keys).close()
     assert not (folder.parent / "escape.lock").exists()
     assert not list(folder.parent.glob("**/escape*"))
+
+
+def stands_at(store: Store) -> int:
+    """The record up to which the checkpoint file is signed."""
+    newest = store._checkpoints.read().newest
+    return 0 if newest is None else newest.seq
+
+
+@pytest.mark.anyio
+async def test_what_need_not_be_covered_is_covered_by_the_next_that_must_be(
+    folder: Path, keys: Keys, verified: Callable[[], None]
+) -> None:
+    with Store.open(folder, keys) as store:
+        before = stands_at(store)
+        await store.write(lambda tx: tx.append("started", "c1", STARTED), covered=False)
+        assert stands_at(store) == before
+        await store.write(lambda tx: tx.append("started", "c2", STARTED), covered=False, alone=True)
+        assert stands_at(store) == before
+        receipt = await store.write(lambda tx: tx.append("finished", "c1", {"status": "success"}), alone=True)
+        assert stands_at(store) == receipt.seq == before + 3
+        await store.write(lambda tx: tx.append("finished", "c2", {"status": "success"}))
+    verified()
+
+
+@pytest.mark.anyio
+async def test_a_crash_between_the_two_is_closed_by_the_next_start(
+    folder: Path, keys: Keys, verified: Callable[[], None]
+) -> None:
+    first = Store.open(folder, keys)
+    before = stands_at(first)
+    await first.write(lambda tx: tx.append("started", "c1", {**STARTED, "effect_possible": False}), covered=False)
+    assert stands_at(first) == before
+    crash(first)
+    with Store.open(folder, keys) as second:
+        assert (second.recovered.chains, second.recovered.calls) == ((first.chain,), ("c1",))
+        (closed,) = second.reader().records(call_id="c1", kind="finished")
+        assert (closed.body["status"], closed.body["effect"]) == ("unknown", "none")
+    assert kinds(folder, first.chain)[-3:] == ["started", "finished", "chain_closed"]
+    verified()
+
+
+@pytest.mark.anyio
+async def test_an_uncovered_record_that_was_changed_before_the_crash_shows_in_the_chain(
+    folder: Path, keys: Keys
+) -> None:
+    first = Store.open(folder, keys)
+    await first.write(lambda tx: tx.append("started", "c1", STARTED), covered=False)
+    await first.write(lambda tx: tx.append("started", "c2", STARTED), covered=False)
+    crash(first)
+    tamper(folder, "UPDATE records SET hash = 'x' WHERE call_id = 'c1'")
+    with Store.open(folder, keys) as second:
+        assert second.recovered.damaged != ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -20,7 +21,7 @@ async def test_only_what_was_checked_is_dialled() -> None:
         assert url == "http://far.example/mcp"
         return ["10.0.0.1", "fd00::1"]
 
-    found = await Checked("http://far.example/mcp", check).resolve("far.example", 80)
+    found = await Checked(partial(check, "http://far.example/mcp")).resolve("far.example", 80)
     assert [(each["host"], each["port"], each["family"]) for each in found] == [
         ("10.0.0.1", 80, 2),
         ("fd00::1", 80, 10),
@@ -33,7 +34,7 @@ async def test_a_refusal_is_no_address(problem: Exception) -> None:
         raise problem
 
     with pytest.raises(OSError, match="no"):
-        await Checked("http://far.example/mcp", check).resolve("far.example", 80)
+        await Checked(partial(check, "http://far.example/mcp")).resolve("far.example", 80)
 
 
 async def test_a_configured_url_may_lead_anywhere_but_to_credentials() -> None:

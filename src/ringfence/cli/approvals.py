@@ -159,6 +159,9 @@ def _in_full(approval: Approval) -> Iterator[str]:
     rules = approval.summary.get("rules")
     if isinstance(rules, list):
         yield f"  policy     {safe(', '.join(map(str, rules))) or 'no rule matched'}"
+    programs = approval.summary.get("programs")
+    if isinstance(programs, list):
+        yield f"  programs   {safe(', '.join(map(str, programs)))}, which only an approved command has"
     if approval.summary.get("reversible") is False and approval.summary.get("mode") != "read":
         yield "  effect     cannot be undone, by its contract"
     yield "  arguments"

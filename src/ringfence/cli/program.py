@@ -69,6 +69,11 @@ def _file(given: str, words: list[str]) -> Program:
     return Program(argv=(*by, f"{_INSIDE}/{name}", *words), script=Input(name, data))
 
 
+def source(path: Path) -> str:
+    """Of a file, for an option."""
+    return _text(_read(str(path)), str(path))
+
+
 def _read(given: str) -> bytes:
     try:
         with open(0 if given == "-" else given, "rb", closefd=given != "-") as file:

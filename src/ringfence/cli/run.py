@@ -25,8 +25,15 @@ _Pids = typer.Option(None, "--pids", min=1, max=1_000_000, metavar="N", help="Pr
 _Allow = typer.Option(
     None, "--allow", metavar="HOST[:PORT]", help="A host, `*.suffix` or address that it may reach. May be repeated."
 )
+_Listen = typer.Option(False, "--listen", help="Let it wait for connections, which only its own box can make.")
 _Packages = typer.Option(
     None, "--package", metavar="NAME[==VERSION]", help="A Python package that is installed for it. May be repeated."
+)
+_AllowPackages = typer.Option(
+    None,
+    "--allow-package",
+    metavar="NAME[==VERSION]",
+    help="A name or pattern of packages that programs in it may install (`pip install`). May be repeated.",
 )
 _Inputs = typer.Option(None, "--input", metavar="PATH", help="A file or folder for /workspace/input. May be repeated.")
 _Output = typer.Option(None, "--output", metavar="DIR", help="Where the files of /workspace/output are copied to.")
@@ -60,7 +67,9 @@ def run(
     disk: int | None = _Disk,
     pids: int | None = _Pids,
     allow: list[str] | None = _Allow,
+    listen: bool = _Listen,
     package: list[str] | None = _Packages,
+    allow_package: list[str] | None = _AllowPackages,
     inputs: list[Path] | None = _Inputs,
     output: Path | None = _Output,
     env: list[str] | None = _Env,
@@ -97,11 +106,10 @@ def run(
         inputs=program.inputs(inputs or [], chosen.script),
         output=program.output_folder(output),
         network=program.places(allow or []),
-        packages=tuple(package or ()),
-        secrets=tuple(secret or ()),
         trees=program.trees(tree or []),
-        template=template,
-        layout="fresh" if fresh else None,
+        **{"packages": tuple(package or ()), "allow_packages": tuple(allow_package or ())},
+        **{"secrets": tuple(secret or ()), "listen": "allowed" if listen else None},
+        **{"template": template, "layout": "fresh" if fresh else None},
     )
     settings = boxed.settings(config_path, backend)
     report = boxed.Report(facts)

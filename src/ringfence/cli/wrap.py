@@ -17,6 +17,7 @@ _Network = typer.Option(None, "--network", metavar="NAME", help="A network of yo
 _Allow = typer.Option(
     None, "--allow", metavar="HOST[:PORT]", help="A host, `*.suffix` or address that it may reach. May be repeated."
 )
+_Listen = typer.Option(False, "--listen", help="Let it wait for connections, which only its own box can make.")
 _Env = typer.Option(
     None, "--env", metavar="K=V", help="A variable of the server; K alone: the one that wrap has. May be repeated."
 )
@@ -34,6 +35,7 @@ def wrap(
     unsafe: str | None = _Unsafe,
     network: str | None = _Network,
     allow: list[str] | None = _Allow,
+    listen: bool = _Listen,
     env: list[str] | None = _Env,
     memory: int | None = _Memory,
     disk: int | None = _Disk,
@@ -59,5 +61,5 @@ def wrap(
     spec = wrapped.spec(list(words), wrapped.mounts(mount or [], unsafe or ""), wrapped.variables(env or []))
     settings = wrapped.settings(config_path, network)
     limits = wrapped.limits(memory, disk, pids)
-    wanted = wrapped.Wanted(spec, network or "denied", program.places(allow or []), limits)
+    wanted = wrapped.Wanted(spec, network or "denied", program.places(allow or []), limits, listen)
     raise typer.Exit(common.run(wrapped.run, wanted, settings))

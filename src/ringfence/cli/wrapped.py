@@ -40,6 +40,7 @@ class Wanted:
     network: str = "denied"
     places: tuple[str, ...] = ()
     limits: dict[str, float | int] = field(default_factory=dict)
+    listens: bool = False
 
 
 # ── What the command line says ──
@@ -100,7 +101,7 @@ def settings(path: Path | None, network: str | None) -> Config:
 
 async def run(wanted: Wanted, configured: Config) -> int:
     """The exit code."""
-    server = replace(wanted.server, network=wanted.network, limits=wanted.limits)
+    server = replace(wanted.server, network=wanted.network, limits=wanted.limits, listens=wanted.listens)
     source = Source()
     started: list[BoxedServer] = []
     try:

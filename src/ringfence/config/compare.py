@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from ringfence.box import Mount
+from ringfence.box import Commands, Listening, Mount
 from ringfence.config.settings import Config
 from ringfence.model import (
     Action,
@@ -25,6 +25,7 @@ from ringfence.model import (
     Rule,
     SecretSpec,
     ServerSpec,
+    Transport,
 )
 from ringfence.policy import PRESETS
 
@@ -79,6 +80,32 @@ def _equal(old: Any, new: Any) -> bool:
 
 def _mounts(old: tuple[Mount, ...], new: tuple[Mount, ...]) -> bool:
     return all(mount in old or replace(mount, mode="rw") in old for mount in new)
+
+
+def _narrowed(old: tuple[Mount, ...], new: tuple[Mount, ...]) -> bool:
+    """Of a server's tool: one that names none has all that its server has."""
+    return not old or (bool(new) and _mounts(old, new))
+
+
+def _listening(old: Listening, new: Listening) -> bool:
+    return not new.allowed or (old.allowed and _within(old.ports, new.ports))
+
+
+def _commands(old: Commands | None, new: Commands | None) -> bool:
+    """Whether no program is there, or there without being asked for, that was not."""
+    before, after = old or Commands(), new or Commands()
+    every = {name for each in (before, after) for name in (*(each.allow or ()), *each.ask, *each.deny)}
+    # The empty name stands for all that nobody names.
+    return all(_standing(after, name) <= _standing(before, name) for name in (*every, ""))
+
+
+def _standing(commands: Commands, name: str) -> int:
+    """0: it is absent, 1: it is asked for, 2: it is there."""
+    if name in commands.deny:
+        return 0
+    if name in commands.ask:
+        return 1
+    return 2 if commands.allow is None or name in commands.allow else 0
 
 
 def _retry(old: Retry, new: Retry) -> bool:
@@ -141,6 +168,7 @@ _SANDBOX: Mapping[str, Holds] = {
     **dict.fromkeys(("session_idle_seconds", "max_session_idle_seconds", "session_queue_seconds"), _no_more),
     "session_paused_seconds": _no_more,
     "allow_packages": _within,
+    **dict.fromkeys(("install_inside", "build_packages"), _no_more),
     "packages": _along("any", "pinned", "hashed"),
 }
 
@@ -179,6 +207,7 @@ _SERVER: Mapping[str, Holds] = {
     "mounts": _mounts,
     "network": lambda _old, new: new == "denied",
     "secrets": _within,
+    "listens": lambda _old, new: not new,
 }
 
 
@@ -204,6 +233,8 @@ _CONTRACT: Mapping[str, Holds] = {
     "environments": _within,
     "isolation": _along("none", "process", "gvisor", "microvm"),
     "memory_layout": _along("shared", "fresh"),
+    "listen": _listening,
+    "commands": _commands,
     "timeout_seconds": _no_more,
     "retry": _retry,
     "rate": _rate,
@@ -214,6 +245,9 @@ _CONTRACT: Mapping[str, Holds] = {
 }
 
 
+_SERVED: Mapping[str, Holds] = {**_CONTRACT, "mounts": _narrowed}
+
+
 def _contracts(old: Config, new: Config) -> Iterator[str]:
     looked_at = any("contract" in condition for condition in _conditions(new))
     for name, contract in new.contracts.items():
@@ -222,7 +256,8 @@ def _contracts(old: Config, new: Config) -> Iterator[str]:
             yield f"{what} is new"
             continue
         before: Contract = old.contracts[name]
-        found = [*_changes(what, before, contract, _CONTRACT), *_approval_of(what, before, contract, old, new)]
+        holds = _SERVED if contract.transport is Transport.MCP else _CONTRACT
+        found = [*_changes(what, before, contract, holds), *_approval_of(what, before, contract, old, new)]
         yield from found
         if (
             not found

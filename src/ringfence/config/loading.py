@@ -11,7 +11,7 @@ from typing import cast
 from ringfence import contract
 from ringfence.box import Mount, SetUp
 from ringfence.config import draft as drafts
-from ringfence.config import names, paths, placing, rules, schema, source, unbuilt, words
+from ringfence.config import names, narrowing, paths, placing, rules, schema, source, unbuilt, words
 from ringfence.config.draft import Draft
 from ringfence.config.packaged import packaged
 from ringfence.config.packaged import warn as warn_of_fetching
@@ -91,6 +91,7 @@ def _contract(draft: Draft, name: str, capability: Shaped[schema.Capability]) ->
     if mounts:
         given["filesystem"] = {"mounts": [asdict(mount) for mount in _mounts(draft, mounts)]}
     named = draft.servers.get(given.get("server", ""))
+    given |= narrowing.inherited(capability, named)
     if named is not None and named.shape.placement == "session" and capability.shape.transport == "mcp":
         given["result"] = {**(given.get("result") or {}), "trust": "untrusted"}  # it is the agent's own word
     built, problems = contract.build(name, given)
@@ -140,6 +141,7 @@ def _server(draft: Draft, name: str, shape: schema.Server) -> ServerSpec:
         mounts=tuple(_mounts(draft, shape.mounts)),
         network=shape.network,
         limits=placing.limits(shape.limits),
+        listens=shape.listen == "allowed",
     )
 
 
@@ -241,6 +243,8 @@ def _sandbox(shape: schema.Sandbox, base: Path) -> SandboxSettings:
         installs={name: tuple(each.install) for name, each in shape.templates.items() if each.install},
         packages=shape.require_packages,
         allow_packages=tuple(shape.allow_packages),
+        install_inside=shape.install_inside,
+        build_packages=shape.build_packages,
         network_enabled=shape.network_enabled,
         max_sessions=shape.max_sessions,
         max_sessions_memory_mb=shape.max_sessions_memory_mb,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from ringfence.config import schema
+from ringfence.config import narrowing, schema
 from ringfence.config.draft import Draft
 from ringfence.config.nearest import did_you_mean
 from ringfence.config.settings import SANDBOX_NETWORK
@@ -14,8 +14,10 @@ from ringfence.config.source import Where
 from ringfence.egress.names import url as url_parts
 from ringfence.egress.rules import pattern
 from ringfence.expression import Expression, ExpressionError
+from ringfence.packages.entries import Entry
+from ringfence.sandbox.process import choosing
 from ringfence.sandbox.process.host import CAN_DO_WITHOUT
-from ringfence.sandbox.tools import BOX_MAKERS, DECLARABLE, PROGRAMS, TEMPLATES
+from ringfence.sandbox.tools import BOX_MAKERS, DECLARABLE, PROGRAMS, RUN_SHELL, TEMPLATES
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
@@ -154,6 +156,7 @@ def _capability(draft: Draft, capability: Shaped[schema.Capability]) -> None:
     elif shape.server is not None:
         expect(draft, (*where, "server", shape.server), "server", draft.servers)
     _boxed(draft, capability)
+    narrowing.check(draft, capability)
     if shape.network != "denied":
         expect(draft, (*where, "network", shape.network), "network", draft.networks)
     if shape.approval is not None:
@@ -182,12 +185,33 @@ def _boxed(draft: Draft, capability: Shaped[schema.Capability]) -> None:
         elif shape.network != "denied" and tool not in BOX_MAKERS:
             text = f"network is for what makes a box, {', '.join(BOX_MAKERS)}; a session keeps what it was opened with"
             draft.problem((*where, "network"), text, key=True)
+        for key, tools in (("listen", BOX_MAKERS), ("commands", (RUN_SHELL,))):
+            if tool not in tools and key in capability.given:
+                draft.problem((*where, key), f"{key} is for {', '.join(tools)}, not for {tool}", key=True)
+        if shape.commands is not None:
+            _commands(draft, (*where, "commands"), shape.commands)
         if shape.template not in (known_templates := [*TEMPLATES, *draft.sandbox.shape.templates]):
             expect(draft, (*where, "template", shape.template), "template", known_templates)
         return
-    for key in ("memory_layout", "template"):
+    for key in ("memory_layout", "template", "listen", "commands"):
         if key in capability.given:
             draft.problem((*where, key), f"{key} is for transport sandboxed_exec", key=True)
+
+
+def _commands(draft: Draft, where: Where, commands: schema.Commands) -> None:
+    groups = {"allow": commands.allow or [], "ask": commands.ask, "deny": commands.deny}
+    seen: dict[str, str] = {}
+    for key, names in groups.items():
+        for index, name in enumerate(names):
+            place = (*where, key, index)
+            if name in seen:
+                draft.problem(place, f"{name!r} is under {seen[name]} already: one of them")
+            elif name in ("sh", "/bin/sh", "/usr/bin/sh") and key != "allow":
+                draft.problem(place, "every command is run by /bin/sh, so it is always there")
+            elif not choosing.exists(name):
+                text = f"this host has no program {name!r} that boxes see{did_you_mean(name, choosing.names())}"
+                draft.warn(place, text)
+            seen.setdefault(name, key)
 
 
 def _sandbox(draft: Draft) -> None:
@@ -202,9 +226,24 @@ def _sandbox(draft: Draft) -> None:
         if usual in draft.sandbox.given and getattr(shape, usual) > getattr(shape, most):
             draft.problem((*where, usual), f"more than {most}, which is {getattr(shape, most):g}")
     _sandbox_network(draft)
+    _sandbox_packages(draft)
     for name in draft.sandbox.shape.templates:
         if name in TEMPLATES:
             draft.problem((*where, "templates", name), f"the name {name!r} is taken: choose another", key=True)
+
+
+def _sandbox_packages(draft: Draft) -> None:
+    shape, where = draft.sandbox.shape, draft.sandbox.where
+    if not shape.install_inside:
+        return
+    if not shape.allow_packages and "allow_packages" not in draft.sandbox.broken:
+        text = "install_inside without allow_packages would let in nothing: name what may be installed"
+        draft.problem((*where, "install_inside"), text, key=True)
+    lacking = {"pinned": "version", "hashed": "version and hash"}.get(shape.require_packages)
+    for index, entry in enumerate(shape.allow_packages):
+        if not Entry.of(entry).says(shape.require_packages):
+            text = f"{entry!r} names no {lacking}, and require_packages asks for it: for install_inside, here"
+            draft.problem((*where, "allow_packages", index), text)
 
 
 def _sandbox_network(draft: Draft) -> None:

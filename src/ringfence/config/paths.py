@@ -92,6 +92,11 @@ def process_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
+def index_environment() -> dict[str, str]:
+    """What pip is told by variables: which index it is to ask, and whom to trust there."""
+    return {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name == "XDG_CONFIG_HOME"}
+
+
 def trust_environment() -> dict[str, str]:
     """Where certificates are that this process trusts, when it is not where they usually are."""
     return {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}

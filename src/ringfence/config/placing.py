@@ -34,6 +34,9 @@ def check(draft: Draft) -> None:
             mount(draft, shape)
         except ValueError as exc:
             draft.problem((*where, "host"), str(exc))
+    for capability in draft.capabilities.values():
+        if capability.shape.transport == "mcp" and capability.shape.filesystem is not None:
+            _narrowed(draft, capability, capability.shape.filesystem.mounts)
 
 
 def _placement(draft: Draft, server: Shaped[schema.Server]) -> None:
@@ -100,6 +103,34 @@ def mount(draft: Draft, shape: schema.Mount) -> Mount:
         if each.mode == "rw" and each is not shape
     ]
     return declared(Mount(shape.host, shape.at, shape.mode, shape.unsafe or ""), draft.base, written)
+
+
+def _narrowed(draft: Draft, capability: Shaped[schema.Capability], wanted: list[schema.Mount]) -> None:
+    """A call of a server has what that server has, or less of it: then in an instance of its own."""
+    servers = draft.candidates(capability)
+    for index, shape in enumerate(wanted):
+        objections = [text for server in servers if (text := _not_there(draft, shape, server))]
+        where: Where = (*capability.where, "filesystem", "mounts", index)
+        if objections and len(objections) == len(servers):
+            draft.problem(where, objections[0], key=False)
+        elif objections:
+            draft.warn(where, f"name its server, or: {objections[0]}", key=False)
+
+
+def _not_there(draft: Draft, wanted: schema.Mount, server: Shaped[schema.Server]) -> str | None:
+    name, shape = server.where[-1], server.shape
+    if shape.command is None:
+        return f"server {name!r} runs elsewhere, where nothing is mounted: leave filesystem out"
+    if shape.placement in ("session", "unsafe_host"):
+        return f"server {name!r} has no box of its own (placement {shape.placement}): leave filesystem out"
+    try:
+        given, has = mount(draft, wanted), [mount(draft, each) for each in shape.mounts]
+    except ValueError:
+        return None  # told at its own place
+    if any(each.host == given.host and each.at == given.at and given.mode in ("ro", each.mode) for each in has):
+        return None
+    entry = f"{{host: {wanted.host}, at: {wanted.at}, mode: {wanted.mode}}}"
+    return f"server {name!r} does not see this: write it under servers: {name}: mounts: [{entry}], too"
 
 
 def limits(shape: schema.ServerLimits | None) -> Mapping[str, float | int]:

@@ -24,10 +24,15 @@ def _idempotent_form(value: Any) -> str:
     return "a mapping" if isinstance(value, dict | Idempotent) else "true or false"
 
 
+def _listen_form(value: Any) -> str:
+    return "a mapping" if isinstance(value, dict) else "a word"
+
+
 Text = Annotated[str, Field(min_length=1)]
 Condition = Annotated[str, Field(min_length=1, max_length=10_000)]
 Word = Annotated[str, AfterValidator(words.word)]
 Glob = Annotated[str, AfterValidator(words.glob)]
+PackagePattern = Annotated[str, AfterValidator(words.package)]
 HostPattern = Annotated[str, AfterValidator(words.host_pattern)]
 Variable = Annotated[str, AfterValidator(words.variable)]
 Method = Annotated[str, AfterValidator(words.method)]
@@ -36,6 +41,8 @@ Module = Annotated[str, AfterValidator(words.module)]
 Url = Annotated[str, AfterValidator(words.url)]
 Command = Annotated[list[Text], Field(min_length=1), BeforeValidator(words.argv)]
 SecretNames = Annotated[list[Word], BeforeValidator(words.secret_names)]
+Program = Annotated[str, AfterValidator(words.program)]
+Port = Annotated[int, Field(ge=1, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
@@ -110,8 +117,16 @@ class Server(Shape):
     env: dict[Variable, str] = {}
     cwd: Text | None = None
     packages: Packages | None = None
+    listen: Literal["denied", "allowed"] = "denied"
     start_timeout_seconds: Annotated[float, Field(gt=0, le=600)] = 30.0
     meant: ClassVar[dict[str, str]] = {"args": "command", "timeout_seconds": "start_timeout_seconds"}
+
+
+class Commands(Shape):
+    allow: list[Program] | None = None
+    ask: list[Program] = []
+    deny: list[Program] = []
+    meant: ClassVar[dict[str, str]] = {"allowed": "allow", "denied": "deny", "asked": "ask"}
 
 
 class Filesystem(Shape):
@@ -164,6 +179,11 @@ class Capability(Shape):
     isolation: Literal["none", "process", "gvisor", "microvm"] | None = None
     memory_layout: Literal["shared", "fresh"] = "shared"
     template: Word = "python"
+    listen: Annotated[
+        Annotated[Literal["denied", "allowed"], Tag("a word")] | Annotated[dict[Word, Port], Tag("a mapping")],
+        Discriminator(_listen_form),
+    ] = "denied"
+    commands: Commands | None = None
     timeout_seconds: Seconds = 30.0
     retry: Retry = Retry()
     idempotent: Annotated[
@@ -290,8 +310,10 @@ class Sandbox(Shape):
     capture_bytes: Annotated[int, Field(ge=0, le=64 * 1024 * 1024)] = 1_000_000
     accept_missing: list[Word] = []
     templates: dict[Word, Template] = {}
-    allow_packages: list[Glob] = []
+    allow_packages: list[PackagePattern] = []
     require_packages: Literal["any", "pinned", "hashed"] = "any"
+    install_inside: bool = False
+    build_packages: bool = False
     max_sessions: Annotated[int, Field(ge=0, le=10_000)] = 32
     max_sessions_memory_mb: Annotated[int, Field(ge=64, le=16_777_216)] | None = None
     max_sessions_cpu_cores: Annotated[float, Field(gt=0, le=1024)] | None = None

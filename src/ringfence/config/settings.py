@@ -68,9 +68,13 @@ class SandboxSettings:
     installs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Packages of an index that are installed for boxes of a template, by its name."""
     allow_packages: tuple[str, ...] = ()
-    """Patterns of the packages that an agent may have installed."""
+    """Patterns of the packages that an agent may have installed; each may name a version and hashes."""
     packages: Literal["any", "pinned", "hashed"] = "any"
     """What a package must say to be installed: nothing more, its version, or its hash besides."""
+    install_inside: bool = False
+    """Whether programs in boxes may install what `allow_packages` names by themselves."""
+    build_packages: bool = False
+    """Whether packages that have only sources are built, in install boxes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,6 @@ def _capability(draft: Draft, capability: Shaped[schema.Capability]) -> None:
     for effect in ("compensate", "preview"):
         if getattr(shape.effects, effect) is not None:
             _refuse(draft, (*where, "effects", effect), f"effects.{effect}")
-    if shape.transport == "mcp" and shape.filesystem is not None and shape.filesystem.mounts:
-        _refuse(draft, (*where, "filesystem"), "mounting folders for one capability of a server")
     if shape.isolation in (None, "none"):
         return
     servers = draft.candidates(capability)

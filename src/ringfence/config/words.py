@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import posixpath
 import re
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 from ringfence.box import NetworkRule
 from ringfence.config.nearest import did_you_mean
 from ringfence.egress import rules
+from ringfence.packages.entries import Entry
 from ringfence.policy import PRESETS
 
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
@@ -40,6 +42,12 @@ def glob(text: str) -> str:
     if text.count("[") != text.count("]"):
         raise ValueError(f"bad pattern {text[:80]!r}: a '[' without its ']'")
     return text
+
+
+def package(text: str) -> str:
+    """A name or pattern of Python packages, with or without a version and hashes."""
+    Entry.of(text)
+    return glob(text)
 
 
 def _host(text: str) -> str:
@@ -148,6 +156,16 @@ def address_range(text: str) -> str:
 def path_inside(text: str) -> str:
     if not text.startswith("/") or ".." in text.split("/"):
         raise ValueError(f"{text[:80]!r} must be an absolute path without '..'")
+    return text
+
+
+def program(text: str) -> str:
+    """A program by its name, or by an absolute path."""
+    if text.startswith("/"):
+        if text != posixpath.normpath(text) or text.startswith("//") or re.search(r"[\0-\x1f]", text):
+            raise ValueError(f"{text[:80]!r} must be an absolute path without '..' and double slashes")
+    elif not re.fullmatch(r"[A-Za-z0-9_\[][A-Za-z0-9._+@:\[\]-]{0,127}", text):
+        raise ValueError(f"{text[:80]!r} is not the name of a program, nor an absolute path")
     return text
 
 

@@ -21,12 +21,7 @@ async def pieces(wire: Wire, framing: Framing, *, extensions: bool = False) -> A
     Raises Malformed, and Closed where the body ends before its end.
     """
     if framing.kind == "length":
-        left = framing.length
-        while left:
-            piece = await wire.some(min(left, 65536))
-            if not piece:
-                raise Closed
-            left -= len(piece)
+        async for piece in _so_many(wire, framing.length):
             yield piece
     elif framing.kind == "chunked":
         async for piece in _chunks(wire, extensions):
@@ -34,6 +29,15 @@ async def pieces(wire: Wire, framing: Framing, *, extensions: bool = False) -> A
     elif framing.kind == "close":
         while piece := await wire.some():
             yield piece
+
+
+async def _so_many(wire: Wire, left: int) -> AsyncIterator[bytes]:
+    while left:
+        piece = await wire.some(min(left, 65536))
+        if not piece:
+            raise Closed
+        left -= len(piece)
+        yield piece
 
 
 async def _chunks(wire: Wire, extensions: bool) -> AsyncIterator[bytes]:
@@ -46,11 +50,7 @@ async def _chunks(wire: Wire, extensions: bool) -> AsyncIterator[bytes]:
         left = int(size, 16)
         if left == 0:
             break
-        while left:
-            piece = await wire.some(min(left, 65536))
-            if not piece:
-                raise Closed
-            left -= len(piece)
+        async for piece in _so_many(wire, left):
             yield piece
         if await wire.line(_LINE_MOST) != b"":
             raise Malformed("chunk_syntax", "a chunk is longer than it says")

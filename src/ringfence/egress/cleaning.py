@@ -20,13 +20,13 @@ class Watch:
         self._longest = max(map(len, words), default=1)
         self._seen = b""
 
-    def sees(self, piece: bytes) -> bool:
-        """Whether one of them is whole with this piece. The last of it has not gone on yet then."""
+    def sees(self, piece: bytes) -> bytes | None:
+        """The first of them that is whole with this piece. The last of it has not gone on yet then."""
         if not self._words:
-            return False
+            return None
         data = self._seen + piece
         self._seen = data[max(0, len(data) - self._longest + 1) :]
-        return any(word in data for word in self._words)
+        return next((word for word in self._words if word in data), None)
 
 
 def cleaned_head(answer: Response, clean: Callable[[], Cleaner]) -> Response:

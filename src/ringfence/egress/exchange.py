@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from ringfence.box import NetworkRule
 from ringfence.egress import http1, names
+from ringfence.egress.answering import written
 from ringfence.egress.body import ending, framed, pieces
 from ringfence.egress.cleaning import CHUNKED, Watch, cleaned, cleaned_head
 from ringfence.egress.http1 import NO_BODY, Framing, Request, Response
@@ -21,9 +23,10 @@ from ringfence.egress.meter import Meter
 from ringfence.egress.names import BadName, Endpoint
 from ringfence.egress.refusal import Denied, Failed, Malformed, Stopped
 from ringfence.egress.rules import DENIED, judge
-from ringfence.egress.scope import Asked, Brokered, Scope
+from ringfence.egress.scope import Brokered, Scope
 from ringfence.egress.wire import Closed, Wire
 from ringfence.errors import Refused, Unavailable
+from ringfence.loans import Asked
 
 _HEADS_MOST = 8
 _LINGER_BYTES = 256 * 1024
@@ -113,7 +116,7 @@ class Exchange:
         self._answering = False
         try:
             sending = await self._prepare(request, entry)
-            whole = await self._carry(sending)
+            whole = await (self._carry(sending) if sending.rule.installs is None else self._answer(sending))
             self._scope.ledger.close(entry)
             if not whole:
                 await self._linger()
@@ -201,6 +204,21 @@ class Exchange:
             raise Failed("bad_secret", "a value cannot stand in a header")
         return given
 
+    async def _answer(self, sending: _Sending) -> bool:
+        """By ourselves: nothing leaves. Raises Stopped, and Closed for the client."""
+        request, desk = sending.request, self._scope.rules.desk
+        if request.method not in ("GET", "HEAD") or request.framing != NO_BODY:
+            raise Denied(sending.rule.name, "method", "there is nothing to be sent here")
+        if desk is None:
+            raise Failed("no_index", "there is no index here")
+        reply = await desk.answer(self._aim(request, sending.entry)[1])
+        if reply.refused:
+            sending.entry.verdict, sending.entry.reason = "denied", reply.refused
+        self._answering = True
+        async for piece in written(reply, request):
+            await self._wire.send(piece)
+        return True
+
     # ── to the outside and back ──────────────────────────────────────────────────────────────────
 
     async def _carry(self, sending: _Sending) -> bool:
@@ -265,10 +283,8 @@ class Exchange:
         watch = Watch(sending.given.forbid)
         try:
             async for piece in pieces(self._wire, framing):
-                if watch.sees(piece):
-                    raise Denied(
-                        sending.rule.name, "placeholder", "what stands for a secret goes into its header alone"
-                    )
+                if (word := watch.sees(piece)) is not None:
+                    await self._caught(sending, word)
                 data = framed(piece, framing)
                 sending.meter.outward(len(data), sending.entry)
                 if not await _sent(outside, data):
@@ -277,6 +293,13 @@ class Exchange:
         except Stopped:
             outside.abort()
             raise
+
+    async def _caught(self, sending: _Sending, word: bytes) -> NoReturn:
+        """What stands for a secret is in a body: on record first, where somebody keeps one. Raises Denied."""
+        if sending.given.caught is not None:
+            with contextlib.suppress(Refused, Unavailable):
+                await sending.given.caught(word)
+        raise Denied(sending.rule.name, "placeholder", "what stands for a secret goes into its header alone")
 
     async def _answered(self, outside: Wire, method: str, upload: asyncio.Task[bool] | None) -> Response | None:
         """The head of the answer, or None where the other side ended without one. Raises Failed."""

@@ -165,6 +165,8 @@ class Attached:
         if not candidates:
             raise Denied(DENIED, "host", f"no rule names {place.host} port {place.port}")
         entry.rule = candidates[0].name
+        if candidates[0].installs is not None:
+            raise Denied(entry.rule, "no_tunnel", "there is no tunnel to what is ours: ask over plain HTTP")
         if any(rule.inspects for rule in candidates):
             entry.inspected = True
             return await self._terminate(place, wire, entry)

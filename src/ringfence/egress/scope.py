@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ringfence.box import NetworkRule
 from ringfence.egress.dial import Dialler
-from ringfence.egress.http1 import Headers
 from ringfence.egress.ledger import Ledger
 from ringfence.egress.meter import Meter
 from ringfence.egress.names import Endpoint
 from ringfence.egress.rules import Rules
 from ringfence.egress.tls import Authority
 from ringfence.egress.wire import Limits, Wire
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that the rules allow, before it leaves."""
-
-    scheme: str
-    host: str
-    port: int
-    method: str
-    path: str
-    """With its query, as it is sent."""
-    headers: Headers
-    rule: str
+from ringfence.loans import Asked
 
 
 class Cleaner(Protocol):
@@ -52,6 +38,8 @@ class Brokered:
     """What may not be in the body; a body that holds one is cut off before its end."""
     clean: Callable[[], Cleaner] | None = None
     """Makes what the answer passes through: one for each header, one for the body."""
+    caught: Callable[[bytes], Awaitable[None]] | None = None
+    """Told which of the forbidden a body held. Whatever it raises, the request is refused."""
 
 
 class Broker(Protocol):

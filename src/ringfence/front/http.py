@@ -33,6 +33,7 @@ from ringfence.front.mcp import McpFront
 from ringfence.front.session import Session, Sessions
 from ringfence.model import Json, Principal
 from ringfence.upstream.link import HANDSHAKES
+from ringfence.upstream.roots import CHANGED as ROOTS_CHANGED
 
 log = logging.getLogger("ringfence.front")
 
@@ -125,6 +126,9 @@ class HttpFront:
         params = params if isinstance(params, dict) else {}
         if value["method"] == "notifications/cancelled":
             session.cancel(params.get("requestId"))
+            return
+        if value["method"] == ROOTS_CHANGED:
+            self._front.roots_changed(session.id)
             return
         exchange = Exchange(None, params, None, _nowhere)
         await session.runner.on_notify(exchange, value["method"], params)

@@ -306,6 +306,10 @@ class McpFront:
         await self.forget(principal, watched)
         self._pool.release(session)
 
+    def roots_changed(self, session: str) -> None:
+        """A handshake-era client works on other folders now."""
+        self._pool.roots_changed(session)
+
     def close(self) -> None:
         for listener in self._listeners.values():
             listener.close()

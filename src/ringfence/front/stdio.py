@@ -26,6 +26,7 @@ from ringfence import canonical
 from ringfence.front.inbound import Inbound, wants, with_params
 from ringfence.front.mcp import McpFront
 from ringfence.model import Json, Principal
+from ringfence.upstream.roots import CHANGED as ROOTS_CHANGED
 from ringfence.upstream.stdio import Lines, TooLong, to_message
 
 log = logging.getLogger("ringfence.front")
@@ -91,12 +92,20 @@ class StdioFront:
                 error = modern_error_data(exc)
                 raise MCPError(error.code, error.message, error.data) from None
 
+        async def on_notify(
+            dctx: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
+        ) -> None:
+            if method == ROOTS_CHANGED:
+                self._front.roots_changed(self._session)
+            else:
+                await runner.on_notify(dctx, method, params)
+
         self._dispatcher = dispatcher
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._read, source, inbound_send, outbound.clone())
                 group.start_soon(_write, sink, outbound_receive)
-                await dispatcher.run(on_request, runner.on_notify)
+                await dispatcher.run(on_request, on_notify)
                 group.cancel_scope.cancel()
         finally:
             self._dispatcher = None

@@ -45,6 +45,11 @@ def check(kind: Kind, packages: Iterable[str]) -> None:
             raise ValueError(f"{package[:80]!r} is not a package of a registry, with or without a version")
 
 
+def name_of(package: str) -> str:
+    """Of a Python package that was checked."""
+    return re.split(r"[^A-Za-z0-9._-]", package, maxsplit=1)[0]
+
+
 def lacking(package: str, required: str) -> str | None:
     """What a Python package does not say of itself, of what is asked for: `any`, `pinned` or `hashed`."""
     if required != "any" and not re.search(r"===?[A-Za-z0-9.+!_-]+$", _HASHES.sub("", package)):
@@ -57,7 +62,7 @@ def lacking(package: str, required: str) -> str | None:
 
 def pypi(folder: Path, most: int) -> Fetched:
     """By the report of pip's own resolution. Raises Unavailable."""
-    report = _json(folder / "report.json", most)
+    report = read_json(folder / "report.json", most)
     packages: list[Package] = []
     for item in _list(report.get("install")):
         metadata, told = _dict(item.get("metadata")), _dict(item.get("download_info"))
@@ -69,9 +74,9 @@ def pypi(folder: Path, most: int) -> Fetched:
     expected = {package.integrity: package.name for package in packages}
     files = sorted(path for path in (folder / "files").iterdir() if path.is_file())
     for path in files:
-        integrity = f"sha256:{_digest(path, 'sha256').hex()}"
+        integrity = f"sha256:{hashed(path, 'sha256').hex()}"
         if path.suffix != ".whl" or integrity not in expected:
-            raise _other(path.name)
+            raise other(path.name)
         del expected[integrity]
     if expected:
         raise _missing(expected.values())
@@ -90,7 +95,7 @@ def pypi_programs(tree: Path, packages: tuple[str, ...]) -> dict[str, str]:
 
 def npm(folder: Path, most: int) -> Fetched:
     """By the lock file that npm wrote. Raises Unavailable."""
-    lock = _json(folder / "package-lock.json", most)
+    lock = read_json(folder / "package-lock.json", most)
     packages: list[Package] = []
     used: dict[str, Path] = {}
     for place, entry in _dict(lock.get("packages")).items():
@@ -103,8 +108,8 @@ def npm(folder: Path, most: int) -> Fetched:
             if entry.get("optional") is True:
                 continue  # for another kind of machine
             raise _missing([name])
-        if path.name not in used and _digest(path, kind) != digest:
-            raise _other(name)
+        if path.name not in used and hashed(path, kind) != digest:
+            raise other(name)
         used[path.name] = path
         entry["resolved"] = f"file:///workspace/input/files/{path.name}"
         integrity = f"{kind}-{base64.b64encode(digest).decode()}"
@@ -122,7 +127,7 @@ def npm_programs(tree: Path, packages: tuple[str, ...]) -> dict[str, str]:
     for package in packages:
         name = package if "@" not in package[1:] else package[: package.rindex("@")]
         home = PurePosixPath("node_modules") / name
-        told = _json(tree / home / "package.json", _MOST_JSON)
+        told = read_json(tree / home / "package.json", _MOST_JSON)
         programs = told.get("bin")
         short = name.rpartition("/")[2]
         named = {short: programs} if isinstance(programs, str) else _dict(programs)
@@ -157,7 +162,8 @@ def _strongest(name: str, entry: Mapping[str, Any]) -> tuple[str, bytes]:
 # ── Parts ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _json(path: Path, most: int) -> dict[str, Any]:
+def read_json(path: Path, most: int) -> dict[str, Any]:
+    """What an install box left. Raises Unavailable."""
     try:
         if path.is_symlink() or path.stat().st_size > most:
             raise ValueError
@@ -180,7 +186,7 @@ def _list(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _digest(path: Path, kind: str) -> bytes:
+def hashed(path: Path, kind: str) -> bytes:
     digest = hashlib.new(kind)
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
@@ -188,7 +194,7 @@ def _digest(path: Path, kind: str) -> bytes:
     return digest.digest()
 
 
-def _other(what: str) -> Unavailable:
+def other(what: str) -> Unavailable:
     return Unavailable("package_altered", f"{what} is not what the registry says that it is; nothing of it was kept")
 
 

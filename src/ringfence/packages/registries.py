@@ -6,11 +6,12 @@ Never what lies in a project: a repository could send us to a registry of its ow
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -30,6 +31,36 @@ print(json.dumps({
 }))
 """
 """Its own words for its own defaults: those of the environment and of its files included."""
+_NPM_ASKED = """
+const [program, ...urls] = process.argv.slice(1);
+const home = require("path").resolve(require("fs").realpathSync(program), "../..");
+const load = (name) => require(require.resolve(name, {paths: [home + "/lib", home + "/node_modules", home]}));
+const Config = load("@npmcli/config");
+const {definitions, shorthands, flatten} = load("@npmcli/config/lib/definitions");
+const config = new Config({definitions, shorthands, flatten, npmPath: home, argv: ["node", "npm"], warn: false});
+config.load().then(() => {
+  const out = {};
+  for (const url of urls) {
+    const {token, auth, password} = config.getCredentialsByURI(url);
+    out[url] = {token, auth, password};
+  }
+  console.log(JSON.stringify(out));
+});
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What a registry wants to see. It is put in on the way, and never enters a box."""
+
+    host: str
+    port: int
+    path: str
+    """Under which it is for."""
+    header: str = field(repr=False)
+    """The value of `Authorization`."""
+    parts: tuple[str, ...] = field(default=(), repr=False)
+    """What must not come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +76,7 @@ class Registry:
     env: dict[str, str] = field(default_factory=dict)
     certificates: bytes = field(default=b"", repr=False)
     """Whom the client trusts, where that is not the system's choice."""
+    credentials: tuple[Credential, ...] = ()
 
 
 async def npm() -> Registry:
@@ -56,11 +88,13 @@ async def npm() -> Registry:
     urls = {key: value for key, value in told.items() if key == "registry" or key.endswith(":registry")}
     if not all(isinstance(url, str) for url in urls.values()) or "registry" not in urls:
         raise Unavailable("no_registry", "npm does not say which registry it uses")
-    return _of_npm(node, program, urls, told)
+    credentials = (*await _of_registries(node, program, list(urls.values())), *_in_addresses(urls.values()))
+    return replace(_of_npm(node, program, urls, told), credentials=credentials)
 
 
 def _of_npm(node: str, program: str, urls: dict[str, str], told: dict[str, Any]) -> Registry:
     real, script = os.path.realpath(node), os.path.realpath(program)
+    urls = {key: _without(url) for key, url in urls.items()}
     return Registry(
         client=(real, script) if script.endswith(".js") else (script,),
         hosts=tuple(_hosts(urls.values(), "npm")),
@@ -70,12 +104,30 @@ def _of_npm(node: str, program: str, urls: dict[str, str], told: dict[str, Any])
     )
 
 
+async def _of_registries(node: str, program: str, urls: list[str]) -> tuple[Credential, ...]:
+    """What npm would send: it tells nobody but itself, and reads files and variables by rules of its own."""
+    try:
+        told = await _asked([node, "-e", _NPM_ASKED, program, *urls], "npm")
+    except Unavailable:
+        return ()  # one that keeps this elsewhere; a registry that wants to know more says so
+    found: list[Credential] = []
+    for url, given in told.items():
+        token, auth = given.get("token"), given.get("auth")
+        if url in urls and isinstance(token, str) and token:
+            found.append(_credential(url, f"Bearer {token}", (token,)))
+        elif url in urls and isinstance(auth, str) and auth:
+            found.append(_credential(url, f"Basic {auth}", (str(given.get("password") or ""),)))
+    return tuple(found)
+
+
 async def pip(interpreter: Path) -> Registry:
     """Raises Unavailable."""
     told = await _asked([str(interpreter), "-I", "-c", _PIP_ASKED], "pip")
     links = [str(link) for link in told.get("links") or []]
     index = told.get("index")
     urls = [*([str(index)] if index else []), *map(str, told.get("extra") or [])]
+    credentials = tuple(_in_addresses([*urls, *links]))
+    urls, links = [_without(url) for url in urls], [_without(link) for link in links]
     hosts = list(_hosts([*urls, *(link for link in links if "://" in link)], "pip"))
     if index == told.get("default"):
         hosts.append(f"{told.get('files')}:443")
@@ -89,6 +141,7 @@ async def pip(interpreter: Path) -> Registry:
         trees=tuple(_folders([*urls, *links])),
         env=env,
         certificates=_read(told.get("cert")),
+        credentials=credentials,
     )
 
 
@@ -127,13 +180,40 @@ def _hosts(urls: Iterable[str], who: str) -> Iterable[str]:
             continue
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Unavailable("no_registry", f"{who} has a registry that is none: {parts.scheme}://…")
-        if parts.username is not None or parts.password is not None:
-            raise Unavailable(
-                "registry_credentials",
-                f"a registry of {who} has a credential in its address, and no secret enters an install box",
-            )
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         yield f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+
+
+def _in_addresses(urls: Iterable[str]) -> Iterable[Credential]:
+    """Raises Unavailable for one that would be sent in the clear."""
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.hostname and (parts.username is not None or parts.password is not None):
+            user, password = unquote(parts.username or ""), unquote(parts.password or "")
+            yield _credential(url, _basic(f"{user}:{password}"), (user, password))
+
+
+def _basic(text: str) -> str:
+    return f"Basic {base64.b64encode(text.encode()).decode()}"
+
+
+def _credential(url: str, header: str, known: tuple[str, ...]) -> Credential:
+    """For all of its host: what an index names lies beside its pages, not beneath them. Raises Unavailable."""
+    parts = urlsplit(url)
+    if parts.scheme != "https":
+        text = f"the registry at {parts.hostname} wants a credential, and over plain HTTP everybody could read it"
+        raise Unavailable("registry_credentials", text)
+    parts_known = (header, header.rpartition(" ")[2], *known)
+    return Credential(str(parts.hostname), parts.port or 443, "/", header, tuple(filter(None, parts_known)))
+
+
+def _without(url: str) -> str:
+    """The address without who is to be let in there."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or not urlsplit(url).hostname:
+        return url
+    place, slash, path = rest.partition("/")
+    return f"{scheme}://{place.rpartition('@')[2]}{slash}{path}"
 
 
 def _folders(places: Iterable[str]) -> Iterable[Path]:

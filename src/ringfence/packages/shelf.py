@@ -40,6 +40,11 @@ class Package:
     version: str
     integrity: str
     """Of the bytes that the registry sent: `sha512-…` as npm writes it, or `sha256:…`."""
+    built_from: str = ""
+    """Where the registry sent sources: of those; then `integrity` is of the wheel that they were built to."""
+
+    def plain(self) -> dict[str, str]:
+        return {name: value for name, value in asdict(self).items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,11 @@ class Shelf:
         self._folder = folder
         self._checked: set[str] = set()
 
+    @property
+    def wheels(self) -> Path:
+        """Where single files of an index are kept, by what the index says of their bytes."""
+        return self._folder / "wheels"
+
     def staging(self) -> Path:
         """A new folder beside the trees, for whoever is going to put one there."""
         _private(self._folder)
@@ -73,7 +83,7 @@ class Shelf:
         """A tree as its supervisor collected it, under the digest of what it holds."""
         manifest = {
             "kind": kind,
-            "packages": [asdict(package) for package in packages],
+            "packages": [package.plain() for package in packages],
             "programs": dict(programs),
             "files": dict(_files(tree)),
         }

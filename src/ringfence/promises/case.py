@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ringfence.box import MIB, BoxReport, Layout, Limits, NetworkRule
+from ringfence.box import MIB, BoxReport, Layout, Limits, NetworkRule, Programs
 from ringfence.model import Json
 from ringfence.promises.outside import Answers
 from ringfence.promises.props import Props
@@ -122,6 +122,10 @@ class Case:
     """What the harness's resolver answers, beside what it always does."""
     control: Control = Control()
     layout: Layout = "shared"
+    listening: bool = False
+    """Its box lets programs wait for connections."""
+    programs: Programs | None = None
+    """Its box has no others."""
     command: tuple[str, ...] = ()
     """Run this instead, in place of Python; `program` is then its stdin."""
 

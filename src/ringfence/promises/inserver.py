@@ -15,8 +15,9 @@ from pathlib import Path
 
 from ringfence.box import BoxReport, BoxSpec, Mount, Stream
 from ringfence.model import ServerSpec
-from ringfence.promises.insession import Staying
+from ringfence.promises.insession import NAMED_PROGRAMS, Wrapping
 from ringfence.sandbox.servers import Boxes, Surroundings
+from ringfence.sandbox.verbs import unheard
 
 NOT_THERE = {
     "F03": "a server has the folders that were mounted for it",
@@ -25,24 +26,18 @@ NOT_THERE = {
     "A07": "where a box writes to the host, no setuid file can be made at all",
     "A13": "what runs on after a server may change files after it; facts are of the moment at which it ended",
     "X12": "a server's interpreter is started for it, and has a layout of its own",
+    **dict.fromkeys(NAMED_PROGRAMS, "a server's box has the programs of the system"),
 }
 """Cases that say nothing of a server."""
 
 
-class InServer:
-    """A backend for the suite."""
-
-    def __init__(self, backend: Staying) -> None:
-        self._backend = backend
-
-    @property
-    def name(self) -> str:
-        return self._backend.name
+class InServer(Wrapping):
+    """Cases are servers."""
 
     async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
         folder = _folder()
         try:
-            return await self._run(spec, folder, tell or _nobody)
+            return await self._run(spec, folder, tell or unheard)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -51,15 +46,14 @@ class InServer:
         stay, command = boxes.prepared(_server(spec, folder))
         given = replace(stay, env=spec.env, inputs=spec.inputs, template=spec.template, tenant=spec.tenant)
         trees = tuple(tree for tree in spec.trees if not any(str(tree) == mount.at for mount in stay.mounts))
-        box = await self._backend.open(replace(given, limits=spec.limits, trees=trees), spec.network)
+        box = await self._backend.open(
+            replace(given, limits=spec.limits, trees=trees, listening=spec.listening), spec.network
+        )
         try:
             wanted = replace(command, limits=spec.limits, stdin=spec.program.stdin)
             return await (await box.command(wanted, tell)).over()
         finally:
             await box.end()
-
-    async def close(self) -> None:
-        await self._backend.close()
 
 
 def _folder() -> Path:
@@ -68,7 +62,7 @@ def _folder() -> Path:
 
 def _server(spec: BoxSpec, folder: Path) -> ServerSpec:
     """The case's program as a script, with one folder to read and one to write to."""
-    mounts = []
+    mounts = [*spec.mounts]
     for name, mode in (("lent", "ro"), ("shared", "rw")):
         (folder / name).mkdir()
         (folder / name / "note.txt").write_text(name)
@@ -81,7 +75,3 @@ def _server(spec: BoxSpec, folder: Path) -> ServerSpec:
     script.write_bytes(program.source)
     interpreter = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     return ServerSpec("case", (interpreter, str(script), *program.argv), mounts=tuple(mounts))
-
-
-def _nobody(stream: Stream, data: bytes) -> None:
-    """Nobody listens."""

@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from ringfence.box import BoxReport, BoxSpec, Stream
+from ringfence.promises.cases import CATALOGUE
+from ringfence.sandbox.verbs import unheard, unseen
 from ringfence.sessions import Cell, Command, Opening, StaySpec
 
 PLANTED = b"""
@@ -36,9 +38,12 @@ if not os.fork():
 """Modules and links where others may look, changed builtins, descriptors in the place of ours, a process that stays."""
 
 
+NAMED_PROGRAMS = {
+    case.id: "where a contract names programs, a session is refused" for case in CATALOGUE if case.programs is not None
+}
 NOT_THERE = {
     "A13": "what runs on after a step may change files after it; facts are of the moment at which the step ended",
-    "X12": "a session with a layout of its own is refused",
+    **NAMED_PROGRAMS,
 }
 """Cases that say nothing of a session."""
 
@@ -53,8 +58,8 @@ class Staying(Opening, Protocol):
     async def close(self) -> None: ...
 
 
-class InSession:
-    """A backend for the suite."""
+class Wrapping:
+    """A backend for the suite, over another whose boxes stay."""
 
     def __init__(self, backend: Staying) -> None:
         self._backend = backend
@@ -63,13 +68,21 @@ class InSession:
     def name(self) -> str:
         return self._backend.name
 
+    async def close(self) -> None:
+        await self._backend.close()
+
+
+class InSession(Wrapping):
+    """Cases are the second program of a box."""
+
     async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
         stay = StaySpec(spec.limits, spec.env, spec.inputs, (), spec.trees, spec.template, tenant=spec.tenant)
+        stay = replace(stay, listening=spec.listening, mounts=spec.mounts, layout=spec.layout)
         box = await self._backend.open(stay, spec.network)
         try:
-            told = tell or _nobody
+            told = tell or unheard
             interpreter = await box.interpreter()
-            await interpreter.run(Cell(PLANTED, replace(spec.limits, wall_seconds=5.0)), _nobody, lambda _: None)
+            await interpreter.run(Cell(PLANTED, replace(spec.limits, wall_seconds=5.0)), unheard, unseen)
             program = spec.program
             source = program.source if program.kind == "python" else None
             command = Command(program.argv, spec.limits, stdin=program.stdin, source=source, name=program.name)
@@ -77,10 +90,3 @@ class InSession:
             return await running.over()
         finally:
             await box.end()
-
-    async def close(self) -> None:
-        await self._backend.close()
-
-
-def _nobody(stream: Stream, data: bytes) -> None:
-    """Nobody listens."""

@@ -12,19 +12,21 @@ import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from ringfence.box import NetworkRule, Serve
+from ringfence.box import Desk, Installs, NetworkRule, Serve
 from ringfence.brokering import Issued, Secrets
 from ringfence.egress import names
 from ringfence.egress.dial import Streams
-from ringfence.egress.scope import Asked
 from ringfence.egress.tls import Authority
-from ringfence.errors import Refused
+from ringfence.errors import Refused, Unavailable
+from ringfence.loans import Asked
 from ringfence.model import SecretSpec
 from ringfence.outward import Serving
-from ringfence.ports import Access
+from ringfence.packages.desk import IndexDesk
+from ringfence.packages.index import Held, Offer
+from ringfence.ports import Access, Packed
 from ringfence.vault import Entry, Found, Vault
 
 ALLOWED = "allowed.example"
@@ -82,7 +84,7 @@ class Outside:
         """The way out of a box, with this as its outside."""
         trust = ssl.create_default_context(cadata=self._authority.pem.decode())
         served = rules if self.issued is None else self.issued.rules(rules)
-        return Serving(self._resolve, trust, self._dial).by(served, self.issued)
+        return Serving(self._resolve, trust, self._dial, lambda: _Packing(self.asked)).by(served, self.issued)
 
     async def lend(self) -> None:
         """From now on boxes have a placeholder for the token, which is for GET and HEAD to the allowed host."""
@@ -210,6 +212,39 @@ class Outside:
             back.start()
             _pump(way, onwards)
             back.join(_PATIENCE)
+
+
+class _Packing:
+    """Implements `ports.Packing` as far as programs in boxes ask for it: what they want is told to nobody but us."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self._asked = asked
+
+    def check(self, names: tuple[str, ...], within: tuple[str, ...] | None = None) -> None:
+        raise Unavailable("no_packages", "nothing is installed for these boxes")
+
+    async def packed(self, names: tuple[str, ...]) -> Packed:
+        raise Unavailable("no_packages", "nothing is installed for these boxes")
+
+    def desk(self, installs: Installs) -> Desk:
+        return IndexDesk(_Registries(self._asked), installs)
+
+
+class _Registries:
+    """Implements `packages.desk.Offering`: all that there is, is one file."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self._asked = asked
+
+    async def offers(self, name: str) -> tuple[Offer, ...]:
+        self._asked.append(ALLOWED if name == "allowed" else name)
+        return (Offer(name, "1.0", f"{name}-1.0-py3-none-any.whl", "a" * 64),)
+
+    async def wheel(self, offer: Offer) -> Held:
+        raise Unavailable("no_packages", f"{offer.file} is not here")
+
+    def expect(self, names: Iterable[str]) -> None:
+        self._asked.extend(names)
 
 
 def _answer(head: bytes) -> bytes:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from ringfence.box import Mount
 from ringfence.model import Json
 from ringfence.promises.outside import Answers, Outside
 
@@ -29,6 +30,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.shmat.restype = ctypes.c_void_p
 _IPC_CREAT, _IPC_EXCL, _IPC_RMID = 0o1000, 0o2000, 0
 _OPEN_TO_ALL = 0o666
+PROJECT = "/srv/project"
+"""Where a box sees the folder that it may write to."""
+_KEPT = (".git/hooks/pre-commit", ".git/config", ".envrc", ".vscode/tasks.json", ".mcp.json")
+"""What programs of the host go by there."""
 
 
 def secret() -> str:
@@ -44,6 +49,7 @@ class Props:
         self.given: Json = {"harness": os.getpid()}
         """What the program is told."""
         self.trees: tuple[Path, ...] = ()
+        self.mounts: tuple[Mount, ...] = ()
         self.output: Path | None = None
         self.outside: Outside | None = None
         self._listeners: dict[str, socket.socket] = {}
@@ -54,6 +60,7 @@ class Props:
         self._canary("canary")
         makers: dict[str, Callable[[], None]] = {
             "tree": self._tree,
+            "project": self._project,
             "output": self._output,
             "tcp": self._tcp,
             "udp": self._udp,
@@ -125,7 +132,7 @@ class Props:
     def _look(self) -> dict[str, tuple[object, ...]]:
         """Every file of ours that nobody may change, with all that can be changed of it."""
         found: dict[str, tuple[object, ...]] = {}
-        for top in ("canary", "tree"):
+        for top in ("canary", "tree", *(f"project/{name}" for name in _KEPT)):
             for path in [self.folder / top, *sorted((self.folder / top).rglob("*"))]:
                 if not os.path.lexists(path):
                     continue
@@ -157,6 +164,16 @@ class Props:
     def _tree(self) -> None:
         self._canary("tree")
         self.trees = (self.folder / "tree",)
+
+    def _project(self) -> None:
+        """A folder that a box may write to, with what it may not."""
+        folder = self.folder / "project"
+        for name in _KEPT:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(self.secret)
+        _open_to_all(folder)
+        self.given["project"] = str(folder)
+        self.mounts = (Mount(str(folder), PROJECT, "rw"),)
 
     def _output(self) -> None:
         self.output = self.folder / "out"

@@ -16,7 +16,7 @@ from textwrap import dedent
 import anyio
 from anyio import CapacityLimiter, to_thread
 
-from ringfence.box import BoxReport, BoxSpec, Captured, Input, Program, Stream
+from ringfence.box import BoxReport, BoxSpec, Captured, Input, Listening, Program, Stream
 from ringfence.errors import RingfenceError, Unavailable
 from ringfence.model import Json
 from ringfence.ports import Backend
@@ -25,7 +25,7 @@ from ringfence.promises.case import Case, Report, Result, Trial
 from ringfence.promises.cases import CATALOGUE
 from ringfence.promises.control import ControlBackend, Launcher
 from ringfence.promises.outside import PORT, TOKEN
-from ringfence.promises.props import Props
+from ringfence.promises.props import PROJECT, Props
 from ringfence.promises.stage import Stage
 
 _PRELUDE = Path(__file__).with_name("probe.py").read_text()
@@ -188,6 +188,8 @@ class _Attempt:
             **props.given,
         }
         outside, env = props.outside, dict(case.env)
+        if props.mounts and not isinstance(self._backend, ControlBackend):
+            given["project"] = PROJECT
         if outside is not None:
             naive = isinstance(self._backend, ControlBackend)
             if case.secret:
@@ -206,8 +208,11 @@ class _Attempt:
             inputs=inputs,
             output=props.output,
             trees=props.trees,
+            mounts=props.mounts,
             layout=case.layout,
             network=None if outside is None else outside.serve(case.network),
+            listening=Listening(case.listening),
+            programs=case.programs,
         )
 
     async def _look(self, visit: _Visit) -> None:

@@ -12,7 +12,7 @@ from ringfence.sandbox.beneath import WORKSPACE, full_path, parts_of, refusal
 from ringfence.sandbox.life import Life
 from ringfence.sandbox.turns import Turn
 from ringfence.sandbox.verbs import unheard, unseen
-from ringfence.sessions import Cell, CellReport, CellRequest, Failure, Interpreting, Shown, Tell
+from ringfence.sessions import Cell, CellReport, CellRequest, Failure, Interpreting, Living, Shown, Tell
 
 DEFAULT = "default"
 MOST_CONTEXTS = 16
@@ -78,10 +78,17 @@ class Contexts:
                 return context.interpreter, False
             async with life.gate.together():
                 if life.state == "running":
-                    made = context.interpreter = await life.box.interpreter()
-                    if self.folder != WORKSPACE:
-                        await self._say(context, f"__import__('os').chdir({self.folder!r})")
-                    return made, True
+                    return await self._started(context, life.box), True
+
+    async def set_up(self, box: Living) -> None:
+        """The first interpreter, before the session has begun. Raises SetUpFailed, Unavailable."""
+        await self._started(self._contexts[DEFAULT], box)
+
+    async def _started(self, context: Context, box: Living) -> Interpreting:
+        made = context.interpreter = await box.interpreter()
+        if self.folder != WORKSPACE:
+            await self._say(context, f"__import__('os').chdir({self.folder!r})")
+        return made
 
     def interrupt(self, name: str) -> bool:
         """Whether there was a cell to be interrupted."""

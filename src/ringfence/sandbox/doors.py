@@ -30,19 +30,34 @@ class Doors:
         self._open: dict[int, _Door] = {}
         life.on_end.append(self.close)
 
-    async def show(self, port: int) -> int:
+    async def show(self, wanted: int | str) -> int:
         """Where this port of the box is on the host's loopback, from now until the session ends."""
         if self._peer is None:
             raise Unavailable("no_ports", "no port of a session can be shown here")
-        if not 0 < port < 65536:
-            raise refusal("bad_port", f"{port} is not a port")
         self._life.check_there()
+        port = self._port(wanted)
         found = self._open.get(port)
         if found is None:
             if len(self._open) >= MOST_DOORS:
                 raise refusal("too_many_ports", f"session {self._life.id} shows {MOST_DOORS} ports already")
             found = self._open[port] = _Door(port, self._life, self._peer)
         return await found.opened()
+
+    def _port(self, wanted: int | str) -> int:
+        listening, id_ = self._life.spec.stay.listening, self._life.id
+        if not listening.allowed:
+            text = f"nothing may listen in session {id_}, so no port of it can be shown: open one whose contract, or"
+            raise refusal("listen_denied", f"{text} whose maker, says listen: allowed, or names ports under listen")
+        named = dict(listening.ports or ())
+        if listening.ports is None and isinstance(wanted, int):
+            if not 0 < wanted < 65536:
+                raise refusal("bad_port", f"{wanted} is not a port")
+            return wanted
+        found = named.get(wanted) if isinstance(wanted, str) else wanted if wanted in named.values() else None
+        if found is None:
+            known = ", ".join(f"{name} ({port})" for name, port in named.items()) or "none has a name"
+            raise refusal("bad_port", f"{str(wanted)[:80]!r} is no port of session {id_} that can be shown: {known}")
+        return found
 
     def close(self) -> None:
         for door in self._open.values():

@@ -4,16 +4,14 @@ something is done with a session, by whoever keeps it."""
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from ringfence.box import BoxReport, NetworkRule, Ran
+from ringfence.box import BoxReport, Ran
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import Answer, Call, Contract, Grant, Json, Principal, Status
-from ringfence.ports import Access, Backend, Outward, Packed, Packing, Passage
+from ringfence.ports import Access, Answering, Backend, Lender, Outward, Packed, Packing, Passage
 from ringfence.sandbox import order
 from ringfence.sandbox.order import Provision
 from ringfence.sandbox.results import Told, fitting, judge
@@ -40,10 +38,13 @@ class Executor:
         """One for each call: what it comes to passes through it."""
         self.outward: Callable[[], Outward] | None = None
         """Makes ways out of boxes, when one is wanted; None: there are none."""
+        self.lender: Callable[[], Lender] | None = None
+        """Has the secrets that sessions use; None: there are none."""
         self.packing: Callable[[], Packing] | None = None
         """Installs packages for boxes, when some are wanted; None: nothing can be."""
         self._keeper = keeper
         self._carrying: Carrying | None = None
+        self._early = backend if isinstance(backend, Answering) else None
 
     @property
     def keeper(self) -> Callable[[], Keeping] | None:
@@ -55,15 +56,22 @@ class Executor:
             raise Unavailable(
                 "no_session", "there are no sessions here: leave session out, and each call has its own box"
             )
-        access = order.access(call, contract)
+        if contract.commands is not None and "session" in call.arguments:
+            text = f"{contract.name} names the programs that may run, and the box of a session has all of them: leave"
+            raise Refused(
+                Status.VALIDATION_FAILURE, "commands_in_session", f"{text} session out, and it has its own box"
+            )
+        access = order.access(call, contract, self.provision)
         if access is not None:
             self._way_out(access).check(access)
-            if access.secrets and _wants_session(call, contract):
-                raise Unavailable("no_secret", f"{contract.name} needs a secret, and a session has none")
+            if access.installs is not None:
+                self._packing().desk(access.installs)
         packages = order.packages(call, contract, self.provision)
         if packages:
-            self._may_install(call)
             self._packing().check(packages)
+            # An agent has what the operator's patterns name.
+            asked = () if call.attached is not None else tuple(call.arguments.get("packages") or ())
+            self._packing().check(asked, self.provision.installable)
         if _LEVELS.index(contract.isolation) > _LEVELS.index(self.provision.level):
             raise Unavailable(
                 "no_isolation",
@@ -98,11 +106,14 @@ class Executor:
         packed = await self._packed(grant)
         wanted = order.spec(call, contract, self.provision.limits, await self._passage(grant))
         wanted = wanted if packed is None else replace(wanted, packages=(packed.folder,))
+        if contract.commands is not None:
+            wanted = replace(wanted, programs=order.programs(grant))
         # What a contract redacts, nobody sees as it comes.
         as_it_comes = call.attached is not None and not contract.redact and contract.result.fields is None
         tell = screen.attached(call.attached).tell if call.attached is not None and as_it_comes else None
         try:
-            report = await to_the_end(self.backend.run(wanted, tell))
+            run = self.backend.run if self._early is None else self._early.answer
+            report = await to_the_end(run(wanted, tell))
         except ValueError as exc:
             raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such box can be made: {exc}") from None
         report = await screen.artifacts(screen.report(report), wanted.output)
@@ -121,21 +132,12 @@ class Executor:
         return Answer(result, status, code, isolation=isolation, ran=ran)
 
     async def _passage(self, grant: Grant) -> Passage:
-        access = order.access(grant.call, grant.contract)
+        access = order.access(grant.call, grant.contract, self.provision)
         return Passage() if access is None else await self._way_out(access).passage(access)
 
     async def _packed(self, grant: Grant) -> Packed | None:
         packages = order.packages(grant.call, grant.contract, self.provision)
         return await self._packing().packed(packages) if packages else None
-
-    def _may_install(self, call: Call) -> None:
-        """An agent has what the operator's patterns name. Raises Refused."""
-        for package in () if call.attached is not None else call.arguments.get("packages") or ():
-            name = re.split(r"[^A-Za-z0-9._-]", package, maxsplit=1)[0]
-            if not any(fnmatchcase(name, pattern) for pattern in self.provision.installable):
-                known = ", ".join(self.provision.installable) or "none"
-                text = f"{name[:80]!r} may not be installed; what may be is: {known} (sandbox.allow_packages)"
-                raise Refused(Status.DENIED, "package_denied", text)
 
     def _packing(self) -> Packing:
         if self.packing is None:
@@ -157,11 +159,14 @@ class Executor:
             if self._keeper is None:
                 raise Unavailable("no_session", "there are no sessions here")
             module: Any = importlib.import_module("ringfence.sandbox.calls.carrying")
-            self._carrying = module.Carrying(self._keeper(), self.provision, self._rules, self._packed)
+            self._carrying = module.Carrying(self._keeper(), self.provision, self._passage, self._packed, self._lends)
         return self._carrying
 
-    async def _rules(self, grant: Grant) -> tuple[NetworkRule, ...]:
-        return (await self._passage(grant)).rules
+    def _lends(self) -> Lender:
+        """Of the configuration that is in force when it is asked for."""
+        if self.lender is None:
+            raise Unavailable("no_secret", "a session needs a secret, and there are none here")
+        return self.lender()
 
     async def state_of(self, call: Call) -> tuple[int, str] | None:
         """What an approval is bound to besides: the session's last step, and the digest of its files."""
@@ -180,6 +185,11 @@ class Executor:
     async def resources(self, principal: Principal, *, templates: bool) -> Sequence[Json]:
         """Files that sessions of this caller left. Raises Unavailable, Refused."""
         return [] if self._keeper is None else await self._sessions().resources(principal, templates=templates)
+
+    async def settled(self) -> None:
+        """When the boxes are gone of all calls that were answered by now."""
+        if self._early is not None:
+            await self._early.settled()
 
     async def close(self) -> None:
         """End every box. Sessions stay: they belong to their keeper."""

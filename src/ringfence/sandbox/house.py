@@ -1,8 +1,8 @@
 """The house: all sessions of one keeper, and everything that can be asked of them. `verbs` says what is promised.
 
 Looking needs nothing to run: neither files nor logs resume a session that is paused. What has to run, and what changes
-files, does. Policy and secrets are no business of a house: they are applied anew, by those who ask, at every step, and
-no snapshot has them in it.
+files, does. Policy and secrets are no business of a house: they are applied anew, by those who ask, at every step and
+every request, and no snapshot has them in it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Literal, TypeVar, Unpack
 
 from ringfence.box import FileFact
 from ringfence.errors import RingfenceError
+from ringfence.loans import Denial, Lent, Wish
 from ringfence.sandbox.beneath import refusal
 from ringfence.sandbox.capacity import HouseRules
 from ringfence.sandbox.contexts import OnShown
@@ -135,8 +136,24 @@ class House:
     async def command(self, owner: Owner, id: str, request: CommandRequest, tell: Tell) -> StepReport:
         return await self._rooms.own(owner, id).command(request, tell)
 
-    async def show(self, owner: Owner, id: str, port: int) -> int:
+    async def show(self, owner: Owner, id: str, port: int | str) -> int:
         return await self._rooms.own(owner, id).doors.show(port)
+
+    # ── Secrets ──
+
+    async def wishes(self, owner: Owner, lender: str) -> AsyncGenerator[Wish, None]:
+        async with aclosing(self._rooms.lenders.wishes(lender)) as wishes:
+            async for wish in wishes:
+                yield wish
+
+    async def lend(self, owner: Owner, id: str, lender: str) -> None:
+        session = self._rooms.own(owner, id)
+        session.life.check_there()
+        if session.borrower is not None:
+            session.borrower.lent_by(lender)
+
+    async def settle(self, owner: Owner, lender: str, number: int, answer: Lent | Denial) -> None:
+        self._rooms.lenders.settle(lender, number, answer)
 
     # ── Commands in the background ──
 

@@ -8,7 +8,6 @@ is dead, however it died, holds nothing.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import select
@@ -24,12 +23,11 @@ from pathlib import Path
 
 from ringfence.errors import StoreError, Unavailable
 from ringfence.sandbox.codec import CodecError
-from ringfence.sandbox.keeping import private_folder, storing, write_whole
+from ringfence.sandbox.keeping import private_folder, storing, taken, write_whole
 from ringfence.sandbox.protocol import error_from_json
 
 _SOCKET, _ADDRESS, _LOCK, _STARTING, _LOG = "socket", "address", "lock", "starting", "log"
 _MOST_LOG = 1024 * 1024
-_LOOK_SECONDS = 0.01
 _PREDECESSOR_SECONDS = 15.0
 
 
@@ -241,14 +239,4 @@ def _read(descriptor: int, until: float) -> bytes | None:
 def _lock(path: Path, until: float) -> int | None:
     """Hold a file's lock, as long as the descriptor is open; None where it could not be had in time."""
     with storing("the keeper's folder"):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                os.close(descriptor)
-                return None
-            time.sleep(_LOOK_SECONDS)
-        else:
-            return descriptor
+        return taken(path, until)

@@ -14,6 +14,7 @@ from typing import Any, Literal, Unpack
 
 from ringfence.box import FileFact
 from ringfence.errors import OutcomeUnknown, RingfenceError, Unavailable
+from ringfence.loans import Denial, Lent, Wish
 from ringfence.sandbox.keeperhome import Starting, start_if_absent
 from ringfence.sandbox.keeperline import AbsentError, Asked, Line
 from ringfence.sandbox.protocol import VERBS, Verb
@@ -179,7 +180,7 @@ class Keeper:
         answer: StepReport = await self._ask("run", owner, id=id, request=request, tell=tell, shown=shown)
         return answer
 
-    async def show(self, owner: Owner, id: str, port: int) -> int:
+    async def show(self, owner: Owner, id: str, port: int | str) -> int:
         answer: int = await self._ask("show", owner, id=id, port=port)
         return answer
 
@@ -263,6 +264,17 @@ class Keeper:
 
     def watch(self, owner: Owner, id: str, path: str, recursive: bool) -> AsyncIterator[Changed]:
         return self._pour("watch", owner, id=id, path=path, recursive=recursive)
+
+    # ── Secrets ──
+
+    def wishes(self, owner: Owner, lender: str) -> AsyncIterator[Wish]:
+        return self._pour("wishes", owner, lender=lender)
+
+    async def lend(self, owner: Owner, id: str, lender: str) -> None:
+        await self._ask("lend", owner, id=id, lender=lender)
+
+    async def settle(self, owner: Owner, lender: str, number: int, answer: Lent | Denial) -> None:
+        await self._ask("settle", owner, lender=lender, number=number, answer=answer)
 
     # ── What outlives them ──
 

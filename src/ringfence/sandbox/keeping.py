@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ Owner = tuple[str, str]
 """Tenant and agent."""
 
 _LOCK, _NEW = "lock", "new"
+_LOOK_SECONDS = 0.01
 _MOST_SINGLE_SYNCS = 32
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,6 +65,21 @@ def write_whole(path: Path, data: bytes) -> None:
             part.unlink()
         raise
     _sync(path.parent)
+
+
+def taken(path: Path, until: float = 0.0) -> int | None:
+    """Hold a file's lock, as long as the descriptor is open; None where it could not be had by then."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(descriptor)
+                return None
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return descriptor
 
 
 class TreeStore:

@@ -9,7 +9,6 @@ read is passed over; a crash may leave half a line, never a wrong one.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ from typing import Any, Literal
 
 from ringfence.box import Limits
 from ringfence.errors import StoreError, Unavailable
-from ringfence.sandbox.keeping import private_folder, storing, write_whole
+from ringfence.sandbox.keeping import private_folder, storing, taken, write_whole
 from ringfence.sessions import Owner, SessionInfo
 
 log = logging.getLogger(__name__)
@@ -204,13 +203,10 @@ def _seen(task: asyncio.Task[None]) -> None:
 
 
 def _locked(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+    descriptor = taken(path)
+    if descriptor is None:
         text = f"another keeper has the sessions in {path.parent}; connect to it, or end it first"
-        raise Unavailable("in_use", text) from None
+        raise Unavailable("in_use", text)
     return descriptor
 
 

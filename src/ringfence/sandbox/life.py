@@ -125,6 +125,7 @@ class Life:
             isolation=box.isolation if box is not None else {},
             snapshot=spec.snapshot,
             network=tuple(host for rule in spec.network for host in rule.hosts),
+            lending=spec.lending,
         )
 
     @property

@@ -3,13 +3,15 @@ before anything runs."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ringfence.box import Attached, BoxSpec, Limits, Mount, NetworkRule, Program
+from ringfence.box import Attached, BoxSpec, Installs, Limits, Listening, Mount, Program, Programs
 from ringfence.errors import Refused
+from ringfence.loans import Lending
 from ringfence.model import Call, Contract, Grant, Json, Status
 from ringfence.ports import Access, Packed, Passage
 from ringfence.sandbox.offers.parts import Lives
@@ -25,6 +27,7 @@ _NO_WAY = Passage()
 _IN_A_SESSION = (
     "inputs",
     "packages",
+    "allow_packages",
     "output",
     "trees",
     "mounts",
@@ -32,6 +35,7 @@ _IN_A_SESSION = (
     "secrets",
     "template",
     "memory_layout",
+    "listen",
     "name",
     "metadata",
 )
@@ -55,6 +59,8 @@ class Provision:
     """Patterns of the packages that an agent may have installed; whoever is in this process may have any."""
     installs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Packages that are installed for boxes of a template, by its name."""
+    inside: Installs = field(default_factory=lambda: Installs(()))
+    """What programs in boxes may install by themselves."""
 
 
 def check(call: Call) -> None:
@@ -78,7 +84,7 @@ def packages(call: Call, contract: Contract, given: Provision) -> tuple[str, ...
     return tuple(dict.fromkeys(wanted))
 
 
-def access(call: Call, contract: Contract) -> Access | None:
+def access(call: Call, contract: Contract, given: Provision) -> Access | None:
     """What the box that this call makes is to have of the outside; None: nothing, or it makes none.
 
     What a session may reach was decided when it was opened.
@@ -89,7 +95,9 @@ def access(call: Call, contract: Contract) -> Access | None:
     network = asked if isinstance(asked, str) else contract.network
     places = tuple(asked) if isinstance(asked, list) else ()
     secrets = (*contract.secrets, *(call.arguments.get("secrets") or ()))
-    if network == "denied" and not places and not secrets:
+    # Whoever is in this process says himself what programs may install; for all others it is the operator's to say.
+    inside = call.arguments.get("allow_packages") or given.inside.names
+    if network == "denied" and not places and not secrets and not inside:
         return None
     return Access(
         network=network,
@@ -99,6 +107,7 @@ def access(call: Call, contract: Contract) -> Access | None:
         capability=contract.name,
         agent=call.principal.agent,
         call_id=call.id,
+        installs=Installs(tuple(inside), given.inside.required) if inside else None,
     )
 
 
@@ -119,7 +128,45 @@ def spec(call: Call, contract: Contract, defaults: Limits, passage: Passage = _N
         tenant=call.principal.tenant,
         mounts=_mounts(contract, given),
         network=passage.serve,
+        installs=_installs(passage),
+        listening=_listening(contract, given),
     )
+
+
+def asked_for(call: Call, contract: Contract) -> tuple[str, ...]:
+    """Programs that a person is to be asked for, as far as the command may run them: it has their names in it.
+
+    Who hides a name has nothing of it: a program that nobody was asked for is not there.
+    """
+    if contract.commands is None or not contract.commands.ask:
+        return ()
+    text = "\n".join((str(call.arguments.get("command", "")), *map(str, call.arguments.get("argv") or ())))
+    return tuple(name for name in contract.commands.ask if _names(text, name))
+
+
+def _names(text: str, program: str) -> bool:
+    name = re.escape(program.rpartition("/")[2])
+    return re.search(rf"(?<![A-Za-z0-9_]){name}(?![A-Za-z0-9_])", text) is not None
+
+
+def programs(grant: Grant) -> Programs | None:
+    """What the box of this call has; what is asked for is there where a person agreed to this very call."""
+    commands = grant.contract.commands
+    if commands is None:
+        return None
+    agreed = asked_for(grant.call, grant.contract) if grant.approval_id is not None else ()
+    if commands.allow is not None:
+        return Programs((*commands.allow, *agreed), commands.deny)
+    return Programs(None, (*commands.deny, *(name for name in commands.ask if name not in agreed)))
+
+
+def _listening(contract: Contract, given: Json) -> Listening:
+    """As the contract says, unless a caller in this process says otherwise."""
+    return Listening.of(given["listen"]) if "listen" in given else contract.listen
+
+
+def _installs(passage: Passage) -> bool:
+    return any(rule.installs is not None for rule in passage.rules)
 
 
 def _mounts(contract: Contract, given: Json) -> tuple[Mount, ...]:
@@ -127,13 +174,12 @@ def _mounts(contract: Contract, given: Json) -> tuple[Mount, ...]:
     return (*contract.mounts, *(Mount(**mount) for mount in given.get("mounts") or ()))
 
 
-def session(
-    grant: Grant, given: Provision, network: tuple[NetworkRule, ...] = (), packed: Packed | None = None
-) -> SessionSpec:
+def session(grant: Grant, given: Provision, passage: Passage = _NO_WAY, packed: Packed | None = None) -> SessionSpec:
     """The session that is to be opened. Raises Refused."""
     call, contract, lives = grant.call, grant.contract, given.lives or Lives()
     wanted, attached = call.arguments, call.attached or _NOTHING
-    fresh = contract.memory_layout == "fresh" or wanted.get("memory_layout") == "fresh"
+    setup = wanted.get("setup") or None
+    fresh = contract.memory_layout == "fresh" or wanted.get("memory_layout") == "fresh" or setup is not None
     stay = StaySpec(
         limits=replace(given.limits, **{"wall_seconds": contract.timeout_seconds, **(wanted.get("limits") or {})}),
         env=wanted.get("env") or {},
@@ -141,9 +187,12 @@ def session(
         trees=tuple(map(Path, wanted.get("trees") or ())),
         template=template(call, contract),
         layout="fresh" if fresh else "shared",
+        setup=setup,
         tenant=call.principal.tenant,
         mounts=(*given.mounts, *_mounts(contract, wanted)),
         packages=() if packed is None else (packed.folder,),
+        installs=_installs(passage),
+        listening=_listening(contract, wanted),
     )
     return SessionSpec(
         stay=stay,
@@ -154,7 +203,8 @@ def session(
         snapshot=wanted.get("snapshot"),
         volumes=tuple(VolumeMount(**volume) for volume in wanted.get("volumes") or ()),
         retain=wanted.get("retain", "output"),
-        network=network,
+        network=passage.rules,
+        lending=Lending(passage.loans, contract.name, call.id) if passage.loans else None,
     )
 
 
@@ -210,11 +260,13 @@ def _limits(call: Call, contract: Contract, defaults: Limits) -> Limits:
 
 def _problems(given: Json) -> Iterator[str]:
     """What no schema says. The values themselves are never repeated: this goes on record."""
-    code, words = given.get("code", ""), given.get("argv") or ()
-    if "\0" in code:
-        yield "code: a program has no NUL character"
-    if _longer(code, MAX_SOURCE_BYTES):
-        yield f"code: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB"
+    words = given.get("argv") or ()
+    for name in ("code", "setup"):
+        source = given.get(name) or ""
+        if "\0" in source:
+            yield f"{name}: a program has no NUL character"
+        if _longer(source, MAX_SOURCE_BYTES):
+            yield f"{name}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB"
     if "argv" in given and not words and "code" not in given:
         yield "argv: there is no command in it"
     if "session" in given and ("code" in given or "command" in given or words):

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ringfence.errors import OutcomeUnknown, Refused, RingfenceError, StoreError, Unavailable
+from ringfence.errors import OutcomeUnknown, Refused, RingfenceError, SetUpFailed, StoreError, Unavailable
 from ringfence.model import Json, Status
 from ringfence.sandbox.codec import Attachments, CodecError, pack, shape_digest, unpack
 from ringfence.sandbox.verbs import Keeping, OnShown
@@ -34,6 +34,7 @@ _HERE = frozenset(("close",))
 _READING = {
     *("info", "list", "past", "state_of", "processes", "logs", "follow", "wait"),
     *("read", "entries", "stat", "pack", "watch", "snapshots", "volumes"),
+    *("wishes", "lend", "settle"),  # they change nothing that outlives a keeper
 }
 
 
@@ -141,6 +142,8 @@ def error_from_json(said: Any) -> RingfenceError | ValueError:
     """What `error_as_json` was given. Raises CodecError."""
     try:
         kind, message = said["kind"], str(said["message"])
+        if kind == "refused" and said["reason_code"] == SetUpFailed.REASON:
+            return SetUpFailed(message)
         if kind == "refused":
             return Refused(Status(said["status"]), str(said["reason_code"]), message)
         if kind == "unavailable":

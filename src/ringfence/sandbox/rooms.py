@@ -15,11 +15,13 @@ from typing import TypeVar
 
 from ringfence import canonical
 from ringfence.box import Input, NetworkRule, Serve
-from ringfence.errors import Refused, RingfenceError, Unavailable
+from ringfence.errors import Refused, RingfenceError, SetUpFailed, Unavailable
+from ringfence.ports import Borrowing
 from ringfence.sandbox.artifacts import Artifacts
 from ringfence.sandbox.beneath import parts_of, refusal
 from ringfence.sandbox.capacity import Capacity, HouseRules
 from ringfence.sandbox.ledger import Ledger
+from ringfence.sandbox.lenders import Borrower, Lenders
 from ringfence.sandbox.life import Keep, Peer, stopped
 from ringfence.sandbox.process.inputs import put_inputs
 from ringfence.sandbox.session import Session, then_close
@@ -33,7 +35,7 @@ from ringfence.sessions import Opening, Owner, SessionInfo, SessionSpec
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-ServeBy = Callable[[tuple[NetworkRule, ...]], Serve]
+ServeBy = Callable[[tuple[NetworkRule, ...], Borrowing | None], Serve]
 FORK = "fork."
 """What the names of snapshots begin with that are taken for a fork alone."""
 _MOST_METADATA, _LONGEST_METADATA = 64, 16_384
@@ -56,6 +58,7 @@ class Rooms:
         self.snapshots = Snapshots(folder / "snapshots")
         self.volumes = Volumes(folder / "volumes")
         self.tasks = Tasks()
+        self.lenders = Lenders()
         self._backend = backend
         self._serve = serve
         self._capacity = Capacity(rules)
@@ -182,7 +185,9 @@ class Rooms:
             await self._make(session, snapshot)
             await written
         except BaseException as problem:
-            await session.life.end("failed", str(problem))
+            # What code in a box said is for whoever wanted it to run, and is not kept.
+            said = problem.reason_code if isinstance(problem, SetUpFailed) else str(problem)
+            await session.life.end("failed", said)
             raise
         return session
 
@@ -203,8 +208,12 @@ class Rooms:
             stay = replace(stay, env={**snapshot.env, **stay.env}, inputs=())
         # The bytes of inputs need not stay here as long as the session does.
         life.spec = replace(life.spec, stay=replace(stay, inputs=(), folders=()))
+        if life.spec.lending is not None:
+            # Of this box alone: neither a snapshot nor a fork has what stands for a secret here.
+            session.borrower = Borrower(life.id, owner, life.spec.lending, self.lenders)
+            stay = replace(stay, env={**session.borrower.env, **stay.env})
         try:
-            box = await self._backend.open(stay, self._way_out(life.spec))
+            box = await self._backend.open(stay, self._way_out(life.spec, session.borrower))
             workspace = life.move_in(box)
             if snapshot is not None:
                 into = Workspace(
@@ -216,15 +225,17 @@ class Rooms:
         except ValueError as problem:
             raise refusal("bad_spec", f"no session can be made like this: {problem}") from problem
         session.contexts.folder = snapshot.cwd if snapshot is not None else session.contexts.folder
+        if stay.setup is not None:
+            await session.contexts.set_up(box)
         life.begin()
 
-    def _way_out(self, spec: SessionSpec) -> Serve | None:
+    def _way_out(self, spec: SessionSpec, borrower: Borrower | None) -> Serve | None:
         """Raises ValueError for rules that cannot be meant."""
         if not spec.network:
             return None
         if self._serve is None:
             raise Unavailable("no_network_control", "sessions have no network here")
-        return self._serve(spec.network)
+        return self._serve(spec.network, borrower)
 
     def _restore(self, workspace: Workspace, snapshot: str, owner: Owner, inputs: tuple[Input, ...]) -> None:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ringfence.box import Limits, Mount
+from ringfence.box import Limits, Listening, Mount
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import Json, Principal, ServerSpec
 from ringfence.ports import Access, Launched, Outward, Passage
@@ -143,6 +143,7 @@ class Boxes:
                 processes=max(each.processes for each in limits),
             ),
             mounts=tuple(declared[at] for at in sorted(declared)),
+            listening=Listening(any(spec.listens for spec in specs)),
         )
 
     def _limits(self, spec: ServerSpec) -> Limits:

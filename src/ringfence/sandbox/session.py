@@ -14,7 +14,9 @@ from ringfence.sandbox.background import CAPTURED_BYTES, Processes
 from ringfence.sandbox.beneath import refusal
 from ringfence.sandbox.contexts import Contexts, OnShown
 from ringfence.sandbox.doors import Doors
+from ringfence.sandbox.lenders import Borrower
 from ringfence.sandbox.life import Keep, Life
+from ringfence.sandbox.process import guarded
 from ringfence.sandbox.threads import fed, in_thread
 from ringfence.sandbox.watching import Changed, Watcher
 from ringfence.sandbox.wholes import Whole
@@ -44,6 +46,8 @@ class Session:
         self.processes = Processes(life.tasks)
         self.contexts = Contexts(life)
         self.doors = Doors(life, keep.peer)
+        self.borrower: Borrower | None = None
+        """Of one whose box may use secrets."""
         self._watchers: set[Watcher] = set()
         life.is_busy = lambda: self.processes.any_running
         life.before_pause = self.contexts.note_folder
@@ -60,19 +64,20 @@ class Session:
             await life.awake()
             async with context.turn.taken():
                 interpreter, fresh = await self.contexts.interpreter(context)
-                number = self._begin_step(request.after_step)
+                number, before = self._begin_step(request.after_step), guarded.look(life.spec.stay.mounts)
                 whole = Whole(life.workspace, cell.limits.capture_bytes, tell, wanted=request.keep_whole)
                 try:
                     report = await context.run(interpreter, cell, whole.tell, shown)
                 finally:
                     kept = whole.over()
-        return StepReport(life.id, number, self._told(report), context.name, fresh, life.state, kept)
+        return StepReport(life.id, number, self._told(report, before), context.name, fresh, life.state, kept)
 
     async def command(self, request: CommandRequest, tell: Tell) -> StepReport:
         """A command, to its end. Cancelling kills it."""
         life = self.life
         limits = request.limits or life.spec.stay.limits
         whole = Whole(life.workspace, limits.capture_bytes, tell, wanted=request.keep_whole)
+        before = guarded.look(life.spec.stay.mounts)
         with life.in_use():
             running, number = await self._start(request, limits, whole.tell)
             try:
@@ -83,7 +88,7 @@ class Session:
                 raise
             finally:
                 kept = whole.over()
-        return StepReport(life.id, number, self._told(CellReport(report)), state=life.state, whole=kept)
+        return StepReport(life.id, number, self._told(CellReport(report), before), state=life.state, whole=kept)
 
     async def start(self, request: CommandRequest) -> ProcessInfo:
         """A command that goes on when this returns; unless told otherwise, as long as the session may live."""
@@ -125,8 +130,11 @@ class Session:
         life.step += 1
         return life.step
 
-    def _told(self, report: CellReport) -> CellReport:
-        """Where we took the box away under a step, it was not the box that failed."""
+    def _told(self, report: CellReport, before: guarded.Seen) -> CellReport:
+        """With what came to be where the host's programs look. Where we took the box away under a step, it was not the
+        box that failed."""
+        if found := guarded.planted(self.life.spec.stay.mounts, before):
+            report = replace(report, report=replace(report.report, planted=found))
         if self.life.was_taken_away and report.report.ended in ("infra", "signalled"):
             return replace(report, report=replace(report.report, ended="cancelled"), alive=False)
         return report

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ringfence import canonical
-from ringfence.box import MIB, Limits
+from ringfence.box import MIB, Commands, Limits, Listening
 from ringfence.model import Contract, Definition, Json, Mode, NetworkSpec
 from ringfence.sandbox import toolkit
 from ringfence.sandbox.bounds import limits_schema
@@ -102,7 +102,11 @@ def _description(contract: Contract, limits: Limits, ready: Ready, lives: Lives 
         what = (
             f"Run a command line with /bin/sh in a fresh box, and return what it prints. Python {_version()} is there."
         )
+        if contract.commands is not None:
+            what = what.partition(" Python ")[0]
     stated = _stated(contract, limits, ready, lives or Lives())
+    if contract.commands is not None:
+        lives = None
     return " ".join(
         (
             what,
@@ -111,7 +115,8 @@ def _description(contract: Contract, limits: Limits, ready: Ready, lives: Lives 
             f"Limits: {_number(contract.timeout_seconds)} s, {stated['limits']},"
             f" {size(limits.output_bytes)} of output; past any of them the run is ended.",
             f"Of a long output the head and the tail are returned, {size(limits.capture_bytes)} at most.",
-            f"Network: {stated['network']}.",
+            f"Network: {stated['network']}. Listening: {stated['listening']}.",
+            *((f"Programs: {_programs(contract.commands)}.",) if contract.commands is not None else ()),
             f"Packages: {stated['packages']}; {_installing(ready)}.",
             "Files: the working folder is /workspace; /workspace/output is for files that are a result,"
             " /workspace/tmp for scratch, and nothing else can be written.",
@@ -129,6 +134,7 @@ def _stated(contract: Contract, limits: Limits, ready: Ready, lives: Lives) -> M
         f" {_number(limits.cpu_cores)} processor core{'' if limits.cpu_cores == 1 else 's'}",
         "packages": f"Python's standard library{more}",
         "network": _reach(ready.network),
+        "listening": _listens(contract.listen),
         "python": _version(),
         "lifetime": f"{_number(lives.lifetime_seconds)} s",
         "most_lifetime": f"{_number(lives.most_lifetime_seconds)} s",
@@ -141,7 +147,8 @@ def _stated(contract: Contract, limits: Limits, ready: Ready, lives: Lives) -> M
 def _installing(ready: Ready) -> str:
     if not ready.installable:
         return "nothing can be installed"
-    return f"`packages` has others installed before it starts, as far as they fit {', '.join(ready.installable)}"
+    fit = f"as far as they fit {', '.join(ready.installable)}"
+    return f"`packages` has others installed before it starts{', and pip installs them' if ready.inside else ''}, {fit}"
 
 
 def _reach(network: NetworkSpec | None) -> str:
@@ -151,6 +158,24 @@ def _reach(network: NetworkSpec | None) -> str:
     bounds += [f"under {', '.join(network.paths)}"] if network.paths is not None else []
     more = f" ({'; '.join(bounds)})" if bounds else ""
     return f"{', '.join(network.allow)}{more}, over HTTP and HTTPS by the proxy that the environment names; else none"
+
+
+def _programs(commands: Commands) -> str:
+    ask = f"; for {', '.join(commands.ask)} a person is asked" if commands.ask else ""
+    if commands.allow is not None:
+        there = f"beside sh only {', '.join(commands.allow)}" if commands.allow else "sh alone"
+    else:
+        there = "those of the system" + (f" without {', '.join(commands.deny)}" if commands.deny else "")
+    return f"{there}{ask}; what is written in the box cannot be executed, and there are no sessions"
+
+
+def _listens(listening: Listening) -> str:
+    if not listening.allowed:
+        return "no program may listen for TCP connections"
+    if listening.ports is None:
+        return "programs may listen, and only those of the same box can connect"
+    named = ", ".join(f"{name} (port {port})" for name, port in listening.ports)
+    return f"programs may listen; shown on this machine's loopback, to its owner alone, can be: {named}"
 
 
 def _version() -> str:
@@ -210,8 +235,10 @@ _WIDE: Json = {
     "trees": {"type": "array", "items": _TEXT},
     "mounts": parts.MOUNTS,
     "network": parts.NETWORK,
+    "listen": parts.LISTEN,
     "secrets": {"type": "array", "items": _TEXT},
     "packages": parts.PACKAGES,
+    "allow_packages": parts.ALLOW_PACKAGES,
     "template": _TEXT,
     "memory_layout": {"enum": ["shared", "fresh"]},
     "metadata": _TEXTS,

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Literal, Protocol, Unpack
 
 from ringfence.box import FileFact, Stream
+from ringfence.loans import Denial, Lent, Wish
 from ringfence.sandbox.snapshots import Snapshot
 from ringfence.sandbox.volumes import Volume
 from ringfence.sandbox.watching import Changed
@@ -86,8 +87,26 @@ class Keeping(Protocol):
 
     async def command(self, owner: Owner, id: str, request: CommandRequest, tell: Tell) -> StepReport: ...
 
-    async def show(self, owner: Owner, id: str, port: int) -> int:
-        """A port of its box on this host's loopback, for this user alone, until it ends; which it is there."""
+    async def show(self, owner: Owner, id: str, port: int | str) -> int:
+        """A port of its box, by number or by name, on this host's loopback, for this user alone, until it ends.
+
+        Which it is there.
+        """
+        ...
+
+    # ── secrets ──
+
+    def wishes(self, owner: Owner, lender: str) -> AsyncIterator[Wish]:
+        """Whoever has secrets hears by this what sessions want of them, as long as it listens; `lender` is its own
+        secret name. It is known once the first has come, which is empty."""
+        ...
+
+    async def lend(self, owner: Owner, id: str, lender: str) -> None:
+        """From now on it is asked for what this session wants."""
+        ...
+
+    async def settle(self, owner: Owner, lender: str, number: int, answer: Lent | Denial) -> None:
+        """The answer to a wish. One that nobody waits for any more is nothing."""
         ...
 
     # ── commands in the background ──

@@ -11,7 +11,6 @@ meanwhile; they have the volume as it was saved last when they mounted it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from typing import Any, Literal
 from ringfence.box import MIB
 from ringfence.errors import Refused, Unavailable
 from ringfence.sandbox.beneath import WORKSPACE, beneath, explaining, refusal
-from ringfence.sandbox.keeping import Owner, TreeStore, owner_folder, private_folder, storing, write_whole
+from ringfence.sandbox.keeping import Owner, TreeStore, owner_folder, private_folder, storing, taken, write_whole
 from ringfence.sandbox.restoring import write_tree
 from ringfence.sandbox.trees import read_tree, tree_digest
 from ringfence.sandbox.walking import Room, Walk, empty, is_mount
@@ -234,13 +233,10 @@ def _place(folder: Path, name: str) -> Path:
 
 
 def _hold(place: Path, volume: Volume) -> int:
-    descriptor = os.open(place / _WRITER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+    descriptor = taken(place / _WRITER)
+    if descriptor is None:
         text = f"volume {volume.name!r} is mounted by another session that writes to it; mount it 'ro', or wait"
-        raise refusal("volume_busy", text) from None
+        raise refusal("volume_busy", text)
     return descriptor
 
 

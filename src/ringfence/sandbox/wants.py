@@ -14,7 +14,7 @@ from typing import Literal
 
 from ringfence.box import BoxReport
 
-Kind = Literal["path", "network", "memory", "processes", "disk", "call"]
+Kind = Literal["path", "network", "memory", "processes", "disk", "listen", "call"]
 _MOST = 5
 _SAID = 16_384
 _PATH = r"['\"`]?(/[^\s'\"`:,;)\]}]+)"
@@ -68,6 +68,8 @@ def _of_limits(report: BoxReport) -> Iterator[Want]:
         yield Want("memory", "more memory", "limits: {memory_mb: 1024}", "--memory 1024")
     if report.ended == "pids" or report.limit == "pids":
         yield Want("processes", "more processes or threads", "limits: {processes: 512}", "--pids 512")
+    if report.denials.get("listen"):
+        yield Want("listen", "to wait for connections", "listen: allowed", "--listen")
     if report.limit in ("disk", "inodes", "file_size"):
         yield Want("disk", "more room in its workspace", "limits: {disk_mb: 2048}", "--disk 2048")
 

@@ -124,7 +124,7 @@ class Sandbox:
     def run_code(self, code: str, **options: Unpack[CodeOptions]) -> Execution:
         return engine.waited(lambda here: self._inner.run_code(code, **cast(CodeOptions, here)), options)
 
-    def get_host(self, port: int) -> str:
+    def get_host(self, port: int | str) -> str:
         return _wait(self._inner.get_host(port))
 
     def interrupt(self, context: str | None = None) -> bool:

@@ -14,6 +14,7 @@ from ringfence.errors import (
     RingfenceError,
     SandboxNotFound,
     SandboxStopped,
+    SetUpFailed,
     Unavailable,
 )
 from ringfence.model import Json, Outcome, Status
@@ -130,6 +131,8 @@ def problem(outcome: Outcome) -> RingfenceError:
         return Unavailable(code, text)
     if outcome.status is Status.UNKNOWN:
         return OutcomeUnknown(code, text)
+    if code == SetUpFailed.REASON and outcome.status is Status.FAILED:
+        return SetUpFailed(text)
     denied = outcome.status in (Status.DENIED, Status.APPROVAL_REQUIRED)
     kind = Denied if denied else _NOT_THERE.get(code, Refused)
     return kind(outcome.status, code, text, approval_id=outcome.approval_id)

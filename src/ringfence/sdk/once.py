@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from ringfence.box import Input, Limits, Mount
+from ringfence.box import Input, Layout, Limits, Mount
 from ringfence.config.folders import declared
 from ringfence.errors import Unavailable
 from ringfence.model import Outcome
@@ -29,6 +29,7 @@ Inputs = Mapping[str, bytes | str | Path]
 """Files for /workspace/input by name: their content, or the path of a file to copy."""
 Mounts = Mapping[str, str | Path] | Sequence[Mount]
 Network = str | Sequence[str]
+Listen = bool | Mapping[str, int]
 
 
 class OnceOptions(TypedDict, total=False):
@@ -48,10 +49,16 @@ class OnceOptions(TypedDict, total=False):
     """Folders and files of the host, by where the box sees them; read-only, unless a Mount says `rw`."""
     network: Network
     """Whom it may reach: HOST[:PORT], `*.suffix`, addresses; or the name of one of your networks. Else nobody."""
+    listen: Listen
+    """Whether its programs may wait for connections, which only others in its box can make. Else they may not."""
     secrets: Sequence[str]
     """Names under `secrets:` of your configuration: the program finds a placeholder for each in its environment."""
     packages: Sequence[str]
     """Packages of your index, `name` or `name==1.2`: installed once, in a box of their own, and ready to import."""
+    allow_packages: Sequence[str]
+    """What programs in it may install by themselves (`pip install`): names or patterns, with or without `==version`."""
+    memory_layout: Layout
+    """`fresh`: an address layout and hash seed of its own, which takes as long as starting an interpreter."""
     output: str | Path
     """A folder that the files of /workspace/output are copied to."""
     on_stdout: OnOutput
@@ -90,15 +97,19 @@ def _wanted(code: str, options: OnceOptions) -> Wanted:
         inputs=inputs_of(options),
         mounts=mounts_of(options),
         network=network_of(options),
+        listen=listen_of(options),
         packages=packages_of(options),
-        secrets=_names(options.get("secrets")),
+        allow_packages=packages_of(options, "allow_packages"),
+        secrets=secrets_of(options),
         output=None if output is None else Path(output).resolve(),
         template=options.get("template"),
+        layout=options.get("memory_layout"),
         metadata=options.get("metadata") or {},
     )
 
 
-def _names(secrets: Sequence[str] | None) -> tuple[str, ...]:
+def secrets_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+    secrets = options.get("secrets")
     if isinstance(secrets, str) or not all(isinstance(name, str) for name in secrets or ()):
         raise TypeError("secrets are named in a list; their values are in the configuration's sources")
     return tuple(secrets or ())
@@ -155,10 +166,24 @@ def network_of(options: Mapping[str, Any]) -> str | tuple[str, ...]:
     return wanted if isinstance(wanted, str) else tuple(wanted)
 
 
-def packages_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-    wanted = options.get("packages") or ()
+def listen_of(options: Mapping[str, Any]) -> str | dict[str, int] | None:
+    wanted = options.get("listen")
+    if wanted is None or wanted is False:
+        return None
+    if wanted is True:
+        return "allowed"
+    if not isinstance(wanted, Mapping) or not wanted:
+        raise TypeError("listen is True, or ports by name")
+    for name, port in wanted.items():
+        if not isinstance(name, str) or isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
+            raise ValueError(f"listen: {name!r}: {port!r} is not a port")
+    return dict(wanted)
+
+
+def packages_of(options: Mapping[str, Any], option: str = "packages") -> tuple[str, ...]:
+    wanted = options.get(option) or ()
     if isinstance(wanted, str):
-        raise TypeError("packages is a list of names, not one text")
+        raise TypeError(f"{option} is a list of names, not one text")
     return tuple(wanted)
 
 

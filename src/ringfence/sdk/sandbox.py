@@ -16,8 +16,8 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
 
-from ringfence.box import Attached, Limits
-from ringfence.errors import NotFound, RingfenceError, SandboxStopped, Unavailable
+from ringfence.box import Attached, Layout, Limits
+from ringfence.errors import NotFound, RingfenceError, SandboxStopped
 from ringfence.model import Json, Outcome, Status
 from ringfence.sdk import engine
 from ringfence.sdk.cells import cell
@@ -28,16 +28,19 @@ from ringfence.sdk.infos import SandboxInfo, SnapshotInfo, VolumeInfo
 from ringfence.sdk.link import Link, Way, asked, by_engine, given
 from ringfence.sdk.once import (
     Inputs,
+    Listen,
     Mounts,
     Network,
     OnOutput,
     inputs_of,
     known,
     limits_of,
+    listen_of,
     mounts_of,
     network_of,
     packages_of,
     seconds,
+    secrets_of,
 )
 from ringfence.sdk.result import Result
 from ringfence.sessions import VolumeMount
@@ -49,9 +52,6 @@ Snapshots = list[SnapshotInfo]
 Volumes = list[VolumeInfo]
 
 _STEP_LIMITS = ("wall_seconds", "output_bytes", "capture_bytes")
-_NOT_BUILT = {
-    "secrets": "secrets cannot be delivered into a sandbox that stays: its keeper has none; run_code(secrets=…) does",
-}
 
 
 class ConnectOptions(TypedDict, total=False):
@@ -75,13 +75,22 @@ class SandboxOptions(ConnectOptions, total=False):
     limits: Limits
     network: Network
     """Whom it may reach: HOST[:PORT], `*.suffix`, addresses; or the name of one of your networks. Else nobody."""
+    listen: Listen
+    """Whether programs in it may wait for connections. Ports by name are the only ones that `get_host` can show."""
     packages: Sequence[str]
     """Packages of your index, `name` or `name==1.2`: installed once, in a box of their own, and ready to import."""
-    secrets: Any
+    allow_packages: Sequence[str]
+    """What programs in it may install by themselves (`pip install`): names or patterns, with or without `==version`."""
+    secrets: Sequence[str]
+    """Names under `secrets:` of your configuration: what runs in it finds a placeholder for each in its environment."""
     mounts: Mounts
     """Folders and files of the host, by where the box sees them; read-only, unless a Mount says `rw`."""
     volumes: Mapping[str, str] | Sequence[VolumeMount]
     """Durable folders: names of volumes by where they are to be, beneath /workspace."""
+    setup: str
+    """Python that runs in each interpreter before its first cell; such interpreters are started by exec, not forked."""
+    memory_layout: Layout
+    """`fresh`: interpreters with an address layout and hash seed of their own, which take longer to start."""
     snapshot: str | SnapshotInfo
     """What to start from: the files of another sandbox, by the snapshot's id or name."""
     inputs: Inputs
@@ -133,7 +142,10 @@ class AsyncSandbox:
 
     @classmethod
     async def create(cls, **options: Unpack[SandboxOptions]) -> Self:
-        """A sandbox that is open. Raises QuotaExceeded where there is no room, NotFound for a snapshot or volume."""
+        """A sandbox that is open.
+
+        Raises QuotaExceeded where there is no room, NotFound for a snapshot or volume, SetUpFailed.
+        """
         sandbox = cls(**options)
         await sandbox._link.open()
         return sandbox
@@ -248,8 +260,11 @@ class AsyncSandbox:
         """Raise KeyboardInterrupt in what runs just now; its variables stay. False where nothing does."""
         return bool((await self._link.ask("interrupt_session", context=context))["interrupted"])
 
-    async def get_host(self, port: int) -> str:
-        """Where this port of the sandbox is on this machine's loopback, for your user alone: `127.0.0.1:PORT`."""
+    async def get_host(self, port: int | str) -> str:
+        """Where this port of the sandbox is on this machine's loopback, for your user alone: `127.0.0.1:PORT`.
+
+        By number, or by the name that `listen` gave it. Raises Refused where the sandbox was made without `listen`.
+        """
         told = await self._link.ask("expose_port", port=port)
         return f"{told['host']}:{told['port']}"
 
@@ -313,9 +328,6 @@ class AsyncSandbox:
 
 def _opening(options: SandboxOptions) -> Json:
     """The arguments that a sandbox is opened with. Raises ValueError, Unavailable before anything is asked for."""
-    for name, why in _NOT_BUILT.items():
-        if options.get(name):
-            raise Unavailable("not_built", f"{name}: {why}")
     snapshot, volumes = options.get("snapshot"), options.get("volumes") or ()
     if isinstance(volumes, Mapping):
         volumes = [VolumeMount(name, at) for at, name in volumes.items()]
@@ -327,7 +339,12 @@ def _opening(options: SandboxOptions) -> Json:
         volumes=[{"name": each.name, "at": each.at, "mode": each.mode} for each in volumes] or None,
         mounts=[asdict(mount) for mount in mounts_of(options)] or None,
         packages=list(packages_of(options)) or None,
+        allow_packages=list(packages_of(options, "allow_packages")) or None,
         network=_network(options),
+        listen=listen_of(options),
+        secrets=list(secrets_of(options)) or None,
+        setup=options.get("setup"),
+        memory_layout=options.get("memory_layout"),
         snapshot=None if snapshot is None else _reference(snapshot),
         lifetime_seconds=_span(options, "lifetime"),
         idle_seconds=_span(options, "idle"),

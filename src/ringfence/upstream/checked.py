@@ -15,17 +15,18 @@ Check = Callable[[str], Awaitable[Sequence[str]]]
 
 
 class Checked(AbstractResolver):
-    """For one URL. An address in numbers is never asked for: whoever wrote it down has named it."""
+    """Answers with what was checked, whatever the name would resolve to now. An address in numbers is never asked for:
+    whoever wrote it down has named it."""
 
-    def __init__(self, url: str, check: Check) -> None:
-        self._url = url
-        self._check = check
+    def __init__(self, find: Callable[[], Awaitable[Sequence[str]]]) -> None:
+        """`find` gives the addresses of the one host that this is for, and raises Refused, Unavailable."""
+        self._find = find
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         try:
-            addresses = await self._check(self._url)
+            addresses = await self._find()
         except RingfenceError as error:
             raise OSError(str(error)) from error
         return [_found(host, address, port) for address in addresses]

@@ -18,6 +18,7 @@ from ringfence import canonical
 from ringfence.errors import Refused, Unavailable, UpstreamFailed
 from ringfence.model import Definition, Json, ServerSpec, Status
 from ringfence.ports import UpstreamRequest
+from ringfence.upstream import roots
 from ringfence.upstream.link import (
     ANSWER_UNUSABLE,
     HANDSHAKE,
@@ -55,6 +56,9 @@ class Connection:
         self.server_capabilities: Json = {}
         self.definitions: dict[tuple[str, str], Definition] = {}
         self.link = link
+        link.unowned = self._unowned
+        self.roots = roots.Roots()
+        """Of the client that this connection is for."""
         self._consent = consent
         self._client_capabilities: Json = {}
         self._header_maps: dict[str, dict[tuple[str, ...], str]] = {}
@@ -68,7 +72,7 @@ class Connection:
     async def open(self, capabilities: Json, known_version: str | None, tell: Events) -> None:
         """Agree on a revision and read what the server offers."""
         self._client_capabilities = relayable(self.spec, capabilities)
-        quiet = Exchange(ask=_no_questions, tell=tell)
+        quiet = Exchange(ask=self._unowned, tell=tell)
         if known_version in HANDSHAKES or not await self._discover(quiet):
             await self._initialize(quiet)
         await self.refresh(quiet)
@@ -109,7 +113,7 @@ class Connection:
         if version not in HANDSHAKES:
             raise Unavailable("server_version", f"server {self.spec.name} speaks revision {version!r}, which we do not")
         self._adopt(str(version), result)
-        await self.link.notify("notifications/initialized", None, {"mcp-protocol-version": self.version})
+        await self._notify("notifications/initialized", None)
 
     def _adopt(self, version: str, result: Json) -> None:
         self.version = version
@@ -118,7 +122,7 @@ class Connection:
 
     async def refresh(self, exchange: Exchange | None = None) -> None:
         """Read the server's tools and prompts anew."""
-        quiet = exchange or Exchange(ask=_no_questions, tell=_nowhere)
+        quiet = exchange or Exchange(ask=self._unowned, tell=_nowhere)
         found: dict[tuple[str, str], Definition] = {}
         for kind, method, key in (("tool", "tools/list", "tools"), ("prompt", "prompts/list", "prompts")):
             if key not in self.server_capabilities:
@@ -132,7 +136,7 @@ class Connection:
 
     async def list_all(self, method: str, key: str, exchange: Exchange | None = None) -> list[Json]:
         """Every page of a listing."""
-        quiet = exchange or Exchange(ask=_no_questions, tell=_nowhere)
+        quiet = exchange or Exchange(ask=self._unowned, tell=_nowhere)
         out: list[Json] = []
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
@@ -152,6 +156,16 @@ class Connection:
                 return out
         raise Unavailable("server_listing", f"server {self.spec.name}: {method} never ends")
 
+    def check_pin(self, pinned: Definition | None) -> None:
+        """Raises Unavailable where the server offers something else than what was accepted."""
+        if pinned is None:
+            return
+        live = self.definitions.get((pinned.kind, pinned.name))
+        if live is None:
+            raise Unavailable("tool_gone", f"server {pinned.server} no longer offers {pinned.name}")
+        if live.digest != pinned.digest:
+            raise Unavailable("pin_changed", f"the definition of {pinned.name} is not the one that was accepted")
+
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
 
     async def request(self, request: UpstreamRequest) -> Json:
@@ -163,7 +177,14 @@ class Connection:
             if request.asked is not None:
                 request.asked(asked())
 
+    async def _unowned(self, method: str, params: Json) -> Json:
+        """The server asks in no call's course."""
+        if method != roots.METHOD:
+            raise RpcError(_METHOD_NOT_FOUND, f"{method} belongs to no call in progress")
+        return self.roots.answer()
+
     async def _requested(self, request: UpstreamRequest) -> Json:
+        await self.roots.settle(request, self._notify)
         with anyio.CancelScope(deadline=anyio.current_time() + request.timeout) as clock:
             turns: list[anyio.Lock] = []  # made for the first question: most calls have none
 
@@ -243,6 +264,9 @@ class Connection:
             labelled["message"] = f"[{self.spec.name}] {params.get('message', '')}"
         return {"method": method, "params": labelled}
 
+    async def _notify(self, method: str, params: Json | None) -> None:
+        await self.link.notify(method, params, {"mcp-protocol-version": self.version})
+
     async def _send(
         self, method: str, params: Json, exchange: Exchange, capabilities: Json, definition: Definition | None
     ) -> Json:
@@ -294,7 +318,7 @@ class Connection:
         wanted: Json = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
         if uris:
             wanted["resourceSubscriptions"] = sorted(uris)
-        exchange = Exchange(ask=_no_questions, tell=tell)
+        exchange = Exchange(ask=self._unowned, tell=tell)
         try:
             await self._send("subscriptions/listen", {"notifications": wanted}, exchange, {}, None)
         except RpcError as exc:
@@ -313,10 +337,6 @@ def relayable(spec: ServerSpec, capabilities: Json) -> Json:
 
 def _mapping(value: Any) -> Json:
     return value if isinstance(value, dict) else {}
-
-
-async def _no_questions(method: str, params: Json) -> Json:
-    raise RpcError(_METHOD_NOT_FOUND, f"{method} belongs to no call in progress")
 
 
 async def _nowhere(method: str, params: Json) -> None:

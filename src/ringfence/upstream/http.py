@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -54,7 +55,7 @@ class HttpLink:
         self._name = name
         self._url = url
         self._credentials = credentials
-        self._resolver = None if check is None else Checked(url, check)
+        self._resolver = None if check is None else Checked(partial(check, url))
         self._client: aiohttp.ClientSession | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._session: str | None = None
@@ -62,11 +63,12 @@ class HttpLink:
         self._tell: Tell | None = None
         self._next_id = 0
         self._over = anyio.Event()
+        self.unowned: Callable[[str, Json], Awaitable[Json]] | None = None
 
     def asking(self) -> Callable[[], Json | None]:
         return lambda: None
 
-    async def run(self, ready: Callable[[], None], tell: Tell) -> None:
+    async def run(self, ready: Callable[[], object], tell: Tell) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
         connector = aiohttp.TCPConnector(limit=100, keepalive_timeout=4.0, resolver=self._resolver)
         # Cookies are state that a principal did not ask for; nothing of ours is read from the environment.
@@ -190,6 +192,7 @@ class HttpLink:
     async def _answer(
         self, ident: Any, method: str, params: Json, ask: Callable[[str, Json], Awaitable[Json]] | None
     ) -> None:
+        ask = ask or self.unowned
         try:
             if method == "ping":
                 reply: Json = {"result": {}}

@@ -53,6 +53,9 @@ class Exchange:
 class Link(Protocol):
     """A channel to one server process or endpoint, before any MCP meaning."""
 
+    unowned: Callable[[str, Json], Awaitable[Json]] | None
+    """Answers what the server asks in no request's course."""
+
     @property
     def isolation(self) -> Json | None:
         """The fact, of what really serves; None until that is known."""
@@ -75,6 +78,6 @@ class Link(Protocol):
         """Send without an answer; never raises."""
         ...
 
-    async def run(self, ready: Callable[[], None], tell: Callable[[str, Json], Awaitable[None]]) -> None:
+    async def run(self, ready: Callable[[], object], tell: Callable[[str, Json], Awaitable[None]]) -> None:
         """Keep the channel until it ends or is cancelled. `tell` gets what belongs to no exchange."""
         ...

@@ -6,11 +6,10 @@ that can has its own, so that a question reaches the one whose call caused it.""
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import anyio
 import anyio.abc
@@ -22,10 +21,11 @@ from ringfence.upstream.asking import asking_for, needs_its_own, owners, unnotic
 from ringfence.upstream.bare import Bare, launched
 from ringfence.upstream.checked import Check
 from ringfence.upstream.connecting import connect as _connect
-from ringfence.upstream.connection import Connection, Consent, relayable
+from ringfence.upstream.connection import Consent, relayable
 from ringfence.upstream.held import MAX_PER_SERVER, Health, Held, Key, Opening
 from ringfence.upstream.http import REMOTE, without_secrets
 from ringfence.upstream.link import HANDSHAKES, RpcError
+from ringfence.upstream.roots import Roots, first_told
 
 log = logging.getLogger("ringfence.upstream")
 
@@ -107,7 +107,7 @@ class Pool:
         if health is None:
             health = self._health[request.server] = Health()
         try:
-            self._check_pin(held.connection, request.definition)
+            held.connection.check_pin(request.definition)
             result = await held.connection.request(request)
         except (OutcomeUnknown, Unavailable) as exc:
             # A dead process or a forgotten session is of no further use; a lost HTTP answer harms only itself.
@@ -165,15 +165,6 @@ class Pool:
                 except RingfenceError as exc:
                     log.debug("server %s did not take the log level: %s", server, exc)
 
-    def _check_pin(self, connection: Connection, pinned: Definition | None) -> None:
-        if pinned is None:
-            return
-        live = connection.definitions.get((pinned.kind, pinned.name))
-        if live is None:
-            raise Unavailable("tool_gone", f"server {pinned.server} no longer offers {pinned.name}")
-        if live.digest != pinned.digest:
-            raise Unavailable("pin_changed", f"the definition of {pinned.name} is not the one that was accepted")
-
     # ── holding connections ───────────────────────────────────────────────────────────────────────
 
     @asynccontextmanager
@@ -201,7 +192,7 @@ class Pool:
                 key = (request.server, request.principal.key, owner)
                 held = self._held.get(key)
                 if held is None or held.closed:
-                    held = await self._opened(key, spec, request.principal, capabilities)
+                    held = await self._opened(key, spec, request, capabilities)
                 if not (held.users and needs_its_own(request, held, capabilities)):
                     return held
         raise Unavailable("server_starting", f"server {spec.name} is still starting; try again")
@@ -214,7 +205,7 @@ class Pool:
         if held is not None and not held.closed:
             return held
         with anyio.move_on_after(request.timeout):
-            return await self._opened(key, placed, request.principal, capabilities)
+            return await self._opened(key, placed, request, capabilities)
         raise Unavailable("server_starting", f"server {spec.name} is still starting; try again")
 
     async def _once(self, request: UpstreamRequest) -> Held:
@@ -224,20 +215,25 @@ class Pool:
             raise Unavailable("no_server", f"there is no server {request.server!r} that could be started anew")
         self._fresh += 1
         key = (request.server, request.principal.key, f"! {self._fresh}")
+        own = replace(spec, placement="own", mounts=spec.mounts if request.mounts is None else request.mounts)
         with anyio.move_on_after(request.timeout):
-            capabilities = relayable(spec, request.channel.capabilities)
-            return await self._opened(key, replace(spec, placement="own"), request.principal, capabilities)
+            return await self._opened(key, own, request, relayable(spec, request.channel.capabilities))
         raise Unavailable("server_starting", f"server {spec.name} did not start in time")
 
-    async def _opened(self, key: Key, spec: ServerSpec, principal: Principal, capabilities: Json) -> Held:
-        opening = self._openings.get(key) or self._begin(key, spec, principal, capabilities)
+    async def _opened(self, key: Key, spec: ServerSpec, request: UpstreamRequest, capabilities: Json) -> Held:
+        opening = self._openings.get(key)
+        if opening is None:
+            roots = await first_told(request, {} if spec.placement.startswith("session") else capabilities)
+            if (held := self._held.get(key)) is not None and not held.closed:
+                return held  # others were faster
+            opening = self._openings.get(key) or self._begin(key, spec, request.principal, capabilities, roots)
         await opening.done.wait()
         if opening.held is not None:
             return opening.held
         problem = opening.problem or Unavailable("server_start", f"server {spec.name} could not be started")
         raise Unavailable(problem.reason_code, problem.message)
 
-    def _begin(self, key: Key, spec: ServerSpec, principal: Principal, capabilities: Json) -> Opening:
+    def _begin(self, key: Key, spec: ServerSpec, principal: Principal, capabilities: Json, roots: Roots) -> Opening:
         """Start a connection in a task of its own. Raises Unavailable where there is no use in trying now."""
         if self._group is None:
             raise Unavailable("stopping", "the gateway is stopping")
@@ -248,6 +244,7 @@ class Pool:
         self._make_room(spec.name)
         means = (partial(self._launch, spec, principal), partial(self.credentials, spec, principal), self.check)
         connection = _connect(spec, means, self._consent)
+        connection.roots = roots
         held = Held(key, principal, connection, anyio.CancelScope())
         opening = self._openings[key] = Opening()
         self._group.start_soon(self._open, held, opening, capabilities, health)
@@ -314,7 +311,7 @@ class Pool:
         with held.scope:
             try:
                 async with anyio.create_task_group() as group:
-                    await link.run(lambda: _begin_soon(group, begin), tell)
+                    await link.run(partial(group.start_soon, begin), tell)
                     group.cancel_scope.cancel()
             except* Unavailable as failed:
                 outcome.extend(e for e in failed.exceptions if isinstance(e, Unavailable))
@@ -364,9 +361,16 @@ class Pool:
 
     def release(self, session: str) -> None:
         """A client's session has ended, and with it the connections that were its own."""
-        for held in list(self._held.values()):
-            if held.key[2].startswith(f"{session} "):
-                self._drop(held)
+        for held in self._own(session):
+            self._drop(held)
+
+    def roots_changed(self, session: str) -> None:
+        """Its client works on other folders now: servers hear of it with their next call."""
+        for held in self._own(session):
+            held.connection.roots.change()
+
+    def _own(self, session: str) -> list[Held]:
+        return [held for held in self._held.values() if held.key[2].startswith(f"{session} ")]
 
     def _drop(self, held: Held) -> None:
         held.closed = True
@@ -393,7 +397,3 @@ class Pool:
             for held in list(self._held.values()):
                 if not held.users and not held.subscriptions and now - held.last_used > IDLE_SECONDS:
                     self._drop(held)
-
-
-def _begin_soon(group: anyio.abc.TaskGroup, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    group.start_soon(begin)

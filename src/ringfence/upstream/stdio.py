@@ -60,6 +60,7 @@ class StdioLink:
         """Of what really runs, once it does."""
         self.ending = ""
         """Why it ended, and what it seems to have lacked, where it ended by itself."""
+        self.unowned: Callable[[str, Json], Awaitable[Json]] | None = None
         self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._exchanges: list[Exchange] = []
@@ -125,10 +126,11 @@ class StdioLink:
         if method == "ping":
             return {}
         owner = self._owner()
-        if owner is None:
+        ask = self.unowned if owner is None else owner.ask
+        if ask is None:
             raise MCPError(METHOD_NOT_FOUND, f"{method}: no single call in progress that this could belong to")
         try:
-            return await owner.ask(method, dict(params or {}))
+            return await ask(method, dict(params or {}))
         except RpcError as exc:
             raise MCPError(exc.code, exc.message, exc.data) from None
 
@@ -142,7 +144,7 @@ class StdioLink:
         if tell is not None:
             await tell(method, dict(params or {}))
 
-    async def run(self, ready: Callable[[], None], tell: Tell) -> None:
+    async def run(self, ready: Callable[[], object], tell: Tell) -> None:
         self._tell = tell
         server = await self._launch()
         self.isolation, self.asking = server.isolation, server.asking
@@ -152,7 +154,7 @@ class StdioLink:
             with anyio.CancelScope(shield=True):
                 self.ending = await server.stop()
 
-    async def _serve(self, server: Launched, ready: Callable[[], None]) -> None:
+    async def _serve(self, server: Launched, ready: Callable[[], object]) -> None:
         inbound_send, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         outbound, outbound_receive = anyio.create_memory_object_stream[SessionMessage](0)
         dispatcher: JSONRPCDispatcher[TransportContext] = JSONRPCDispatcher(inbound, outbound)

@@ -6,18 +6,16 @@ to pass our own check before it is dialled.
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from ringfence.model import SecretSpec
+from ringfence.upstream.checked import Checked
 from ringfence.vault.sources import Found, missing
 
 TIMEOUT_SECONDS = 10.0
@@ -25,29 +23,6 @@ _MOST_BYTES = 1 << 20
 
 Check = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host that may be dialled. Raises Unavailable or Refused where there are none."""
-
-
-class _Checked(AbstractResolver):
-    """Answers with the addresses that were checked, whatever the name would resolve to now."""
-
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._addresses = addresses
-
-    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for address in self._addresses
-        ]
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +61,18 @@ class HashiCorp:
         if not token:
             raise missing(spec, "there is no token for the vault")
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        addresses = await self.check(parts.hostname, port)
+        addresses = await self.check(parts.hostname, port)  # before anything else: then it is known why not
+
+        async def found() -> Sequence[str]:
+            return addresses
+
         headers = {"X-Vault-Token": token, "X-Vault-Request": "true"}
         if self.namespace is not None:
             headers["X-Vault-Namespace"] = self.namespace
         path = str(spec.options["path"]).strip("/")
         mount, _, rest = path.partition("/")
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
-        connector = aiohttp.TCPConnector(resolver=_Checked(addresses), use_dns_cache=False, force_close=True)
+        connector = aiohttp.TCPConnector(resolver=Checked(found), use_dns_cache=False, force_close=True)
         async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
             # As it is written; and, where the store is of the second version, as its interface wants it.
             status, body = await _get(session, self.address, path)

@@ -44,11 +44,14 @@ def test_boxes_are_listed_with_their_states(box: str) -> None:
     assert [each["state"] for each in told("list") if each["id"] == box] == ["running"]
 
 
-def test_a_port_is_shown_on_loopback(box: str) -> None:
+def test_a_port_is_shown_on_loopback() -> None:
+    box = told("create", "--port", "web=8000")["id"]
     server = "cd output && echo hello > x && exec python3 -m http.server 8000 --bind 127.0.0.1"
     assert run("box", "exec", box, "--background", "--shell", server).returncode == 0
     shown = told("expose", box, "8000")
     assert (shown["box"], shown["port"]) == (box, 8000)
+    assert told("expose", box, "web")["at"] == shown["at"]
+    assert run("box", "expose", box, "8001").returncode != 0
     assert run("box", "expose", box, "8000").stdout == f"{shown['at']}\n", "it stays when the command ends"
     for _ in range(100):
         try:

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,12 +52,19 @@ def test_a_person_works_in_a_box_and_has_their_terminal_back(box: str) -> None:
         resize(terminal.master, 111, 33)
         terminal.type("sleep 0.2; stty size\r")
         terminal.expect("33 111")
-        if "job control turned off" not in terminal.shown:
-            terminal.type("sleep 60\r")
-            terminal.expect("sleep 60")
-            terminal.type("\x03")
-            terminal.type("echo inter''rupted\r")
-            terminal.expect("interrupted")
+        assert "job control" not in terminal.shown
+        terminal.type("sleep 60\r")
+        terminal.expect("sleep 60")
+        terminal.type("\x03")
+        terminal.type("echo inter''rupted\r")
+        terminal.expect("interrupted")
+        terminal.type("sh -c 'echo be''gun; sleep 61'\r")
+        terminal.expect("begun")
+        time.sleep(0.3)  # a shell that is just starting something cannot be stopped, on any terminal
+        terminal.type("\x1a")
+        terminal.expect("Stopped")
+        terminal.type("kill %1; fg; echo go''ne\r")
+        terminal.expect("gone")
         terminal.type("printf '\\033]0;title\\007shown\\n'\r")
         assert "\x1b]0" not in terminal.expect("shown\n")
         terminal.type("exit 7\r")

@@ -16,7 +16,7 @@ import pytest
 from ringfence import config
 from tests import gateways
 from tests.cli.terminals import at_terminal
-from tests.packages.registry import Registry, served
+from tests.packages.registry import Registry, known_alone, served
 from tests.packages.servers import NODE, PYTHON
 
 VALUE = "q8Zk2mP0vX7tR4wL9sB1"
@@ -25,11 +25,7 @@ VALUE = "q8Zk2mP0vX7tR4wL9sB1"
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     with served() as found:
-        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-        monkeypatch.setenv("PIP_INDEX_URL", f"{found.url}/simple")
-        monkeypatch.setenv("npm_config_registry", f"{found.url}/")
+        known_alone(found, monkeypatch)
         yield found
 
 
@@ -168,6 +164,19 @@ def test_packages_are_fetched_pinned_and_run_without_a_network(project: Path, re
     with open(os.path.join(tree.host, "small.py"), "a") as stream:
         stream.write("# more")
     assert "not what was fetched" in json.dumps(called(project, "look", path="/x"))
+    learning = gateways.run("init", "--learn", "py", cwd=project)
+    assert learning.returncode == 1 and "not what was fetched" in learning.stderr
+
+
+def test_a_container_image_is_named_and_the_other_servers_are_taken(project: Path) -> None:
+    words = ["run", "-i", "--rm", "-e", f"API_KEY={VALUE}", "mcp/fetch:1.2", "--verbose"]
+    file = client_file(project, small=plain(project), image={"command": "docker", "args": words})
+    done = gateways.run("init", "--from", file, "--yes", "small", "--yes", "image", cwd=project)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout + done.stderr
+    assert "it runs the container image mcp/fetch:1.2" in told and "npx, uvx" in told
+    assert VALUE not in told
+    assert list(config.load(project / "ringfence.yaml").servers) == ["small"]
 
 
 def test_a_broken_file_is_told_by_its_place(project: Path) -> None:

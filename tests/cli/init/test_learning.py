@@ -91,6 +91,7 @@ def test_options_that_do_not_fit(path: Path) -> None:
         ),
         ("--allow HOST", []),
         ("--memory 1024", [Grant("limit", "memory_mb", "1024")]),
+        ("--listen", [Grant("listen", "allowed")]),
         ("", []),
     ],
 )

@@ -35,6 +35,19 @@ async def test_a_session_is_opened_with_what_the_configuration_gives_and_the_cal
         assert [info.owner for info in mine] == [ME, ME], "tenant and agent of the caller"
 
 
+async def test_set_up_code_is_an_argument_like_any_other(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        await call.told("open_session", setup="x = 1")
+        (box,) = call.place.backend.boxes
+        assert (box.spec.setup, box.spec.layout) == ("x = 1", "fresh")
+        await call.told("open_session", setup="")
+        assert (call.place.backend.boxes[-1].spec.setup, call.place.backend.boxes[-1].spec.layout) == (None, "shared")
+        for wrong in ("x = '\0'", "#" * (10 * MIB + 1)):
+            with pytest.raises(Refused, match="setup") as refused:
+                await call("open_session", setup=wrong)
+            assert refused.value.reason_code == "bad_arguments"
+
+
 async def test_a_caller_in_this_process_says_more(tmp_path: Path) -> None:
     async with calling(tmp_path) as call:
         attached = Attached(inputs=(Input("a", b"x"),))

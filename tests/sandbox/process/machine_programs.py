@@ -26,6 +26,7 @@ NETWORK = (
             print([found[4] for found in await loop.getaddrinfo("127.0.0.1", 80, type=1)])
         asyncio.run(main())
         """,
+        listens=True,
     ),
     Honest(
         "http",
@@ -40,6 +41,7 @@ NETWORK = (
         print(urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/there").read())
         server.shutdown()
         """,
+        listens=True,
     ),
     Honest(
         "sockets",
@@ -64,6 +66,7 @@ NETWORK = (
         try: socket.create_connection(("127.0.0.1", 1))
         except ConnectionRefusedError as exc: print(exc)
         """,
+        listens=True,
     ),
     Honest(
         "waiting",

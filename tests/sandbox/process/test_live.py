@@ -28,13 +28,6 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def backend() -> AsyncIterator[ProcessBackend]:
-    made = ProcessBackend(depth=0)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
 async def box(backend: ProcessBackend) -> LiveBox:
     return await backend.open(StaySpec())
 
@@ -265,7 +258,7 @@ async def test_a_guest_that_lies_harms_nobody_else(box: LiveBox) -> None:
 @pytest.mark.parametrize("above", range(96, 106))
 async def test_how_many_descriptors_the_supervisor_has_is_nothing_to_a_box(above: int) -> None:
     """A zygote is given its descriptors with numbers that are free here, and moves some to fixed places."""
-    filled = []
+    filled: list[int] = []
     while not filled or filled[-1] < above:
         filled.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
     backend = ProcessBackend(depth=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -26,13 +25,6 @@ def tried(name, do):
     except OSError as exc:
         print(name, exc.strerror)
 """
-
-
-@pytest.fixture
-async def backend() -> AsyncIterator[ProcessBackend]:
-    backend = ProcessBackend(depth=0)
-    yield backend
-    await backend.close()
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from socket import socket
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -195,6 +196,7 @@ class Closing:
 
     authority = None
     within: tuple[str, ...] = ()
+    env: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, listener: socket) -> None:
         self.listener = listener

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Unpack
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.errors import Unavailable
-from ringfence.sandbox.process.seccomp import Verdict, compile_filter, name_of, verdict
+from ringfence.sandbox.process.seccomp import Verdict, Which, compile_filter, name_of, verdict
 from ringfence.sandbox.process.syscalls import NUMBERS
 from ringfence.sandbox.process.verdicts import POLICY, Rule
 from tests.sandbox.process.interpreter import ALLOW, ARCHITECTURES, ERRNO, KILL, NOTIFY, judge
@@ -27,8 +28,8 @@ X32 = 0x40000000
 
 
 @cache
-def compiled(machine: str, memfd: bool = True, notify: bool = True) -> bytes:
-    return compile_filter(machine, memfd=memfd, notify=notify)
+def compiled(machine: str, **which: Unpack[Which]) -> bytes:
+    return compile_filter(machine, **which)
 
 
 def returned(wanted: Verdict, notify: bool = True) -> int:
@@ -70,7 +71,7 @@ def test_arguments_are_judged_as_the_policy_says(
 ) -> None:
     if name not in NUMBERS[machine]:
         return
-    answer = judge(compiled(machine, memfd, notify), NUMBERS[machine][name], ARCHITECTURES[machine], args)
+    answer = judge(compiled(machine, memfd=memfd, notify=notify), NUMBERS[machine][name], ARCHITECTURES[machine], args)
     assert answer.value == returned(verdict(machine, name, args, memfd=memfd), notify)
 
 
@@ -112,8 +113,8 @@ def test_what_is_always_allowed_is_decided_by_its_number_in_few_steps(machine: s
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_filter_is_small(machine: str) -> None:
-    sizes = [len(compiled(machine, *which)) // 8 for which in itertools.product((True, False), repeat=2)]
-    assert max(sizes) < 450
+    for memfd, notify, terminals in itertools.product((True, False), repeat=3):
+        assert len(compiled(machine, memfd=memfd, notify=notify, terminals=terminals)) // 8 < 450
 
 
 def test_there_is_no_filter_for_another_machine() -> None:
@@ -132,6 +133,13 @@ GARBAGE = 0xDEAD << 32
 
 @pytest.mark.parametrize("machine", MACHINES)
 class TestSingleCalls:
+    def test_waiting_for_connections_is_weighed_unless_it_is_allowed(self, machine: str) -> None:
+        number, arch = NUMBERS[machine]["listen"], ARCHITECTURES[machine]
+        assert says(machine, "listen", 3, 128) == "notify"
+        assert judge(compiled(machine, listens=True), number, arch, NONE).value == ALLOW
+        assert judge(compiled(machine, notify=False), number, arch, NONE).value == ERRNO | errno.EACCES
+        assert verdict(machine, "listen", NONE, listens=True) == Verdict("allow")
+
     def test_clone_makes_processes_and_threads_but_no_namespaces(self, machine: str) -> None:
         fork, thread, vfork = 0x1200011, 0x3D0F00, 0x4111
         assert {says(machine, "clone", flags) for flags in (fork, thread, vfork, thread | GARBAGE)} == {"allow"}
@@ -176,6 +184,19 @@ class TestSingleCalls:
             "notify"
         }
         assert {says(machine, "ioctl", 0, request) for request in (0xAE01, 0x40049409, 0x8914)} == {"ENOTTY"}
+
+    def test_a_terminal_is_used_where_one_may_be_given(self, machine: str) -> None:
+        number, arch = NUMBERS[machine]["ioctl"], ARCHITECTURES[machine]
+
+        def answer(request: int, argument: int = 0) -> int:
+            given = (0, request, argument, *NONE)[:6]
+            return judge(compiled(machine, terminals=True), number, arch, given).value
+
+        used = (0x5401, 0x5402, 0x5404, 0x540B, 0x540E, 0x5410, 0x5414, 0x5429, 0x402C542D)
+        assert {says(machine, "ioctl", 0, request) for request in (0x5402, 0x540E, 0x5414)} == {"ENOTTY"}
+        assert {answer(request) for request in used} == {ALLOW}
+        assert {answer(request) for request in (0x5412, 0x541C, 0x541D, 0x5423)} == {NOTIFY}
+        assert {answer(0x540E, argument) for argument in (1, 1 << 32)} == {ERRNO | errno.ENOTTY}, "nobody else's"
 
     def test_prctl_sets_what_concerns_only_oneself(self, machine: str) -> None:
         assert {says(machine, "prctl", option) for option in (1, 4, 15, 16, 22, 23, 36, 38, 0x53564D41)} == {"allow"}
@@ -231,10 +252,10 @@ class TestSingleCalls:
 live = pytest.mark.skipif(HERE not in NUMBERS or sys.platform != "linux", reason="the filter is not for this machine")
 
 
-def under_filter(folder: Path, *command: str) -> str:
+def under_filter(folder: Path, *command: str, listens: bool = False) -> str:
     """What a command prints under the filter, which answers by itself."""
     program = folder / "filter"
-    program.write_bytes(compiled(HERE, notify=False))
+    program.write_bytes(compiled(HERE, notify=False, listens=listens))
     launcher = str(Path(__file__).with_name("under_filter.py"))
     run = subprocess.run(
         [sys.executable, "-I", launcher, str(program), *command], cwd=folder, capture_output=True, text=True, timeout=60
@@ -338,7 +359,7 @@ if __name__ == "__main__":
 @live
 def test_an_honest_python_program_notices_nothing(tmp_path: Path) -> None:
     (tmp_path / "honest.py").write_text(HONEST)
-    assert under_filter(tmp_path, sys.executable, "-I", "honest.py") == "fine\n"
+    assert under_filter(tmp_path, sys.executable, "-I", "honest.py", listens=True) == "fine\n"
 
 
 REPOSITORY = """
@@ -374,4 +395,4 @@ def test_node_notices_nothing(tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("no Node")
-    assert under_filter(tmp_path, node, "-e", SERVER) == "fine\n"
+    assert under_filter(tmp_path, node, "-e", SERVER, listens=True) == "fine\n"

@@ -9,7 +9,7 @@ from ringfence.sandbox.process import verdicts
 from ringfence.sandbox.process.syscalls import NUMBERS
 from ringfence.sandbox.process.verdicts import ALLOW, ENOSYS, NOTIFY, POLICY, Rule
 
-GROUPS = (verdicts._ALLOWED, verdicts._NOTABLE, verdicts._ABSENT)
+GROUPS = (verdicts._ALLOWED, verdicts._WEIGHED, verdicts._NOTABLE, verdicts._ABSENT)
 
 
 def test_every_known_call_has_exactly_one_verdict() -> None:

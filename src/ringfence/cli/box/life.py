@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import typer
 
-from ringfence.box import MIB
+from ringfence.box import MIB, Limits
 from ringfence.cli import boxed, common, program
 from ringfence.cli.box import showing
 from ringfence.cli.box.way import ConfigOption, IdArgument, JsonOption, done, opened, sandbox
@@ -46,9 +46,24 @@ _Volumes = typer.Option(
 _Packages = typer.Option(
     None, "--package", metavar="NAME[==VERSION]", help="A Python package that is installed for it. May be repeated."
 )
+_AllowPackages = typer.Option(
+    None,
+    "--allow-package",
+    metavar="NAME[==VERSION]",
+    help="A name or pattern of packages that programs in it may install (`pip install`). May be repeated.",
+)
 _Allow = typer.Option(
     None, "--allow", metavar="HOST[:PORT]", help="A host, `*.suffix` or address that it may reach. May be repeated."
 )
+_Listen = typer.Option(False, "--listen", help="Let programs in it wait for connections; see `box expose`.")
+_Ports = typer.Option(
+    None, "--port", metavar="NAME=PORT", help="Likewise, and only these ports can be shown, by name. May be repeated."
+)
+_Secrets = typer.Option(
+    None, "--secret", metavar="NAME", help="A secret of the configuration that it may use. May be repeated."
+)
+_Setup = typer.Option(None, "--setup", metavar="FILE", help="Python for each of its interpreters to begin with.")
+_Fresh = typer.Option(False, "--fresh", help="Interpreters with an address layout and hash seed of their own.")
 _Metadata = typer.Option(None, "--metadata", metavar="K=V", help="Words of yours. May be repeated.")
 _Retain = typer.Option(None, "--retain", metavar="WHAT", help="What is kept at its end: `output` or `none`.")
 
@@ -67,7 +82,13 @@ def create(
     snapshot: str | None = _Snapshot,
     volumes: list[str] | None = _Volumes,
     allow: list[str] | None = _Allow,
+    listen: bool = _Listen,
+    port: list[str] | None = _Ports,
+    secret: list[str] | None = _Secrets,
     package: list[str] | None = _Packages,
+    allow_package: list[str] | None = _AllowPackages,
+    setup: Path | None = _Setup,
+    fresh: bool = _Fresh,
     metadata: list[str] | None = _Metadata,
     retain: str | None = _Retain,
     config_path: Path | None = ConfigOption,
@@ -92,14 +113,13 @@ def create(
     options["inputs"] = {each.name: each.source for each in program.inputs(inputs or [], None)}
     options["volumes"] = [_mount(each) for each in volumes or ()]
     options["network"] = program.places(allow or [])
-    options["packages"] = package or []
+    options |= {"packages": package or [], "allow_packages": allow_package or [], "secrets": secret or []}
+    options["listen"] = _ports(port) if port else listen
+    options |= given(setup=program.source(setup) if setup else None, memory_layout="fresh" if fresh else None)
     if idle is not None:
         options["idle"] = idle or None
     configured = boxed.settings(config_path, backend)
-    sizes = {"memory_bytes": memory, "disk_bytes": disk}
-    limits = given(**{name: value * MIB for name, value in sizes.items() if value is not None}, processes=pids)
-    if limits:
-        options["limits"] = replace(provision(configured.sandbox).limits, **limits)
+    options |= _sized(configured, memory, disk, pids)
     info = done(lambda: _create(configured, options))
     if as_json:
         common.dump(showing.plain(info))
@@ -107,11 +127,26 @@ def create(
         print(info.id)
 
 
+def _sized(configured: Config, memory: int | None, disk: int | None, pids: int | None) -> dict[str, Limits]:
+    """The limits of the configuration but for those that were named, where any was."""
+    sizes = {"memory_bytes": memory, "disk_bytes": disk}
+    limits = given(**{name: value * MIB for name, value in sizes.items() if value is not None}, processes=pids)
+    return {"limits": replace(provision(configured.sandbox).limits, **limits)} if limits else {}
+
+
 async def _create(configured: Config, options: Any) -> SandboxInfo:
     async with opened(configured) as way, showing.metered("opening"):
         made = AsyncSandbox.over(way, None, options)
         await made.open()
         return await made.info()
+
+
+def _ports(given: list[str]) -> dict[str, int]:
+    pairs = program.environment(given, "--port")
+    for name, port in pairs.items():
+        if not port.isdecimal() or not 0 < int(port) < 65536:
+            common.fail(f"--port {name}={port}: not a port", 2)
+    return {name: int(port) for name, port in pairs.items()}
 
 
 def _mount(text: str) -> VolumeMount:
@@ -188,24 +223,27 @@ def resume(id: str = IdArgument, config_path: Path | None = ConfigOption, as_jso
 
 def expose(
     id: str = IdArgument,
-    port: int = typer.Argument(..., min=1, max=65_535, help="Where something listens in the box."),
+    port: str = typer.Argument(..., help="Where something listens in the box: its number, or the name of a port."),
     config_path: Path | None = ConfigOption,
     as_json: bool = JsonOption,
 ) -> None:
     """Show a port of a box on this machine's loopback, to your user alone, until the box is removed; print where.
 
     \b
-    ringfence box exec ID --background --shell 'python3 -m http.server 8000 --bind 127.0.0.1'
-    curl http://$(ringfence box expose ID 8000)/
+    id=$(ringfence box create --listen)
+    ringfence box exec $id --background --shell 'python3 -m http.server 8000 --bind 127.0.0.1'
+    curl http://$(ringfence box expose $id 8000)/
     """
+
+    wanted = int(port) if port.isdecimal() else port
 
     async def shown() -> str:
         async with opened(boxed.settings(config_path, None)) as way:
-            return await AsyncSandbox.over(way, id, {}).get_host(port)
+            return await AsyncSandbox.over(way, id, {}).get_host(wanted)
 
     place = done(shown)
     if as_json:
-        common.dump({"box": id, "port": port, "at": place})
+        common.dump({"box": id, "port": wanted, "at": place})
     else:
         print(place)
 

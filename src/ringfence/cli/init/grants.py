@@ -21,7 +21,7 @@ _LIMITS = {"--memory": "memory_mb", "--pids": "processes", "--disk": "disk_mb"}
 class Grant:
     """One thing, by the words that a person can name it with."""
 
-    kind: Literal["mount", "allow", "limit"]
+    kind: Literal["mount", "allow", "listen", "limit"]
     what: str
     value: str = ""
 
@@ -35,6 +35,8 @@ def grants_of(want: Want) -> list[Grant]:
     if want.option.startswith("--mount "):
         path, _, mode = want.option.removeprefix("--mount ").rpartition(":")
         return [Grant("mount", path[: len(path) // 2], mode)]
+    if words[0] == "--listen":
+        return [Grant("listen", "allowed")]
     if words[0] in _LIMITS:
         return [Grant("limit", _LIMITS[words[0]], words[1])]
     hosts = [word for word in words if not word.startswith("--") and "." in word]
@@ -69,6 +71,8 @@ def _give(top: Any, entry: Any, server: str, grant: Grant) -> None:
             mounts.append(_flow({"host": grant.what, "at": grant.what, "mode": grant.value}))
         elif grant.value == "rw":
             same["mode"] = "rw"
+    elif grant.kind == "listen":
+        entry["listen"] = grant.what
     elif grant.kind == "limit":
         entry.setdefault("limits", _flow({}))[grant.what] = int(grant.value)
     else:
@@ -102,6 +106,8 @@ def shown(grant: Grant) -> str:
     if grant.kind == "mount":
         access = "read and write" if grant.value == "rw" else "read"
         return f"{access} {grant.what}"
+    if grant.kind == "listen":
+        return "wait for connections within its box"
     if grant.kind == "allow":
         return f"reach {grant.what}"
     return f"use more: {writing.flow({grant.what: int(grant.value)})}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ringfence.cli.init.runners import NotTaken, Runner, taken_apart
+from ringfence.cli.init.runners import ImageNotTaken, NotTaken, Runner, taken_apart
 from ringfence.config import paths
 from ringfence.config.clientfiles import ClientFile, ClientServer, Setting
 from ringfence.config.folders import touches_credentials
@@ -63,17 +63,18 @@ class Planner:
 
     def _plan(self, server: ClientServer) -> Plan:
         plan = Plan(self._name(server.name), server, remarks=list(server.notes))
-        if server.unusable:
-            plan.problem = "; ".join(server.unusable)
+        reasons = list(server.unusable)
+        try:
+            plan.runner = taken_apart(server.command) if server.command else None
+        except NotTaken as exc:
+            # Whatever else is wrong with it, putting that right would be in vain.
+            reasons = [str(exc), *reasons] if isinstance(exc, ImageNotTaken) else reasons or [str(exc)]
+        if reasons:
+            plan.problem = "; ".join(reasons)
             return plan
         if server.url is not None:
             plan.keys["url"] = server.url
         else:
-            try:
-                plan.runner = taken_apart(server.command)
-            except NotTaken as exc:
-                plan.problem = str(exc)
-                return plan
             self._command(plan)
         self._settings(plan)
         return plan

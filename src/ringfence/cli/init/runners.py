@@ -10,6 +10,13 @@ from typing import Literal
 _NPM = re.compile(r"(@[a-z0-9~_.-]+/)?[a-z0-9~_.-]+(@[A-Za-z0-9^~<>=*.+_-]+)?", re.IGNORECASE)
 _PYPI = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?((==|@)[A-Za-z0-9.+!_-]+)?")
 _NPX_ALONE = {"-y", "--yes", "-q", "--quiet", "--prefer-offline", "--offline", "--prefer-online", "--silent", "-s"}
+_IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:@-]{0,200}")
+_IMAGE_ALONE = {"-i", "--interactive", "--rm", "-t", "--tty", "-it", "-ti", "--init", "-d", "--read-only", "--detach"}
+_IMAGE_VALUED = {
+    *("-e", "--env", "--env-file", "-v", "--volume", "--mount", "-p", "--publish", "--name", "--network", "--net"),
+    *("-w", "--workdir", "-u", "--user", "--entrypoint", "--platform", "--pull", "-l", "--label", "-m", "--memory"),
+    *("--cpus", "-h", "--hostname", "--add-host", "--cap-drop", "--security-opt", "--tmpfs", "--restart"),
+}
 _UVX_ALONE = {"-q", "--quiet", "--isolated", "--offline", "--refresh", "--no-cache", "-n", "--no-progress"}
 
 
@@ -29,6 +36,10 @@ class NotTaken(Exception):
     """A command that fetches what cannot be pinned."""
 
 
+class ImageNotTaken(NotTaken):
+    """A command that runs a container image."""
+
+
 def taken_apart(command: tuple[str, ...]) -> Runner | None:
     """None: it runs what is there already. Raises NotTaken with the reason and what to do."""
     words = _without_shell(list(command))
@@ -40,12 +51,29 @@ def taken_apart(command: tuple[str, ...]) -> Runner | None:
             return _uvx(rest, "--from")
         case ["pipx", "run", *rest]:
             return _uvx(rest, "--spec")
-        case ["docker" | "podman" | "nerdctl", *_]:
-            raise NotTaken(
-                "it runs a container image, and boxes of images are not built yet: use the server's npm or PyPI"
-                " package (npx, uvx), or a command on this host"
+        case ["docker" | "podman" | "nerdctl", *rest]:
+            image = _image(rest)
+            raise ImageNotTaken(
+                f"it runs the container image{f' {image}' if image else ''}, and boxes of images are not built yet:"
+                " name the same server's npm or PyPI package (npx, uvx) or a program on this host, and run init again"
             )
     return None
+
+
+def _image(words: list[str]) -> str | None:
+    """Which image `run` is given; None where that is not sure: another word may be a secret."""
+    if words[:1] == ["container"]:
+        words = words[1:]
+    if words[:1] != ["run"]:
+        return None
+    words = words[1:]
+    while words and words[0].startswith("-"):
+        option, equals, _ = words.pop(0).partition("=")
+        if option in _IMAGE_VALUED and not equals:
+            words = words[1:]
+        elif not equals and option not in _IMAGE_ALONE:
+            return None
+    return words[0] if words and _IMAGE.fullmatch(words[0]) else None
 
 
 def _without_shell(words: list[str]) -> list[str]:

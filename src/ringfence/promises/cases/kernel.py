@@ -25,6 +25,16 @@ _CALLS: dict[str, tuple[str, str, str]] = {
             say(True, "forked")
         """),
     "K06": ("setns", "enter another namespace", "reach('setns', os.open('/proc/self/ns/uts', os.O_RDONLY), 0)"),
+    "K08": ("clone", "make a child of one's own parent, which is no part of the box and never asked for one", """
+        try:
+            pid = call("clone", 0x8000 | 17, 0, 0, 0, 0)
+        except OSError as exc:
+            say(exc.errno not in REFUSED, word(exc))
+        else:
+            if pid == 0:
+                os._exit(0)
+            say(True, "made")
+        """),
     "K10": ("mount", "mount a file system", "reach('mount', b'none', b'tmp', b'tmpfs', 0, None)"),
     "K11": (
         "mount",

@@ -156,6 +156,7 @@ except OSError as exc:
         seen("knocked", "the host got into the box"),
         observe=_knock,
         control=_SHARED,
+        listening=True,
     ),
     Case(
         "N11",

@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from ringfence.box import NetworkRule
 from ringfence.errors import Refused
+from ringfence.loans import Lending
 from ringfence.model import Answer, Grant, Json, Principal, Status
-from ringfence.ports import Packed
+from ringfence.ports import Lender, Packed, Passage
 from ringfence.sandbox.calls import files, life, processes, resources, steps
+from ringfence.sandbox.calls.lending import Lends
 from ringfence.sandbox.calls.task import Carry, Task, owner_of
 from ringfence.sandbox.order import Provision
 from ringfence.sandbox.screening import Screen
 from ringfence.sandbox.tools import PROGRAMS
 from ringfence.sandbox.verbs import Keeping
+from ringfence.sessions import Owner
 
 _CALLS: Mapping[str, Carry] = {**life.CALLS, **files.CALLS, **processes.CALLS}
-RulesFor = Callable[[Grant], Awaitable[tuple[NetworkRule, ...]]]
+PassageFor = Callable[[Grant], Awaitable[Passage]]
 PackedFor = Callable[[Grant], Awaitable[Packed | None]]
 _MOST_KNOWN = 10_000
+_RUNNING = (*PROGRAMS, processes.send_input.__name__, life.resume_session.__name__)
+"""What makes something run in a session."""
+
+
+class _Has(NamedTuple):
+    """What a session has of the outside, for as long as it lives."""
+
+    network: tuple[str, ...]
+    lending: Lending | None
 
 
 class Carrying:
@@ -30,22 +42,27 @@ class Carrying:
         self,
         keeper: Keeping,
         provision: Provision,
-        rules: RulesFor | None = None,
+        passage: PassageFor | None = None,
         packed: PackedFor | None = None,
+        lender: Callable[[], Lender] | None = None,
     ) -> None:
-        """`rules` says what a session that a grant opens may reach, `packed` what is installed for it."""
+        """`passage` is the way out of a session that a grant opens, `packed` what is installed for it; `lender` has the
+        secrets that sessions use."""
         self._keeper = keeper
         self._provision = provision
-        self._rules = rules or _none
+        self._passage = passage or _none
         self._packed = packed or _nothing
-        self._reaching: dict[str, bool] = {}
+        self._lends = Lends(keeper, lender)
+        self._known: dict[str, _Has] = {}
 
     async def run(self, grant: Grant, isolation: Json, screen: Screen) -> Answer:
         """Once. Raises Refused, and Unavailable where nothing was done."""
         contract = grant.contract
         task = Task(grant, self._keeper, self._provision, isolation, screen)
         if contract.tool == life.open_session.__name__:
-            task = replace(task, network=await self._rules(grant), packed=await self._packed(grant))
+            task = replace(task, passage=await self._passage(grant), packed=await self._packed(grant))
+        else:
+            await self._lend(task)
         if contract.tool in PROGRAMS:
             return await steps.run(task)  # its clock is the step's own
         carry: Carry = resources.read if task.call.kind == "resource" else _CALLS[contract.tool]
@@ -63,17 +80,32 @@ class Carrying:
 
     async def reaches(self, principal: Principal, session: str) -> bool:
         """Whether its box has a way out, which is so for as long as it lives."""
-        if session not in self._reaching:
-            if len(self._reaching) >= _MOST_KNOWN:
-                self._reaching.clear()
-            self._reaching[session] = bool((await self._keeper.info(owner_of(principal), session)).network)
-        return self._reaching[session]
+        return bool((await self._has(owner_of(principal), session)).network)
+
+    async def _has(self, owner: Owner, session: str) -> _Has:
+        if session not in self._known:
+            info = await self._keeper.info(owner, session)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[session] = _Has(info.network, info.lending)
+        return self._known[session]
+
+    async def _lend(self, task: Task) -> None:
+        """What a session may use of secrets is decided anew before anything runs there. Raises Refused, Unavailable."""
+        tool, forks = task.grant.contract.tool, task.grant.contract.tool == life.fork_session.__name__
+        if not forks and (tool not in _RUNNING or "session" not in task.given):
+            return
+        has = await self._has(task.owner, task.session)
+        if has.lending is not None:
+            apply = self._lends.ready if forks else self._lends.offer
+            await apply(task.owner, task.session, has.network, has.lending)
 
     async def resources(self, principal: Principal, *, templates: bool) -> Sequence[Json]:
         return resources.templates() if templates else await resources.listed(self._keeper, principal)
 
     async def close(self) -> None:
         """Let go of the keeper; sessions stay."""
+        await self._lends.close()
         await self._keeper.close()
 
 
@@ -81,5 +113,5 @@ async def _nothing(_: Grant) -> Packed | None:
     return None
 
 
-async def _none(_: Grant) -> tuple[NetworkRule, ...]:
-    return ()
+async def _none(_: Grant) -> Passage:
+    return Passage()

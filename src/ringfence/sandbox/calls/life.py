@@ -19,12 +19,20 @@ _MOST_PAST = 32
 
 async def open_session(task: Task) -> Answer:
     try:
-        wanted = order.session(task.grant, task.provision, task.network, task.packed)
+        wanted = order.session(task.grant, task.provision, task.passage, task.packed)
         info = await task.keeper.create(task.owner, wanted)
     except ValueError as exc:
         raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such session can be opened: {exc}") from None
     text = f"Session {info.id} is {info.state}; it is closed at {info.expires_at}. A pause does not count."
-    return task.told(info, text)
+    ports = {name: await task.keeper.show(task.owner, info.id, name) for name, _ in wanted.stay.listening.ports or ()}
+    if not ports:
+        return task.told(info, text)
+    places = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+    shown = ", ".join(f"{name} at {place}" for name, place in places.items())
+    answer = task.told(info, f"{text} What listens in it is shown on this machine's loopback: {shown}.")
+    assert answer.result is not None
+    answer.result["structuredContent"]["ports"] = places
+    return answer
 
 
 async def close_session(task: Task) -> Answer:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from ringfence.box import Attached, FileFact, NetworkRule
+from ringfence.box import Attached, FileFact
 from ringfence.errors import Refused
 from ringfence.model import Answer, Call, Grant, Json, Principal, Status
-from ringfence.ports import Packed
+from ringfence.ports import Packed, Passage
 from ringfence.sandbox.order import Provision
 from ringfence.sandbox.results import text
 from ringfence.sandbox.screening import Screen
@@ -16,6 +16,7 @@ from ringfence.sandbox.verbs import Keeping
 from ringfence.sessions import Owner, SessionInfo, Within
 
 _NOTHING = Attached()
+_NO_WAY = Passage()
 
 
 def owner_of(principal: Principal) -> Owner:
@@ -34,8 +35,8 @@ class Task:
     """As far as it is known without looking at the session."""
     screen: Screen
     """What comes out of the session passes it."""
-    network: tuple[NetworkRule, ...] = ()
-    """Of a session that is to be opened."""
+    passage: Passage = _NO_WAY
+    """The way out of a session that is to be opened."""
     packed: Packed | None = None
     """What is installed for it."""
 

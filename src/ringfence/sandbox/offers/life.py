@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from ringfence.model import Json, Mode
 from ringfence.sandbox.bounds import limits_schema
 from ringfence.sandbox.offers.parts import (
+    ALLOW_PACKAGES,
     CONTEXT,
     COUNT,
     DIGEST,
     FLAG,
     INFO,
     INFOS,
+    LISTEN,
     MAYBE,
     MOUNTS,
     NETWORK,
@@ -54,6 +56,10 @@ _OPENING: Json = {
     "metadata": _METADATA,
     "snapshot": {"type": "string", "description": "Start with the files of this snapshot (snapshot_session)."},
     "volumes": _VOLUMES,
+    "setup": {
+        "type": "string",
+        "description": "Python for each of its interpreters to begin with. Where it fails, no session is opened.",
+    },
 }
 _OPENING_WIDE: Json = {
     "lifetime_seconds": {"type": "number", "exclusiveMinimum": 0},
@@ -65,9 +71,19 @@ _OPENING_WIDE: Json = {
     "trees": {"type": "array", "items": TEXT},
     "mounts": MOUNTS,
     "network": NETWORK,
+    "listen": LISTEN,
+    "secrets": {"type": "array", "items": TEXT},
     "packages": PACKAGES,
+    "allow_packages": ALLOW_PACKAGES,
     "memory_layout": {"enum": ["shared", "fresh"]},
     "inputs": {"type": "array", "items": DIGEST},
+}
+_PORT: Json = {
+    "type": ["integer", "string"],
+    "minimum": 1,
+    "maximum": 65_535,
+    "maxLength": 100,
+    "description": "In the box, or its name in the contract.",
 }
 _STATE: Json = {key: INFO[key] for key in ("session", "state", "step", "expires_at", "why")}
 _SNAPSHOT: Json = {"snapshot": TEXT, "name": MAYBE, "bytes": COUNT, "files": COUNT, "created_at": TEXT}
@@ -78,13 +94,14 @@ TOOLS: Mapping[str, Tool] = {
         Mode.WRITE,
         "Open a session: a box of your own that stays, to work in step by step. Give its name as `session` to"
         " execute_python and run_shell, and to the tools for files and processes."
-        " Python {python}; packages: {packages}. Network: {network}."
+        " Python {python}; packages: {packages}. Network: {network}. Listening: {listening}."
         " Limits of the box, all steps together: {limits}; of one step: {timeout}."
         " It is closed {lifetime} after it was opened ({most_lifetime} at most), and paused after {idle} without work;"
         " a call to it resumes it. What is in /workspace/output when it ends is kept for {retain} more, as resources."
         " Close it when you are done.",
         _OPENING,
-        gives=INFO,
+        gives={**INFO, "ports": {**TEXTS, "description": "Where ports of it are on this machine, by name."}},
+        maybe=("ports",),
         wide=_OPENING_WIDE,
     ),
     "close_session": Tool(
@@ -160,7 +177,7 @@ TOOLS: Mapping[str, Tool] = {
         Mode.WRITE,
         "Let what listens at a port of a session's box be reached on this machine's loopback, by its owner alone, until"
         " the session ends. Nobody else gets in, and nothing gets out by it.",
-        {**ONE, "port": {"type": "integer", "minimum": 1, "maximum": 65_535, "description": "In the box."}},
+        {**ONE, "port": _PORT},
         ("session", "port"),
         {"session": TEXT, "host": TEXT, "port": NUMBER},
         if_declared=True,

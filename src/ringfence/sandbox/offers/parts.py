@@ -26,6 +26,8 @@ class Ready:
     network: NetworkSpec | None = None
     installable: tuple[str, ...] = ()
     """Patterns of what may be installed besides."""
+    inside: bool = False
+    """By programs in them, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,14 @@ PACKAGES: Json = {
     "maxItems": 100,
     "description": "Python packages to install for it, as pip names them: name, or name==version.",
 }
+LISTEN: Json = {
+    "anyOf": [
+        {"enum": ["denied", "allowed"]},
+        {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1, "maximum": 65_535}},
+    ]
+}
+"""Whether its programs may wait for connections; ports by name: those that its owner can be shown."""
+ALLOW_PACKAGES: Json = {**PACKAGES, "description": "What its programs may install by themselves: names or patterns."}
 NETWORK: Json = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
 """A name under `networks:`, or places as HOST[:PORT]."""
 SESSION: Json = {

@@ -13,19 +13,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from ringfence.box import BoxReport, BoxSpec, Input, Limits, Program, Serve, SetUp, Stream
+from ringfence.box import BoxReport, BoxSpec, Input, Limits, Program, Programs, Serve, SetUp, Stream
 from ringfence.errors import Unavailable
 from ringfence.model import Json
-from ringfence.sandbox.process import host, inputs, mounting, selftest
+from ringfence.sandbox.process import guarded, host, inputs, mounting, selftest
+from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.cgroup import Cgroups, sweep
+from ringfence.sandbox.process.choosing import SYSTEM, choose
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.outlet import Outlet, check_namespace
 from ringfence.sandbox.process.pool import Pool
 from ringfence.sandbox.process.run import Run
-from ringfence.sandbox.process.zygotes import Baseline, interpreter
+from ringfence.sandbox.process.zygotes import INSTALLED, interpreter
 from ringfence.sandbox.tools import TEMPLATES
 from ringfence.sandbox.waiting import begun
 from ringfence.sessions import StaySpec
@@ -73,11 +75,22 @@ class ProcessBackend:
         self._running: dict[int, Run] = {}
         self._live: set[LiveBox] = set()
         self._removing: dict[int, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Those of the last whom nobody waits for."""
         self._isolations: dict[tuple[object, ...], Json] = {}
 
     # ── The port ──
 
     async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+        report = await self.answer(spec, tell)
+        await self.settled()
+        return report
+
+    async def settled(self) -> None:
+        if self._leaving:
+            await asyncio.wait(set(self._leaving))
+
+    async def answer(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
         host.check_spec(spec, self._templates)
         inputs.check_inputs(spec.inputs, spec.output)
         if spec.program.kind == "python" and any(name.startswith(_READ_AT_START) for name in spec.env):
@@ -90,6 +103,8 @@ class ProcessBackend:
         if spec.network is not None:
             check_namespace(self._without)
         pool, baseline, limits = self._pool, self._baseline(spec), spec.limits
+        if spec.programs is not None:
+            baseline = await self._with_programs(baseline, spec.programs)
         if baseline.packages:
             spec = replace(spec, env={"PYTHONPATH": ":".join(baseline.packages), **spec.env})
         setup = self._setups.get(spec.template)
@@ -99,33 +114,35 @@ class ProcessBackend:
         shape = self._shape(limits)
         if baseline.mounts:
             shape["mounts"] = [mount.shape for mount in baseline.mounts]
+        if baseline.programs is not None:
+            shape["noexec"] = "noexec" not in self._without
+            if "execute" not in self._without:
+                shape["executable"] = list(baseline.programs.executable)
         box = await pool.take(baseline, limits, shape)
         self._inherited = box.inherited
         if not baseline.mounts:  # what somebody mounts is for the moment, and no box is kept ready with it
             asyncio.get_running_loop().call_soon(pool.refill, baseline, limits)
+        before = guarded.look(spec.mounts)
         run = Run(box, spec, str(interpreter()), tell)
         self._running[id(run)] = run
         outlet: Outlet | None = None
         try:
+            if spec.installs:
+                inputs.make_folder(box.descriptors["workspace"], INSTALLED, box.host_id)
             if spec.network is not None:
                 outlet = await Outlet.open(box, spec.network)
                 run.spec = replace(spec, env={**outlet.env, **spec.env})
             report = await run.to_the_end()
         finally:
-            # A task of its own: whoever cancels us may do it again and again, and the box must be gone all the same.
-            removing = self._removing[id(run)] = begun(self._remove(box, outlet))
-            if removing.done():
-                self._forget(run)
-            else:
-                removing.add_done_callback(lambda _: self._forget(run))
-                await asyncio.shield(removing)
+            await self._let_go(run, outlet)
         if report.ended == "infra" and not box.begun:
             raise Unavailable("no_box", "the box ended before the program began: " + ("; ".join(box.trouble) or "?"))
-        report = replace(report, isolation=self._isolation(box, spec, run.overshoot), trouble=tuple(box.trouble))
+        isolation, planted = self._isolation(box, spec, run.overshoot), guarded.planted(spec.mounts, before)
+        report = replace(report, isolation=isolation, trouble=tuple(box.trouble), planted=planted)
+        if baseline.programs is not None:
+            loose = baseline.programs.advisory or "landlock" in baseline.without
+            report = replace(report, commands="advisory" if loose else "enforced")
         return report if outlet is None else replace(report, network=outlet.told)
-
-    def _forget(self, run: Run) -> None:
-        del self._running[id(run)], self._removing[id(run)]
 
     async def warm(self, spec: BoxSpec) -> None:
         """Have boxes for specs like this one ready. Raises Unavailable."""
@@ -137,16 +154,20 @@ class ProcessBackend:
 
     async def open(self, spec: StaySpec, network: Serve | None = None) -> LiveBox:
         """A box that stays until it is ended. Raises ValueError, Unavailable."""
-        if spec.layout == "fresh":
-            raise Unavailable("no_fresh_layout", "the interpreters of a session are forks, and share their layout")
+        afresh = (
+            spec.layout == "fresh" or spec.setup is not None
+        )  # a fork would run the user's code among all that is ready
         as_run = BoxSpec(
-            Program("python"),
+            Program("python", (spec.setup or "").encode()),
             spec.limits,
+            layout="fresh" if afresh else "shared",
             trees=spec.trees,
             template=spec.template,
             tenant=spec.tenant,
             mounts=spec.mounts,
             packages=spec.packages,
+            installs=spec.installs,
+            listening=spec.listening,
         )
         host.check_spec(as_run, self._templates)
         inputs.check_inputs(spec.inputs, None)
@@ -163,11 +184,15 @@ class ProcessBackend:
         live = await self._settled(baseline, as_run, shape, network)
         box = live.box
         live.env = {**(live.outlet.env if live.outlet is not None else {}), **setup.env, **spec.env}
-        if spec.packages:
+        if spec.packages or (afresh and baseline.packages):
             live.env = {"PYTHONPATH": ":".join(baseline.packages), **live.env}
+        if afresh:
+            live.start_afresh(str(interpreter()), (setup.source, spec.setup), spec.limits)
         self._live.add(live)
         box.ended.add_done_callback(lambda _: self._live.discard(live))
         try:
+            if spec.installs:
+                inputs.make_folder(box.descriptors["workspace"], INSTALLED, box.host_id)
             if given:
                 inputs.put_inputs(box.descriptors["input"], given, box.host_id)
         except BaseException:
@@ -217,6 +242,22 @@ class ProcessBackend:
             self._pool = self._tested = None
 
     # ── The end of a box ──
+
+    async def _let_go(self, run: Run, outlet: Outlet | None) -> None:
+        # A task of its own: whoever cancels us may do it again and again, and the box must be gone all the same.
+        removing = self._removing[id(run)] = begun(self._remove(run.box, outlet))
+        if removing.done():
+            self._forget(run)
+            return
+        removing.add_done_callback(lambda _: self._forget(run))
+        if run.held:
+            self._leaving.add(removing)
+            removing.add_done_callback(self._leaving.discard)
+        else:
+            await asyncio.shield(removing)
+
+    def _forget(self, run: Run) -> None:
+        del self._running[id(run)], self._removing[id(run)]
 
     async def _remove(self, box: Box, outlet: Outlet | None = None) -> None:
         try:
@@ -280,10 +321,19 @@ class ProcessBackend:
         if not self._counts("memory"):
             left_out.add("memfd")  # nothing else would see it
         baseline = Baseline(spec.tenant, spec.template, preload, trees, tuple(sorted(left_out)), packages)
+        if spec.listening.allowed:
+            baseline = replace(baseline, listens=True)
+        if spec.installs:
+            baseline = replace(baseline, installs=True)
         if not spec.mounts:
             return baseline
         mounting.check(spec.mounts, (*trees, os.path.realpath(sys.base_prefix)))
         return replace(baseline, mounts=mounting.place(spec.mounts))
+
+    async def _with_programs(self, baseline: Baseline, programs: Programs) -> Baseline:
+        trees = (*SYSTEM, sys.base_prefix, *baseline.trees)
+        # Whoever waits for another box meanwhile is not to wait for this.
+        return replace(baseline, programs=await asyncio.to_thread(choose, programs, str(interpreter()), trees))
 
     def _counts(self, what: str) -> bool:
         return self._cgroups is not None and what in self._cgroups.available
@@ -313,7 +363,8 @@ class ProcessBackend:
         tested = self._tested or self._untested
         assert self._host is not None and tested is not None
         overshoot = None if self._counts("memory") else overshoot
-        seen = (tuple(box.isolation.items()), tested.at, spec.layout, spec.mounts, overshoot)
+        listens = spec.listening.allowed
+        seen = (tuple(box.isolation.items()), tested.at, spec.layout, spec.mounts, listens, overshoot)
         if seen not in self._isolations:
             means: Json = {name: {"by": "cgroup" if self._counts(name) else how} for name, how in host.MEANS.items()}
             if overshoot is not None:
@@ -322,6 +373,8 @@ class ProcessBackend:
             told = self._host.isolation(box.isolation, tested, spec.layout, means)
             if spec.mounts:
                 told["mounts"] = [{"at": each.at, "mode": each.mode} for each in spec.mounts]
+            if listens:
+                told["listen"] = "allowed"
             self._isolations = {seen: told}
         return self._isolations[seen]
 

@@ -55,6 +55,8 @@ class Box:
         self.ended: asyncio.Future[Ended | None] = loop.create_future()
         self.members: dict[int, Member] = {}
         """Of a box that stays: every process that was started in it and lives, by its number."""
+        self._leavers: list[Member] = []
+        """Those that ended before what they started did: it may still ask."""
         self.on_removed: Callable[[], object] = lambda: None
         self.bid: Callable[[dict[str, Any], list[int]], None] = _nobody
         """Has its zygote do something for it. Raises OSError where that is gone."""
@@ -69,7 +71,7 @@ class Box:
         """Steps that its zygote went through for it, and read back."""
         self.isolation: Json = {}
         """What was read back of it from the kernel once it was closed."""
-        self.hub.add(channel.fileno(), self._hear)
+        self.hub.add(channel.fileno(), self.hear)
 
     # ── Before the order ──
 
@@ -141,7 +143,8 @@ class Box:
         self.hub.remove(self._channel.fileno())
         socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
+        """What it has said by now."""
         assert self._channel is not None
         for data, descriptors, sender in received(self._channel, self.hub):
             word, _, rest = data.decode("utf-8", "replace").partition(" ")
@@ -176,6 +179,10 @@ class Box:
         """The processes that were started in it, as the host counts."""
         return [member.pid for member in self.members.values() if member.pid] or [self.worker]
 
+    def outlived(self, member: Member) -> None:
+        """It ended; what it started may go on."""
+        self._leavers = [each for each in (*self._leavers, member) if each.denials.descriptor is not None]
+
     def lives(self) -> bool:
         """Whether its first process is there; its zygote may not have told yet that it is not."""
         if self.ended.done():
@@ -194,15 +201,16 @@ class Box:
     def over(self, ended: Ended | None) -> None:
         """It was reaped; None where nobody was there to reap it."""
         if self._channel is not None:
-            self._hear()
+            self.hear()
         if not self._closed.done():
             self._closed.set_exception(Unavailable("no_box", "the box ended before it was ready"))
             self._closed.exception()
         if not self.ended.done():
             self.ended.set_result(ended)
         self.did([], "it ended")
-        for member in list(self.members.values()):
+        for member in (*self._leavers, *self.members.values()):
             member.left(None)
+            member.hear_no_more()
         self.members.clear()
 
     # ── Tear-down ──

@@ -52,13 +52,15 @@ _IN_A_ROW = 1000
 _HELD = 4096
 
 
-def serve(channel: socket.socket, names: dict[str, object] | None = None) -> NoReturn:
-    """Run cells until the supervisor closes the channel; `names` are there from the beginning."""
+def serve(channel: socket.socket, names: dict[str, object] | None = None, ready: bytes = b"") -> NoReturn:
+    """Run cells until the supervisor closes the channel; `names` are there from the beginning, `ready` is said then."""
     below, depth = sys._getframe().f_back, 0
     while below is not None:
         below, depth = below.f_back, depth + 1
     interpreter = Interpreter(channel, depth)
     interpreter.begin_with(names or {})
+    if ready:
+        channel.send(ready)
     failures = 0
     while failures < _IN_A_ROW:
         try:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Shape = dict[str, "Any"]
 """What boxes of one kind have in common: `disk_bytes inodes processes open_files file_bytes cpu_seconds data_bytes
-cores`; 0 and an empty list mean no limit of this sort. `folders` are where, how large, whether read-only."""
+cores`; 0 and an empty list mean no limit of this sort. `folders` are where, how large, whether read-only. Where only
+named programs may run: `executable` is what may be, and `noexec` that nothing written in the box may."""
 
 INSIDE_ID = 1000
 
@@ -213,7 +214,12 @@ def _landlock(site: Site) -> None:
         for at, writable, folder in site.shape.get("mounts", ())
         if writable
     ]
-    for path, rights in ((b"/", landlock.READ), (b"/dev", landlock.DEVICE), (b"/workspace", landlock.WORK), *written):
+    rights_of = [(b"/", landlock.READ), (b"/dev", landlock.DEVICE), (b"/workspace", landlock.WORK), *written]
+    executable = site.shape.get("executable")
+    if executable is not None:
+        rights_of = [(path, rights & ~landlock.EXECUTE) for path, rights in rights_of]
+        rights_of += [(path.encode(), landlock.EXECUTE) for path in executable]
+    for path, rights in rights_of:
         descriptor = site.open(path, os.O_PATH)
         site.call("landlock_add_rule", rules, landlock.PATH_BENEATH, landlock.rule(version, rights, descriptor), 0)
         site.close(descriptor)
@@ -223,7 +229,8 @@ def _landlock(site: Site) -> None:
 
 def _seccomp(site: Site) -> None:
     assert site.filter is not None
-    site.descriptors["denials"] = site.taken(site.call("seccomp", 1, 8, kernel.address(site.filter)))
+    installed = site.call("seccomp", 1, kernel.filter_flags(), kernel.address(site.filter))
+    site.descriptors["denials"] = site.taken(installed)
 
 
 STEPS = (

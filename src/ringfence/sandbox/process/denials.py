@@ -1,4 +1,6 @@
-"""Counts the system calls that a box was refused. The kernel asks the supervisor about each; it always says no."""
+"""Counts the system calls that a box was refused. The kernel asks the supervisor about each; it says no, unless a
+program wants to wait for connections where only its own box can make any, or is through: that may end, though the
+supervisor may want it held where it is (see `leaving`)."""
 
 from __future__ import annotations
 
@@ -9,11 +11,14 @@ import os
 import select
 import struct
 from collections import Counter
+from collections.abc import Callable
 
-from ringfence.sandbox.process import seccomp
+from ringfence.sandbox.process import listening, seccomp
 
 _RECEIVE = 0xC0502100  # _IOWR('!', 0, struct seccomp_notif)
 _SEND = 0xC0182101  # _IOWR('!', 1, struct seccomp_notif_resp)
+_GO_ON = 1  # SECCOMP_USER_NOTIF_FLAG_CONTINUE
+_VALID = 0x40082102  # _IOW('!', 2, __u64)
 MAX_DENIALS = 20_000
 """Each costs the supervisor a moment; a program that goes on like this has no honest purpose."""
 _AT_ONCE = 64
@@ -28,28 +33,68 @@ class Denials:
         """None where a box was made without the filter that asks."""
         self._poll: select.poll | None = None
         self.total = 0
+        """What was asked, whatever the answer."""
         self.by_name: Counter[str] = Counter()
+        self.holds: Callable[[int, int], bool] = _holds_nobody
+        """Whether a thread, by its id here, that wants to end with this status is held until it is killed."""
 
     def answer(self) -> bool:
         """Refuse what waits. False once nobody is left who could ask."""
-        assert self.descriptor is not None
-        if self._poll is None:
-            self._poll = select.poll()
-            self._poll.register(self.descriptor, select.POLLIN)
         for _ in range(_AT_ONCE):
-            events = self._poll.poll(0)
-            if not events or not events[0][1] & select.POLLIN:
+            events = self._events()
+            if not events & select.POLLIN:
                 return not events  # without a caller the kernel would let us wait for ever
             question = bytearray(80)
+            assert self.descriptor is not None
             try:
                 fcntl.ioctl(self.descriptor, _RECEIVE, question, True)
             except OSError as exc:
                 if exc.errno in (errno.ENOENT, errno.EINTR):
                     continue  # it was killed while it waited
                 return False
-            identity, _, _, number = struct.unpack_from("=QIIi", question)
+            identity, caller, _, number = struct.unpack_from("=QIIi", question)
+            name = seccomp.name_of(_MACHINE, number)
+            if name == "exit_group":
+                if self.holds(caller, struct.unpack_from("=Q", question, 32)[0]):
+                    return True
+                self._send(identity, 0, _GO_ON)
+                continue
+            told = self._weighed(identity, caller, question) if name == "listen" else errno.EPERM
             self.total += 1
-            self.by_name[seccomp.name_of(_MACHINE, number)] += 1
-            with contextlib.suppress(OSError):
-                fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, -errno.EPERM, 0))
+            if told in (errno.EPERM, errno.EACCES):
+                self.by_name[name] += 1
+            self._send(identity, -told, 0)
         return True
+
+    def _send(self, identity: int, answer: int, flags: int) -> None:
+        assert self.descriptor is not None
+        with contextlib.suppress(OSError):  # who asked is gone
+            fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, answer, flags))
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody is left who could ask."""
+        return self.descriptor is not None and not self._events() & (select.POLLHUP | select.POLLERR)
+
+    def _events(self) -> int:
+        if self._poll is None:
+            assert self.descriptor is not None
+            self._poll = select.poll()
+            self._poll.register(self.descriptor, select.POLLIN)
+        events = self._poll.poll(0)
+        return events[0][1] if events else 0
+
+    def _weighed(self, identity: int, caller: int, question: bytearray) -> int:
+        def still_asks() -> bool:
+            assert self.descriptor is not None
+            try:
+                fcntl.ioctl(self.descriptor, _VALID, struct.pack("=Q", identity))
+            except OSError:
+                return False
+            return True
+
+        return listening.listen(caller, struct.unpack_from("=6Q", question, 32), still_asks)
+
+
+def _holds_nobody(thread: int, status: int) -> bool:
+    return False

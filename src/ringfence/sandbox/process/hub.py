@@ -17,11 +17,11 @@ class Hub:
 
     def __init__(self) -> None:
         self._poll = select.epoll()
-        self._called: dict[int, Callable[[], None]] = {}
+        self._called: dict[int, Callable[[], object]] = {}
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._poll.fileno(), self._hear)
 
-    def add(self, descriptor: int, call: Callable[[], None]) -> None:
+    def add(self, descriptor: int, call: Callable[[], object]) -> None:
         self._poll.register(descriptor, select.EPOLLIN)
         self._called[descriptor] = call
 

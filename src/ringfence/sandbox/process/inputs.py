@@ -67,6 +67,12 @@ def put_inputs(root_fd: int, inputs: tuple[Input, ...], owner: int | None = None
     return tuple(sorted(facts, key=lambda fact: fact.path))
 
 
+def make_folder(root_fd: int, path: str, owner: int | None) -> None:
+    """An empty folder beneath the workspace, by the path that the box has for it."""
+    with opened(".", FOLDER, root_fd) as root, _made(root, _parts(path.removeprefix("/workspace/")), owner):
+        pass
+
+
 def _parts(name: str) -> tuple[str, ...]:
     """The folders and the file of an input's name."""
     parts = tuple(name.split("/"))

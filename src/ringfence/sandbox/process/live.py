@@ -16,6 +16,7 @@ from typing import Any
 
 from ringfence.box import Limit, Limits
 from ringfence.errors import Unavailable
+from ringfence.sandbox.process.afresh import Started
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.member import Member
@@ -39,6 +40,11 @@ class LiveBox:
         self.isolation = isolation
         self.env: Mapping[str, str] = {}
         """What everything in it finds in its environment."""
+        self.interpreter_path: str | None = None
+        """Of the program that its interpreters are started by; None: they are forks."""
+        self._setups: tuple[str, ...] = ()
+        """Python source that runs in each interpreter which is started, before its first cell."""
+        self._setup_limits = box.limits
         self.outlet: Outlet | None = None
         """Its way out, where it has one."""
         self.paused = False
@@ -65,6 +71,13 @@ class LiveBox:
         self._spare = member
         self._removed = asyncio.get_running_loop().create_task(self._remove())
 
+    def start_afresh(self, path: str, setups: tuple[str, str | None], limits: Limits) -> None:
+        """From now on its interpreters are no forks, and run set-up code first: the template's, and the user's own."""
+        self.interpreter_path, self._setup_limits = path, limits
+        self._setups = tuple(source for source in setups if source)
+        if setups[1] is not None:
+            self.isolation = {**self.isolation, "template": {"setup": "user", "started": "exec"}}
+
     @property
     def limits(self) -> Limits:
         return self.box.limits
@@ -90,11 +103,17 @@ class LiveBox:
     # ── What runs in it ──
 
     async def interpreter(self) -> Interpreter:
-        """One more interpreter, with nothing in it. Raises Unavailable."""
+        """One more interpreter, with nothing in it but what it is set up with. Raises Unavailable, SetUpFailed."""
         member = await self._member()
-        interpreter = Interpreter(self, member)
-        interpreter.begin()
-        return interpreter
+        if self.interpreter_path is None:
+            interpreter = Interpreter(self, member)
+            interpreter.begin()
+            return interpreter
+        started = Started(self, member)
+        await started.start(self.interpreter_path)
+        for source in self._setups:
+            await started.set_up(source, self._setup_limits)
+        return started
 
     async def command(self, command: Command, tell: Tell) -> Running:
         """Start one. Raises Unavailable."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringfence.errors import Unavailable
-from ringfence.sandbox.process.denials import Denials
+from ringfence.sandbox.process.denials import MAX_DENIALS, Denials
 from ringfence.sandbox.process.hub import Hub
 
 _ANCILLARY = socket.CMSG_SPACE(32 * 4) + socket.CMSG_SPACE(12)
@@ -144,8 +144,13 @@ class Member:
                 self.fail(rest)
 
     def _deny(self) -> None:
-        if not self.denials.answer():
-            self._hub.remove(self.denials.descriptor or -1)
+        if self.denials.descriptor is None:
+            return
+        more = self.denials.answer()
+        if self.ended.done() and (not more or self.denials.total > MAX_DENIALS):
+            self.hear_no_more()  # what its program left behind is gone, too, or goes on without end
+        elif not more:
+            self._hub.remove(self.denials.descriptor)
         self.on_denial()
 
     # ── Its end ──
@@ -167,10 +172,16 @@ class Member:
             self._hub.remove(self._channel.fileno())
             self._channel.close()
             self._channel = None
+        self.on_denial = lambda: None
+        if not self.denials.in_use:
+            self.hear_no_more()
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def hear_no_more(self) -> None:
+        """Whatever its program left behind is told from now on that there is no such system call."""
         if self.denials.descriptor is not None:
             self._hub.remove(self.denials.descriptor)
             os.close(self.denials.descriptor)
             self.denials.descriptor = None
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1

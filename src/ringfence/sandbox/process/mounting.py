@@ -12,13 +12,13 @@ import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ringfence.box import Mount
 from ringfence.errors import Unavailable
-from ringfence.sandbox.process import kernel
+from ringfence.sandbox.process import guarded, kernel
 
 MOST = 32
 SHARED_SLOT = 1
@@ -42,6 +42,8 @@ class Placed:
     folder: bool
     identity: tuple[int, int, int, int]
     """Device, inode, owner and group."""
+    owner: tuple[int, int] = (0, 0)
+    """Who is one with the box: the owner of the folder that was mounted, also of what is held in it."""
 
     @property
     def shape(self) -> list[str | bool]:
@@ -91,7 +93,23 @@ def _within(path: str, folder: str) -> bool:
 
 def place(mounts: Sequence[Mount]) -> tuple[Placed, ...]:
     """What is there now, in the order in which it is mounted. Raises ValueError."""
-    return tuple(_placed(mount) for mount in sorted(mounts, key=lambda mount: mount.at))  # an outer one goes first
+    placed = [each for mount in mounts for each in _with_guards(mount)]
+    return tuple(sorted(placed, key=lambda each: each.at))  # an outer one goes first
+
+
+def _with_guards(mount: Mount) -> Iterator[Placed]:
+    """A folder that may be written to, and over it, read-only, what of it may not."""
+    placed = _placed(mount)
+    yield placed
+    for name in guarded.names(mount) if placed.folder else ():
+        host = f"{mount.host}/{name}"
+        if not guarded.can_be_held(host):
+            continue
+        held = Mount(host, f"{mount.at}/{name}", "rw" if name in guarded.PINNED and os.path.isdir(host) else "ro")
+        try:
+            yield replace(_placed(held), owner=placed.owner)
+        except ValueError:
+            continue  # it was there a moment ago; or a link leads to it, and is no way that the box's mount has
 
 
 def _placed(mount: Mount) -> Placed:
@@ -104,7 +122,7 @@ def _placed(mount: Mount) -> Placed:
     if not folder and not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{mount.host} is neither a folder nor a file, so it cannot be mounted")
     identity = (found.st_dev, found.st_ino, found.st_uid, found.st_gid)
-    return Placed(mount.host, mount.at, mount.mode == "rw", folder, identity)
+    return Placed(mount.host, mount.at, mount.mode == "rw", folder, identity, (found.st_uid, found.st_gid))
 
 
 def _opened(path: str) -> int:
@@ -123,7 +141,7 @@ def clone(mounts: Sequence[Placed], box_id: int) -> list[int]:
     spaces: dict[tuple[int, int], int] = {}
     try:
         for mount in mounts:
-            owner = (mount.identity[2], mount.identity[3])
+            owner = mount.owner
             if owner not in spaces:
                 spaces[owner] = _user_namespace(f"{owner[0]} {box_id} 1", f"{owner[1]} {box_id} 1")
             clones.append(_clone(mount, spaces[owner]))

@@ -30,6 +30,7 @@ _TRUSTS = (
     "REQUESTS_CA_BUNDLE",
     "CURL_CA_BUNDLE",
     "NODE_EXTRA_CA_CERTS",
+    "npm_config_cafile",
     "GIT_SSL_CAINFO",
     "PIP_CERT",
     "AWS_CA_BUNDLE",
@@ -84,7 +85,7 @@ class Outlet:
 
 
 async def _environment(box: Box, way: Way) -> dict[str, str]:
-    env = {**_PROXIES, **dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(way.within))}
+    env = {**_PROXIES, **dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(way.within)), **way.env}
     if way.authority is None:
         return env
     given = memory_file(_system_bundle() + way.authority)

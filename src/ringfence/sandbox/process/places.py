@@ -17,20 +17,27 @@ WORKSPACE = TEMPLATE + b"/workspace"
 INPUT = WORKSPACE + b"/input"
 MOUNTS = b"/m"
 """Where the zygote has what its boxes are to see elsewhere, each under its number."""
+_MS_NOEXEC = 8
 _HERE = -100
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
+def _flags(site: Site) -> int:
+    """Where only named programs may run, nothing that was written in the box is one."""
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    return flags | _MS_NOEXEC if site.shape.get("noexec") else flags
+
+
 def workspace(site: Site) -> None:
     limits = b"mode=0755,size=%d,nr_inodes=%d" % (site.shape["disk_bytes"], site.shape["inodes"])
-    site.call("mount", b"workspace", WORKSPACE, b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, limits)
+    site.call("mount", b"workspace", WORKSPACE, b"tmpfs", _flags(site), limits)
     for name in (b"/input", b"/output", b"/tmp"):
         site.call("mkdirat", _HERE, WORKSPACE + name, 0o755)
     site.descriptors["workspace"] = site.open(WORKSPACE, _FOLDER)
 
 
 def input(site: Site) -> None:
-    site.call("mount", b"input", INPUT, b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, b"mode=0755")
+    site.call("mount", b"input", INPUT, b"tmpfs", _flags(site), b"mode=0755")
     site.descriptors["input"] = site.open(INPUT, _FOLDER)
 
 
@@ -80,7 +87,7 @@ def folders(site: Site) -> None:
                 site.call("mkdirat", _HERE, path, 0o755)
                 made.add(path)
         limits = b"mode=0755,size=%d,nr_inodes=%d" % (size, site.shape["inodes"])
-        site.call("mount", b"volume", path, b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, limits)
+        site.call("mount", b"volume", path, b"tmpfs", _flags(site), limits)
         site.descriptors[f"folder{number}"] = site.open(path, _FOLDER)
         if read_only:
             site.call("mount", path, path, None, kernel.MS_BIND, None)

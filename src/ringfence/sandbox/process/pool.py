@@ -13,11 +13,12 @@ from functools import partial
 
 from ringfence.box import Limits
 from ringfence.errors import Unavailable
+from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box, Shared
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.hub import Hub
-from ringfence.sandbox.process.zygotes import Baseline, Zygote
+from ringfence.sandbox.process.zygotes import Zygote
 
 log = logging.getLogger(__name__)
 

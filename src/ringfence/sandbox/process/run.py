@@ -15,7 +15,7 @@ from typing import Any
 from ringfence.box import BoxReport, BoxSpec, Captured, FileFact, Limit, Program, Stream, Usage
 from ringfence.box import Ended as Ending
 from ringfence.errors import Unavailable
-from ringfence.sandbox.process import collect
+from ringfence.sandbox.process import collect, leaving
 from ringfence.sandbox.process import inputs as feeding
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.capture import Capture
@@ -26,6 +26,7 @@ from ringfence.sandbox.process.watch import Watch
 _CHUNK = 65536
 _REAP_SECONDS = 10.0
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_NOEXEC_SEAL = 0x8  # MFD_NOEXEC_SEAL
 _MUCH = 1_000_000
 INLINE = 32_768
 """Shorter source goes into the order itself, which only the box's worker reads."""
@@ -55,6 +56,9 @@ class Run:
     _captures: dict[int, tuple[Stream, Capture]] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _drained: asyncio.Event = field(default_factory=asyncio.Event)
+    _over: asyncio.Future[Ended | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    held: bool = False
+    """The program is through, and its box is being killed: all that is to be known of it is known."""
     _said: int = 0
     _began: float = 0.0
 
@@ -64,6 +68,8 @@ class Run:
         loop = asyncio.get_running_loop()
         inputs = feeding.put_inputs(box.descriptors.get("input", -1), spec.inputs, box.host_id) if spec.inputs else ()
         denials = Denials(box.descriptors.get("denials"))
+        denials.holds = self._hold
+        box.ended.add_done_callback(self._is_over)
         self._began = time.monotonic()
         self._start()
         if denials.descriptor is not None:
@@ -122,32 +128,39 @@ class Run:
     def _order(self) -> dict[str, Any]:
         program, spec = self.spec.program, self.spec
         if program.kind == "python" and spec.layout == "fresh":
-            argv, kind = [self.interpreter, *_start(program), *program.argv], "fresh"
+            argv, kind = [self.interpreter, *python_words(program)], "fresh"
         else:
             argv, kind = list(program.argv), program.kind
         return {"kind": kind, "name": program.name, "argv": argv, "env": dict(spec.env)}
 
     # ── While it runs ──
 
-    def _read(self, descriptor: int) -> None:
+    def _read_all(self, descriptor: int) -> None:
+        """What is in the pipe now."""
+        while descriptor in self._open and self._read(descriptor):
+            pass
+
+    def _read(self, descriptor: int) -> bool:
+        """Whether there was something."""
         stream, capture = self._captures[descriptor]
         try:
             chunk = os.read(descriptor, _CHUNK)
         except BlockingIOError:
-            return
+            return False
         if not chunk:
             self.box.hub.remove(descriptor)
             os.close(descriptor)
             self._open.discard(descriptor)
             if not self._open:
                 self._drained.set()
-            return
+            return False
         self._said += len(chunk)
         if self._said > self.spec.limits.output_bytes:
             self.stop("output", "output")
         capture.feed(chunk)
         if self.tell is not None:
             self.tell(stream, chunk)
+        return True
 
     def _deny(self, denials: Denials) -> None:
         if not denials.answer():
@@ -155,17 +168,37 @@ class Run:
         elif denials.total > MAX_DENIALS:
             self.stop("policy", None)
 
+    def _hold(self, thread: int, status: int) -> bool:
+        if thread != self.box.worker or self.spec.network is not None or self.verdict.ended is not None:
+            return False
+        ended = leaving.ended(self.box, status)
+        if ended is None or self._over.done():
+            return False
+        self.box.hear()
+        for descriptor in tuple(self._open):
+            self._read_all(descriptor)
+        if self.verdict.ended is not None:  # it wrote too much
+            return False
+        self.held = True
+        self.box.kill()
+        self._over.set_result(ended)
+        return True
+
+    def _is_over(self, ended: asyncio.Future[Ended | None]) -> None:
+        if not self._over.done():
+            self._over.set_result(ended.result())
+
     def stop(self, ended: Ending, limit: Limit | None) -> None:
         """End the run for this reason."""
-        if self.verdict.ended is None:
+        if self.verdict.ended is None and not self.held:
             self.verdict.ended, self.verdict.limit = ended, limit
         self.box.kill()
 
     async def _ended(self) -> Ended | None:
-        ended = await asyncio.shield(self.box.ended)
+        ended = await asyncio.shield(self._over)
         try:
             # All that could write is dead, so what is left in the pipes is all there is.
-            if not self._drained.is_set():
+            if not self.held and not self._drained.is_set():
                 async with asyncio.timeout(_REAP_SECONDS):
                     await self._drained.wait()
         except TimeoutError:
@@ -247,19 +280,27 @@ class Run:
 _FROM_DESCRIPTOR = "with open(3, 'rb') as f: f = f.read()\nexec(compile(f, '<string>', 'exec', dont_inherit=True))"
 
 
-def _start(program: Program) -> list[str]:
-    """What tells a new interpreter where its program is; it may be longer than any argument."""
+def python_words(program: Program) -> list[str]:
+    """What tells a new interpreter where its program is, which may be longer than any argument, and what follows it."""
     if program.name != "-c":
-        return [program.name]
+        return [program.name, *program.argv]
     short = len(program.source) < INLINE and b"\0" not in program.source
-    return ["-c", os.fsdecode(program.source) if short else _FROM_DESCRIPTOR]
+    return ["-c", os.fsdecode(program.source) if short else _FROM_DESCRIPTOR, *program.argv]
+
+
+def _unexecutable(name: str) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name, flags | _NOEXEC_SEAL)
+    except OSError:  # a kernel before 6.3
+        return os.memfd_create(name, flags)
 
 
 def memory_file(data: bytes) -> int:
     """At its beginning, and sealed: whoever gets it could open it again for writing, and fill it."""
     if not data:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    descriptor = os.memfd_create("payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = _unexecutable("payload")
     try:
         view = memoryview(data)
         while view:

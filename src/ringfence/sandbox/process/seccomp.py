@@ -8,25 +8,49 @@ number alone, so that the kernel remembers it and does not even run the filter.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypedDict, Unpack
 
 from ringfence.sandbox.process.bpf import Goal, Place, Program
 from ringfence.sandbox.process.syscalls import name_of, numbers_of
-from ringfence.sandbox.process.verdicts import ENOSYS, POLICY, UNMARKED, WORD, Arg, Rule, Verdict
+from ringfence.sandbox.process.verdicts import ENOSYS, LISTENING, POLICY, TERMINALS, UNMARKED, WORD, Arg, Rule, Verdict
 
-__all__ = ["Verdict", "compile_filter", "name_of", "verdict"]
+__all__ = ["Verdict", "Which", "compile_filter", "name_of", "verdict"]
 
 _UNCOUNTED = ("memfd_create", "shmget", "semget", "msgget")
 """Makers of memory that belongs to no process: without a memory cgroup nobody could say how much of it there is."""
 
 
-def _policy(memfd: bool, marks: bool = True) -> Mapping[str, Verdict | Rule]:
-    uncounted = {} if memfd else dict.fromkeys(_UNCOUNTED, ENOSYS)
-    return {**POLICY, **uncounted, **({} if marks else UNMARKED)}
+class Which(TypedDict, total=False):
+    """What a filter may do otherwise than the usual one."""
+
+    memfd: bool
+    """False: no memory that belongs to no process."""
+    marks: bool
+    """False: no setuid files are made."""
+    listens: bool
+    """True: programs may wait for connections."""
+    terminals: bool
+    """True: programs may make use of a terminal that they are given."""
+    notify: bool
+    """False: the filter itself answers what the supervisor would have heard of."""
 
 
-def verdict(machine: str, name: str, args: Sequence[int], *, memfd: bool = True, marks: bool = True) -> Verdict:
-    """What the filter says to a call with these six arguments."""
-    judgement = _policy(memfd, marks)[name] if name in numbers_of(machine) else ENOSYS
+def _policy(which: Which) -> Mapping[str, Verdict | Rule]:
+    policy = dict(POLICY)
+    if not which.get("memfd", True):
+        policy |= dict.fromkeys(_UNCOUNTED, ENOSYS)
+    if not which.get("marks", True):
+        policy |= UNMARKED
+    if which.get("listens"):
+        policy |= LISTENING
+    if which.get("terminals"):
+        policy |= TERMINALS
+    return policy
+
+
+def verdict(machine: str, name: str, args: Sequence[int], **which: Unpack[Which]) -> Verdict:
+    """What such a filter says to a call with these six arguments."""
+    judgement = _policy(which)[name] if name in numbers_of(machine) else ENOSYS
     return judgement.judge(args) if isinstance(judgement, Rule) else judgement
 
 
@@ -36,16 +60,12 @@ _KILL_PROCESS, _RET_ERRNO, _USER_NOTIF, _RET_ALLOW = 0x80000000, 0x00050000, 0x7
 _NUMBER, _ARCH, _ARGS = 0, 4, 16
 
 
-def compile_filter(machine: str, *, memfd: bool = True, notify: bool = True, marks: bool = True) -> bytes:
-    """The policy as `struct sock_filter[]`. Raises Unavailable for a machine that no box runs on.
-
-    `memfd=False` takes away the memory that belongs to no process, `marks=False` the making of setuid files. With
-    `notify=False` the filter itself answers what the supervisor would have heard of.
-    """
-    policy, numbers = _policy(memfd, marks), numbers_of(machine)
+def compile_filter(machine: str, **which: Unpack[Which]) -> bytes:
+    """The policy as `struct sock_filter[]`. Raises Unavailable for a machine that no box runs on."""
+    policy, numbers = _policy(which), numbers_of(machine)
     judgements = {number: policy[name] for name, number in numbers.items()}
     edges = {number: judgements.get(number, ENOSYS) for number in range(max(judgements) + 2)}
-    program = _Filter(notify)
+    program = _Filter(which.get("notify", True))
     number = program.load(_NUMBER, program.choose(_spans(edges), program.judgement))
     # The same number is another call to another machine's code, so the machine is looked at first.
     program.load(_ARCH, program.among((_AUDIT_ARCH[machine],), number, program.give(_KILL_PROCESS)))

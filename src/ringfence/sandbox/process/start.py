@@ -10,7 +10,7 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 
-from ringfence.sandbox.process import worker, zygote
+from ringfence.sandbox.process import kernel, worker, zygote
 
 _channel = zygote.serve(int(sys.argv[2]))
 try:
@@ -24,6 +24,6 @@ try:
     # What the program wanted to see of its own steps, it need not see of ours.
     sys.setprofile(None)
     sys.settrace(None)
-    os._exit(_program.finish())
+    kernel.leave(_program.finish())
 finally:
     os._exit(125)

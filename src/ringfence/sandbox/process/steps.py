@@ -12,21 +12,20 @@ import termios
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from ringfence.box import BoxReport, Captured, Limit
+from ringfence.box import BoxReport, Captured, Limit, Program
 from ringfence.box import Ended as Ending
 from ringfence.errors import Unavailable
 from ringfence.sandbox.claims import Claims
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.member import Ended, Member
 from ringfence.sandbox.process.outputs import Outputs
-from ringfence.sandbox.process.run import INLINE, memory_file
+from ringfence.sandbox.process.run import INLINE, memory_file, python_words
 from ringfence.sandbox.process.step import Place, Step
+from ringfence.sandbox.process.watch import descendants
 from ringfence.sessions import Cell, CellReport, Command, Failure, Shown, Tell
 
 GRACE_SECONDS = 1.0
 """For a cell that was interrupted; then its interpreter is killed."""
-_SIGNALS = {b"\x03": signal.SIGINT, b"\x1c": signal.SIGQUIT}
-"""Ctrl-C and Ctrl-\\."""
 _WORTH_A_LOOK = 2.0
 """Milliseconds; a shorter cell fills no memory worth telling of."""
 _KILL_SECONDS = 10.0
@@ -42,6 +41,7 @@ class Home(Place, Protocol):
     box: Box
     isolation: dict[str, Any]
     env: Mapping[str, str]
+    interpreter_path: str | None
     outputs: Outputs
 
     def out_of_memory(self) -> bool: ...
@@ -57,7 +57,8 @@ class Interpreter:
     def __init__(self, home: Home, member: Member) -> None:
         self._home = home
         self._member = member
-        self._cells = 0
+        self._cells = self._unnumbered = 0
+        """All that ran, and how many of these were not the user's cells."""
         self._turn = asyncio.Lock()
         self._running: Step | None = None
         self._highest = 0
@@ -79,7 +80,7 @@ class Interpreter:
         async with self._turn:
             return await self._run(cell, tell, shown)
 
-    async def _run(self, cell: Cell, tell: Tell, shown: OnShown) -> CellReport:
+    async def _run(self, cell: Cell, tell: Tell, shown: OnShown, name: str | None = None) -> CellReport:
         if not self.alive:
             raise Unavailable("no_interpreter", "the interpreter is gone; a fresh one has none of its variables")
         self._cells += 1
@@ -97,7 +98,7 @@ class Interpreter:
         self._member.heard = hear
         self._member.ended.add_done_callback(lambda _: over.set())
         try:
-            self._order(cell, step)
+            self._order(cell, step, name or f"<cell {self._cells - self._unnumbered}>")
             await self._until(over, step)
         finally:
             self._running = None
@@ -115,9 +116,9 @@ class Interpreter:
             await asyncio.shield(over.wait())
             raise
 
-    def _order(self, cell: Cell, step: Step) -> None:
+    def _order(self, cell: Cell, step: Step, name: str) -> None:
         given: list[int] = []
-        order: dict[str, Any] = {"kind": "cell", "id": self._cells, "name": f"<cell {self._cells}>"}
+        order: dict[str, Any] = {"kind": "cell", "id": self._cells, "name": name}
         order |= {"env": dict(cell.env), "figures": list(cell.figures)}
         try:
             for stream in ("stdout", "stderr"):
@@ -200,13 +201,17 @@ class Running:
 
     def begin(self) -> None:
         command, given = self._command, list[int]()
-        order = {"kind": "command", "name": "-c", "argv": list(command.argv), "env": {**self._home.env, **command.env}}
-        order["cwd"] = command.cwd
+        env = {**self._home.env, **command.env}
+        order: dict[str, Any] = {"kind": "command", "name": "-c", "argv": list(command.argv), "env": env}
+        order |= {"cwd": command.cwd, **({"terminal": True} if command.pty is not None else {})}
         try:
             given = self._terminal(*command.pty) if command.pty is not None else self._pipes()
             if command.source is not None:
                 order |= {"kind": "python", "name": command.name}
                 given.append(memory_file(command.source))
+                if self._home.interpreter_path is not None:
+                    program = Program("python", command.source, command.argv, command.name)
+                    order |= {"kind": "fresh", "argv": [self._home.interpreter_path, *python_words(program)]}
             self._member.order(order, given)
         except OSError as exc:
             self._step.finish()
@@ -245,26 +250,17 @@ class Running:
     def resize(self, columns: int, rows: int) -> None:
         if self._command.pty is not None and self._input >= 0:
             fcntl.ioctl(self._input, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
-            self._member.signal(signal.SIGWINCH, group=True)
 
     def send(self, data: bytes) -> int:
         """How much of it was taken: no more than it has not read yet fits. Raises Unavailable where nobody reads."""
         if self._input < 0:
             raise Unavailable("no_input", "the command takes no input")
-        if self._command.pty is not None:
-            self._keys(data)
         try:
             return os.write(self._input, data)
         except BlockingIOError:
             return 0
         except OSError as exc:
             raise Unavailable("no_input", f"the command takes no more input: {exc.strerror}") from None
-
-    def _keys(self, data: bytes) -> None:
-        """What a terminal would do: in a box it controls nobody, so that nothing can be typed into somebody else's."""
-        for key, number in _SIGNALS.items():
-            if key in data:
-                self._member.signal(number, group=True)
 
     def close_input(self) -> None:
         if self._input >= 0 and self._command.pty is None:
@@ -282,6 +278,8 @@ class Running:
 
     async def _wait(self) -> BoxReport:
         ended = await asyncio.shield(self._member.ended)
+        if self._command.pty is not None and ended is not None and os.WTERMSIG(ended.status) == signal.SIGKILL:
+            self._end_jobs()
         self._step.finish()
         if ended is not None:
             self._step.peak = max(self._step.peak, ended.peak_memory_bytes)
@@ -294,6 +292,14 @@ class Running:
         if not self._member.begun:
             return reported(("infra", None, None, None), step, self._home)
         return reported(how(ended, step, self._home), step, self._home)
+
+    def _end_jobs(self) -> None:
+        """Whoever kills a shell on a terminal means its jobs, too, of which each has a process group of its own."""
+        box = self._home.box
+        for pid in descendants(box.first, *box.workers):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getsid(pid) == self._member.pid:
+                    os.kill(pid, signal.SIGKILL)
 
 
 def high_water(pid: int) -> int:

@@ -66,7 +66,7 @@ _WRITTEN = {
     "resolv.conf": "",
     # Else it would look for its index for a minute, and then say that there is no network.
     "pip.conf": "[global]\nno-index = true\nfind-links ="
-    " /nothing_is_installed_from_within_a_box/its_packages_are_named_from_outside_by_packages_or_by_a_template\n",
+    " /nothing_is_installed_from_within_a_box/unless_sandbox.install_inside_is_set_and_sandbox.allow_packages_has_it\n",
 }
 
 
@@ -151,8 +151,10 @@ def hold(paths: list[str]) -> list[Held]:
     return [Held(path) for path in wanted]
 
 
-def build(held: list[Held], mounted: list[Mounted], without: frozenset[str]) -> None:
-    """Make the template and make everything else disappear."""
+def build(
+    held: list[Held], mounted: list[Mounted], without: frozenset[str], choice: dict[str, Any] | None = None
+) -> None:
+    """Make the template and make everything else disappear; `choice`: all but these programs, too."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("zygote", _BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m,nr_inodes=128")
     os.mkdir(f"{_BASE}/proc", 0o755)
@@ -165,10 +167,14 @@ def build(held: list[Held], mounted: list[Mounted], without: frozenset[str]) -> 
         os.makedirs(target, 0o755, exist_ok=True)
         kernel.bind(f"/proc/self/fd/{tree.descriptor}", target, 0 if "trees_read_only" in without else _READ_ONLY)
         os.close(tree.descriptor)
+    if choice is not None and "programs" not in without:
+        _furnish(place, choice)
     os.mkdir(f"{_BASE}{MOUNTS.decode()}", 0o755)
     covered: list[str] = []
     for number, mount in enumerate(mounted):
         mount.attach(f"{_BASE}{MOUNTS.decode()}/{number}")
+        if choice is not None and "noexec" not in without:
+            kernel.set_mount(f"{_BASE}{MOUNTS.decode()}/{number}", kernel.ATTR_NOEXEC, recursive=True)
         if not any(mount.at.startswith(f"{outer}/") for outer in (*covered, *(tree.path for tree in held))):
             mount.make_room(place)
         covered.append(mount.at)
@@ -180,6 +186,13 @@ def build(held: list[Held], mounted: list[Mounted], without: frozenset[str]) -> 
     # shows no process but the zygote and its boxes.
     kernel.mount("proc", f"{_BASE}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | 8)
     kernel.pivot(_BASE)
+
+
+def _furnish(place: str, choice: dict[str, Any]) -> None:
+    # Other boxes would only carry it along.
+    from ringfence.sandbox.process import cabinet  # noqa: PLC0415
+
+    cabinet.furnish(place, _BASE, choice)
 
 
 def _skeleton(place: str, paths: list[str]) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from ringfence.sandbox.process import kernel
+
 WORD = 0xFFFFFFFF
 
 
@@ -20,13 +22,14 @@ class Verdict:
     """What becomes of a call."""
 
     action: Literal["allow", "notify", "errno"]
-    """`notify`: refused, and the supervisor hears of it and answers; `errno`: answered by the filter itself."""
+    """`notify`: the supervisor hears of it and answers, nearly always no; `errno`: answered by the filter itself."""
     errno: int = 0
     """What the caller is told."""
 
 
 ALLOW = Verdict("allow")
 NOTIFY = Verdict("notify", errno.EPERM)
+WEIGH = Verdict("notify", errno.EACCES)
 ENOSYS = Verdict("errno", errno.ENOSYS)
 EPERM = Verdict("errno", errno.EPERM)
 EINVAL = Verdict("errno", errno.EINVAL)
@@ -88,7 +91,7 @@ _ALLOWED = {
         brk munmap mprotect mremap msync mincore mlock mlock2 munlock mlockall munlockall membarrier mseal
         pkey_mprotect pkey_alloc pkey_free map_shadow_stack getrandom""",
     "processes and threads of the box: its process namespace holds no others": """
-        fork vfork execve execveat exit exit_group wait4 waitid getpid getppid gettid getpgrp getpgid setpgid getsid
+        fork vfork execve execveat exit wait4 waitid getpid getppid gettid getpgrp getpgid setpgid getsid
         setsid kill tkill tgkill pidfd_open pidfd_send_signal set_tid_address set_robust_list get_robust_list futex
         futex_waitv rseq restart_syscall""",
     "signals": """
@@ -105,7 +108,7 @@ _ALLOWED = {
         sched_getaffinity sched_getattr sched_getparam sched_setparam sched_getscheduler sched_get_priority_max
         sched_get_priority_min sched_rr_get_interval""",
     "sockets: which kinds exist is decided where they are made, and the network namespace leads nowhere": """
-        connect accept accept4 bind listen shutdown getsockname getpeername getsockopt sendto recvfrom sendmsg recvmsg
+        connect accept accept4 bind shutdown getsockname getpeername sendto recvfrom sendmsg recvmsg
         sendmmsg recvmmsg""",
     "System V and POSIX messages: the box has an IPC namespace of its own": """
         shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink mq_timedsend
@@ -114,6 +117,11 @@ _ALLOWED = {
         landlock_create_ruleset landlock_add_rule landlock_restrict_self""",
     "the host's own tracing: only a trampoline that the kernel put there gets through, anyone else a signal": """
         uretprobe uprobe""",
+}
+
+_WEIGHED = {
+    "whose socket it is no register says: the supervisor takes a copy, and does it where only the box can connect": """
+        listen""",
 }
 
 _NOTABLE = {
@@ -159,6 +167,7 @@ _PLAIN = {
 # --- Calls that are judged by their arguments. ---
 
 _NAMESPACES = 0x7E020000  # CLONE_NEW…; the one for time has no room in clone's flags
+_BESIDE = 0x8000  # CLONE_PARENT: a child of the zygote, which did not make it
 _AF_UNIX, _AF_INET, _AF_NETLINK, _AF_INET6 = 1, 2, 16, 10
 _STREAM, _DATAGRAM, _SEQPACKET = 1, 2, 5
 _KIND = 0xF  # the kind of a socket without the flags that may be added to it
@@ -191,7 +200,7 @@ _SOCKET_OPTIONS = (
 _IOCTLS = (
     0x5401,  # TCGETS: is this a terminal?
     0x540F,  # TIOCGPGRP
-    0x5410,  # TIOCSPGRP: there is no terminal, but a bad descriptor is told as one
+    0x5410,  # TIOCSPGRP: where there is no terminal, a bad descriptor is told as one
     0x5411,  # TIOCOUTQ
     0x5413,  # TIOCGWINSZ
     0x541B,  # FIONREAD
@@ -208,6 +217,15 @@ _IOCTLS = (
 )
 # TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD: typing into, or taking over, a terminal.
 _TERMINAL_TRICKS = (0x5412, 0x541C, 0x541D, 0x5423)
+
+# What one does with a terminal of one's own: to set how it treats keys, to wait for what is under way, to be in front.
+_TERMINAL = (
+    *(0x5402, 0x5403, 0x5404),  # TCSETS, TCSETSW, TCSETSF
+    *(0x402C542B, 0x402C542C, 0x402C542D),  # TCSETS2, TCSETSW2, TCSETSF2
+    *(0x5409, 0x5425, 0x540A, 0x540B),  # TCSBRK, TCSBRKP, TCXONC, TCFLSH
+    *(0x5414, 0x5422, 0x5429),  # TIOCSWINSZ, TIOCNOTTY, TIOCGSID
+)
+_TIOCSCTTY = 0x540E
 
 _PRCTLS = (
     *(1, 2, 3, 4),  # PR_{SET,GET}_PDEATHSIG, PR_{GET,SET}_DUMPABLE
@@ -248,20 +266,26 @@ def _only(index: int, among: Sequence[int], otherwise: Verdict, mask: int = WORD
     return Rule((Case((Arg(index, among, mask),), ALLOW),), otherwise)
 
 
+def _ioctl(*cases: Case) -> Rule:
+    return Rule((*cases, Case((Arg(1, _TERMINAL_TRICKS),), NOTIFY)), Verdict("errno", errno.ENOTTY))
+
+
 def _node(index: int) -> Rule:
     # A character device is refused by Landlock and by want of a capability.
     return _only(index, (0, 0x8000, 0x1000, 0xC000, 0x2000), NOTIFY, _FILE_KIND)
 
 
 _CHECKED = {
-    "clone": _only(0, (0,), NOTIFY, _NAMESPACES),
+    "clone": _only(0, (0,), NOTIFY, _NAMESPACES | _BESIDE),
+    # With the mark it is no denial: a program is through, and the supervisor may want to look before it is gone.
+    "exit_group": Rule((Case((Arg(1, (kernel.LEAVING,)),), NOTIFY),), ALLOW),
     "socket": Rule(_SOCKET, NOTIFY),
     "socketpair": Rule(_SOCKET[:1], NOTIFY),
+    # Not SO_PEERPIDFD: who listens on a unix socket is the supervisor, and of that one a box has no handle.
+    "getsockopt": Rule((Case((Arg(1, (1,)), Arg(2, (77,))), Verdict("errno", errno.ENOPROTOOPT)),), ALLOW),
     "setsockopt": Rule(_SOCKET_OPTIONS, Verdict("errno", errno.ENOPROTOOPT)),
     # A box has no devices, and whatever is none answers so.
-    "ioctl": Rule(
-        (Case((Arg(1, _IOCTLS),), ALLOW), Case((Arg(1, _TERMINAL_TRICKS),), NOTIFY)), Verdict("errno", errno.ENOTTY)
-    ),
+    "ioctl": _ioctl(Case((Arg(1, _IOCTLS),), ALLOW)),
     "prctl": Rule(
         (Case((Arg(0, _PRCTLS),), ALLOW), Case((Arg(0, (_PR_SET_MM, _PR_SCHED_CORE, _PR_SET_PTRACER)),), NOTIFY)),
         EINVAL,
@@ -294,7 +318,7 @@ _CHECKED = {
 def _judged() -> Mapping[str, Verdict | Rule]:
     """By name; the groups are disjoint, which the tests check."""
     judged: dict[str, Verdict | Rule] = dict(_CHECKED)
-    for groups, every in ((_ALLOWED, ALLOW), (_NOTABLE, NOTIFY), (_ABSENT, ENOSYS)):
+    for groups, every in ((_ALLOWED, ALLOW), (_WEIGHED, WEIGH), (_NOTABLE, NOTIFY), (_ABSENT, ENOSYS)):
         judged.update((name, every) for names in groups.values() for name in names.split())
     judged.update((name, each) for each, names in _PLAIN.values() for name in names.split())
     return MappingProxyType(judged)
@@ -302,6 +326,20 @@ def _judged() -> Mapping[str, Verdict | Rule]:
 
 POLICY = _judged()
 """What becomes of every known call, by name."""
+
+LISTENING: Mapping[str, Verdict | Rule] = MappingProxyType({"listen": ALLOW})
+"""Instead of those of `POLICY`, in a box whose programs may wait for connections."""
+
+TERMINALS: Mapping[str, Verdict | Rule] = MappingProxyType(
+    {
+        # To take a terminal that controls somebody else already (another argument) is not even asked for.
+        "ioctl": _ioctl(
+            Case((Arg(1, (*_IOCTLS, *_TERMINAL)),), ALLOW),
+            Case((Arg(1, (_TIOCSCTTY,)), Arg(2, (0,), wide=True)), ALLOW),
+        )
+    }
+)
+"""Instead of those of `POLICY`, in a box whose commands may be given a terminal."""
 
 
 # --- In a box that writes to folders of the host: a file that gives its owner's rights away would stay there. ---

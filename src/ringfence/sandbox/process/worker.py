@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MESSAGE_BYTES = 65536
+_TIOCSCTTY = 0x540E
 _LENGTH = bytearray(1)
 _REHEARSAL = "import builtins\nfor _ in (): print(_)\n"
 
@@ -66,9 +67,13 @@ def program(channel: socket.socket) -> guest.Program:
         close(descriptors)
         os.environ.update(order["env"])
         _cells[0].serve(channel, names)
+    if order["kind"] == "afresh":
+        _start_afresh(channel, order, descriptors)
     source = order.get("source", b"")
     if len(descriptors) > 3:
         source = os.pread(descriptors[3], os.fstat(descriptors[3]).st_size, 0)
+    if "terminal" in order:
+        _take_terminal()
     send(channel, "begun", [])
     channel.detach()
     by_descriptor = order["kind"] == "fresh" and order["name"] == "-c"
@@ -96,6 +101,25 @@ def rehearse() -> None:
         numpy.random.seed()  # boxes are forks of one process: what was random in it must not be the same in all
     gc.enable()
     gc.collect()
+
+
+def _start_afresh(channel: socket.socket, order: dict[str, Any], given: list[int]) -> None:
+    """Become another interpreter, which serves cells: at 3 it finds its code, at 4 its way to the supervisor."""
+    send(channel, "begun", [])
+    for descriptor, place in ((given[3], 3), (channel.detach(), 4)):
+        os.dup2(descriptor, place)
+        os.set_inheritable(place, True)
+    kernel.close_from(5)
+    os.environ.update(order["env"])
+    _execute(order["argv"], ".")
+
+
+def _take_terminal() -> None:
+    """The one it was given controls it, and nobody else: it can say which of its jobs is in front."""
+    try:
+        kernel.call("ioctl", 0, _TIOCSCTTY, 0)
+    except OSError:
+        return  # then it has one that no keys come from
 
 
 def _execute(argv: list[str], folder: str) -> None:

@@ -18,7 +18,18 @@ import os
 import select
 import sys
 
-from ringfence.sandbox.process import confine, errands, guest, immortal, kernel, landlock, native, plan, template, worker
+from ringfence.sandbox.process import (
+    confine,
+    errands,
+    guest,
+    immortal,
+    kernel,
+    landlock,
+    native,
+    plan,
+    template,
+    worker,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,6 +79,10 @@ class Zygote:
         config, descriptors = worker.receive(self._control)
         with open(descriptors[0], "rb") as file:
             self._filter = kernel.prepare_filter(file.read())
+        choice = None
+        if len(descriptors) > 1:
+            with open(descriptors[1], "rb") as file:
+                choice = marshal.load(file)  # noqa: S302 - it comes from the supervisor
         clones = [worker.receive(self._control)[1][0] for _ in config["mounts"]] if self._root else []
         self._landlock = landlock.version()
         with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
@@ -77,7 +92,7 @@ class Zygote:
         held, mounts = self._enter(config["trees"], template.mounts(config["mounts"], clones))
         self._settle_in()
         without = frozenset(config["without"])
-        template.build(held, mounts, without)
+        template.build(held, mounts, without, choice)
         seen = template.inherit(without)
         # What was installed for a box goes before what lies beside the interpreter, and after its own library.
         at = next((n for n, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
@@ -254,7 +269,9 @@ class Zygote:
             pid, status, usage = os.wait4(-1, os.WNOHANG)
             if pid == 0:
                 return
-            box = self._boxes.pop(pid)
+            box = self._boxes.pop(pid, None)
+            if box is None:
+                continue  # nobody of ours: whatever it is, it must not be our end
             if pid == box.first:
                 box.first = 0
                 for each in box.inside:

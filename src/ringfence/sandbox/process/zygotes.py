@@ -21,6 +21,7 @@ import ringfence
 from ringfence.box import Limits
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process import mounting, seccomp
+from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box, Shared
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.member import Ended, Member
@@ -37,6 +38,9 @@ _LAST_WORDS = 2000
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
 """Read once, at the start, and so the same for all boxes."""
+INSTALLED = f"/workspace/.local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+INSTALLED_PROGRAMS = "/workspace/.local/bin"
+"""Where pip puts what a user installs who cannot write beside the interpreter."""
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 """Only a process with a single thread can be forked."""
 
@@ -45,32 +49,6 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 def interpreter() -> Path:
     """The interpreter of boxes, by its real path: a virtual environment's is a link to it."""
     return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
-
-
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """What all boxes of a zygote have in common."""
-
-    tenant: str = "local"
-    template: str = "python"
-    preload: tuple[str, ...] = ()
-    trees: tuple[str, ...] = ()
-    """Host folders that are readable in the boxes, the interpreter's own not among them."""
-    without: tuple[str, ...] = ()
-    """Confinement steps that are left out: what the operator accepted to do without."""
-    packages: tuple[str, ...] = ()
-    """Those of the trees that modules are imported from."""
-    setup: str = ""
-    """Python source of the operator's, run once in the zygote; what it makes, sessions begin with."""
-    stays: bool = False
-    """Its boxes stay; what runs cell after cell in them is loaded."""
-    mounts: tuple[mounting.Placed, ...] = ()
-    """What its boxes see of the host besides, where they see it, and whether they may write to it."""
-
-    @property
-    def writes(self) -> bool:
-        """Whether what its boxes do can stay on the host."""
-        return any(mount.writable for mount in self.mounts)
 
 
 @dataclass(slots=True)
@@ -144,24 +122,30 @@ class Zygote:
             "preload": list(self.baseline.preload),
             "without": list(self.baseline.without),
         }
-        config["packages"] = list(self.baseline.packages)
+        config["packages"] = [*self.baseline.packages, *([INSTALLED] if self.baseline.installs else [])]
         config |= {"stays": self.baseline.stays, "setup": self.baseline.setup}
         config["mounts"] = [[each.host, *each.shape, *each.identity[:2]] for each in self.baseline.mounts]
         config["env"] = {"PATH": f"{interpreter().parent}:{_PATH}", "HOME": "/workspace", "TMPDIR": "/workspace/tmp"}
         config["env"] |= {"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box"}
-        memfd = os.memfd_create("filter", os.MFD_CLOEXEC)
+        if self.baseline.installs:
+            config["env"]["PATH"] += f":{INSTALLED_PROGRAMS}"
+        programs = self.baseline.programs
+        chosen = [] if programs is None else [marshal.dumps({"folders": programs.folders, "hidden": programs.hidden})]
+        files = [_file(data) for data in (self._filter(), *chosen)]
         try:
-            os.write(memfd, self._filter())
-            os.lseek(memfd, 0, os.SEEK_SET)
-            self._tell(config, [memfd])
+            self._tell(config, files)
         finally:
-            os.close(memfd)
+            for descriptor in files:
+                os.close(descriptor)
         self._hand_over_mounts()
 
     def _filter(self) -> bytes:
-        return seccomp.compile_filter(
-            os.uname().machine, memfd="memfd" not in self.baseline.without, marks=not self.baseline.writes
-        )
+        given = self.baseline
+        # What is in memory alone could be executed, whatever is mounted how.
+        memfd = "memfd" not in given.without and (given.programs is None or "noexec" in given.without)
+        which: seccomp.Which = {"memfd": memfd, "marks": not given.writes, "listens": given.listens}
+        which["terminals"] = given.stays
+        return seccomp.compile_filter(os.uname().machine, **which)
 
     def _hand_over_mounts(self) -> None:
         """One by one. Raises Unavailable. Nobody but root can clone a mount; another zygote opens them by itself."""
@@ -325,6 +309,7 @@ class Zygote:
             if word == "failed":
                 member.fail(" ".join(rest[2:]))
             member.left(_ended(rest[2:]) if word == "left" else None)
+            box.outlived(member)
 
     def _release(self, box: Box) -> None:
         del self._boxes[box.number]
@@ -385,6 +370,13 @@ class Zygote:
 def _ended(words: list[str]) -> Ended:
     status, cpu, memory, disk = int(words[0]), float(words[1]), int(words[2]), int(words[3])
     return Ended(status, cpu * 1000.0, memory, disk)
+
+
+def _file(data: bytes) -> int:
+    descriptor = os.memfd_create("given", os.MFD_CLOEXEC)
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def _channel() -> tuple[socket.socket, socket.socket]:

@@ -1,0 +1,71 @@
+"""F: in a folder of the host that a box may write to, changing what other programs of the host go by or run."""
+
+from __future__ import annotations
+
+from ringfence.promises.case import Case
+from ringfence.promises.judging import changed
+
+_HELD = "EROFS or EBUSY: it is mounted read-only over itself, and stays where it is"
+_GO = """
+        os.chdir(given["project"])
+        def write(path):
+            with open(path, "w") as file:
+                file.write("planted")
+        def swap(path):
+            write("new")
+            os.rename("new", path)
+"""
+
+CASES = (
+    Case(
+        "F50",
+        "plant a hook for Git in a project that it may write to",
+        _HELD,
+        _GO
+        + """
+        any_of({
+            "new": lambda: write(".git/hooks/post-checkout"),
+            "changed": lambda: write(".git/hooks/pre-commit"),
+            "replaced": lambda: swap(".git/hooks/pre-commit"),
+            "moved": lambda: os.rename(".git/hooks", ".git/kept"),
+            "linked": lambda: os.symlink("/tmp", ".git/hooks/post-commit"),
+            "attributes": lambda: os.chmod(".git/hooks/pre-commit", 0o755),
+        })
+        """,
+        changed,
+        props=("project",),
+    ),
+    Case(
+        "F51",
+        "put another repository in the place of the project's",
+        _HELD,
+        _GO
+        + """
+        def exchange():
+            os.makedirs("mine/hooks")
+            os.rename(".git", "theirs")
+            os.rename("mine", ".git")
+        any_of({"moved": exchange, "config": lambda: write(".git/config"), "replaced": lambda: swap(".git/config"),
+                "removed": lambda: os.remove(".git/config")})
+        """,
+        changed,
+        props=("project",),
+    ),
+    Case(
+        "F52",
+        "change what the shell, the editor or an agent does when somebody opens the project",
+        _HELD,
+        _GO
+        + """
+        any_of({
+            "shell": lambda: write(".envrc"),
+            "shell replaced": lambda: swap(".envrc"),
+            "editor": lambda: write(".vscode/tasks.json"),
+            "editor moved": lambda: os.rename(".vscode", "code"),
+            "agent": lambda: write(".mcp.json"),
+        })
+        """,
+        changed,
+        props=("project",),
+    ),
+)

@@ -1,0 +1,40 @@
+"""What zygotes are made by: boxes with the same baseline are forks of the same processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringfence.sandbox.process import mounting
+from ringfence.sandbox.process.choosing import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What all boxes of a zygote have in common."""
+
+    tenant: str = "local"
+    template: str = "python"
+    preload: tuple[str, ...] = ()
+    trees: tuple[str, ...] = ()
+    """Host folders that are readable in the boxes, the interpreter's own not among them."""
+    without: tuple[str, ...] = ()
+    """Confinement steps that are left out: what the operator accepted to do without."""
+    packages: tuple[str, ...] = ()
+    """Those of the trees that modules are imported from."""
+    setup: str = ""
+    """Python source of the operator's, run once in the zygote; what it makes, sessions begin with."""
+    stays: bool = False
+    """Its boxes stay; what runs cell after cell in them is loaded."""
+    mounts: tuple[mounting.Placed, ...] = ()
+    """What its boxes see of the host besides, where they see it, and whether they may write to it."""
+    listens: bool = False
+    """Programs in its boxes may wait for connections."""
+    installs: bool = False
+    """Programs in its boxes may install packages, and Python looks for those."""
+    programs: Choice | None = None
+    """Those of the host that its boxes have; None: all of them."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether what its boxes do can stay on the host."""
+        return any(mount.writable for mount in self.mounts)

@@ -1,0 +1,317 @@
+"""The programs of this host that a box has where a contract names them: found by name, with every link on the way.
+
+A box has a folder of programs in which only those are that it may run. A program may lie elsewhere, too, as a copy or
+under another name, and the loader runs what it can read: so programs outside of the folders are looked for, and what is
+not allowed has an empty file in its place. Beneath that, Landlock lets nothing else be executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringfence import canonical
+from ringfence.box import Programs
+from ringfence.sandbox.process.elf import loader_of
+from ringfence.sandbox.process.interpreters import runs_code
+
+SHELL = "/bin/sh"
+"""Runs every command, so it is always there."""
+SEARCHED = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
+"""Trees of the host that every box sees."""
+_MOST_LINKS = 40
+_FIRST_LINE = 256
+_NOT_SEARCHED = ("/usr/share", "/usr/include", "/usr/src")
+_NO_PROGRAMS = tuple(
+    f".{ending}"
+    for ending in [
+        "py",
+        "pyc",
+        "pyi",
+        "h",
+        "hpp",
+        "a",
+        "o",
+        "js",
+        "mjs",
+        "ts",
+        "json",
+        "txt",
+        "md",
+        "rst",
+        "map",
+        "pm",
+        "class",
+        "jar",
+        "html",
+        "css",
+        "xml",
+        "gz",
+        "png",
+        "mo",
+        "so",
+    ]
+)
+"""What no program ends in that the loader could run."""
+
+_Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The programs of a box, for whoever builds its root. Two are the same where their digests are."""
+
+    digest: str
+    folders: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = field(compare=False)
+    """Folders of programs with what is in each: a name, and where a link of that name leads; else it is a file."""
+    hidden: tuple[str, ...] = field(compare=False)
+    """Programs elsewhere that are not to be had."""
+    executable: tuple[str, ...] = field(compare=False)
+    """Folders and files that may be executed, and nothing else."""
+    advisory: bool = field(compare=False)
+    """One of them runs code by itself."""
+
+
+def exists(name: str, interpreter: str = "") -> bool:
+    """Whether this host has a program of that name, or at that path, where boxes see it."""
+    places = _Finder(_folders(interpreter)).places(name)
+    return any(_within(os.path.realpath(place), (*SYSTEM, sys.base_prefix)) for place in places)
+
+
+def names(interpreter: str = "") -> list[str]:
+    return sorted({entry for folder in _folders(interpreter) for entry in _listed(folder)})
+
+
+def choose(programs: Programs, interpreter: str, trees: Sequence[str]) -> Choice:
+    """Takes a moment the first time: `trees`, what boxes see of the host, are searched for programs."""
+    folders = _folders(interpreter)
+    stamp = tuple(os.stat(folder).st_mtime_ns for folder in folders)
+    key = (programs, interpreter, tuple(trees), stamp)
+    if key not in _known:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = _chosen(programs, folders, tuple(trees))
+    return _known[key]
+
+
+_MOST_KNOWN = 64
+_known: dict[tuple[object, ...], Choice] = {}
+_searched: dict[tuple[object, ...], tuple[str, ...]] = {}
+
+
+def _folders(interpreter: str) -> tuple[str, ...]:
+    """Where commands are looked for, by their real paths."""
+    own = (os.path.dirname(interpreter),) if interpreter else ()
+    return tuple(dict.fromkeys(os.path.realpath(each) for each in (*own, *SEARCHED) if os.path.isdir(each)))
+
+
+def _within(path: str, trees: Sequence[str]) -> bool:
+    """Whether boxes see it: what is nowhere in them cannot be given a right."""
+    tops = map(os.path.realpath, trees)
+    return any(path == top or path.startswith(f"{top}/") for top in tops)
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+# ── By name ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class _Finder:
+    folders: tuple[str, ...]
+    entries: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By folder: names, and where links lead."""
+    files: dict[str, _Identity] = field(default_factory=dict)
+    """What it all comes to, by real path."""
+
+    @property
+    def names(self) -> set[str]:
+        return {name for entries in self.entries.values() for name in entries}
+
+    def places(self, name: str) -> list[str]:
+        """Where a program of that name is."""
+        paths = [name] if name.startswith("/") else [f"{folder}/{name}" for folder in self.folders]
+        return [path for path in paths if _program(os.path.realpath(path)) is not None]
+
+    def add(self, name: str) -> None:
+        for path in self.places(name):
+            self._add(path)
+
+    def _add(self, path: str) -> None:
+        for _ in range(_MOST_LINKS):
+            folder, base = os.path.realpath(os.path.dirname(path)), os.path.basename(path)
+            here = f"{folder}/{base}"
+            leads = os.readlink(here) if os.path.islink(here) else ""
+            if folder in self.folders:
+                self.entries.setdefault(folder, {})[base] = leads
+            if not leads:
+                self._file(here)
+                return
+            path = os.path.join(folder, leads)
+
+    def _file(self, path: str) -> None:
+        identity = _program(path)
+        if identity is None or path in self.files:
+            return
+        self.files[path] = identity
+        for name in _interpreters_of(path):  # a script is nothing without them
+            self.add(name)
+
+
+def _program(path: str) -> _Identity | None:
+    """What file it is, where it can be executed."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode) or not found.st_mode & 0o111:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _interpreters_of(script: str) -> Iterator[str]:
+    try:
+        with open(script, "rb") as file:
+            line = file.read(_FIRST_LINE).partition(b"\n")[0]
+    except OSError:
+        return
+    words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+    if words and words[0].startswith("/"):
+        yield words[0]
+        if os.path.basename(words[0]) == "env":
+            yield from [word for word in words[1:] if not word.startswith("-") and "=" not in word][:1]
+
+
+# ── Together ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _chosen(programs: Programs, folders: tuple[str, ...], trees: tuple[str, ...]) -> Choice:
+    shell, kept = _Finder(folders), _Finder(folders)
+    shell.add(SHELL)
+    unwanted = _Unwanted(programs.deny, folders, set(shell.files.values()))
+    for name in programs.allow if programs.allow is not None else _every(folders):
+        for place in kept.places(name):
+            if not unwanted.has(place):
+                kept.add(place)
+    kept.add(SHELL)
+    for folder, entries in kept.entries.items():  # a link may have led to what is unwanted, a script have wanted it
+        kept.entries[folder] = {name: leads for name, leads in entries.items() if not unwanted.is_(f"{folder}/{name}")}
+    hidden, executable = _around(programs, kept, trees, unwanted)
+    executable |= {os.path.realpath(loader) for path in kept.files if (loader := loader_of(path)) is not None}
+    ours = {*shell.names, *map(os.path.basename, shell.files)}
+    laid = tuple((folder, tuple(sorted(kept.entries.get(folder, {}).items()))) for folder in folders)
+    may = tuple(sorted(path for path in executable if os.path.exists(path) and _within(path, trees)))
+    there = sorted([path, *identity, os.stat(path).st_mtime_ns] for path, identity in kept.files.items())
+    digest = canonical.digest([[[folder, list(map(list, names))] for folder, names in laid], hidden, list(may), there])
+    advisory = any(runs_code(name) for name in {*kept.names, *map(os.path.basename, kept.files)} - ours)
+    return Choice(digest, laid, tuple(hidden), may, advisory)
+
+
+def _every(folders: tuple[str, ...]) -> list[str]:
+    return [f"{folder}/{name}" for folder in folders for name in _listed(folder)]
+
+
+def _around(
+    programs: Programs, kept: _Finder, trees: tuple[str, ...], unwanted: _Unwanted
+) -> tuple[list[str], set[str]]:
+    """Outside of the folders: what is hidden there; and everywhere, what may be executed."""
+    elsewhere = _elsewhere(trees, kept.folders)
+    if programs.allow is None:
+        return [path for path in elsewhere if unwanted.is_(path)], set(map(os.path.realpath, (*trees, *kept.folders)))
+    there = set(kept.files.values())
+    same = {path for path in elsewhere if _program(path) in there}
+    outside = {path for path in kept.files if os.path.dirname(path) not in kept.folders}
+    return [path for path in elsewhere if path not in same], {*kept.folders, *same, *outside}
+
+
+class _Unwanted:
+    """Programs by what they are: under whatever name, and as a copy."""
+
+    def __init__(self, names: Sequence[str], folders: tuple[str, ...], shell: set[_Identity]) -> None:
+        """Of the file that the shell is, only other names can go."""
+        finder = _Finder(folders)
+        every = {each for name in names for each in (name, *_versions(name, folders))}
+        self._places = {place for name in every for place in finder.places(name)}
+        self._identities: set[_Identity] = set()
+        self._sizes: dict[int, set[str]] = {}
+        for path in map(os.path.realpath, self._places):
+            found = os.stat(path)
+            if (found.st_dev, found.st_ino) not in shell:
+                self._identities.add((found.st_dev, found.st_ino))
+                with suppress(PermissionError):  # one that only may be executed has no copies that others could make
+                    self._sizes.setdefault(found.st_size, set()).add(_content(path))
+
+    def has(self, place: str) -> bool:
+        """By its name, or by what it is."""
+        return place in self._places or self.is_(place)
+
+    def is_(self, path: str) -> bool:
+        try:
+            found = os.stat(path)
+            if (found.st_dev, found.st_ino) in self._identities:
+                return True
+            same_size = self._sizes.get(found.st_size)
+            return same_size is not None and _content(path) in same_size
+        except OSError:
+            return False
+
+
+def _versions(name: str, folders: tuple[str, ...]) -> Iterator[str]:
+    """Of `perl` also `perl5.36`, of `python` `python3` and `python3.11`: they are other files, and do the same."""
+    if not name.startswith("/"):
+        pattern = re.compile(rf"{re.escape(name)}[-._]?v?\d[\w.+-]*")
+        yield from (entry for folder in folders for entry in _listed(folder) if pattern.fullmatch(entry))
+
+
+def _content(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ── Elsewhere ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _elsewhere(trees: tuple[str, ...], folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Programs outside of the folders, by their real paths: those that the loader could run."""
+    key = (trees, folders)
+    if key not in _searched:
+        _searched[key] = tuple(sorted({path for tree in trees for path in _programs_below(tree, folders)}))
+    return _searched[key]
+
+
+def _programs_below(tree: str, folders: tuple[str, ...]) -> Iterator[str]:
+    waiting = [os.path.realpath(tree)]
+    while waiting:
+        folder = waiting.pop()
+        if folder in folders or folder in _NOT_SEARCHED:
+            continue
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue  # not for us, and not for boxes
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
+            elif not entry.name.endswith(_NO_PROGRAMS) and ".so." not in entry.name and _runnable(entry):
+                yield entry.path
+
+
+def _runnable(entry: os.DirEntry[str]) -> bool:
+    try:
+        mode = entry.stat(follow_symlinks=False).st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) and bool(mode & 0o111) and loader_of(Path(entry.path)) is not None

@@ -1,0 +1,164 @@
+"""Waiting for connections: what a program is told, and what a box lets it do."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ringfence.box import BoxReport, BoxSpec, Listening, Program
+from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.listening import listen
+from ringfence.sessions import Command, StaySpec
+from tests.sandbox import comparing
+
+pytestmark = pytest.mark.anyio
+
+
+def told(descriptor: int, backlog: int = 1, *, asks: bool = True) -> int:
+    return listen(threading.get_native_id(), (descriptor, backlog, 0, 0, 0, 0), lambda: asks)
+
+
+# ── What the supervisor does ──
+
+
+@pytest.mark.parametrize("backlog", [0, 1, 0xFFFFFFFF, 2**63])
+def test_a_unix_socket_listens(tmp_path: Path, backlog: int) -> None:
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(str(tmp_path / "s"))
+        assert told(server.fileno(), backlog) == 0
+        client.connect(str(tmp_path / "s"))
+        server.accept()[0].close()
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_tcp_socket_does_not(family: int) -> None:
+    with socket.socket(family) as server:
+        assert told(server.fileno()) == errno.EACCES
+        assert server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0
+
+
+def test_what_the_kernel_would_say_is_said(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as unbound, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+        assert told(unbound.fileno()) == errno.EINVAL
+        assert told(datagrams.fileno()) == errno.EOPNOTSUPP
+    (tmp_path / "file").write_text("")
+    with open(tmp_path / "file") as file:
+        assert told(file.fileno()) == errno.ENOTSOCK
+    assert told(0xFFFFFFFF) == told(9999) == errno.EBADF
+
+
+def test_who_asks_no_more_is_not_looked_at(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        assert told(server.fileno(), asks=False) == errno.EACCES
+        assert server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0
+
+
+def test_nothing_is_left_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with socket.socket() as server:
+        for _ in range(20):
+            told(server.fileno())
+            told(0)
+            told(9999)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# ── In boxes ──
+
+
+@pytest.fixture(scope="module")
+async def backend() -> AsyncIterator[ProcessBackend]:
+    async for made in comparing.opened():
+        yield made
+
+
+async def run(backend: ProcessBackend, source: str, *, listens: bool = False) -> BoxReport:
+    return await backend.run(BoxSpec(Program("python", source.encode()), listening=Listening(listens)))
+
+
+SERVERS = """
+import errno, socket
+for family, address in ((socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_INET6, ("::", 0)), (socket.AF_INET, None)):
+    with socket.socket(family) as server:
+        try:
+            if address: server.bind(address)
+            server.listen()
+            print("listens")
+        except OSError as exc:
+            print(errno.errorcode[exc.errno])
+"""
+
+
+async def test_tcp_is_refused_and_counted_unless_it_is_allowed(backend: ProcessBackend) -> None:
+    report = await run(backend, SERVERS)
+    assert (report.stdout.text, dict(report.denials)) == ("EACCES\n" * 3, {"listen": 3})
+    assert "listen" not in report.isolation
+    report = await run(backend, SERVERS, listens=True)
+    assert (report.stdout.text, dict(report.denials)) == ("listens\n" * 3, {})
+    assert report.isolation["listen"] == "allowed"
+
+
+async def test_programs_of_one_box_talk_by_files(backend: ProcessBackend) -> None:
+    source = """
+import multiprocessing, socket, threading
+from multiprocessing.managers import SyncManager
+with SyncManager(ctx=multiprocessing.get_context("fork")) as manager:
+    print(list(manager.list([1, 2])))
+def serve():
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("\\0here"); server.listen(); ready.set()
+        server.accept()[0].sendall(b"hello")
+ready = threading.Event()
+threading.Thread(target=serve).start()
+ready.wait()
+with socket.socket(socket.AF_UNIX) as client:
+    client.connect("\\0here"); print(client.recv(10))
+"""
+    report = await run(backend, source)
+    assert report.stdout.text == "[1, 2]\nb'hello'\n", report.stderr.text
+    assert not report.denials
+
+
+async def test_who_asks_without_end_is_ended(backend: ProcessBackend) -> None:
+    report = await run(backend, "import socket\ns = socket.socket()\nwhile 1:\n try: s.listen()\n except OSError: pass")
+    assert report.ended == "policy"
+
+
+AFTERWARDS = """
+import os, socket, sys, time
+if os.fork(): sys.exit()
+os.setsid(); os.close(0); os.close(1); os.close(2)
+time.sleep(0.3)
+said = []
+for family, address in ((socket.AF_UNIX, "/workspace/tmp/s"), (socket.AF_INET, ("127.0.0.1", 0))):
+    server = socket.socket(family); server.bind(address)
+    try: server.listen(); said.append("listens")
+    except OSError as exc: said.append(str(exc.errno))
+with open("/workspace/said", "w") as file: file.write(" ".join(said))
+"""
+
+
+async def test_what_a_command_of_a_session_left_running_is_heard(backend: ProcessBackend) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    box = await backend.open(StaySpec())
+    try:
+        running = await box.command(Command((), source=AFTERWARDS.encode()), lambda stream, data: None)
+        assert (await running.over()).exit_status == 0
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if os.access("said", os.R_OK, dir_fd=box.workspace):
+                break
+        with open(os.open("said", os.O_RDONLY, dir_fd=box.workspace)) as file:
+            assert file.read() == f"listens {errno.EACCES}"
+    finally:
+        await box.end()
+    await backend.drain()
+    assert len(os.listdir("/proc/self/fd")) <= before + 4, "a zygote more, and nothing of the box"

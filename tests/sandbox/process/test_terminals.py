@@ -1,0 +1,173 @@
+"""Commands with a terminal: it is theirs, with jobs in front and behind, and leads to nobody else's."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from ringfence.box import BoxSpec, Program, Stream
+from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.live import LiveBox
+from ringfence.sandbox.process.steps import Running
+from ringfence.sandbox.process.watch import descendants
+from ringfence.sessions import Command, StaySpec
+
+pytestmark = pytest.mark.anyio
+
+_PATIENCE = 20.0
+_ASK = """
+import errno, fcntl, os, termios
+def ask(request, argument=0):
+    try:
+        fcntl.ioctl(0, request, argument)
+        return "done"
+    except OSError as exc:
+        return errno.errorcode[exc.errno]
+terminal = int(open("/proc/self/stat").read().rpartition(")")[2].split()[4])
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def box(backend: ProcessBackend) -> LiveBox:
+    return await backend.open(StaySpec())
+
+
+class Screen:
+    def __init__(self) -> None:
+        self.shown = ""
+        self._seen = 0
+        self.running: Running
+
+    def tell(self, stream: Stream, data: bytes) -> None:
+        self.shown += data.decode()
+
+    async def expect(self, text: str) -> str:
+        """Of what was not looked at yet, all until this has been shown."""
+        async with asyncio.timeout(_PATIENCE):
+            while text not in self.shown[self._seen :]:
+                await asyncio.sleep(0.01)
+        at = self.shown.index(text, self._seen) + len(text)
+        found, self._seen = self.shown[self._seen : at], at
+        return found
+
+    async def answer(self, keys: str) -> str:
+        """All that is shown until it is our turn again."""
+        self.type(keys)
+        return await self.expect("box> ")
+
+    def type(self, keys: str) -> None:
+        assert self.running.send(keys.encode()) == len(keys)
+
+
+@asynccontextmanager
+async def sitting_at(box: LiveBox, *argv: str) -> AsyncIterator[Screen]:
+    screen = Screen()
+    screen.running = await box.command(Command(argv, env={"PS1": "box> "}, pty=(80, 24)), screen.tell)
+    try:
+        yield screen
+    finally:
+        screen.running.signal(9)
+        await screen.running.over()
+
+
+@pytest.mark.parametrize("shell", ["dash -i", "bash --norc -i"])
+async def test_a_shell_has_jobs(box: LiveBox, shell: str) -> None:
+    words = shell.split()
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"{words[0]} is not installed")
+    async with sitting_at(box, *words) as screen:
+        begun = await screen.expect("box> ")
+        assert "job control" not in begun and "can't access tty" not in begun
+        screen.type("sleep 60\r")
+        await asyncio.sleep(0.3)
+        assert "sleep 60" in await screen.answer("\x03")
+        assert "still 42" in await screen.answer("echo still $((40 + 2))\r")
+        screen.type("sleep 60.5\r")
+        await asyncio.sleep(0.3)
+        await screen.answer("\x1a")
+        assert "Stopped" in await screen.answer("jobs\r")
+        await screen.answer("bg\r")
+        assert "Running" in await screen.answer("jobs\r")
+        screen.type("fg\r")
+        await asyncio.sleep(0.3)
+        await screen.answer("\x03")
+        assert "sleep 60.5" not in await screen.answer("jobs\r")
+        screen.type("exit 7\r")
+        assert (await screen.running.over()).exit_status == 7
+
+
+async def test_who_kills_a_shell_kills_its_jobs(box: LiveBox) -> None:
+    async with sitting_at(box, "sh", "-i") as screen:
+        await screen.expect("box> ")
+        await screen.answer("trap '' HUP; sleep 63 &\r")
+        await screen.answer("sleep 64 &\r")
+        assert {"sleep 63", "sleep 64"} <= running_in(box)
+        screen.running.signal(9)
+        await screen.running.over()
+    await asyncio.sleep(0.1)
+    assert not {"sleep 63", "sleep 64"} & running_in(box)
+
+
+def running_in(box: LiveBox) -> set[str]:
+    """The commands of all its processes, as the host sees them."""
+    found = set()
+    for pid in descendants(box.box.first, *box.box.workers):
+        with suppress(OSError):
+            found.add(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip())
+    return found
+
+
+async def test_who_has_a_terminal_sets_how_it_takes_keys(box: LiveBox) -> None:
+    source = "import os, tty\ntty.setraw(0)\nprint('ready', flush=True)\nprint(os.read(0, 1) + os.read(0, 1))"
+    async with sitting_at(box, "python3", "-c", source) as screen:
+        await screen.expect("ready")
+        screen.type("\x03")
+        screen.type("q")
+        await screen.expect(r"b'\x03q'")
+
+
+async def test_a_new_size_is_told(box: LiveBox) -> None:
+    source = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size(), flush=True))\n"
+        "print('ready', flush=True)\nwhile True: time.sleep(0.02)"
+    )
+    async with sitting_at(box, "python3", "-c", source) as screen:
+        await screen.expect("ready")
+        screen.running.resize(101, 31)
+        await screen.expect("columns=101, lines=31")
+
+
+async def test_nothing_is_typed_into_it_from_within_and_tricks_are_refused(box: LiveBox) -> None:
+    source = f"{_ASK}\nprint([ask(each, b'x') for each in (0x5412, 0x541C, 0x541D, 0x5423)], terminal != 0)"
+    running = await box.command(Command(("python3", "-c", source), pty=(80, 24)), lambda *_: None)
+    report = await running.over()
+    assert report.stdout.text.strip() == "['EPERM', 'EPERM', 'EPERM', 'EPERM'] True"
+    assert report.denials["ioctl"] == 4
+
+
+async def test_one_that_controls_another_is_not_to_be_taken(box: LiveBox) -> None:
+    source = f"{_ASK}\nprint(ask(termios.TIOCSCTTY, 1), os.getsid(0) == os.tcgetpgrp(0) == os.getpid(), flush=True)\n"
+    # A session of its own within the box: the terminal stays whose it is.
+    source += "if not os.fork():\n    os.setsid()\n    print(ask(termios.TIOCSCTTY), ask(0x5429))\nelse:\n    os.wait()"
+    running = await box.command(Command(("python3", "-c", source), pty=(80, 24)), lambda *_: None)
+    assert (await running.over()).stdout.text.split() == ["ENOTTY", "True", "EPERM", "ENOTTY"]
+
+
+async def test_who_was_given_none_has_none(box: LiveBox, backend: ProcessBackend) -> None:
+    source = f"{_ASK}\nprint([terminal, *(os.path.exists(each) for each in ('/dev/tty', '/dev/pts', '/dev/ptmx'))])"
+    inside = await (await box.command(Command(("python3", "-c", source)), lambda *_: None)).over()
+    assert ast.literal_eval(inside.stdout.text) == [0, False, False, False]
+    alone = await backend.run(BoxSpec(Program("command", argv=("python3", "-c", source))))
+    assert ast.literal_eval(alone.stdout.text) == [0, False, False, False]
