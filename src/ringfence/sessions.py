@@ -336,6 +336,11 @@ class Living(Protocol):
     @property
     def isolation(self) -> Mapping[str, Any]: ...
 
+    @property
+    def held(self) -> Mapping[str, tuple[bool, tuple[int, int]]]:
+        """What is mounted, by where: whether it may be written to; and its device and inode."""
+        ...
+
     async def reach(self) -> socket:
         """A socket in its network, not connected yet. Raises Unavailable."""
         ...

@@ -85,8 +85,8 @@ def test_the_example_of_packages(tmp_path: Path) -> None:
 
 def test_the_example_of_pip_inside_a_box(tmp_path: Path) -> None:
     said = example(1, "", tmp_path)
-    assert said.endswith("'six'\n")
-    assert "'name': 'six'" in said
+    assert said.endswith("'iniconfig'\n")
+    assert "'name': 'iniconfig'" in said
 
 
 @pytest.mark.parametrize("page", [PAGE, PACKAGES], ids=lambda page: page.name)

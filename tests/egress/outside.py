@@ -80,7 +80,8 @@ async def serving(handler: Handler, context: ssl.SSLContext | None = None) -> As
             pass
         finally:
             tasks.discard(task)
-            writer.transport.abort()
+            with contextlib.suppress(AttributeError):  # in Python 3.11, where it is closed already
+                writer.transport.abort()
 
     server = await asyncio.start_server(accepted, "127.0.0.1", 0, ssl=context)
     try:

@@ -115,7 +115,22 @@ async def test_a_box_asks_for_so_many_names_and_no_more(tmp_path: Path) -> None:
     mine = desk(tmp_path, "*")
     for number in range(500):
         assert (await mine.answer(f"/simple/name{number}/")).status == 404
-    assert "refused" in (await links(mine, "one-more"))[0]
+    (link,) = await links(mine, "one-more")
+    assert "that is enough" in (await mine.answer(link)).words
+    assert (await mine.answer("/simple/name7/")).status == 404, "what it asked for already, it may ask for again"
+    index = mine._index
+    assert isinstance(index, Kept) and "one-more" not in index.asked
+
+
+@pytest.mark.parametrize("entry", ["six", "*"])
+async def test_what_is_refused_is_not_kept_however_much_is_asked_for(tmp_path: Path, entry: str) -> None:
+    mine = desk(tmp_path, entry)
+    for number in range(3000):
+        await mine.answer(f"/simple/x{number}{'y' * 80}/")
+    for kept in (value for value in vars(mine).values() if isinstance(value, dict | set)):
+        assert len(kept) <= 500
+    (link,) = await links(mine, f"x2999{'y' * 80}")
+    assert (await mine.answer(link)).refused == "package_denied"
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=126), max_size=60))

@@ -54,7 +54,7 @@ BITES = {
     "landlock": ("K65", "F45"),
     "seccomp": ("P04", "P11"),
     "programs": ("P66",),
-    "noexec": ("P65", "P67"),
+    "noexec": ("P65", "P67", "P70", "P71"),
     "execute": ("P68",),
 }
 """Step by step, the cases of which at least one must break without it."""

@@ -70,6 +70,7 @@ class FakeBox:
     def __init__(self, spec: StaySpec) -> None:
         self.spec = spec
         self.isolation: Mapping[str, Any] = {"backend": "fake"}
+        self.held: Mapping[str, tuple[bool, tuple[int, int]]] = {}
         self.place = Path(tempfile.mkdtemp(prefix="fake-box-"))
         for name in ("input", "output", "tmp"):
             (self.place / name).mkdir()

@@ -108,6 +108,26 @@ async def test_servers_of_one_name_share_a_box_until_the_last_leaves(boxes: Call
         await each.stop()
 
 
+async def test_what_a_server_left_where_programs_of_the_host_look_is_said_when_its_box_ends(
+    boxes: Callable[..., Boxes], script: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "share").mkdir()
+    mounts = (Mount(str(tmp_path / "share"), "/share", "rw"),)
+    one, two = spec(script, "one", mounts=mounts), spec(script, "two", mounts=mounts, placement="team")
+    launcher = boxes(one, two)
+    for server, name in ((one, ".envrc"), (two, ".npmrc")):
+        started = await launcher.start(server, WHO)
+        assert await asked(started, f"open('/share/{name}', 'w').write('x')") == 1
+        assert caplog.text == ""
+        await started.stop()
+        assert f"server {server.name}" in caplog.text and f"'/share/{name}'" in caplog.text
+        caplog.clear()
+    harmless = await launcher.start(one, WHO)
+    await asked(harmless, "open('/share/other', 'w').write('x')")
+    await harmless.stop()
+    assert caplog.text == ""
+
+
 async def test_limits_are_the_servers_own_and_what_it_lacked_is_told(boxes: Callable[..., Boxes], script: Path) -> None:
     small = await boxes().start(spec(script, limits={"memory_bytes": 64 * 2**20}), WHO)
     await small.send(b"len(bytearray(300 * 2**20))\n")

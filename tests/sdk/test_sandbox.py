@@ -367,3 +367,18 @@ def test_what_came_to_be_where_programs_of_the_host_look_is_told(state: Path, tm
         assert "planted" not in sandbox.run_code("1").facts
         ran = sandbox.commands.run("mkdir -p /project/.claude; touch /project/.vscode/tasks.json")
         assert ran.exit_code == 1 and ran.facts["planted"] == ["/project/.claude"]
+        # It was not there when the box was made, and is not held in it.
+        assert sandbox.commands.run("echo more > /project/.envrc").facts["planted"] == ["/project/.envrc"]
+        ran = sandbox.commands.run("mkdir /project/.claude/hooks")
+        assert ran.facts["planted"] == ["/project/.claude"]
+
+
+def test_what_a_program_of_the_host_replaced_is_no_longer_held_and_is_told_of(state: Path, tmp_path: Path) -> None:
+    (tmp_path / ".envrc").write_text("old")
+    with Sandbox.create(mounts=[Mount(str(tmp_path), "/project", "rw")]) as sandbox:
+        assert sandbox.commands.run("echo evil > /project/.envrc").exit_code != 0
+        (tmp_path / "new").write_text("new")
+        os.replace(tmp_path / "new", tmp_path / ".envrc")
+        assert "planted" not in sandbox.commands.run("true").facts
+        ran = sandbox.commands.run("echo evil > /project/.envrc")
+        assert ran.exit_code == 0 and ran.facts["planted"] == ["/project/.envrc"]

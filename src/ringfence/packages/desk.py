@@ -52,6 +52,7 @@ class IndexDesk:
         self._asked: set[str] = set()
         self._shown: dict[str, Offer] = {}
         self._problems: dict[str, str] = {}
+        """Of names that were asked for: of any others, a box could have us keep as many as it likes."""
         self.trouble: Unavailable | None = None
         """Why the last that failed did."""
         self._had: dict[tuple[str, str, str, str], int] = {}
@@ -62,7 +63,7 @@ class IndexDesk:
         if match := _FILE.fullmatch(target):
             return await self._file(match[1])
         if match := _REFUSED.fullmatch(target):
-            words = self._problems.get(match[1], "it may not be installed")
+            words = _line(self._why_not(match[1]))
             return Reply(f"{words}\n".encode(), status=403, words=words, refused=_REASON)
         return _NOT_FOUND
 
@@ -74,24 +75,34 @@ class IndexDesk:
             name = normal(text)
         except ValueError:
             return _NOT_FOUND
-        if not self._entries.name(name) and name not in self._needed:
-            return self._refusing(name, _DENIED, f"{name} may not be installed here: sandbox.allow_packages")
+        if not self._covers(name) or (name not in self._asked and len(self._asked) >= _MOST_ASKED):
+            return _refusing(name, _DENIED)
         self._asked.add(name)
-        if len(self._asked) > _MOST_ASKED:
-            return self._refusing(name, _DENIED, f"this box has asked for {_MOST_ASKED} packages: that is enough")
+        self._problems.pop(name, None)
         try:
             offers = await self._index.offers(name)
         except Unavailable as exc:
             self.trouble = exc
-            return self._refusing(name, _FAILED, exc.message)
+            self._problems[name] = _line(exc.message)
+            return _refusing(name, _FAILED)
         if not offers:
             return _NOT_FOUND
         mine = [offer for offer in offers if self._may(offer)]
         if not mine:
-            text = f"no version of {name} that there is may be installed here: sandbox.allow_packages"
-            return self._refusing(name, _DENIED, text)
+            self._problems[name] = f"no version of {name} that there is may be installed here: sandbox.allow_packages"
+            return _refusing(name, _DENIED)
         self._shown |= {offer.sha256: offer for offer in mine}
         return _page([_link(offer) for offer in mine])
+
+    def _covers(self, name: str) -> bool:
+        return self._entries.name(name) or name in self._needed
+
+    def _why_not(self, name: str) -> str:
+        if not self._covers(name):
+            return f"{name} may not be installed here: sandbox.allow_packages"
+        if name not in self._asked and len(self._asked) >= _MOST_ASKED:
+            return f"this box has asked for {_MOST_ASKED} packages: that is enough"
+        return self._problems.get(name, "it may not be installed")
 
     def _may(self, offer: Offer) -> bool:
         return offer.name in self._needed or self._entries.cover(offer.name, offer.version, frozenset({offer.sha256}))
@@ -114,12 +125,12 @@ class IndexDesk:
         self._had[had] = self._had.get(had, 0) + 1
         return Reply(held.path, "application/octet-stream")
 
-    def _refusing(self, name: str, version: str, words: str) -> Reply:
-        """Clients show which versions there are, and how a file that they cannot have is answered; nothing else."""
-        self._problems[name] = _line(words)
-        file = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
-        page = _page([f'<a href="/refused/{name}/{file.replace("+", "%2B")}">{file}</a>'])
-        return replace(page, refused=_REASON)
+
+def _refusing(name: str, version: str) -> Reply:
+    """Clients show which versions there are, and how a file that they cannot have is answered; nothing else."""
+    file = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    page = _page([f'<a href="/refused/{name}/{file.replace("+", "%2B")}">{file}</a>'])
+    return replace(page, refused=_REASON)
 
 
 def _fact(name: str, version: str, digest: str, sources: str, count: int) -> Mapping[str, Any]:

@@ -6,10 +6,13 @@ No code of a package runs: wheels have no hooks, and nothing else is taken. Impo
 from __future__ import annotations
 
 import compileall
+import hashlib
 import json
 import py_compile
 import subprocess
 import sys
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 _INPUT, _OUTPUT = "/workspace/input", "/workspace/output"
 _WANTED = "/workspace/tmp/wanted.txt"
@@ -25,12 +28,29 @@ def fetch(order: dict[str, list[str]]) -> None:
         print(*order["wanted"], sep="\n", file=stream)
     _pip("install", "--dry-run", "--ignore-installed", _WHEELS, "--report", report, "-r", _WANTED)
     with open(report, encoding="utf-8") as stream:
-        found = json.load(stream)["install"]
+        told = json.load(stream)
     with open(_LOCKED, "w", encoding="utf-8") as stream:
-        for each in found:
+        for each in told["install"]:
             named = f"{each['metadata']['name']}=={each['metadata']['version']}"
-            print(named, f"--hash=sha256:{each['download_info']['archive_info']['hashes']['sha256']}", file=stream)
+            print(named, f"--hash=sha256:{_hash(named, each['download_info'])}", file=stream)
+    with open(report, "w", encoding="utf-8") as stream:
+        json.dump(told, stream)
     _pip("download", "--no-deps", _WHEELS, "--require-hashes", "-d", f"{_OUTPUT}/files", "-r", _LOCKED)
+
+
+def _hash(named: str, told: dict[str, Any]) -> str:
+    """Of its archive, put where pip puts it since 23.1."""
+    archive = told.setdefault("archive_info", {})
+    hashes = archive.setdefault("hashes", {})
+    kind, _, value = str(archive.get("hash", "")).partition("=")
+    if "sha256" not in hashes and kind == "sha256":
+        hashes["sha256"] = value
+    if "sha256" not in hashes and told["url"].startswith("file://"):
+        with open(unquote(urlsplit(told["url"]).path), "rb") as stream:
+            hashes["sha256"] = hashlib.file_digest(stream, "sha256").hexdigest()
+    if "sha256" not in hashes:
+        raise SystemExit(f"the index gives no sha256 for {named}")
+    return str(hashes["sha256"])
 
 
 def unpack(order: dict[str, list[str]]) -> None:

@@ -32,8 +32,12 @@ _IPC_CREAT, _IPC_EXCL, _IPC_RMID = 0o1000, 0o2000, 0
 _OPEN_TO_ALL = 0o666
 PROJECT = "/srv/project"
 """Where a box sees the folder that it may write to."""
-_KEPT = (".git/hooks/pre-commit", ".git/config", ".envrc", ".vscode/tasks.json", ".mcp.json")
+_KEPT = (
+    *(".git/hooks/pre-commit", ".git/config", ".envrc", ".vscode/tasks.json", ".mcp.json"),
+    *("scripts/post-merge", "conf/idea/workspace.xml"),
+)
 """What programs of the host go by there."""
+_LINKS = {".git/hooks/post-merge": "../../scripts/post-merge", ".idea": "conf/idea"}
 
 
 def secret() -> str:
@@ -60,6 +64,7 @@ class Props:
         self._canary("canary")
         makers: dict[str, Callable[[], None]] = {
             "tree": self._tree,
+            "code": self._code,
             "project": self._project,
             "output": self._output,
             "tcp": self._tcp,
@@ -165,6 +170,18 @@ class Props:
         self._canary("tree")
         self.trees = (self.folder / "tree",)
 
+    def _code(self) -> None:
+        """A tree with programs as packages have them: some may not be executed, and some are named like libraries."""
+        folder = self.folder / "code"
+        (folder / "lib").mkdir(parents=True)
+        program = shutil.which("id", path="/usr/bin:/bin") or "/bin/sh"
+        for name in ("id", "lib/id", "id.so.1"):
+            shutil.copyfile(program, folder / name)
+        _open_to_all(folder)
+        (folder / "id").chmod(0o755)
+        self.given["code"] = str(folder)
+        self.trees = (folder,)
+
     def _project(self) -> None:
         """A folder that a box may write to, with what it may not."""
         folder = self.folder / "project"
@@ -172,6 +189,8 @@ class Props:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(self.secret)
         _open_to_all(folder)
+        for name, target in _LINKS.items():
+            (folder / name).symlink_to(target)
         self.given["project"] = str(folder)
         self.mounts = (Mount(str(folder), PROJECT, "rw"),)
 

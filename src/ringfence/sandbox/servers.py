@@ -7,6 +7,7 @@ its own. It has a network and secrets only where the server's entry names them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from ringfence.ports import Access, Launched, Outward, Passage
 from ringfence.sandbox.finding import Found, find, within
 from ringfence.sandbox.launched import BoxedServer
 from ringfence.sandbox.lodger import Lodger
+from ringfence.sandbox.process import guarded
 from ringfence.sandbox.verbs import Keeping
 from ringfence.sessions import Command, CommandRequest, Living, Opening, Owner, StaySpec
 
@@ -28,6 +30,8 @@ _NO_LIMIT = 2**46
 OF_ITS_OWN = "own"
 
 _Leave = Callable[[], Awaitable[None]]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Surroundings:
 class _Shared:
     """A box that several servers are in."""
 
-    opening: asyncio.Task[Living]
+    opening: asyncio.Task[tuple[Living, _Leave]]
     users: int = 0
 
 
@@ -154,8 +158,7 @@ class Boxes:
     # ── Where it is started ──
 
     async def _own(self, spec: ServerSpec, found: Found, who: Principal) -> tuple[Living, _Leave]:
-        box = await self._open(spec, self._stay([spec], [found]), who)
-        return box, box.end
+        return await self._open(spec, self._stay([spec], [found]), who)
 
     async def _joined(self, spec: ServerSpec, who: Principal) -> tuple[Living, _Leave]:
         """The box of that name, for this principal: what one does in it the others in it can see."""
@@ -171,10 +174,11 @@ class Boxes:
             if shared.users == 0:
                 if self._shared.get(key) is shared:
                     del self._shared[key]
-                await (await shared.opening).end()
+                _, end = await shared.opening
+                await end()
 
         try:
-            box = await asyncio.shield(shared.opening)
+            box, _ = await asyncio.shield(shared.opening)
         except BaseException:
             shared.users -= 1
             if self._shared.get(key) is shared:
@@ -182,9 +186,9 @@ class Boxes:
             raise
         return box, leave
 
-    async def _open_for_all(self, spec: ServerSpec, who: Principal) -> Living:
+    async def _open_for_all(self, spec: ServerSpec, who: Principal) -> tuple[Living, _Leave]:
         group = [each for each in self.surroundings.servers.values() if each.placement == spec.placement] or [spec]
-        box = await self._open(spec, self._stay(group, [self._found(each) for each in group]), who)
+        box, end = await self._open(spec, self._stay(group, [self._found(each) for each in group]), who)
         key = (spec.placement, who.key)
 
         async def watch() -> None:
@@ -192,15 +196,25 @@ class Boxes:
             self._shared.pop(key, None)
 
         self._watching = asyncio.get_running_loop().create_task(watch())
-        return box
+        return box, end
 
-    async def _open(self, spec: ServerSpec, stay: StaySpec, who: Principal) -> Living:
+    async def _open(self, spec: ServerSpec, stay: StaySpec, who: Principal) -> tuple[Living, _Leave]:
+        """The box, and what ends it."""
         passage = await self._passage(spec, who)
         stay = replace(stay, env={**stay.env, **passage.env}, tenant=who.tenant)
         try:
-            return await self._backend.open(stay, passage.serve)
+            box = await self._backend.open(stay, passage.serve)
         except ValueError as exc:
             raise Unavailable("server_start", f"server {spec.name} cannot have such a box: {exc}") from None
+        before = guarded.look(stay.mounts, box.held)
+
+        async def end() -> None:
+            try:
+                await box.end()
+            finally:
+                _tell(spec, guarded.planted(stay.mounts, before))
+
+        return box, end
 
     async def _passage(self, spec: ServerSpec, who: Principal) -> Passage:
         outward = self.surroundings.outward
@@ -214,3 +228,15 @@ class Boxes:
             return await outward().passage(access)
         except Refused as exc:
             raise Unavailable(exc.reason_code, f"server {spec.name}: {exc.message}") from None
+
+
+def _tell(spec: ServerSpec, planted: Sequence[str]) -> None:
+    """No call's facts could say it: a server does what it does between them, too."""
+    if planted:
+        whose = spec.name if spec.placement == OF_ITS_OWN else f"{spec.name} and others in {spec.placement}"
+        log.warning(
+            "server %s: since its box began, there is new, or changed, what programs of this host go by or run: %s;"
+            " look at it before you open the folder",
+            whose,
+            ", ".join(map(repr, planted)),
+        )

@@ -64,7 +64,7 @@ class Session:
             await life.awake()
             async with context.turn.taken():
                 interpreter, fresh = await self.contexts.interpreter(context)
-                number, before = self._begin_step(request.after_step), guarded.look(life.spec.stay.mounts)
+                number, before = self._begin_step(request.after_step), self._seen()
                 whole = Whole(life.workspace, cell.limits.capture_bytes, tell, wanted=request.keep_whole)
                 try:
                     report = await context.run(interpreter, cell, whole.tell, shown)
@@ -77,8 +77,9 @@ class Session:
         life = self.life
         limits = request.limits or life.spec.stay.limits
         whole = Whole(life.workspace, limits.capture_bytes, tell, wanted=request.keep_whole)
-        before = guarded.look(life.spec.stay.mounts)
         with life.in_use():
+            await life.awake()
+            before = self._seen()
             running, number = await self._start(request, limits, whole.tell)
             try:
                 report = await running.over()
@@ -129,6 +130,9 @@ class Session:
             raise refusal("session_changed", text)
         life.step += 1
         return life.step
+
+    def _seen(self) -> guarded.Seen:
+        return guarded.look(self.life.spec.stay.mounts, self.life.box.held)
 
     def _told(self, report: CellReport, before: guarded.Seen) -> CellReport:
         """With what came to be where the host's programs look. Where we took the box away under a step, it was not the

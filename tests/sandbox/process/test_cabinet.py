@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 
 from ringfence.box import BoxReport, BoxSpec, Mount, Program, Programs
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.elf import loader_of
 from tests.sandbox import comparing
 
 pytestmark = pytest.mark.anyio
@@ -75,3 +79,67 @@ async def test_what_nobody_has_or_boxes_do_not_see_is_simply_absent(backend: Pro
     assert (await run(backend, "echo here", str(tmp_path / "tool"))).stdout.text == "here\n"
     report = await run(backend, "echo here; no-such-program", "no-such-program")
     assert (report.stdout.text, report.exit_status) == ("here\n", 127)
+
+
+# ── What a box is given besides ───────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Path:
+    """Programs as a package may have them: as they are, without the right to be executed, named like a library."""
+    for name in ("tool", "tool.so.1", "tool.txt"):
+        shutil.copyfile(os.path.realpath("/bin/ls"), tmp_path / name)
+    (tmp_path / "tool").chmod(0o755)
+    tmp_path.chmod(0o755)  # started as root, boxes are another user
+    return tmp_path
+
+
+async def given(backend: ProcessBackend, line: str, apart: Path, *allow: str, as_packages: bool = True) -> BoxReport:
+    spec = BoxSpec(Program("command", argv=("/bin/sh", "-c", line)), programs=Programs(allow))
+    more = {"packages": (apart,)} if as_packages else {"trees": (apart,)}
+    return await backend.run(dataclasses.replace(spec, **more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("as_packages", [True, False], ids=["packages", "trees"])
+async def test_no_code_of_a_package_or_tree_runs(backend: ProcessBackend, apart: Path, as_packages: bool) -> None:
+    loader = loader_of("/bin/sh")
+    names = ("tool", "tool.so.1", "tool.txt")
+    line = "; ".join(f"{loader or ''} {apart}/{name} -d /workspace; {apart}/{name} -d /workspace" for name in names)
+    report = await given(backend, line, apart, "cat", as_packages=as_packages)
+    assert (report.stdout.text, report.commands) == ("", "enforced")
+    assert report.stderr.text.count("Permission denied") == (3 if loader else 6), report.stderr.text
+    assert report.stderr.text.count("failed to map") == (3 if loader else 0), report.stderr.text
+    read = await given(backend, f"cat {apart}/tool | wc -c", apart, "cat", "wc", as_packages=as_packages)
+    assert int(read.stdout.text) == (apart / "tool").stat().st_size, "it can be read as ever"
+
+
+async def test_no_library_of_a_package_is_put_into_an_allowed_program(backend: ProcessBackend, apart: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    source = '#include <stdio.h>\n__attribute__((constructor)) static void go(void) { puts("native"); }\n'
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(apart / "evil.so")]
+    subprocess.run(command, input=source, text=True, check=True)
+    line = "export LD_PRELOAD=$PYTHONPATH/evil.so; cat /etc/hostname"
+    report = await given(backend, line, apart, "cat")
+    assert (report.stdout.text, report.commands) == ("box\n", "enforced")
+    plain = BoxSpec(Program("command", argv=("/bin/sh", "-c", line)), packages=(apart,))
+    assert "native" in (await backend.run(plain)).stdout.text, "else this would show nothing"
+
+
+async def test_an_allowed_program_in_a_tree_runs_and_no_other(backend: ProcessBackend, apart: Path) -> None:
+    shutil.copy(apart / "tool", apart / "other")
+    line = f"{apart}/tool -d /workspace; {apart}/other -d /workspace"
+    report = await given(backend, line, apart, str(apart / "tool"), as_packages=False)
+    assert (report.stdout.text, report.commands) == ("/workspace\n", "enforced")
+    assert "Permission denied" in report.stderr.text
+
+
+async def test_an_interpreter_has_its_packages_whole_and_is_told_of(backend: ProcessBackend, apart: Path) -> None:
+    native = next(iter(Path(sys.base_prefix).glob("lib/python3*/lib-dynload/_json.*.so")), None)
+    if native is None:
+        pytest.skip("this interpreter has no such module")
+    shutil.copy(native, apart / native.name)
+    code = 'import os, sys; sys.path.insert(0, os.environ["PYTHONPATH"]); import _json; print(_json.__file__)'
+    line = f"python3 -c '{code}'"
+    report = await given(backend, line, apart, "python3")
+    assert (report.stdout.text.strip(), report.commands) == (str(apart / native.name), "advisory"), report.stderr.text

@@ -50,8 +50,18 @@ def script(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def chosen(host: Path, allow: tuple[str, ...] | None, deny: tuple[str, ...] = ()) -> Choice:
-    return choose(Programs(allow, deny), "", (str(host),))
+def chosen(
+    host: Path, allow: tuple[str, ...] | None, deny: tuple[str, ...] = (), given: tuple[Path, ...] = ()
+) -> Choice:
+    return choose(Programs(allow, deny), "", (str(host),), tuple(map(str, given)))
+
+
+@pytest.fixture
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree that a box is given besides, with a program in it."""
+    folder = tmp_path_factory.mktemp("apart")
+    program(folder / "extra", "extra")
+    return folder
 
 
 def there(choice: Choice) -> dict[str, str]:
@@ -112,6 +122,45 @@ def test_the_same_file_elsewhere_may_run_too(host: Path) -> None:
     choice = chosen(host, ("cat",))
     assert str(host / "lib/core/cat") in choice.executable
     assert str(host / "lib/core/cat") not in choice.hidden
+
+
+def test_a_program_elsewhere_is_one_whatever_its_name_mode_and_folder(host: Path) -> None:
+    (host / "share/doc").mkdir(parents=True)
+    for name in ("share/doc/notes.txt", "lib/core/lib.so", "lib/core/lib.so.1"):
+        program(host / name, "other")
+        (host / name).chmod(0o644)
+    (host / "lib/core/data.txt").write_text("no program")
+    os.mkfifo(host / "lib/core/pipe")
+    hidden = {os.path.relpath(path, host) for path in chosen(host, ("cat",)).hidden}
+    assert hidden == {"share/doc/notes.txt", *(f"lib/core/{name}" for name in ("lib.so", "lib.so.1", "tool", "helper"))}
+
+
+def test_nothing_runs_from_what_a_box_is_given_besides(host: Path, apart: Path) -> None:
+    (apart / "deeper").mkdir()
+    choice = chosen(host, ("cat",), given=(apart, apart / "deeper"))
+    assert (choice.sealed, choice.spared, choice.advisory) == ((str(apart),), (), False)
+    assert not [path for path in (*choice.executable, *choice.hidden) if path.startswith(str(apart))]
+    assert choice != chosen(host, ("cat",)), "its boxes are others"
+
+
+def test_an_allowed_program_there_is_spared(host: Path, apart: Path) -> None:
+    choice = chosen(host, ("cat", str(apart / "extra")), given=(apart,))
+    assert (choice.sealed, choice.spared) == ((str(apart),), (str(apart / "extra"),))
+    assert str(apart / "extra") in choice.executable and not choice.advisory
+
+
+def test_the_system_is_spared_where_a_tree_has_it_within(host: Path) -> None:
+    choice = chosen(host, ("cat",), given=(host.parent,))
+    assert (choice.sealed, choice.spared, choice.advisory) == ((str(host.parent),), (str(host),), False)
+
+
+def test_where_code_may_run_from_there_it_is_said(host: Path, apart: Path) -> None:
+    with_interpreter = chosen(host, ("python3",), given=(apart,))
+    assert with_interpreter.advisory and not with_interpreter.sealed, "packages are for interpreters"
+    denied = chosen(host, None, ("python3", "perl", "awk", "mawk", "report"), given=(apart,))
+    assert denied.advisory and not denied.sealed and str(apart) in denied.executable
+    assert not chosen(host, None, ("python3", "perl", "awk", "mawk", "report")).advisory
+    assert chosen(host, ("cat",), given=(host / "lib",)).advisory, "it is the system's, and that has to run"
 
 
 def test_only_the_folders_and_the_loader_may_be_executed(host: Path) -> None:

@@ -137,7 +137,169 @@ async def test_in_a_read_only_mount_there_is_nothing_to_guard(project: Path) -> 
     (project / ".envrc").unlink()
     os.symlink("/etc/passwd", project / ".envrc")
     assert f"{HERE}/.envrc" not in [each.at for each in mounting.place([Mount(str(project), HERE, "rw")])]
-    assert guarded.look([Mount(str(project), HERE)]) == {}
+    assert guarded.look([Mount(str(project), HERE)], {}).states == {}
+
+
+# ── Behind links ──
+
+
+def made(project: Path, files: dict[str, str], links: dict[str, str] | None = None) -> Path:
+    for name, text in files.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    for name, target in (links or {}).items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(target, project / name)
+    return project
+
+
+async def shell(backend: ProcessBackend, script: str, *mounts: Mount) -> BoxReport:
+    return await backend.run(BoxSpec(Program("command", argv=("/bin/sh", "-c", script)), mounts=mounts))
+
+
+LINKED = {
+    "the repository": (
+        {"store/git/hooks/pre-commit": "good", "store/git/config": "good", "store/git/HEAD": "good"},
+        {".git": "store/git"},
+    ),
+    "the repository, by a file": (
+        {"store/git/hooks/pre-commit": "good", "store/git/config": "good", ".git": "gitdir: store/git\n"},
+        {},
+    ),
+    "the editor's folder": ({"conf/vscode/tasks.json": "good"}, {".vscode": "conf/vscode"}),
+    "the folder of hooks": ({"scripts/pre-commit": "good", ".git/config": "good"}, {".git/hooks": "../scripts"}),
+    "a hook": ({"tools/pc": "good", ".git/config": "good"}, {".git/hooks/pre-commit": "../../tools/pc"}),
+    "a link to a link": ({"a/b/envrc": "good"}, {".envrc": "one", "one": "a/../two", "two": "a/b/envrc"}),
+    "far in a folder": ({"skills/x/run.py": "good", ".claude/a.json": "good"}, {".claude/skills/x": "../../skills/x"}),
+}
+
+
+@pytest.mark.parametrize("kind", LINKED)
+async def test_what_a_link_leads_to_is_held(backend: ProcessBackend, tmp_path: Path, kind: str) -> None:
+    files, links = LINKED[kind]
+    project = made(tmp_path / "project", files, links)
+    kept = [name for name in files if not name.endswith("HEAD")]
+    script = "cd /project; echo mine > own.txt;" + ";".join(
+        f"echo evil > {name}; echo evil > new; mv -f new {name}; rm -f {name}; mv {name.split('/')[0]} moved"
+        for name in kept
+    )
+    report = await shell(backend, script, Mount(str(project), HERE, "rw"))
+    assert {name: (project / name).read_text() for name in files} == files and report.planted == ()
+    assert {name: os.readlink(project / name) for name in links} == links
+    assert (project / "own.txt").read_text() == "mine\n" and not (project / "moved").exists()
+
+
+async def test_an_absolute_link_and_one_to_another_mount(backend: ProcessBackend, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    made(two, {"hooks/pre-commit": "good", "other": ""})
+    made(one, {"conf/envrc": "good"}, {".envrc": str(one / "conf/envrc"), ".git/hooks": "../../two/hooks"})
+    script = "echo evil > /a/conf/envrc; echo evil > /b/hooks/pre-commit; echo mine > /b/other"
+    report = await shell(backend, script, Mount(str(one), "/a", "rw"), Mount(str(two), "/b", "rw"))
+    assert report.stderr.text.count("Read-only") == 2 and report.planted == ()
+    assert (two / "other").read_text() == "mine\n" and (one / "conf/envrc").read_text() == "good"
+    # Mounted by itself, and writable, it is not taken away: that it changed is told.
+    mounts = (Mount(str(one), "/a", "rw"), Mount(str(two / "hooks"), "/b", "rw"))
+    assert (await shell(backend, "echo evil > /b/pre-commit", *mounts)).planted == ("/a/.git/hooks",)
+
+
+async def test_a_link_that_is_replaced_or_led_nowhere_is_told_of(backend: ProcessBackend, tmp_path: Path) -> None:
+    links = {".vscode": "conf/vscode", ".envrc": "missing/envrc", ".npmrc": "conf/npmrc", ".idea": "conf/idea"}
+    project = made(tmp_path / "project", {"conf/vscode/tasks.json": "good", "conf/npmrc": "good"}, links)
+    script = """cd /project; rm .vscode; mkdir .vscode; echo evil > .vscode/tasks.json
+mkdir missing; echo evil > missing/envrc; mkdir other; echo evil > other/npmrc; ln -sfn other/npmrc .npmrc; rm .idea"""
+    report = await shell(backend, script, Mount(str(project), HERE, "rw"))
+    assert report.stderr.text == ""
+    assert sorted(report.planted) == [f"{HERE}/.envrc", f"{HERE}/.npmrc", f"{HERE}/.vscode"]
+    assert (project / "conf/vscode/tasks.json").read_text() == "good"
+
+
+async def test_a_link_that_leads_out_is_not_followed(backend: ProcessBackend, tmp_path: Path) -> None:
+    made(tmp_path, {"outside/secret/hooks/x": "", "outside/secret/config": ""})
+    project = made(tmp_path / "project", {"a": ""}, {".git": "../outside/secret", ".vscode": "..", ".idea": ".idea"})
+    mount = Mount(str(project), HERE, "rw")
+    assert [each.at for each in mounting.place([mount])] == [HERE]
+    states = guarded.look([mount], {}).states
+    assert all(there is None for _, there in states.values()) and f"{HERE}/.git/hooks" in states
+    assert (await shell(backend, "echo mine > /project/a; rm /project/.idea", mount)).planted == ()
+    assert (await shell(backend, "cd /project; ln -sfn /elsewhere .git", mount)).planted == (f"{HERE}/.git",)
+
+
+async def test_a_link_to_the_whole_project_does_not_make_it_read_only(backend: ProcessBackend, tmp_path: Path) -> None:
+    links = {".claude": ".", ".vscode/root": "..", ".git/hooks/top": "../.."}
+    project = made(tmp_path / "project", {"main.py": "", ".vscode/tasks.json": "good"}, links)
+    script = "cd /project; echo mine > main.py; mkdir new; echo evil > .vscode/tasks.json"
+    report = await shell(backend, script, Mount(str(project), HERE, "rw"))
+    assert report.stderr.text.count("Read-only") == 1 and report.planted == ()
+    assert (project / "main.py").read_text() == "mine\n"
+
+
+async def test_there_are_not_more_than_a_box_can_have_and_the_rest_is_told_of(
+    backend: ProcessBackend, tmp_path: Path
+) -> None:
+    files = {f"scripts/{number:03}": "good" for number in range(150)}
+    links = {f".git/hooks/{number:03}": f"../../scripts/{number:03}" for number in range(150)}
+    project = made(tmp_path / "project", files, links)
+    report = await shell(
+        backend, "cd /project/scripts; for f in *; do echo evil > $f; done", Mount(str(project), HERE, "rw")
+    )
+    spoilt = [name for name in files if (project / name).read_text() != "good"]
+    assert report.planted == tuple(f"{HERE}/.git/hooks/{name.partition('/')[2]}" for name in spoilt)
+    assert 0 < len(spoilt) < 80
+
+
+async def test_what_an_earlier_box_may_have_left_to_lead_us_astray(backend: ProcessBackend, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"\xff\n")
+    links = {".vscode/a": f"../{odd}", f".vscode/{odd}": f"../{odd}", ".envrc": "x/../.." * 50, ".idea": f"{odd}/idea"}
+    project = made(tmp_path / "project", {odd: "good", ".git": "gitdir: a\0b\n"}, links)
+    mount = Mount(str(project), HERE, "rw")
+    report = await shell(backend, "cd /project; echo evil > .vscode/a", mount)
+    assert report.planted == (f"{HERE}/.vscode/a", f"{HERE}/.vscode/\ufffd\n"), "told, since a box cannot be told of it"
+    for text in ("gitdir: .git\n", "gitdir:\n", "gitdir: " + "../" * 2000, "gitdir: /\n"):
+        (project / ".git").write_text(text)
+        assert f"{HERE}/.git" in [each.at for each in mounting.place([mount])], text
+
+
+# ── What is mounted by itself ──
+
+
+@pytest.mark.parametrize("kind", ["a repository's folder", "a bare repository"])
+async def test_a_repository_mounted_by_itself(backend: ProcessBackend, tmp_path: Path, kind: str) -> None:
+    own = tmp_path / (".git" if kind == "a repository's folder" else "bare")
+    made(own, {"hooks/pre-commit": "good", "config": "good", "HEAD": "good", "objects/x": "", "refs/y": ""})
+    script = "cd /g; echo evil > hooks/pre-commit; echo evil > config; mv hooks h; mkdir modules; echo mine > HEAD"
+    report = await shell(backend, script, Mount(f"{own}/", "/g", "rw"))
+    assert report.planted == ("/g/modules",) and (own / "HEAD").read_text() == "mine\n"
+    assert [(own / name).read_text() for name in ("hooks/pre-commit", "config")] == ["good", "good"]
+
+
+async def test_a_folder_that_becomes_a_repository_is_told_of(backend: ProcessBackend, tmp_path: Path) -> None:
+    script = "cd /project; mkdir objects refs; echo 'ref: refs/heads/x' > HEAD; echo evil > config"
+    assert (await shell(backend, script, Mount(str(tmp_path), HERE, "rw"))).planted == (f"{HERE}/config",)
+
+
+async def test_what_programs_go_by_cannot_itself_be_mounted_writable(backend: ProcessBackend, tmp_path: Path) -> None:
+    made(
+        tmp_path, {".vscode/tasks.json": "", ".git/hooks/x": "", ".claude/worktrees/w/main.py": "", ".cargo/config": ""}
+    )
+    for name in (".vscode", ".vscode/tasks.json", ".git/hooks", ".git/hooks/x", ".claude", ".cargo/config"):
+        with pytest.raises(ValueError, match=r"what programs of this host go by \(\.[a-z/]+\).*unsafe: REASON"):
+            await shell(backend, "true", Mount(str(tmp_path / name), "/x", "rw"))
+        for mount in (Mount(str(tmp_path / name), "/x"), Mount(str(tmp_path / name), "/x", "rw", unsafe="a test")):
+            mounting.check([mount], ())
+    report = await shell(backend, "echo 1 > /x/main.py", Mount(str(tmp_path / ".claude/worktrees/w"), "/x", "rw"))
+    assert (report.exit_status, report.planted) == (0, ())
+
+
+async def test_only_what_is_gone_by_is_held_of_folders_that_programs_keep_their_things_in(
+    backend: ProcessBackend, tmp_path: Path
+) -> None:
+    made(tmp_path, {".cargo/config.toml": "good", ".yarn/releases/yarn.cjs": "good", ".config/other/x": ""})
+    script = """cd /project; mkdir -p .cargo/registry .yarn/cache; echo 1 > .config/other/x
+echo evil > .cargo/config.toml; echo evil > .yarn/releases/yarn.cjs; mv .cargo c; mv .config c; mkdir .config/fish"""
+    report = await shell(backend, script, Mount(str(tmp_path), HERE, "rw"))
+    assert report.planted == (f"{HERE}/.config/fish",)
+    assert report.stderr.text.count("Read-only") == 2 and report.stderr.text.count("busy") == 2
+    assert (tmp_path / ".cargo/registry").is_dir() and (tmp_path / ".yarn/cache").is_dir()
 
 
 async def test_git_works_in_a_box(backend: ProcessBackend, tmp_path: Path) -> None:

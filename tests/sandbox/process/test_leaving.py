@@ -176,3 +176,21 @@ print(made, ctypes.get_errno())
 """
     report = await run(backend, source)
     assert report.stdout.text == "-1 1\n" and report.denials == {"clone": 1}
+
+
+async def test_children_that_say_so_on_and_on_are_stopped(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs the supervisor a moment."""
+    monkeypatch.setattr("ringfence.sandbox.process.run.MAX_DENIALS", 20)
+    source = f"""
+import os
+for _ in range(60):
+    if os.fork() == 0:
+        {LEAVE % 0}
+    os.wait()
+"""
+    report = await run(backend, source)
+    assert report.ended == "policy"
+    honest = await run(backend, "import os\nfor _ in range(60):\n if os.fork() == 0: break\n os.wait()\n")
+    assert (honest.ended, honest.exit_status) == ("exited", 0)

@@ -126,9 +126,8 @@ def programs(top):
             try:
                 with open(path, "rb") as file:
                     head = file.read(4096)
-                    if ".so" not in name and os.fstat(file.fileno()).st_mode & 0o111 and b"/ld-" in head:
-                        if head[:4] == b"\\x7fELF":
-                            found.append(path)
+                    if ".so" not in name and head[:4] == b"\\x7fELF" and b"/ld-" in head:
+                        found.append(path)
             except OSError:
                 continue
     return found
@@ -188,6 +187,42 @@ any_of({"input": given_file, "stdin": lambda: run(f"/proc/{os.getpid()}/fd/0")})
         owed=(_enforced,),
         inputs={"tool": b"#!/bin/sh\necho uid=input\n"},
         stdin=b"#!/bin/sh\necho uid=stdin\n",
+        programs=_WITHOUT_ID,
+    ),
+    Case(
+        "P70",
+        "run a program of a tree that came with the box, such as a package's: by itself, and by the loader",
+        "EACCES, and the loader cannot map it, whatever its name and mode",
+        _RUN
+        + """
+names = ("id", "lib/id", "id.so.1")
+tries = {name: lambda name=name: run(f"{given['code']}/{name}") for name in names}
+tries |= {f"loader {name}": lambda name=name: run(loader(), f"{given['code']}/{name}") for name in names}
+any_of(tries)
+""",
+        owed=(_enforced,),
+        props=("code",),
+        programs=_WITHOUT_ID,
+    ),
+    Case(
+        "P71",
+        "map code of such a tree into a program that is allowed, as LD_PRELOAD does",
+        "EPERM, and EACCES where it is mapped first and made code later",
+        """
+import mmap
+def mapped(protection):
+    descriptor = os.open(f"{given['code']}/id.so.1", os.O_RDONLY)
+    return mmap.mmap(descriptor, 4096, flags=mmap.MAP_PRIVATE, prot=protection)
+def later():
+    area = mapped(mmap.PROT_READ | mmap.PROT_WRITE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    if libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(4096), mmap.PROT_READ | mmap.PROT_EXEC):
+        raise OSError(ctypes.get_errno(), "mprotect")
+any_of({"mmap": lambda: mapped(mmap.PROT_READ | mmap.PROT_EXEC), "mprotect": later})
+""",
+        owed=(_enforced,),
+        props=("code",),
         programs=_WITHOUT_ID,
     ),
 )

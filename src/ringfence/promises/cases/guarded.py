@@ -30,6 +30,8 @@ CASES = (
             "moved": lambda: os.rename(".git/hooks", ".git/kept"),
             "linked": lambda: os.symlink("/tmp", ".git/hooks/post-commit"),
             "attributes": lambda: os.chmod(".git/hooks/pre-commit", 0o755),
+            "behind a link": lambda: write("scripts/post-merge"),
+            "behind a link, moved": lambda: os.rename("scripts", "kept"),
         })
         """,
         changed,
@@ -63,6 +65,8 @@ CASES = (
             "editor": lambda: write(".vscode/tasks.json"),
             "editor moved": lambda: os.rename(".vscode", "code"),
             "agent": lambda: write(".mcp.json"),
+            "behind a link": lambda: write(".idea/workspace.xml"),
+            "behind a link, moved": lambda: os.rename("conf", "kept"),
         })
         """,
         changed,

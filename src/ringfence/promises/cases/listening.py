@@ -111,4 +111,16 @@ with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as c
     attempt(lambda: client.getsockopt(socket.SOL_SOCKET, 77, 4) and None)  # SO_PEERPIDFD
 """,
     ),
+    Case(
+        "N77",
+        "make whoever closes a socket last wait for its peer, which may be the supervisor with its copy",
+        "it is told as done, and no close waits",
+        """
+import socket, struct
+with socket.socket() as held:
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 30))
+    on = struct.unpack("ii", held.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8))[0]
+    say(on, "it would wait" if on else "it would not wait")
+""",
+    ),
 )

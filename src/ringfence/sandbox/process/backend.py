@@ -122,7 +122,7 @@ class ProcessBackend:
         self._inherited = box.inherited
         if not baseline.mounts:  # what somebody mounts is for the moment, and no box is kept ready with it
             asyncio.get_running_loop().call_soon(pool.refill, baseline, limits)
-        before = guarded.look(spec.mounts)
+        before = guarded.look(spec.mounts, mounting.held(baseline.mounts))
         run = Run(box, spec, str(interpreter()), tell)
         self._running[id(run)] = run
         outlet: Outlet | None = None
@@ -182,7 +182,7 @@ class ProcessBackend:
         shape["mounts"] = [mount.shape for mount in baseline.mounts]
         shape["folders"] = [[folder.at, folder.max_bytes, folder.mode == "ro"] for folder in spec.folders]
         live = await self._settled(baseline, as_run, shape, network)
-        box = live.box
+        box, live.held = live.box, mounting.held(baseline.mounts)
         live.env = {**(live.outlet.env if live.outlet is not None else {}), **setup.env, **spec.env}
         if spec.packages or (afresh and baseline.packages):
             live.env = {"PYTHONPATH": ":".join(baseline.packages), **live.env}
@@ -331,9 +331,10 @@ class ProcessBackend:
         return replace(baseline, mounts=mounting.place(spec.mounts))
 
     async def _with_programs(self, baseline: Baseline, programs: Programs) -> Baseline:
-        trees = (*SYSTEM, sys.base_prefix, *baseline.trees)
+        system = (*SYSTEM, sys.base_prefix)
         # Whoever waits for another box meanwhile is not to wait for this.
-        return replace(baseline, programs=await asyncio.to_thread(choose, programs, str(interpreter()), trees))
+        chosen = await asyncio.to_thread(choose, programs, str(interpreter()), system, baseline.trees)
+        return replace(baseline, programs=chosen)
 
     def _counts(self, what: str) -> bool:
         return self._cgroups is not None and what in self._cgroups.available

@@ -148,12 +148,15 @@ class Box:
         assert self._channel is not None
         for data, descriptors, sender in received(self._channel, self.hub):
             word, _, rest = data.decode("utf-8", "replace").partition(" ")
-            if word == "closed":
+            if word == "closed" and not self.descriptors:
                 names, _, seen = rest.partition("\n")
                 self.descriptors = dict(zip(names.split(" "), descriptors, strict=False))
                 self.seen, self.worker = seen.split(" "), sender
                 self._look_if_closed()
-            elif word == "begun":
+                continue
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if word == "begun":
                 self.begun = True
             elif word == "failed":
                 self.fail(rest)

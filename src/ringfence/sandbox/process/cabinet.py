@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MS_MOVE = 8192
+_CLONE, _RECURSIVE, _EMPTY_PATH = 1, 0x8000, 4
 _READ_ONLY = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
 
 
@@ -38,3 +39,18 @@ def _fill(staging: str, folder: str, entries: list[list[str]]) -> None:
             kernel.bind(f"{folder}/{name}", f"{staging}/{name}", _READ_ONLY)
     kernel.set_mount(staging, _READ_ONLY)
     kernel.mount(staging, folder, None, _MS_MOVE)
+
+
+def seal(place: str, choice: dict[str, Any]) -> None:
+    """Let nothing be executed from trees in which any code may be, nor be mapped as code, which is the loader's way."""
+    spared = [(path, _clone(f"{place}{path}")) for path in choice["spared"] if os.path.exists(f"{place}{path}")]
+    for path in choice["sealed"]:
+        kernel.bind(f"{place}{path}", f"{place}{path}", kernel.ATTR_NOEXEC)
+    for path, clone in spared:
+        kernel.call("move_mount", clone, b"", -100, f"{place}{path}".encode(), _EMPTY_PATH)
+        os.close(clone)
+
+
+def _clone(path: str) -> int:
+    """As it is mounted now, and attached nowhere."""
+    return kernel.call("open_tree", -100, path.encode(), _CLONE | _RECURSIVE | os.O_CLOEXEC)

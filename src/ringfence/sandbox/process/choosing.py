@@ -2,7 +2,8 @@
 
 A box has a folder of programs in which only those are that it may run. A program may lie elsewhere, too, as a copy or
 under another name, and the loader runs what it can read: so programs outside of the folders are looked for, and what is
-not allowed has an empty file in its place. Beneath that, Landlock lets nothing else be executed.
+not allowed has an empty file in its place. What a box was given besides, packages say, may hold any code: nothing of it
+is mapped as such. Beneath that, Landlock lets nothing else be executed.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ringfence import canonical
 from ringfence.box import Programs
-from ringfence.sandbox.process.elf import loader_of
+from ringfence.sandbox.process.elf import is_program, loader_of
 from ringfence.sandbox.process.interpreters import runs_code
 
 SHELL = "/bin/sh"
@@ -29,38 +29,6 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 """Trees of the host that every box sees."""
 _MOST_LINKS = 40
 _FIRST_LINE = 256
-_NOT_SEARCHED = ("/usr/share", "/usr/include", "/usr/src")
-_NO_PROGRAMS = tuple(
-    f".{ending}"
-    for ending in [
-        "py",
-        "pyc",
-        "pyi",
-        "h",
-        "hpp",
-        "a",
-        "o",
-        "js",
-        "mjs",
-        "ts",
-        "json",
-        "txt",
-        "md",
-        "rst",
-        "map",
-        "pm",
-        "class",
-        "jar",
-        "html",
-        "css",
-        "xml",
-        "gz",
-        "png",
-        "mo",
-        "so",
-    ]
-)
-"""What no program ends in that the loader could run."""
 
 _Identity = tuple[int, int]
 
@@ -77,7 +45,11 @@ class Choice:
     executable: tuple[str, ...] = field(compare=False)
     """Folders and files that may be executed, and nothing else."""
     advisory: bool = field(compare=False)
-    """One of them runs code by itself."""
+    """One of them runs code by itself, or code that came with the box can be run."""
+    sealed: tuple[str, ...] = field(compare=False, default=())
+    """Trees that nothing is executed from, by the loader neither."""
+    spared: tuple[str, ...] = field(compare=False, default=())
+    """What lies in those and is not meant: allowed programs, and what is the system's."""
 
 
 def exists(name: str, interpreter: str = "") -> bool:
@@ -90,21 +62,24 @@ def names(interpreter: str = "") -> list[str]:
     return sorted({entry for folder in _folders(interpreter) for entry in _listed(folder)})
 
 
-def choose(programs: Programs, interpreter: str, trees: Sequence[str]) -> Choice:
-    """Takes a moment the first time: `trees`, what boxes see of the host, are searched for programs."""
+def choose(programs: Programs, interpreter: str, trees: Sequence[str], given: Sequence[str] = ()) -> Choice:
+    """Takes a moment the first time: `trees`, what boxes see of the host, are searched for programs.
+
+    `given` is what this box sees besides.
+    """
     folders = _folders(interpreter)
     stamp = tuple(os.stat(folder).st_mtime_ns for folder in folders)
-    key = (programs, interpreter, tuple(trees), stamp)
+    key = (programs, interpreter, tuple(trees), tuple(given), stamp)
     if key not in _known:
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        _known[key] = _chosen(programs, folders, tuple(trees))
+        _known[key] = _chosen(programs, folders, tuple(trees), tuple(given))
     return _known[key]
 
 
 _MOST_KNOWN = 64
 _known: dict[tuple[object, ...], Choice] = {}
-_searched: dict[tuple[object, ...], tuple[str, ...]] = {}
+_searched: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
 
 
 def _folders(interpreter: str) -> tuple[str, ...]:
@@ -198,7 +173,7 @@ def _interpreters_of(script: str) -> Iterator[str]:
 # ── Together ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _chosen(programs: Programs, folders: tuple[str, ...], trees: tuple[str, ...]) -> Choice:
+def _chosen(programs: Programs, folders: tuple[str, ...], system: tuple[str, ...], given: tuple[str, ...]) -> Choice:
     shell, kept = _Finder(folders), _Finder(folders)
     shell.add(SHELL)
     unwanted = _Unwanted(programs.deny, folders, set(shell.files.values()))
@@ -209,15 +184,32 @@ def _chosen(programs: Programs, folders: tuple[str, ...], trees: tuple[str, ...]
     kept.add(SHELL)
     for folder, entries in kept.entries.items():  # a link may have led to what is unwanted, a script have wanted it
         kept.entries[folder] = {name: leads for name, leads in entries.items() if not unwanted.is_(f"{folder}/{name}")}
-    hidden, executable = _around(programs, kept, trees, unwanted)
-    executable |= {os.path.realpath(loader) for path in kept.files if (loader := loader_of(path)) is not None}
     ours = {*shell.names, *map(os.path.basename, shell.files)}
-    laid = tuple((folder, tuple(sorted(kept.entries.get(folder, {}).items()))) for folder in folders)
-    may = tuple(sorted(path for path in executable if os.path.exists(path) and _within(path, trees)))
-    there = sorted([path, *identity, os.stat(path).st_mtime_ns] for path, identity in kept.files.items())
-    digest = canonical.digest([[[folder, list(map(list, names))] for folder, names in laid], hidden, list(may), there])
     advisory = any(runs_code(name) for name in {*kept.names, *map(os.path.basename, kept.files)} - ours)
-    return Choice(digest, laid, tuple(hidden), may, advisory)
+    # An interpreter is of use with its packages, and limits nothing anyway; nor does a list of what is not to be had.
+    sealed = (
+        () if advisory or programs.allow is None else _outermost(each for each in given if not _within(each, system))
+    )
+    open_to_all = [each for each in given if not _within(each, sealed)]
+    hidden, executable = _around(programs, kept, (*system, *open_to_all), unwanted)
+    executable |= {os.path.realpath(loader) for path in kept.files if (loader := loader_of(path)) is not None}
+    laid = tuple((folder, tuple(sorted(kept.entries.get(folder, {}).items()))) for folder in folders)
+    may = tuple(sorted(path for path in executable if os.path.exists(path) and _within(path, (*system, *given))))
+    there = sorted([path, *identity, os.stat(path).st_mtime_ns] for path, identity in kept.files.items())
+    inside = map(os.path.realpath, (*system, *kept.folders, *kept.files))
+    spared = _outermost(path for path in inside if _within(path, sealed))
+    digest = canonical.digest(
+        [[[folder, list(map(list, names))] for folder, names in laid], hidden, *map(list, (may, there, sealed, spared))]
+    )
+    return Choice(digest, laid, tuple(hidden), may, advisory or bool(open_to_all), sealed, spared)
+
+
+def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    found: list[str] = []
+    for path in sorted(set(map(os.path.realpath, paths))):
+        if not _within(path, found):
+            found.append(path)
+    return tuple(found)
 
 
 def _every(folders: tuple[str, ...]) -> list[str]:
@@ -286,17 +278,21 @@ def _content(path: str) -> str:
 
 def _elsewhere(trees: tuple[str, ...], folders: tuple[str, ...]) -> tuple[str, ...]:
     """Programs outside of the folders, by their real paths: those that the loader could run."""
-    key = (trees, folders)
-    if key not in _searched:
-        _searched[key] = tuple(sorted({path for tree in trees for path in _programs_below(tree, folders)}))
-    return _searched[key]
+    found: list[str] = []
+    for tree in _outermost(trees):
+        if (tree, folders) not in _searched:
+            if len(_searched) >= _MOST_KNOWN:
+                _searched.clear()
+            _searched[tree, folders] = tuple(_programs_below(tree, folders))
+        found += _searched[tree, folders]
+    return tuple(sorted(found))
 
 
 def _programs_below(tree: str, folders: tuple[str, ...]) -> Iterator[str]:
-    waiting = [os.path.realpath(tree)]
+    waiting = [tree]
     while waiting:
         folder = waiting.pop()
-        if folder in folders or folder in _NOT_SEARCHED:
+        if folder in folders:
             continue
         try:
             entries = list(os.scandir(folder))
@@ -305,13 +301,5 @@ def _programs_below(tree: str, folders: tuple[str, ...]) -> Iterator[str]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(entry.path)
-            elif not entry.name.endswith(_NO_PROGRAMS) and ".so." not in entry.name and _runnable(entry):
+            elif entry.is_file(follow_symlinks=False) and is_program(entry.path):
                 yield entry.path
-
-
-def _runnable(entry: os.DirEntry[str]) -> bool:
-    try:
-        mode = entry.stat(follow_symlinks=False).st_mode
-    except OSError:
-        return False
-    return stat.S_ISREG(mode) and bool(mode & 0o111) and loader_of(Path(entry.path)) is not None

@@ -57,6 +57,7 @@ class Denials:
             if name == "exit_group":
                 if self.holds(caller, struct.unpack_from("=Q", question, 32)[0]):
                     return True
+                self.total += 1
                 self._send(identity, 0, _GO_ON)
                 continue
             told = self._weighed(identity, caller, question) if name == "listen" else errno.EPERM

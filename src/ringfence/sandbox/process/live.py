@@ -19,6 +19,7 @@ from ringfence.errors import Unavailable
 from ringfence.sandbox.process.afresh import Started
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.confine import Shape
+from ringfence.sandbox.process.guarded import Held
 from ringfence.sandbox.process.member import Member
 from ringfence.sandbox.process.outlet import Outlet
 from ringfence.sandbox.process.outputs import Outputs
@@ -38,6 +39,7 @@ class LiveBox:
     def __init__(self, box: Box, zygote: Zygote, shape: Shape, isolation: dict[str, Any]) -> None:
         self.box = box
         self.isolation = isolation
+        self.held: Held = {}
         self.env: Mapping[str, str] = {}
         """What everything in it finds in its environment."""
         self.interpreter_path: str | None = None

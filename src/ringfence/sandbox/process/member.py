@@ -19,6 +19,7 @@ from ringfence.sandbox.process.hub import Hub
 
 _ANCILLARY = socket.CMSG_SPACE(32 * 4) + socket.CMSG_SPACE(12)
 _AT_ONCE = 32
+_PASSES_RIGHTS = 83  # SO_PASSRIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Ended:
 
 def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
     """A message, the descriptors that came with it, and who sent it, as the kernel says."""
-    data, ancillary, _, _ = channel.recvmsg(65536, _ANCILLARY)
+    data, ancillary, _, _ = channel.recvmsg(65536, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []
     sender = 0
     for _, kind, packed in ancillary:
@@ -43,6 +44,12 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
         elif kind == socket.SCM_CREDENTIALS:
             sender = struct.unpack("3i", packed)[0]
     return data, descriptors, sender
+
+
+def take_no_descriptors(channel: socket.socket) -> None:
+    """From now on whoever sends some is refused (Linux 6.16); before that they are closed as they come."""
+    with contextlib.suppress(OSError):
+        channel.setsockopt(socket.SOL_SOCKET, _PASSES_RIGHTS, 0)
 
 
 def received(channel: socket.socket, hub: Hub) -> Iterator[tuple[bytes, list[int], int]]:
@@ -55,6 +62,8 @@ def received(channel: socket.socket, hub: Hub) -> Iterator[tuple[bytes, list[int
         except OSError:
             data, descriptors, sender = b"", [], 0
         if not data:
+            for descriptor in descriptors:  # an empty message can bring some, too
+                os.close(descriptor)
             hub.remove(channel.fileno())
             return
         yield data, descriptors, sender
@@ -112,6 +121,8 @@ class Member:
     def closed(self, pid: int, denials: int | None) -> None:
         """It went through every step, and waits for its order."""
         self.pid, self.denials = pid, Denials(denials)
+        if self._channel is not None:
+            take_no_descriptors(self._channel)
         if denials is not None:
             self._hub.add(denials, self._deny)
         if not self.ready.done():

@@ -12,7 +12,7 @@ import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from ringfence.errors import Unavailable
 from ringfence.sandbox.process import guarded, kernel
 
 MOST = 32
+_MOST_IN_ALL = 96
+"""With what is held in them."""
 SHARED_SLOT = 1
 """Boxes that write to one folder are one user on the host: a mount can be mapped to one alone."""
 _SYSTEM = ("proc", "sys", "dev", "etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "run")
@@ -57,6 +59,11 @@ def check(mounts: Sequence[Mount], trees: Iterable[str]) -> None:
     trees = list(trees)
     for number, mount in enumerate(mounts):
         _check_place(mount.at)
+        if (name := guarded.is_itself(mount)) is not None:
+            raise ValueError(
+                f"{mount.host} is, or is part of, what programs of this host go by ({name}), so that a box cannot be"
+                " let write to it; mount it ro, or give a reason (unsafe: REASON)"
+            )
         for other in (*mounts[:number], *mounts[number + 1 :]):
             if _within(mount.at, other.at):
                 _check_within(mount, other)
@@ -93,23 +100,20 @@ def _within(path: str, folder: str) -> bool:
 
 def place(mounts: Sequence[Mount]) -> tuple[Placed, ...]:
     """What is there now, in the order in which it is mounted. Raises ValueError."""
-    placed = [each for mount in mounts for each in _with_guards(mount)]
-    return tuple(sorted(placed, key=lambda each: each.at))  # an outer one goes first
-
-
-def _with_guards(mount: Mount) -> Iterator[Placed]:
-    """A folder that may be written to, and over it, read-only, what of it may not."""
-    placed = _placed(mount)
-    yield placed
-    for name in guarded.names(mount) if placed.folder else ():
-        host = f"{mount.host}/{name}"
-        if not guarded.can_be_held(host):
-            continue
-        held = Mount(host, f"{mount.at}/{name}", "rw" if name in guarded.PINNED and os.path.isdir(host) else "ro")
+    placed = {mount.at: _placed(mount) for mount in mounts}
+    for hold in guarded.holds(mounts):
+        if len(placed) == _MOST_IN_ALL:
+            break  # what is not held is looked at when the box is through
         try:
-            yield replace(_placed(held), owner=placed.owner)
+            held = _placed(Mount(hold.host, hold.at, "rw" if hold.writable else "ro"))
         except ValueError:
-            continue  # it was there a moment ago; or a link leads to it, and is no way that the box's mount has
+            continue  # it was there a moment ago
+        placed[hold.at] = replace(held, owner=placed[hold.mount.at].owner)
+    return tuple(sorted(placed.values(), key=lambda each: each.at))  # an outer one goes first
+
+
+def held(mounts: Iterable[Placed]) -> guarded.Held:
+    return {each.at: (each.writable, each.identity[:2]) for each in mounts}
 
 
 def _placed(mount: Mount) -> Placed:

@@ -14,7 +14,7 @@ from ringfence.sandbox.process import kernel, worker, zygote
 
 _channel = zygote.serve(int(sys.argv[2]))
 try:
-    _program = worker.program(_channel)
+    _program, _worker = worker.program(_channel), os.getpid()
     try:
         exec(_program.code(), _program.namespace)  # noqa: S102 - this is what the box is for
     except BaseException as _exc:  # the program's, whatever it is: it ends as it would outside
@@ -24,6 +24,9 @@ try:
     # What the program wanted to see of its own steps, it need not see of ours.
     sys.setprofile(None)
     sys.settrace(None)
-    kernel.leave(_program.finish())
+    _status = _program.finish()
+    if os.getpid() == _worker:
+        kernel.leave(_status)
+    os._exit(_status)
 finally:
     os._exit(125)

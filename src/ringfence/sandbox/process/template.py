@@ -66,7 +66,9 @@ _WRITTEN = {
     "resolv.conf": "",
     # Else it would look for its index for a minute, and then say that there is no network.
     "pip.conf": "[global]\nno-index = true\nfind-links ="
-    " /nothing_is_installed_from_within_a_box/unless_sandbox.install_inside_is_set_and_sandbox.allow_packages_has_it\n",
+    " /nothing_is_installed_from_within_a_box/unless_sandbox.install_inside_is_set_and_sandbox.allow_packages_has_it\n"
+    # Some interpreters are marked as their system's own, and pip would say that instead.
+    "break-system-packages = true\n",
 }
 
 
@@ -193,6 +195,14 @@ def _furnish(place: str, choice: dict[str, Any]) -> None:
     from ringfence.sandbox.process import cabinet  # noqa: PLC0415
 
     cabinet.furnish(place, _BASE, choice)
+
+
+def seal(choice: dict[str, Any], without: frozenset[str]) -> None:
+    """When all that the zygote itself loads is loaded: from now on nothing is executed where any code may be."""
+    if choice["sealed"] and "noexec" not in without:
+        from ringfence.sandbox.process import cabinet  # noqa: PLC0415
+
+        cabinet.seal(TEMPLATE.decode(), choice)
 
 
 def _skeleton(place: str, paths: list[str]) -> None:

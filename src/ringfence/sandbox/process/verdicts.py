@@ -187,6 +187,8 @@ _SOCKET = (
 _SOCKET_OPTIONS = (
     # SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and …_EBPF are programs for the kernel.
     Case((Arg(1, (1,)), Arg(2, (26, 50, 51, 52))), NOTIFY),
+    # SO_LINGER makes whoever closes the socket last wait, which may be the supervisor. Who asked is told it was done.
+    Case((Arg(1, (1,)), Arg(2, (13,))), DONE),
     Case((Arg(1, (1,)),), ALLOW),
     # Not the tables of the firewall, which begin at 64.
     Case((Arg(1, (0,)), Arg(2, range(64))), ALLOW),

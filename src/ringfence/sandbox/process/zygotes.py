@@ -130,7 +130,8 @@ class Zygote:
         if self.baseline.installs:
             config["env"]["PATH"] += f":{INSTALLED_PROGRAMS}"
         programs = self.baseline.programs
-        chosen = [] if programs is None else [marshal.dumps({"folders": programs.folders, "hidden": programs.hidden})]
+        parts = ("folders", "hidden", "sealed", "spared")
+        chosen = [] if programs is None else [marshal.dumps({name: getattr(programs, name) for name in parts})]
         files = [_file(data) for data in (self._filter(), *chosen)]
         try:
             self._tell(config, files)
