@@ -252,19 +252,6 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Answering(Protocol):
-    """A backend that can tell of a program before its box is gone."""
-
-    async def answer(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
-        """As `run`, but returns as soon as nothing more can come to be known. Raises likewise."""
-        ...
-
-    async def settled(self) -> None:
-        """When the boxes are gone of all programs that were told of by now."""
-        ...
-
-
-@runtime_checkable
 class Readying(Protocol):
     """A backend that can have boxes ready before they are asked for."""
 

@@ -279,11 +279,9 @@ class Runs:
         tell: Callable[[Stream, bytes], None] | None = None,
         channel: Channel | None = None,
     ) -> Outcome:
-        """One run, in a box of its own, which is gone afterwards. A refusal is an outcome too."""
+        """One run, in a box of its own. A refusal is an outcome too."""
         attached = Attached(wanted.inputs, wanted.stdin, wanted.output, tell)
-        outcome = await self.call(wanted.tool, wanted.arguments(), attached, origin=origin, channel=channel)
-        await self.executor.settled()  # last, since it went on while the outcome was put on record
-        return outcome
+        return await self.call(wanted.tool, wanted.arguments(), attached, origin=origin, channel=channel)
 
     async def call(
         self, tool: str, arguments: Json, attached: Attached, *, origin: Origin, channel: Channel | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.box import BoxReport, Ran
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import Answer, Call, Contract, Grant, Json, Principal, Status
-from ringfence.ports import Access, Answering, Backend, Lender, Outward, Packed, Packing, Passage
+from ringfence.ports import Access, Backend, Lender, Outward, Packed, Packing, Passage
 from ringfence.sandbox import order
 from ringfence.sandbox.order import Provision
 from ringfence.sandbox.results import Told, fitting, judge
@@ -44,7 +44,6 @@ class Executor:
         """Installs packages for boxes, when some are wanted; None: nothing can be."""
         self._keeper = keeper
         self._carrying: Carrying | None = None
-        self._early = backend if isinstance(backend, Answering) else None
 
     @property
     def keeper(self) -> Callable[[], Keeping] | None:
@@ -112,8 +111,7 @@ class Executor:
         as_it_comes = call.attached is not None and not contract.redact and contract.result.fields is None
         tell = screen.attached(call.attached).tell if call.attached is not None and as_it_comes else None
         try:
-            run = self.backend.run if self._early is None else self._early.answer
-            report = await to_the_end(run(wanted, tell))
+            report = await to_the_end(self.backend.run(wanted, tell))
         except ValueError as exc:
             raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such box can be made: {exc}") from None
         report = await screen.artifacts(screen.report(report), wanted.output)
@@ -185,11 +183,6 @@ class Executor:
     async def resources(self, principal: Principal, *, templates: bool) -> Sequence[Json]:
         """Files that sessions of this caller left. Raises Unavailable, Refused."""
         return [] if self._keeper is None else await self._sessions().resources(principal, templates=templates)
-
-    async def settled(self) -> None:
-        """When the boxes are gone of all calls that were answered by now."""
-        if self._early is not None:
-            await self._early.settled()
 
     async def close(self) -> None:
         """End every box. Sessions stay: they belong to their keeper."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 
 import pytest
 
+from ringfence.box import BoxSpec, Program
+from ringfence.sandbox.process import kernel
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.member import receive
 from ringfence.sessions import Cell, CellReport, StaySpec
@@ -54,3 +57,17 @@ def test_what_is_received_is_not_inherited() -> None:
         data, (taken,), _ = receive(ours)
         with socket.socket(fileno=taken) as received:
             assert data == b"x" and not received.get_inheritable()
+
+
+async def test_nobody_can_give_the_zygote_a_child(backend: ProcessBackend) -> None:
+    """It would reap what it does not know, and with it end every box that it made."""
+    source = f"""
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+made = libc.syscall({kernel.NUMBERS.get("clone", 0)}, {0x8000 | signal.SIGCHLD}, 0, 0, 0, 0)
+if made == 0:
+    os._exit(0)
+print(made, ctypes.get_errno())
+"""
+    report = await backend.run(BoxSpec(Program("python", source=source.encode())))
+    assert report.stdout.text == "-1 1\n" and report.denials == {"clone": 1}

@@ -75,22 +75,11 @@ class ProcessBackend:
         self._running: dict[int, Run] = {}
         self._live: set[LiveBox] = set()
         self._removing: dict[int, asyncio.Task[None]] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
-        """Those of the last whom nobody waits for."""
         self._isolations: dict[tuple[object, ...], Json] = {}
 
     # ── The port ──
 
     async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
-        report = await self.answer(spec, tell)
-        await self.settled()
-        return report
-
-    async def settled(self) -> None:
-        if self._leaving:
-            await asyncio.wait(set(self._leaving))
-
-    async def answer(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
         host.check_spec(spec, self._templates)
         inputs.check_inputs(spec.inputs, spec.output)
         if spec.program.kind == "python" and any(name.startswith(_READ_AT_START) for name in spec.env):
@@ -250,11 +239,7 @@ class ProcessBackend:
             self._forget(run)
             return
         removing.add_done_callback(lambda _: self._forget(run))
-        if run.held:
-            self._leaving.add(removing)
-            removing.add_done_callback(self._leaving.discard)
-        else:
-            await asyncio.shield(removing)
+        await asyncio.shield(removing)
 
     def _forget(self, run: Run) -> None:
         del self._running[id(run)], self._removing[id(run)]

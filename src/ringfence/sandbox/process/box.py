@@ -71,7 +71,7 @@ class Box:
         """Steps that its zygote went through for it, and read back."""
         self.isolation: Json = {}
         """What was read back of it from the kernel once it was closed."""
-        self.hub.add(channel.fileno(), self.hear)
+        self.hub.add(channel.fileno(), self._hear)
 
     # ── Before the order ──
 
@@ -143,8 +143,7 @@ class Box:
         self.hub.remove(self._channel.fileno())
         socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
 
-    def hear(self) -> None:
-        """What it has said by now."""
+    def _hear(self) -> None:
         assert self._channel is not None
         for data, descriptors, sender in received(self._channel, self.hub):
             word, _, rest = data.decode("utf-8", "replace").partition(" ")
@@ -204,7 +203,7 @@ class Box:
     def over(self, ended: Ended | None) -> None:
         """It was reaped; None where nobody was there to reap it."""
         if self._channel is not None:
-            self.hear()
+            self._hear()
         if not self._closed.done():
             self._closed.set_exception(Unavailable("no_box", "the box ended before it was ready"))
             self._closed.exception()

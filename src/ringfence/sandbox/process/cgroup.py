@@ -156,11 +156,6 @@ class Group:
         pids = self._folders.get("pids")
         return self._files.number(pids.path + "/pids.peak") if pids else None
 
-    def tasks(self) -> int | None:
-        """Processes and threads in it now, such that have ended and were not reaped included."""
-        pids = self._folders.get("pids")
-        return self._files.number(pids.path + "/pids.current") if pids else None
-
     def cpu_ms(self) -> float | None:
         """Processor time used so far, by what still runs and by what has ended."""
         if folder := self._folders.get("time"):

@@ -1,6 +1,5 @@
 """Counts the system calls that a box was refused. The kernel asks the supervisor about each; it says no, unless a
-program wants to wait for connections where only its own box can make any, or is through: that may end, though the
-supervisor may want it held where it is (see `leaving`)."""
+program wants to wait for connections where only its own box can make any."""
 
 from __future__ import annotations
 
@@ -11,13 +10,11 @@ import os
 import select
 import struct
 from collections import Counter
-from collections.abc import Callable
 
 from ringfence.sandbox.process import listening, seccomp
 
 _RECEIVE = 0xC0502100  # _IOWR('!', 0, struct seccomp_notif)
 _SEND = 0xC0182101  # _IOWR('!', 1, struct seccomp_notif_resp)
-_GO_ON = 1  # SECCOMP_USER_NOTIF_FLAG_CONTINUE
 _VALID = 0x40082102  # _IOW('!', 2, __u64)
 MAX_DENIALS = 20_000
 """Each costs the supervisor a moment; a program that goes on like this has no honest purpose."""
@@ -35,8 +32,6 @@ class Denials:
         self.total = 0
         """What was asked, whatever the answer."""
         self.by_name: Counter[str] = Counter()
-        self.holds: Callable[[int, int], bool] = _holds_nobody
-        """Whether a thread, by its id here, that wants to end with this status is held until it is killed."""
 
     def answer(self) -> bool:
         """Refuse what waits. False once nobody is left who could ask."""
@@ -54,23 +49,13 @@ class Denials:
                 return False
             identity, caller, _, number = struct.unpack_from("=QIIi", question)
             name = seccomp.name_of(_MACHINE, number)
-            if name == "exit_group":
-                if self.holds(caller, struct.unpack_from("=Q", question, 32)[0]):
-                    return True
-                self.total += 1
-                self._send(identity, 0, _GO_ON)
-                continue
             told = self._weighed(identity, caller, question) if name == "listen" else errno.EPERM
             self.total += 1
             if told in (errno.EPERM, errno.EACCES):
                 self.by_name[name] += 1
-            self._send(identity, -told, 0)
+            with contextlib.suppress(OSError):  # who asked is gone
+                fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, -told, 0))
         return True
-
-    def _send(self, identity: int, answer: int, flags: int) -> None:
-        assert self.descriptor is not None
-        with contextlib.suppress(OSError):  # who asked is gone
-            fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, answer, flags))
 
     @property
     def in_use(self) -> bool:
@@ -95,7 +80,3 @@ class Denials:
             return True
 
         return listening.listen(caller, struct.unpack_from("=6Q", question, 32), still_asks)
-
-
-def _holds_nobody(thread: int, status: int) -> bool:
-    return False

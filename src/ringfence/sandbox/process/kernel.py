@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import struct
 import sys
@@ -20,11 +19,6 @@ MNT_DETACH = 2
 
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 4, 24, 28
 PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
-
-LEAVING = 0x6C656176
-"""A second argument of `exit_group`, which the kernel does not look at: whoever gives it is asked about on the way."""
-_LISTENER, _HELD = 8, 32
-"""Flags of a filter. The second: who waits for an answer is woken by nothing but that, or death (Linux 5.19)."""
 
 LAST_CAPABILITY = 63
 """The kernel answers EINVAL past the last that it knows."""
@@ -54,7 +48,6 @@ _NUMBERS = {
         "keyctl": 250,
         "unshare": 272,
         "setns": 308,
-        "exit_group": 231,
         "seccomp": 317,
         "close_range": 436,
         "mount_setattr": 442,
@@ -90,7 +83,6 @@ _NUMBERS = {
         "keyctl": 219,
         "unshare": 97,
         "setns": 268,
-        "exit_group": 94,
         "seccomp": 277,
         "close_range": 436,
         "mount_setattr": 442,
@@ -121,29 +113,6 @@ def call(name: str, *arguments: int | bytes | None) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
     return result
-
-
-def leave(status: int) -> None:
-    """End this process. Where the filter can hold it there, the supervisor is told that nothing comes after this."""
-    if filter_flags() & _HELD:
-        try:  # noqa: SIM105 - `contextlib` would have to be loaded
-            call("exit_group", status, LEAVING)
-        except OSError:
-            pass  # nobody listens any more
-    os._exit(status)
-
-
-def filter_flags() -> int:
-    """What this kernel knows of what we want of a filter. Found out once, by offering none."""
-    if not _flags:
-        try:
-            call("seccomp", 1, _LISTENER | _HELD, None)
-        except OSError as exc:
-            _flags.append(_LISTENER | _HELD if exc.errno == errno.EFAULT else _LISTENER)
-    return _flags[0]
-
-
-_flags: list[int] = []
 
 
 def prctl(option: int, second: int = 0, third: int = 0) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from ringfence.box import BoxReport, BoxSpec, Captured, FileFact, Limit, Program, Stream, Usage
 from ringfence.box import Ended as Ending
 from ringfence.errors import Unavailable
-from ringfence.sandbox.process import collect, leaving
+from ringfence.sandbox.process import collect
 from ringfence.sandbox.process import inputs as feeding
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.capture import Capture
@@ -56,9 +56,6 @@ class Run:
     _captures: dict[int, tuple[Stream, Capture]] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _drained: asyncio.Event = field(default_factory=asyncio.Event)
-    _over: asyncio.Future[Ended | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    held: bool = False
-    """The program is through, and its box is being killed: all that is to be known of it is known."""
     _said: int = 0
     _began: float = 0.0
 
@@ -68,8 +65,6 @@ class Run:
         loop = asyncio.get_running_loop()
         inputs = feeding.put_inputs(box.descriptors.get("input", -1), spec.inputs, box.host_id) if spec.inputs else ()
         denials = Denials(box.descriptors.get("denials"))
-        denials.holds = self._hold
-        box.ended.add_done_callback(self._is_over)
         self._began = time.monotonic()
         self._start()
         if denials.descriptor is not None:
@@ -135,32 +130,25 @@ class Run:
 
     # ── While it runs ──
 
-    def _read_all(self, descriptor: int) -> None:
-        """What is in the pipe now."""
-        while descriptor in self._open and self._read(descriptor):
-            pass
-
-    def _read(self, descriptor: int) -> bool:
-        """Whether there was something."""
+    def _read(self, descriptor: int) -> None:
         stream, capture = self._captures[descriptor]
         try:
             chunk = os.read(descriptor, _CHUNK)
         except BlockingIOError:
-            return False
+            return
         if not chunk:
             self.box.hub.remove(descriptor)
             os.close(descriptor)
             self._open.discard(descriptor)
             if not self._open:
                 self._drained.set()
-            return False
+            return
         self._said += len(chunk)
         if self._said > self.spec.limits.output_bytes:
             self.stop("output", "output")
         capture.feed(chunk)
         if self.tell is not None:
             self.tell(stream, chunk)
-        return True
 
     def _deny(self, denials: Denials) -> None:
         if not denials.answer():
@@ -168,37 +156,17 @@ class Run:
         elif denials.total > MAX_DENIALS:
             self.stop("policy", None)
 
-    def _hold(self, thread: int, status: int) -> bool:
-        if thread != self.box.worker or self.spec.network is not None or self.verdict.ended is not None:
-            return False
-        ended = leaving.ended(self.box, status)
-        if ended is None or self._over.done():
-            return False
-        self.box.hear()
-        for descriptor in tuple(self._open):
-            self._read_all(descriptor)
-        if self.verdict.ended is not None:  # it wrote too much
-            return False
-        self.held = True
-        self.box.kill()
-        self._over.set_result(ended)
-        return True
-
-    def _is_over(self, ended: asyncio.Future[Ended | None]) -> None:
-        if not self._over.done():
-            self._over.set_result(ended.result())
-
     def stop(self, ended: Ending, limit: Limit | None) -> None:
         """End the run for this reason."""
-        if self.verdict.ended is None and not self.held:
+        if self.verdict.ended is None:
             self.verdict.ended, self.verdict.limit = ended, limit
         self.box.kill()
 
     async def _ended(self) -> Ended | None:
-        ended = await asyncio.shield(self._over)
+        ended = await asyncio.shield(self.box.ended)
         try:
             # All that could write is dead, so what is left in the pipes is all there is.
-            if not self.held and not self._drained.is_set():
+            if not self._drained.is_set():
                 async with asyncio.timeout(_REAP_SECONDS):
                     await self._drained.wait()
         except TimeoutError:

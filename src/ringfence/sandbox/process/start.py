@@ -10,11 +10,11 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 
-from ringfence.sandbox.process import kernel, worker, zygote
+from ringfence.sandbox.process import worker, zygote
 
 _channel = zygote.serve(int(sys.argv[2]))
 try:
-    _program, _worker = worker.program(_channel), os.getpid()
+    _program = worker.program(_channel)
     try:
         exec(_program.code(), _program.namespace)  # noqa: S102 - this is what the box is for
     except BaseException as _exc:  # the program's, whatever it is: it ends as it would outside
@@ -24,9 +24,6 @@ try:
     # What the program wanted to see of its own steps, it need not see of ours.
     sys.setprofile(None)
     sys.settrace(None)
-    _status = _program.finish()
-    if os.getpid() == _worker:
-        kernel.leave(_status)
-    os._exit(_status)
+    os._exit(_program.finish())
 finally:
     os._exit(125)

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from ringfence.sandbox.process import kernel
-
 WORD = 0xFFFFFFFF
 
 
@@ -91,7 +89,7 @@ _ALLOWED = {
         brk munmap mprotect mremap msync mincore mlock mlock2 munlock mlockall munlockall membarrier mseal
         pkey_mprotect pkey_alloc pkey_free map_shadow_stack getrandom""",
     "processes and threads of the box: its process namespace holds no others": """
-        fork vfork execve execveat exit wait4 waitid getpid getppid gettid getpgrp getpgid setpgid getsid
+        fork vfork execve execveat exit exit_group wait4 waitid getpid getppid gettid getpgrp getpgid setpgid getsid
         setsid kill tkill tgkill pidfd_open pidfd_send_signal set_tid_address set_robust_list get_robust_list futex
         futex_waitv rseq restart_syscall""",
     "signals": """
@@ -279,8 +277,6 @@ def _node(index: int) -> Rule:
 
 _CHECKED = {
     "clone": _only(0, (0,), NOTIFY, _NAMESPACES | _BESIDE),
-    # With the mark it is no denial: a program is through, and the supervisor may want to look before it is gone.
-    "exit_group": Rule((Case((Arg(1, (kernel.LEAVING,)),), NOTIFY),), ALLOW),
     "socket": Rule(_SOCKET, NOTIFY),
     "socketpair": Rule(_SOCKET[:1], NOTIFY),
     # Not SO_PEERPIDFD: who listens on a unix socket is the supervisor, and of that one a box has no handle.
