@@ -18,7 +18,7 @@ from ringfence.sandbox.order import Provision
 from ringfence.sandbox.screening import Screen
 from ringfence.sandbox.tools import PROGRAMS
 from ringfence.sandbox.verbs import Keeping
-from ringfence.sessions import Owner
+from ringfence.sessions import Owner, SessionInfo
 
 _CALLS: Mapping[str, Carry] = {**life.CALLS, **files.CALLS, **processes.CALLS}
 PassageFor = Callable[[Grant], Awaitable[Passage]]
@@ -60,7 +60,9 @@ class Carrying:
         contract = grant.contract
         task = Task(grant, self._keeper, self._provision, isolation, screen)
         if contract.tool == life.open_session.__name__:
-            task = replace(task, passage=await self._passage(grant), packed=await self._packed(grant))
+            task = replace(
+                task, passage=await self._passage(grant), packed=await self._packed(grant), learn=self._learn
+            )
         else:
             await self._lend(task)
         if contract.tool in PROGRAMS:
@@ -84,11 +86,13 @@ class Carrying:
 
     async def _has(self, owner: Owner, session: str) -> _Has:
         if session not in self._known:
-            info = await self._keeper.info(owner, session)
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[session] = _Has(info.network, info.lending)
+            self._learn(await self._keeper.info(owner, session))
         return self._known[session]
+
+    def _learn(self, info: SessionInfo) -> None:
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[info.id] = _Has(info.network, info.lending)
 
     async def _lend(self, task: Task) -> None:
         """What a session may use of secrets is decided anew before anything runs there. Raises Refused, Unavailable."""

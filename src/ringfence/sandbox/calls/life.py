@@ -21,6 +21,7 @@ async def open_session(task: Task) -> Answer:
     try:
         wanted = order.session(task.grant, task.provision, task.passage, task.packed)
         info = await task.keeper.create(task.owner, wanted)
+        task.learn(info)
     except ValueError as exc:
         raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such session can be opened: {exc}") from None
     text = f"Session {info.id} is {info.state}; it is closed at {info.expires_at}. A pause does not count."

@@ -19,6 +19,10 @@ _NOTHING = Attached()
 _NO_WAY = Passage()
 
 
+def _forgotten(_: SessionInfo) -> None:
+    """Whoever does not want to know."""
+
+
 def owner_of(principal: Principal) -> Owner:
     """Whose sessions a caller's are."""
     return Owner(principal.tenant, principal.agent)
@@ -39,6 +43,8 @@ class Task:
     """The way out of a session that is to be opened."""
     packed: Packed | None = None
     """What is installed for it."""
+    learn: Callable[[SessionInfo], None] = _forgotten
+    """Gets what was opened, so that nobody need ask for it."""
 
     @property
     def call(self) -> Call:

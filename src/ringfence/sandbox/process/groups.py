@@ -12,7 +12,7 @@ from ringfence.sandbox.process.cgroup import Cgroups, Group
 
 log = logging.getLogger(__name__)
 
-KEPT = 64
+KEPT = 128
 STALE_BYTES = 1024 * 1024
 """Files of a box go with a delay; a group that is still charged for more of them is not given to another box."""
 _ROLES = ("memory", "pids", "cpu", "time")
