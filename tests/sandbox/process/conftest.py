@@ -1,4 +1,4 @@
-"""What tests of cells begin with."""
+"""What tests of boxes and of cells begin with."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.live import LiveBox
+from ringfence.sessions import StaySpec
 from tests.sandbox.process.celling import Interpreter
 
 
@@ -14,3 +17,9 @@ from tests.sandbox.process.celling import Interpreter
 def fresh(tmp_path: Path) -> Iterator[Interpreter]:
     with Interpreter(tmp_path) as interpreter:
         yield interpreter
+
+
+@pytest.fixture
+async def box(backend: ProcessBackend) -> LiveBox:
+    """One that stays."""
+    return await backend.open(StaySpec())

@@ -21,11 +21,6 @@ _WHERE = "import sys\n(id(int), hash('ringfence'))"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def box(backend: ProcessBackend) -> LiveBox:
     return await backend.open(StaySpec(layout="fresh"))
 

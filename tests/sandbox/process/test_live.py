@@ -22,16 +22,6 @@ from tests.sandbox.process import looking
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def box(backend: ProcessBackend) -> LiveBox:
-    return await backend.open(StaySpec())
-
-
 def nothing(stream: Stream, data: bytes) -> None:
     """Whoever does not care what is written."""
 

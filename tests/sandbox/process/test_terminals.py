@@ -16,7 +16,7 @@ from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.steps import Running
 from ringfence.sandbox.process.watch import descendants
-from ringfence.sessions import Command, StaySpec
+from ringfence.sessions import Command
 
 pytestmark = pytest.mark.anyio
 
@@ -31,16 +31,6 @@ def ask(request, argument=0):
         return errno.errorcode[exc.errno]
 terminal = int(open("/proc/self/stat").read().rpartition(")")[2].split()[4])
 """
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def box(backend: ProcessBackend) -> LiveBox:
-    return await backend.open(StaySpec())
 
 
 class Screen:

@@ -14,6 +14,7 @@ from ringfence.sandbox.process.places import MOUNTS, TEMPLATE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any
 
 STEPS = {
@@ -170,7 +171,7 @@ def build(
         kernel.bind(f"/proc/self/fd/{tree.descriptor}", target, 0 if "trees_read_only" in without else _READ_ONLY)
         os.close(tree.descriptor)
     if choice is not None and "programs" not in without:
-        _furnish(place, choice)
+        _cabinet[0].furnish(place, _BASE, choice)
     os.mkdir(f"{_BASE}{MOUNTS.decode()}", 0o755)
     covered: list[str] = []
     for number, mount in enumerate(mounted):
@@ -190,19 +191,20 @@ def build(
     kernel.pivot(_BASE)
 
 
-def _furnish(place: str, choice: dict[str, Any]) -> None:
-    # Other boxes would only carry it along.
-    from ringfence.sandbox.process import cabinet  # noqa: PLC0415
+_cabinet: list[ModuleType] = []
 
-    cabinet.furnish(place, _BASE, choice)
+
+def load_cabinet() -> None:
+    """Where programs are named, as long as our own files can be seen; other boxes would only carry it along."""
+    from ringfence.sandbox.process import cabinet  # noqa: PLC0415 - likewise
+
+    _cabinet.append(cabinet)
 
 
 def seal(choice: dict[str, Any], without: frozenset[str]) -> None:
     """When all that the zygote itself loads is loaded: from now on nothing is executed where any code may be."""
     if choice["sealed"] and "noexec" not in without:
-        from ringfence.sandbox.process import cabinet  # noqa: PLC0415
-
-        cabinet.seal(TEMPLATE.decode(), choice)
+        _cabinet[0].seal(TEMPLATE.decode(), choice)
 
 
 def _skeleton(place: str, paths: list[str]) -> None:

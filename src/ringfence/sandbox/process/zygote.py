@@ -81,8 +81,7 @@ class Zygote:
             self._filter = kernel.prepare_filter(file.read())
         choice = None
         if len(descriptors) > 1:
-            from ringfence.sandbox.process import cabinet  # noqa: F401, PLC0415 - as long as our own files can be seen
-
+            template.load_cabinet()
             with open(descriptors[1], "rb") as file:
                 choice = marshal.load(file)  # noqa: S302 - it comes from the supervisor
         clones = [worker.receive(self._control)[1][0] for _ in config["mounts"]] if self._root else []
