@@ -115,7 +115,7 @@ def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
 def test_layers_are_enforced(tmp_path: Path, module: str, source: str, complaint: str) -> None:
     package = tmp_path / "src" / "ringfence"
     package.mkdir(parents=True)
-    for room in ("__init__", "canonical", "box", "sessions", "model", "errors", "guard", "budget", "pipeline"):
+    for room in ("__init__", "plain", "canonical", "box", "sessions", "model", "errors", "guard", "budget", "pipeline"):
         (package / f"{room}.py").touch()
     (package / f"{module}.py").write_text(source)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
 NODE_MODULES = ROOT / ".tools" / "npm" / "node_modules"
 PYTHON_TOOLS = ROOT / ".tools" / "py"
+REGISTRY = ROOT / ".tools" / "registry" / "usr" / "bin"
 CONFORMANCE = NODE_MODULES / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
 
 
@@ -53,7 +54,7 @@ def need(tool: str) -> Path:
         return npm_bin(tool)
     if (PYTHON_TOOLS / tool).exists():
         return python_server(tool)
-    found = shutil.which(tool)
+    found = shutil.which(tool) or shutil.which(tool, path=str(REGISTRY))
     return Path(found) if found else missing(tool, f"run scripts/setup --tests, or install {tool} on your system")
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+from ringfence.plain import plain
 
 MIB = 1024 * 1024
 
@@ -21,7 +23,7 @@ Stream = Literal["stdout", "stderr"]
 Layout = Literal["shared", "fresh"]
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Limits:
     """What a box may use, all of its processes together."""
 
@@ -44,7 +46,7 @@ class Limits:
     """Of each stream this much is returned, its head and its tail; the rest is counted and hashed."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Program:
     """What runs: Python source in the box's interpreter, or any command."""
 
@@ -59,7 +61,7 @@ class Program:
     """Bytes, or a descriptor: the reading end of a pipe that is for this box alone. It stays the caller's to close."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Input:
     """A file put into /workspace/input before the start: a host file, or these bytes."""
 
@@ -68,7 +70,7 @@ class Input:
     source: Path | bytes
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class SetUp:
     """What boxes of an operator's template begin with, beside its packages."""
 
@@ -79,7 +81,7 @@ class SetUp:
     """Host files and folders for /workspace/input, by the name that they have there."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Mount:
     """A folder or file of the host that a box sees."""
 
@@ -93,7 +95,7 @@ class Mount:
 # ── What runs in it, and waits ────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Listening:
     """Whether programs of a box may wait for connections over TCP; from outside there are none unless they are let in.
 
@@ -115,7 +117,7 @@ class Listening:
 NOBODY_LISTENS = Listening()
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Commands:
     """Which programs a contract lets commands run, by name or by absolute path."""
 
@@ -126,7 +128,7 @@ class Commands:
     deny: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Programs:
     """Which programs a box has beside /bin/sh, by name or by absolute path."""
 
@@ -138,7 +140,7 @@ class Programs:
 # ── The way out ───────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Installs:
     """What programs in a box may install by themselves, from an index that is ours."""
 
@@ -148,7 +150,7 @@ class Installs:
     """Of these, only those that say so much."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class NetworkRule:
     """One grant. None means: not limited by this."""
 
@@ -201,7 +203,7 @@ class Way(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Reply:
     """What we answer ourselves, where a box asks for what is ours."""
 
@@ -230,7 +232,7 @@ Serve = Callable[[socket.socket], Awaitable[Way]]
 """Serves the listener that waits inside a box, which is its from here on. Raises Unavailable."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class BoxSpec:
     """One box: its program and everything that it may touch."""
 
@@ -259,9 +261,11 @@ class BoxSpec:
     """None: all of the template; then what was written in the box may be executed, too."""
     installs: bool = False
     """Programs in it may install packages by themselves, and Python looks for them where those go."""
+    root: Path | None = None
+    """A host folder with an unpacked image that is its root, read-only, instead of the host's system; for commands."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Captured:
     """What came out of one stream."""
 
@@ -285,7 +289,7 @@ class Captured:
         return self.head.decode("utf-8", "replace") + middle + self.tail.decode("utf-8", "replace")
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class FileFact:
     """A file that went in or came out."""
 
@@ -295,7 +299,7 @@ class FileFact:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Usage:
     """From the kernel's own accounting; None where it does not tell."""
 
@@ -306,7 +310,7 @@ class Usage:
     """The most at one time, where the kernel tells; threads count."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class BoxReport:
     """How a run ended, as its supervisor saw it."""
 
@@ -341,7 +345,7 @@ class BoxReport:
 # ── Between a caller in this process and its box ──────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Attached:
     """What goes beside the arguments of a call: bytes, and where bytes go. The arguments name and digest it.
 
@@ -365,7 +369,7 @@ class Attached:
     """What is typed into a command as it runs; a pair is the new size of its terminal, in columns and rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Ran:
     """A run that is over, and the limits that it had."""
 

@@ -7,11 +7,12 @@ call. A *grant* is leave to run it once. An *outcome* is how it ended; a refusal
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Literal
 
 from ringfence.box import NOBODY_LISTENS, Attached, Commands, Listening, Mount, Ran
+from ringfence.plain import plain
 from ringfence.sessions import Within
 from ringfence.specs import NetworkSpec as NetworkSpec
 from ringfence.specs import PackageSpec as PackageSpec
@@ -76,7 +77,7 @@ CallKind = Literal["tool", "resource", "prompt", "completion", "server"]
 Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system"]
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Principal:
     """Who calls: an agent, and the person it acts for where that is known."""
 
@@ -95,7 +96,7 @@ SYSTEM = Principal(agent="system", kind="system")
 """The gateway itself: starts servers, reads their definitions."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Call:
     """One request to do something, as the front understood it."""
 
@@ -130,13 +131,13 @@ class Call:
 # ── Contracts ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Retry:
     attempts: int = 0
     on: tuple[str, ...] = ("unavailable",)
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Rate:
     per_minute: int | None = None
     burst: int | None = None
@@ -144,7 +145,7 @@ class Rate:
     per_day: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class LogPolicy:
     """How much of a payload the audit log may hold: its digest, its field names, or the text redacted."""
 
@@ -152,21 +153,21 @@ class LogPolicy:
     result: Literal["digest", "names", "redacted"] = "digest"
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class ResultPolicy:
     max_bytes: int = 1_000_000
     fields: tuple[str, ...] | None = None
     trust: Literal["trusted", "partial", "untrusted"] = "partial"
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Effects:
     reversible: bool = False
     compensate: str | None = None
     preview: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Contract:
     """What one capability may do. `digest` covers every field but itself."""
 
@@ -203,7 +204,7 @@ class Contract:
     digest: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Definition:
     """A server's own description of one of its tools or prompts, as it was read, with the digest that pins it."""
 
@@ -214,7 +215,7 @@ class Definition:
     kind: Literal["tool", "prompt"] = "tool"
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class ApprovalRule:
     """When a person must agree, and who may."""
 
@@ -229,7 +230,7 @@ class ApprovalRule:
 EVERY_ROLE = frozenset({"*"})
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Person:
     """Somebody who may answer."""
 
@@ -242,7 +243,7 @@ class Person:
         return self.roles == EVERY_ROLE or all(self.roles & set(entry.split("|")) for entry in roles)
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Rule:
     """One line of policy. Empty patterns match every call; every given condition must hold."""
 
@@ -267,7 +268,7 @@ class Rule:
 # ── What happens to a call ────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Decision:
     """What policy says of one call. `deny` beats all; `ask` and `sandbox` may both apply."""
 
@@ -285,7 +286,7 @@ class Decision:
     policy_digest: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Receipt:
     """Where a record stands in the audit log."""
 
@@ -294,7 +295,7 @@ class Receipt:
     head: str
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Grant:
     """Leave to run one call once, until a time, for exactly these digests. Only the pipeline makes one."""
 
@@ -309,7 +310,7 @@ class Grant:
     after_step: int | None = None  # in a session: only where this is still its last step
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Answer:
     """What came back from where a grant was dispatched to, before the guard saw it."""
 
@@ -331,7 +332,7 @@ class Answer:
     """The same by secret, for the audit log alone."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Outcome:
     """How a call ended, for whoever asked."""
 

@@ -223,13 +223,19 @@ class Pipeline:
                 tx.put_payload(trip.call.id, "arguments", trip.salt, kept)
             return tx.append("started", trip.call.id, journal.started(trip), salt=trip.salt), approval
 
+        alone = self._under_way == 1
+        plain = key is None and requirement is None and contract.rate.per_day is None
+        keeps = contract.log.arguments == "redacted" or contract.record == "full"
         try:
-            trip.started, trip.approval = await self._store.write(
-                work,
-                durable=trip.effect_possible,
-                alone=self._under_way == 1,
-                covered=trip.effect_possible,  # by the end's, where nothing can happen before that
-            )
+            if plain and not keeps and not trip.effect_possible:
+                trip.started = await self._store.begin(trip.call.id, journal.started(trip), trip.salt, alone=alone)
+            else:
+                trip.started, trip.approval = await self._store.write(
+                    work,
+                    durable=trip.effect_possible,
+                    alone=alone,
+                    covered=trip.effect_possible,  # by the end's, where nothing can happen before that
+                )
         except _AlreadyUsed:
             trip.approval = None
             assert requirement is not None

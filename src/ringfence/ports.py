@@ -6,13 +6,14 @@ A protocol here has at most three methods; whatever needs more is two protocols,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ringfence.box import BoxReport, BoxSpec, Desk, Installs, Mount, NetworkRule, Serve, Stream
 from ringfence.loans import Asked, Lent, Loan, Wish
 from ringfence.model import Definition, Json, Principal, ServerSpec
+from ringfence.plain import plain
 
 
 class Channel(Protocol):
@@ -32,7 +33,7 @@ class Channel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class UpstreamRequest:
     """One request to a server on behalf of a principal."""
 
@@ -129,7 +130,7 @@ class Redactor(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Access:
     """What a box is to have of the outside, and for whom. The start of a server is for no capability and no agent."""
 
@@ -151,7 +152,7 @@ class Access:
     """What its programs may install by themselves."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Passage:
     """The way out of one box, before there is a box."""
 
@@ -208,7 +209,7 @@ class Borrowing(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Packed:
     """Packages as a box can see them."""
 

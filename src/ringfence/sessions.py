@@ -7,7 +7,7 @@ it is done) are claims of code that is not trusted, and are kept apart from it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from socket import socket
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
@@ -27,6 +27,7 @@ from ringfence.box import (
     Stream,
 )
 from ringfence.loans import Lending
+from ringfence.plain import plain
 
 State = Literal["starting", "running", "paused", "stopped"]
 Why = Literal["closed", "lifetime", "keeper_died", "box_died", "killed", "failed"]
@@ -45,7 +46,7 @@ class Owner(NamedTuple):
 # ── A box that stays ──────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Folder:
     """A file system of its own in a box, beneath /workspace, so large and no larger; empty at first."""
 
@@ -55,7 +56,7 @@ class Folder:
     """What the box may do; we always write."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class StaySpec:
     """What a box that stays may touch; its programs come later, one by one."""
 
@@ -74,9 +75,11 @@ class StaySpec:
     packages: tuple[Path, ...] = ()
     installs: bool = False
     listening: Listening = NOBODY_LISTENS
+    root: Path | None = None
+    """A host folder with an unpacked image that is its root, read-only, instead of the host's system; for commands."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Cell:
     """A block of Python for an interpreter that keeps its state."""
 
@@ -87,7 +90,7 @@ class Cell:
     figures: tuple[str, ...] = ("png",)
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Command:
     """A command in a box that stays, or a Python program that is run once, in an interpreter of its own."""
 
@@ -104,7 +107,7 @@ class Command:
     name: str = "-c"
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Shown:
     """A value that the interpreter showed, in one or several forms. Claimed."""
 
@@ -115,7 +118,7 @@ class Shown:
     cut: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Failure:
     """How a cell failed. Claimed."""
 
@@ -124,7 +127,7 @@ class Failure:
     traceback: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class CellReport:
     """What became of a cell."""
 
@@ -141,7 +144,7 @@ class CellReport:
 # ── What is wanted of a session, and what it is ───────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class VolumeMount:
     name: str
     at: str
@@ -149,7 +152,7 @@ class VolumeMount:
     mode: Literal["ro", "rw"] = "rw"
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class SessionSpec:
     stay: StaySpec = StaySpec()
     lifetime_seconds: float = 3600.0
@@ -166,7 +169,7 @@ class SessionSpec:
     retain: Retain = "output"
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class SessionInfo:
     id: str
     owner: Owner
@@ -191,7 +194,7 @@ class SessionInfo:
     lending: Lending | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class CellRequest:
     source: str
     context: str = "default"
@@ -204,7 +207,7 @@ class CellRequest:
     """What is more than is captured is put into a file of the session: `StepReport.whole`."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class CommandRequest:
     argv: tuple[str, ...]
     limits: Limits | None = None
@@ -225,7 +228,7 @@ class Writing(TypedDict, total=False):
     """Its permissions; None: those of the file that was there, else the usual."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class StepReport:
     """A step that is over."""
 
@@ -241,7 +244,7 @@ class StepReport:
     """Where in the session all of a stream lies, of which only a part was captured."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class ProcessInfo:
     """A command that was started in the background."""
 
@@ -253,7 +256,7 @@ class ProcessInfo:
     """Once it is over."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Logs:
     """What a background command wrote, from where was asked on."""
 
@@ -265,7 +268,7 @@ class Logs:
     running: bool
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Within:
     """The session that a call was carried out in, as far as it is known."""
 
@@ -281,7 +284,7 @@ class Within:
     """What was installed for it, when it was opened."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Problem:
     """Why one of several was not made."""
 

@@ -13,10 +13,12 @@ from ringfence.box import Mount
 class PackageSpec:
     """Packages that a server was fetched as, and the tree in our cache that they came to."""
 
-    kind: Literal["npm", "pypi"]
+    kind: Literal["npm", "pypi", "image"]
     names: tuple[str, ...]
     tree: str
     """The digest of everything in it."""
+    folder: str = ""
+    """Where that tree lies on this host. Of an image, it is the root of the server's box."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,24 +6,28 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from ringfence.backends import make_backend
 from ringfence.borrowing import Counting
 from ringfence.box import Desk, Installs, Mount, NetworkRule, Serve
+from ringfence.config.paths import engine_files
 from ringfence.config.settings import SandboxSettings
 from ringfence.egress import addresses
 from ringfence.egress.dial import system_resolve
 from ringfence.egress.scope import Broker, Brokered
 from ringfence.egress.tls import outside
-from ringfence.errors import Refused
+from ringfence.errors import Refused, Unavailable
 from ringfence.loans import Asked
 from ringfence.model import ServerSpec, Status
 from ringfence.outward import Serving
 from ringfence.packages import archives
 from ringfence.packages.desk import IndexDesk
+from ringfence.packages.engines import EngineFiles, Engines
 from ringfence.packages.entries import Entries, Entry
 from ringfence.packages.errands import InstallBoxes
+from ringfence.packages.images import Images
 from ringfence.packages.index import Index
 from ringfence.packages.installing import Building, Installer, Wanted
 from ringfence.packages.registries import Credential, Registry
@@ -34,6 +38,7 @@ from ringfence.sandbox.process.zygotes import interpreter
 from ringfence.secret import Secret
 
 RULE = "registries"
+BESIDE = "registries:beside"
 _SHORTEST_SECRET = 12
 """What is shorter is found by accident, too."""
 
@@ -51,8 +56,7 @@ def mount(tree: Tree) -> Mount:
 def verify(spec: ServerSpec) -> None:
     """Every byte of the packages that a server is about to run from, whenever it does. Raises Unavailable."""
     if spec.packages is not None:
-        tree = next(Path(mount.host) for mount in spec.mounts if mount.at == AT)
-        Shelf(tree.parents[1]).tree(spec.packages.tree)
+        Shelf(Path(spec.packages.folder).parents[1]).tree(spec.packages.tree)
 
 
 async def fetch(state: Path, settings: SandboxSettings, wanted: Wanted) -> Tree:
@@ -64,6 +68,10 @@ async def fetch(state: Path, settings: SandboxSettings, wanted: Wanted) -> Tree:
         await backend.close()
 
 
+def _engines() -> Engines:
+    return Engines.read(EngineFiles(**engine_files()))
+
+
 async def _reach(registry: Registry) -> Serve | None:
     """A way to registries that the operator's own npm or pip names. A mirror of theirs may well have an address that is
     not public: it is named by them, so what it resolves to now is what may be reached."""
@@ -71,15 +79,20 @@ async def _reach(registry: Registry) -> Serve | None:
         return None
     names = {host.rpartition(":")[0].strip("[]") for host in registry.hosts}
     found = await asyncio.gather(*(_resolved(name) for name in names))
-    own = tuple(sorted({each for some in found for each in some if addresses.kind(ipaddress.ip_address(each))}))
+    kinds = {each: addresses.kind(ipaddress.ip_address(each)) for some in found for each in some}
+    if addresses.METADATA in kinds.values():  # whoever names an image may not be the operator
+        raise Unavailable("no_registry", f"{registry.hosts[0]} hands out credentials of this machine: no registry does")
+    own = tuple(sorted(each for each, kind in kinds.items() if kind))
     if not registry.credentials:
-        return Serving().by([NetworkRule(RULE, registry.hosts, addresses=own)])
+        beside = [NetworkRule(BESIDE, registry.beside)] if registry.beside else []
+        return Serving().by([NetworkRule(RULE, registry.hosts, addresses=own), *beside])
     # TLS ends at us then, so that it is we who say who the client is; and we trust whom the client would.
     trust = outside()
     if registry.certificates:
         trust.load_verify_locations(cadata=registry.certificates.decode("ascii", "ignore"))
     rule = NetworkRule(RULE, registry.hosts, methods=("GET", "HEAD"), addresses=own, terminate=True)
-    return Serving(trust=trust).by([rule], _Presented(registry.credentials))
+    rules = [rule, *([replace(rule, name=BESIDE, hosts=registry.beside, addresses=())] if registry.beside else [])]
+    return Serving(trust=trust).by(rules, _Presented(registry.credentials))
 
 
 async def _resolved(name: str) -> list[str]:
@@ -130,9 +143,13 @@ class Packer:
         self._index = Index(kept, boxes, self._tools if settings.build_packages else None)
         building = Building(self._index, Serving().at) if settings.build_packages else None
         self._installer = Installer(kept, boxes, building)
+        self._images = Images(kept, boxes, _engines)
 
     async def fetch(self, wanted: Wanted) -> Tree:
         """Raises Unavailable, ValueError."""
+        if wanted.kind == "image":
+            (name,) = wanted.packages
+            return await self._images.fetch(name)
         return await self._installer.fetch(wanted)
 
     def check(self, names: tuple[str, ...], within: tuple[str, ...] | None = None) -> None:

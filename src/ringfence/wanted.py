@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 
 from ringfence.box import Input, Layout, Mount
 from ringfence.errors import Unavailable
 from ringfence.model import Json
+from ringfence.plain import plain
 from ringfence.sandbox.tools import EXECUTE_PYTHON, RUN_SHELL
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Wanted:
     """A run as its caller wants it. What is left out, the configuration says."""
 

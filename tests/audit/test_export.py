@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -282,7 +283,7 @@ def test_a_torn_slot_is_noted(keys: Keys) -> None:
 def test_a_record_filed_elsewhere_is_found(keys: Keys, column: str) -> None:
     records, held = live(keys)
     right = records[NEW][1]
-    values = {name: getattr(right, name) for name in Record.__slots__}
+    values = asdict(right)
     records[NEW][1] = Record(**{**values, column: 77 if column in ("seq", "at") else "other"})
     assert f"filed under another {column}" in str(verify_live(records, held, keys.public))
 

@@ -95,3 +95,22 @@ def test_sockets_lie_where_their_path_is_short(
         assert paths.socket_folders(state) == (first, second)
     (only,) = paths.socket_folders(Path("/" + "long" * 30))
     assert only.parent == last
+
+
+def test_where_container_engines_keep_what_they_are_told(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "CONTAINERS_REGISTRIES_CONF", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    home = plain / "home"
+    found = paths.engine_files()
+    assert found["auths"] == (home / ".docker/config.json", home / ".config/containers/auth.json")
+    assert found["daemon"] == (home / ".config/docker/daemon.json", Path("/etc/docker/daemon.json"))
+    assert found["registries"][-1] == Path("/etc/containers/registries.conf")
+    (home / ".config/containers").mkdir(parents=True)
+    (home / ".config/containers/registries.conf").touch()
+    assert paths.engine_files()["registries"][-1] == home / ".config/containers/registries.conf"
+    monkeypatch.setenv("DOCKER_CONFIG", "/docker")
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", "/auth.json")
+    monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", "/r.conf")
+    found = paths.engine_files()
+    assert found["auths"][:2] == (Path("/auth.json"), Path("/docker/config.json"))
+    assert found["registries"] == (Path("/r.conf"),)

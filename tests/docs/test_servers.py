@@ -16,6 +16,7 @@ from tests.tooling import ROOT
 
 PAGE = ROOT / "docs" / "tutorial-servers.md"
 PACKAGES = ROOT / "docs" / "packages.md"
+IMAGES = ROOT / "docs" / "images.md"
 _BLOCK = re.compile(r"^```(sh|json|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LONGEST = 600
 
@@ -89,7 +90,7 @@ def test_the_example_of_pip_inside_a_box(tmp_path: Path) -> None:
     assert "'name': 'iniconfig'" in said
 
 
-@pytest.mark.parametrize("page", [PAGE, PACKAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [PAGE, PACKAGES, IMAGES], ids=lambda page: page.name)
 def test_its_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([\w.-]+\.md)(?:#[\w-]+)?\)", page.read_text())
     assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []

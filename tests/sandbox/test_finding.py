@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.box import Mount
-from ringfence.sandbox.finding import Found, find
+from ringfence.sandbox.finding import Found, find, find_in_image
 
 
 def program(path: Path, text: str = "#!/bin/sh\n") -> Path:
@@ -117,6 +117,26 @@ def test_a_program_in_a_mount_needs_only_its_interpreter(tmp_path: Path) -> None
     mounts = (Mount(str(tmp_path / "tree"), "/packages"),)
     seen = found("/packages/server", "--flag", mounts=mounts)
     assert (seen.argv, seen.trees) == (("/packages/server", "--flag"), set())
+
+
+def test_of_an_image_nothing_is_looked_for_on_the_host(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "link").symlink_to("/nowhere")
+
+    def of_image(*command: str, cwd: str | None = None, mounts: tuple[Mount, ...] = ()) -> Found:
+        return find_in_image(command, cwd, str(tmp_path), mounts)
+
+    seen = of_image("no-such-program", "--flag", cwd="/app")
+    assert (seen.argv, seen.trees, seen.mounts) == (("no-such-program", "--flag"), set(), ())
+    assert seen.path == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    assert [of_image("x", cwd=cwd).cwd for cwd in ("/app", "/", "/link/deep")] == ["/app", "/", "/link/deep"]
+    assert {of_image("x", cwd=cwd).cwd for cwd in (None, "/app/none", "/workspace/a", "/tmp", "/proc")} == {
+        "/workspace"
+    }
+    for hidden in ("/workspace/server", "/tmp/server", "/dev/x"):
+        with pytest.raises(ValueError, match="of a box is its own"):
+            of_image(hidden)
+    assert of_image("/workspace/code/x", mounts=(Mount("/usr", "/workspace/code"),)).argv == ("/workspace/code/x",)
 
 
 @pytest.mark.parametrize("word", ["no-such-program", "/no/such/program", "./none"])

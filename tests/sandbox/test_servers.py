@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -13,10 +14,12 @@ import pytest
 
 from ringfence.box import Limits, Mount
 from ringfence.errors import Unavailable
-from ringfence.model import Principal, ServerSpec
+from ringfence.model import PackageSpec, Principal, ServerSpec
 from ringfence.sandbox.launched import BoxedServer
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.servers import Boxes, Surroundings
+from ringfence.upstream.bare import Bare
+from tests.rooting import PYTHON, system_root
 
 pytestmark = pytest.mark.anyio
 
@@ -157,6 +160,42 @@ async def test_what_cannot_be_started(boxes: Callable[..., Boxes], script: Path,
             await boxes().start(bad, WHO)
     with pytest.raises(Unavailable, match="there are none here"):
         await boxes().launch(spec(script, placement="session:abc"), WHO)
+
+
+async def test_a_server_out_of_an_image_has_that_as_its_root(
+    boxes: Callable[..., Boxes], script: Path, tmp_path: Path
+) -> None:
+    root = system_root(tmp_path / "root")
+    (root / "app").mkdir()
+    (root / "app" / "server.py").write_text(REPEATER)
+    image = PackageSpec("image", ("host/name:tag",), "", str(root))
+    server = ServerSpec("i", (PYTHON, "server.py"), env={"OWN": "1"}, cwd="/app", packages=image)
+    started = await boxes().start(server, WHO)
+    try:
+        assert started.isolation["root"] == "image"
+        assert await asked(started, "os.getcwd(), os.environ['OWN'], sys.executable") == ["/app", "1", PYTHON]
+        assert "Read-only" in str(await asked(started, "open('server.py', 'a')"))
+        assert await asked(started, "open('/workspace/own', 'w').write('x')") == 1
+        for path in (str(script), sys.prefix, "/usr/share/doc"):
+            assert await asked(started, f"os.path.exists({path!r})") is False
+        assert "unreachable" in str(
+            await asked(started, "__import__('socket').create_connection(('192.0.2.1', 80), 2)")
+        )
+    finally:
+        assert await started.stop() == ""
+
+
+async def test_where_an_image_cannot_be_the_root(boxes: Callable[..., Boxes], script: Path, tmp_path: Path) -> None:
+    image = ServerSpec("i", ("/bin/sh",), packages=PackageSpec("image", ("host/name",), "", str(tmp_path)))
+    with pytest.raises(Unavailable, match="a root of its own"):
+        boxes().needed(image)
+    one, other = replace(image, placement="pair"), spec(script, placement="pair")
+    with pytest.raises(Unavailable, match="have one root"):
+        await boxes(one, other).start(one, WHO)
+    with pytest.raises(Unavailable, match="no root to be"):
+        await Bare({}).launch(replace(image, placement="unsafe_host"), WHO)
+    with pytest.raises(Unavailable, match="of a box is its own"):
+        await boxes().start(replace(image, command=("/workspace/server",)), WHO)
 
 
 async def test_a_server_that_writes_faster_than_it_is_read_waits(boxes: Callable[..., Boxes], script: Path) -> None:

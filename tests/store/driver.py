@@ -3,6 +3,7 @@
 driver.py write FOLDER KEYS COUNT    COUNT calls, started and finished, one after the other; prints each as acked
 driver.py load FOLDER KEYS           eight tasks write until killed; prints every acknowledged record
 driver.py hold FOLDER KEYS           opens, prints its chain, leaves a call running, waits for a line, closes
+driver.py begin FOLDER KEYS          a call from beginning to end, and two that only begin; waits to be killed
 driver.py consume FOLDER KEYS DIGEST TRIES   races for one approval; prints how often it was given
 """
 
@@ -100,6 +101,17 @@ async def hold(folder: Path, keys: Path) -> None:
     say("closed")
 
 
+async def leave_begun(folder: Path, keys: Path) -> None:
+    store = Store.open(folder, load_or_create(keys))
+    say("opened", store.chain)
+    for call_id in ("first", "second", "third"):
+        await store.begin(call_id, {"effect_possible": False}, b"0123456789abcdef", alone=True)
+        if call_id == "first":
+            await store.write(lambda tx: tx.append("finished", "first", {"status": "success"}), alone=True)
+    say("begun")
+    sys.stdin.readline()  # on the loop's own thread: nothing catches up meanwhile
+
+
 async def consume(folder: Path, keys: Path, digest: str, tries: str) -> None:
     store = Store.open(folder, load_or_create(keys))
     say("opened", store.chain)
@@ -115,6 +127,6 @@ async def consume(folder: Path, keys: Path, digest: str, tries: str) -> None:
 
 
 if __name__ == "__main__":
-    verbs: dict[str, Any] = {"write": write, "load": load, "hold": hold, "consume": consume}
+    verbs: dict[str, Any] = {"write": write, "load": load, "hold": hold, "begin": leave_begun, "consume": consume}
     verb = verbs[sys.argv[1]]
     asyncio.run(verb(Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:]))

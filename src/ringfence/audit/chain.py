@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ringfence import canonical
 from ringfence.model import Json
+from ringfence.plain import plain
 
 GENESIS = "0" * 64
 """`prev` of a chain's first record."""
@@ -42,7 +43,7 @@ def is_chain_name(name: object) -> bool:
 # ── Records ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Head:
     """Where a chain ends."""
 
@@ -51,7 +52,7 @@ class Head:
     hash: str = GENESIS
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Record:
     """One link of a chain, with its place spelled out beside the text."""
 
@@ -95,7 +96,7 @@ def seal(head: Head, at: float, kind: str, call_id: str | None, body: Json) -> R
 # ── Reports ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Fault:
     """One thing that is not as it was written."""
 
@@ -110,7 +111,7 @@ class Fault:
         return f"{place}: {self.text}" if place else self.text
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Report:
     """What a verification found. `notes` are worth knowing and no sign of tampering."""
 
@@ -261,7 +262,7 @@ def signed_by(public: Ed25519PublicKey, signed: Any) -> Json | None:
     return statement if raw.hex() == signature else None
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Period:
     """From a time up to, not including, another; None is open."""
 
@@ -276,7 +277,7 @@ class Period:
 ALWAYS = Period()
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Checkpoint:
     """A signed word that this chain had this head. With a period it closes an export's part of the chain."""
 

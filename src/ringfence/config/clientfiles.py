@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ringfence.config import jsonc, words
+from ringfence.config import containers, jsonc, words
+from ringfence.config.containers import Run
 from ringfence.config.source import read_file
 from ringfence.errors import ConfigError, Problem
 from ringfence.redaction import Values
@@ -70,6 +71,8 @@ class ClientServer:
     unusable: tuple[str, ...] = ()
     """Why it cannot be taken over as it stands."""
     notes: tuple[str, ...] = ()
+    container: Run | None = None
+    """Where the command runs an image: what it comes to. Its variables are in `env`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +196,23 @@ class _Reader:
         if command and _is_ringfence(command):
             unusable.append("it is Ringfence itself")
         cwd = self._text(f"{where}.cwd", entry["cwd"]) if entry.get("cwd") is not None else None
+        notes = list(_notes(entry))
+        env = self._settings(f"{where}.env", entry.get("env"), words.variable)
+        container = containers.taken_apart(command) if containers.is_container(command) else None
+        if container is not None:
+            unusable += container.refused
+            notes += container.notes
+            env = self._of_container(entry, container, env, notes)
         return ClientServer(
             name=name,
             command=command,
             url=url,
             cwd=None if cwd is None else self._expanded(cwd, "its working folder", unusable),
-            env=self._settings(f"{where}.env", entry.get("env"), words.variable),
+            env=env,
             headers=self._settings(f"{where}.headers", entry.get("headers"), words.header),
             unusable=tuple(unusable),
-            notes=tuple(_notes(entry)),
+            notes=tuple(notes),
+            container=container,
         )
 
     def _command(self, where: str, entry: Mapping[str, Any], unusable: list[str]) -> tuple[str, ...]:
@@ -215,13 +226,40 @@ class _Reader:
         found += [self._text(f"{where}.args[{index}]", word) for index, word in enumerate(args)]
         if not found[0]:
             self._problem(f"{where}.command", "is empty")
+        run = containers.taken_apart(tuple(found)) if containers.is_container(tuple(found)) else None
         for index, word in enumerate(found):
+            if run is not None and index in run.hidden:  # a variable like those of `env`
+                found[index] = run.shown[index]
+                continue
             named = found[index - 1].lstrip("-") if index and found[index - 1].startswith("-") else ""
             option, _, given = word.lstrip("-").partition("=") if word.startswith("-") else (named, "", word)
             if looks_secret(option, given) and not _REFERENCE.search(given):
                 unusable.append(f"argument {index} may be a secret, and arguments are written down; give it as env")
                 found[index] = "[not shown]"
         return tuple(self._expanded(word, f"argument {index}", unusable) for index, word in enumerate(found))
+
+    def _of_container(
+        self, entry: Mapping[str, Any], run: Run, given: tuple[Setting, ...], notes: list[str]
+    ) -> tuple[Setting, ...]:
+        """The variables that it gives to its container; whoever runs it has those that `env` names."""
+        known = {setting.name: setting for setting in given}
+        whole = (str(entry["command"]), *map(str, entry.get("args", [])))
+        found: dict[str, Setting] = {}
+        for path in run.env_files:
+            for name, value in containers.variables(self._path, path, notes):
+                found[name] = _setting(name, value)
+        for variable in containers.taken_apart(whole).env:
+            name = variable.name
+            try:
+                words.variable(name)
+            except ValueError:
+                notes.append(f"the variable {name[:40]!r} is left out: that is no name for one")
+                continue
+            asked = known.get(name) or Setting(name, "reference", f"${{{name}}}", (name,))
+            found[name] = asked if variable.value is None else _setting(name, variable.value)
+        for name in sorted(known.keys() - found.keys()):
+            notes.append(f"{name} of its env is left out: it is for the engine, and not given to the container (-e)")
+        return tuple(found.values())
 
     def _url(self, where: str, entry: Mapping[str, Any], unusable: list[str]) -> str | None:
         if entry.get("url") is None:

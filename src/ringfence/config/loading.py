@@ -13,6 +13,7 @@ from ringfence.box import Mount, SetUp
 from ringfence.config import draft as drafts
 from ringfence.config import names, narrowing, paths, placing, rules, schema, source, unbuilt, words
 from ringfence.config.draft import Draft
+from ringfence.config.packaged import check as check_images
 from ringfence.config.packaged import packaged
 from ringfence.config.packaged import warn as warn_of_fetching
 from ringfence.config.settings import SANDBOX_NETWORK, Config, GatewaySettings, SandboxSettings, sealed
@@ -49,6 +50,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
     names.check(draft)
     placing.check(draft)
     unbuilt.check(draft)
+    check_images(draft)
     warn_of_fetching(draft)
     policy = rules.read(draft)
     contracts = {name: _contract(draft, name, found) for name, found in draft.capabilities.items()}

@@ -100,3 +100,28 @@ def index_environment() -> dict[str, str]:
 def trust_environment() -> dict[str, str]:
     """Where certificates are that this process trusts, when it is not where they usually are."""
     return {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
+
+
+def engine_files() -> dict[str, tuple[Path, ...]]:
+    """Where container engines of this host keep what they are told, by the names of `packages.engines.EngineFiles`."""
+    given = {name: os.environ.get(name, "") for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR")}
+    mine = _base("XDG_CONFIG_HOME", ".config").parent
+    client = _absolute(given["DOCKER_CONFIG"]) if given["DOCKER_CONFIG"] else home() / ".docker"
+    auths = [client / "config.json", mine / "containers/auth.json"]
+    if os.path.isabs(given["XDG_RUNTIME_DIR"]):
+        auths.insert(1, Path(given["XDG_RUNTIME_DIR"]) / "containers/auth.json")
+    if given["REGISTRY_AUTH_FILE"]:
+        auths.insert(0, _absolute(given["REGISTRY_AUTH_FILE"]))
+    named = os.environ.get("CONTAINERS_REGISTRIES_CONF", "")
+    usual = (mine / "containers/registries.conf", Path("/etc/containers/registries.conf"))
+    own = next((path for path in usual if path.is_file()), usual[1])
+    folders = (mine / "containers/registries.conf.d", Path("/etc/containers/registries.conf.d"))
+    return {
+        "daemon": (mine / "docker/daemon.json", Path("/etc/docker/daemon.json")),
+        "registries": (_absolute(named),) if named else (*folders, own),
+        "auths": tuple(auths),
+        "certificates": (
+            *(mine / "containers/certs.d", mine / "docker/certs.d"),
+            *(Path("/etc/containers/certs.d"), Path("/etc/docker/certs.d")),
+        ),
+    }

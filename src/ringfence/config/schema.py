@@ -85,7 +85,7 @@ class Mount(Shape):
 
 
 class Packages(Shape):
-    kind: Literal["npm", "pypi"] = Field(alias="from")
+    kind: Literal["npm", "pypi", "image"] = Field(alias="from")
     names: Annotated[list[Text], Field(min_length=1)]
     tree: Annotated[str, AfterValidator(words.digest)]
     placeholders: ClassVar[dict[str, Any]] = {"from": "npm", "names": ["_"], "tree": "sha256:" + "0" * 64}

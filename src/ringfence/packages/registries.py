@@ -77,6 +77,8 @@ class Registry:
     certificates: bytes = field(default=b"", repr=False)
     """Whom the client trusts, where that is not the system's choice."""
     credentials: tuple[Credential, ...] = ()
+    beside: tuple[str, ...] = ()
+    """`host:port` that a registry sends its clients on to: reached where their addresses are everybody's."""
 
 
 async def npm() -> Registry:

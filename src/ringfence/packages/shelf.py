@@ -11,10 +11,11 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ _MOST_MANIFEST_BYTES = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _ABANDONED_SECONDS = 86_400
 
-Kind = Literal["npm", "pypi"]
+Kind = Literal["npm", "pypi", "image"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Tree:
     packages: tuple[Package, ...]
     programs: Mapping[str, str]
     """What can be run, by name: paths within the tree."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Of an image: how it wants to be run, as `manifests.ImageConfig` has it, and what of it was left out."""
 
 
 class Shelf:
@@ -79,13 +82,21 @@ class Shelf:
         path.mkdir(mode=0o700)
         return path
 
-    def put(self, kind: Kind, tree: Path, packages: tuple[Package, ...], programs: Mapping[str, str]) -> Tree:
+    def put(
+        self,
+        kind: Kind,
+        tree: Path,
+        packages: tuple[Package, ...],
+        programs: Mapping[str, str],
+        about: Mapping[str, Any] | None = None,
+    ) -> Tree:
         """A tree as its supervisor collected it, under the digest of what it holds."""
         manifest = {
             "kind": kind,
             "packages": [package.plain() for package in packages],
             "programs": dict(programs),
-            "files": dict(_files(tree)),
+            "files": dict(_files(tree, kind)),
+            **({"about": dict(about)} if about else {}),
         }
         digest = canonical.digest(manifest)
         place = self._place(digest)
@@ -114,7 +125,7 @@ class Shelf:
         if canonical.digest(manifest) != digest:
             raise _altered(place)
         if digest not in self._checked:
-            if dict(_files(place / "tree")) != manifest["files"]:
+            if dict(_files(place / "tree", manifest["kind"])) != manifest["files"]:
                 raise _altered(place)
             self._checked.add(digest)
         return Tree(
@@ -123,6 +134,7 @@ class Shelf:
             folder=place / "tree",
             packages=tuple(Package(**package) for package in manifest["packages"]),
             programs=manifest["programs"],
+            about=manifest.get("about", {}),
         )
 
     # ── What was asked for before ──
@@ -181,28 +193,37 @@ def _altered(place: Path) -> Unavailable:
     return Unavailable("package_altered", text)
 
 
-def _files(root: Path) -> Iterator[tuple[str, list[Any]]]:
-    """Every file below: digest, size, whether it may be executed. Whatever is no file counts as altered."""
-    for folder, folders, names in os.walk(root, onerror=_raised):
-        for name in (*folders, *names):
-            path = Path(folder) / name
-            if path.is_symlink():
-                yield str(path.relative_to(root)), ["link", 0, False]
-        for name in names:
-            path = Path(folder) / name
-            if not path.is_symlink():
-                yield str(path.relative_to(root)), _file(path)
+def _files(root: Path, kind: Kind) -> Iterator[tuple[str, list[Any]]]:
+    """Every file below: digest, size, whether it may be executed; and every link. Of an image, folders too."""
+    waiting = [""]
+    while waiting:
+        inside = waiting.pop()
+        try:
+            with os.scandir(f"{root}/{inside}") as entries:
+                for entry in entries:
+                    name = f"{inside}{entry.name}"
+                    if entry.is_symlink():
+                        yield name, ["link", 0, False, os.readlink(entry.path)]
+                    elif not entry.is_dir(follow_symlinks=False):
+                        yield name, _file(entry.path)
+                    else:
+                        waiting.append(f"{name}/")
+                        if kind == "image":
+                            yield name, ["folder", 0, False]
+        except OSError as problem:
+            raise Unavailable("package_altered", f"our cache of packages cannot be read: {problem.strerror}") from None
 
 
-def _file(path: Path) -> list[Any]:
-    digest = hashlib.sha256()
+def _file(path: str) -> list[Any]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as stream:
+    try:
         found = os.fstat(descriptor)
-        while chunk := stream.read(_CHUNK):
+        if not stat.S_ISREG(found.st_mode):
+            return ["other", 0, False]
+        digest = hashlib.sha256()
+        most = min(found.st_size + 1, _CHUNK)
+        while chunk := os.read(descriptor, most):
             digest.update(chunk)
+    finally:
+        os.close(descriptor)
     return [digest.hexdigest(), found.st_size, bool(found.st_mode & 0o100)]
-
-
-def _raised(problem: OSError) -> None:
-    raise Unavailable("package_altered", f"our cache of packages cannot be read: {problem.strerror}")

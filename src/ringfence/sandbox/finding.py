@@ -27,6 +27,8 @@ _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INTERPRETERS = ("python", "node", "nodejs", "deno", "bun", "ruby", "perl", "sh", "bash", "dash")
 _VALUED = {"-m": 1, "-c": 1, "-e": 1, "--eval": 1, "-p": 1, "-W": 1, "-X": 1, "-r": 1, "--require": 1, "--import": 1}
 """Options of interpreters that take a word; what is run by one of the first five is no file."""
+_COVERED = ("/workspace", "/tmp", "/var/tmp", "/dev", "/proc")  # noqa: S108 - as they are called in a box
+"""Of an image, what a box does not see: it has that itself."""
 _DEEPEST = 8
 """Links and scripts that lead to each other."""
 
@@ -64,6 +66,29 @@ def find(
     if mounted is None:
         return search.run(tuple(command))
     return search.run_mounted(tuple(command), mounted)
+
+
+def find_in_image(command: Sequence[str], cwd: str | None, root: str, mounts: Sequence[Mount] = ()) -> Found:
+    """A command of an image, whose tree is the box's root: nothing of the host is looked for, nor shown. `root` may
+    hold any links; none is followed here. Raises ValueError where the program cannot be in sight."""
+    program = command[0]
+    hidden = next((each for each in _COVERED if within(program, each)), None)
+    if hidden is not None and not any(within(program, mount.at) for mount in mounts):
+        raise ValueError(f"the image has its program at {program}, and {hidden} of a box is its own")
+    found = Found(tuple(command), path=_DEFAULT_PATH)
+    if cwd is not None and not any(within(cwd, each) for each in _COVERED) and _may_be_in(root, cwd):
+        found.cwd = cwd
+    return found
+
+
+def _may_be_in(root: str, path: str) -> bool:
+    """Whether there is something at `path` of an image; what lies behind a link, only the box itself finds out."""
+    way = root
+    for part in path.strip("/").split("/"):
+        way = f"{way}/{part}"
+        if os.path.islink(way):
+            return True
+    return os.path.isdir(way)
 
 
 class _Search:

@@ -6,11 +6,12 @@ What the program said of itself stands apart, under `claimed`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ringfence import canonical
 from ringfence.box import BoxReport, Captured, Stream
 from ringfence.model import Json, Status
+from ringfence.plain import plain
 from ringfence.sandbox.addresses import address
 from ringfence.sessions import Failure, Shown, StepReport
 
@@ -42,7 +43,7 @@ def judge(report: BoxReport) -> tuple[Status, str]:
             return Status.KILLED, report.ended
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Told:
     """All that a result is made of."""
 

@@ -1,7 +1,8 @@
 """MCP servers in boxes: each in its own, or several in one that they share by name.
 
 A box sees the system's programs, what the server's command needs (`finding`), its declared mounts, and a workspace of
-its own. It has a network and secrets only where the server's entry names them.
+its own; that of a server out of an image sees the image instead of the system. It has a network and secrets only where
+the server's entry names them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ringfence.box import Limits, Listening, Mount
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import Json, Principal, ServerSpec
 from ringfence.ports import Access, Launched, Outward, Passage
-from ringfence.sandbox.finding import Found, find, within
+from ringfence.sandbox.finding import Found, find, find_in_image, within
 from ringfence.sandbox.launched import BoxedServer
 from ringfence.sandbox.lodger import Lodger
 from ringfence.sandbox.process import guarded
@@ -79,7 +81,7 @@ class Boxes:
     async def _lodged(self, spec: ServerSpec, principal: Principal, session: str) -> Lodger:
         if self.surroundings.keeper is None:
             raise Unavailable("no_session", f"server {spec.name} lives in sessions, and there are none here")
-        found = self._found(spec)
+        found = self._found_of_the_host(spec)
         lodger = Lodger(self.surroundings.keeper(), Owner(principal.tenant, principal.agent), session)
         env = {"PATH": found.path, **spec.env}
         await lodger.start(CommandRequest(found.argv, None, env, stdin=None))
@@ -87,7 +89,7 @@ class Boxes:
 
     def needed(self, spec: ServerSpec) -> tuple[Mount, ...]:
         """What a box must see for this server to run in it. Raises Unavailable."""
-        found = self._found(spec)
+        found = self._found_of_the_host(spec)
         return (*(Mount(tree, tree) for tree in sorted(found.trees)), *found.mounts)
 
     def prepared(self, spec: ServerSpec) -> tuple[StaySpec, Command]:
@@ -113,11 +115,18 @@ class Boxes:
     # ── What is started ──
 
     def _found(self, spec: ServerSpec) -> Found:
-        given = self.surroundings
+        given, root = self.surroundings, _root(spec)
         try:
+            if root is not None:
+                return find_in_image(spec.command, spec.cwd, root, spec.mounts)
             return find(spec.command, given.environment, spec.cwd or "/", given.private, spec.mounts)
         except ValueError as exc:
             raise Unavailable("server_start", f"server {spec.name} cannot be started: {exc}") from None
+
+    def _found_of_the_host(self, spec: ServerSpec) -> Found:
+        if _root(spec) is not None:
+            raise Unavailable("server_start", f"server {spec.name} is an image: it needs a box with a root of its own")
+        return self._found(spec)
 
     def _command(self, spec: ServerSpec, found: Found) -> Command:
         limits = Limits(wall_seconds=_ALL_ITS_LIFE, output_bytes=_NO_LIMIT, capture_bytes=0)
@@ -139,6 +148,11 @@ class Boxes:
             at: m for at, m in mounts.items() if at in own or not any(at != o and within(at, o) for o in mounts)
         }
         limits = [self._limits(spec) for spec in specs]
+        roots = {_root(spec) for spec in specs}
+        if len(roots) > 1:
+            names = ", ".join(spec.name for spec in specs)
+            raise Unavailable("server_start", f"servers in one box have one root, and these are not one image: {names}")
+        root = roots.pop()
         return StaySpec(
             limits=Limits(
                 memory_bytes=max(each.memory_bytes for each in limits),
@@ -148,6 +162,7 @@ class Boxes:
             ),
             mounts=tuple(declared[at] for at in sorted(declared)),
             listening=Listening(any(spec.listens for spec in specs)),
+            root=None if root is None else Path(root),
         )
 
     def _limits(self, spec: ServerSpec) -> Limits:
@@ -228,6 +243,11 @@ class Boxes:
             return await outward().passage(access)
         except Refused as exc:
             raise Unavailable(exc.reason_code, f"server {spec.name}: {exc.message}") from None
+
+
+def _root(spec: ServerSpec) -> str | None:
+    """The tree of the image that it comes out of."""
+    return spec.packages.folder if spec.packages is not None and spec.packages.kind == "image" else None
 
 
 def _tell(spec: ServerSpec, planted: Sequence[str]) -> None:

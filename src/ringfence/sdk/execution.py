@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ringfence.errors import (
     Denied,
@@ -18,6 +18,7 @@ from ringfence.errors import (
     Unavailable,
 )
 from ringfence.model import Json, Outcome, Status
+from ringfence.plain import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a program that runs once shows no values, and need not load what they are made of
@@ -34,7 +35,7 @@ _NOT_THERE: dict[str, type[Refused]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Logs:
     """What the program wrote, in pieces; joined they are all of it that was kept."""
 
@@ -42,7 +43,7 @@ class Logs:
     stderr: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class ExecutionError:
     """Why a run did not end well.
 
@@ -55,7 +56,7 @@ class ExecutionError:
     traceback: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Execution:
     """A Python program that ran, however it ended. A program that fails is no exception of ours."""
 
@@ -80,7 +81,7 @@ class Execution:
         return "".join(self.logs.stdout) if main is None else main
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class CommandResult:
     """A command that ran, however it ended."""
 

@@ -10,10 +10,11 @@ import base64
 import html as escaping
 import json as parsing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ringfence.model import Json
+from ringfence.plain import plain
 
 _TYPES = {
     "text": "text/plain",
@@ -30,7 +31,7 @@ _TYPES = {
 _FRAME = '<iframe sandbox="" style="width:100%;height:24em;border:0" srcdoc="{}"></iframe>'
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Result:
     """One value, by MIME type in `data`. Images are in base64, as they come."""
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 from ringfence.audit.chain import CLOSED, ChainVerifier, Findings, Head, Record, is_chain_name
 from ringfence.audit.keys import Keys
 from ringfence.errors import StoreError
+from ringfence.store import ahead
 from ringfence.store.chainfile import ChainLock, CheckpointFile, checkpoint_path
 from ringfence.store.rows import RECORD, record_from
 from ringfence.store.transaction import Transaction
@@ -127,6 +128,9 @@ class Recovery:
                 return
             transaction.head = last.head if last is not None else Head(name)
             if last is not None and last.kind != CLOSED:
+                noted = self._attempt(name, lambda: ahead.read(self._folder, transaction.head))
+                transaction.take_along(noted)
+                transaction.head = noted[-1][0].head if noted else transaction.head
                 closed = transaction.finish_lost(name)
                 transaction.append(CLOSED, None, {"recovered": True, "calls": len(closed)})
             head = transaction.head
@@ -134,6 +138,7 @@ class Recovery:
         self._attempt(name, lambda: file.write(head, synced=True))
         with durable_transaction(self._connection, head):
             self._settle(name)
+        ahead.remove(ahead.ahead_path(self._folder, name))
         self._chains.append(name)
 
     def _tail(self, name: str, seq: int, digest: str) -> tuple[Record | None, str | None]:

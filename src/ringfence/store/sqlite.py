@@ -23,17 +23,20 @@ from typing import TypeVar
 from ringfence.audit.chain import CLOSED, Head
 from ringfence.audit.keys import Keys
 from ringfence.errors import StoreError
-from ringfence.model import Json
+from ringfence.model import Json, Receipt
+from ringfence.store.ahead import AheadFile
 from ringfence.store.chainfile import ChainLock, CheckpointFile
 from ringfence.store.reader import Reader
 from ringfence.store.recovery import Recovered, Recovery, durable_transaction
 from ringfence.store.schema import DATABASE, connect, migrate, prepare_folder
 from ringfence.store.transaction import Transaction
-from ringfence.store.writer import Job, Writer
+from ringfence.store.writer import Job, Writer, nothing
 
 T = TypeVar("T")
 
 
+AHEAD_SECONDS = 0.05
+"""How long a call may run before the database says that it does."""
 KEPT_SECONDS = 7 * 24 * 3600.0
 """How long an idempotency key keeps its outcome, and a settled question what people were shown."""
 
@@ -41,17 +44,18 @@ KEPT_SECONDS = 7 * 24 * 3600.0
 class Store:
     """The state of this installation, open for this process."""
 
-    def __init__(self, folder: Path, writer: Writer, lock: ChainLock, checkpoints: CheckpointFile) -> None:
+    def __init__(self, folder: Path, writer: Writer, lock: ChainLock, files: tuple[CheckpointFile, AheadFile]) -> None:
         """Use `open`."""
         self.folder = folder
         self.chain = ""
         self.recovered = Recovered()
         self._writer = writer
         self._lock = lock
-        self._checkpoints = checkpoints
+        self._checkpoints, self._ahead = files
         self._local = threading.local()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._closing = threading.Lock()
+        self._catching_up_at = 0.0
 
     @classmethod
     def open(cls, folder: Path, keys: Keys) -> Store:
@@ -89,7 +93,8 @@ class Store:
                 transaction.forget_before(time.time() - KEPT_SECONDS)
                 head = transaction.head
             checkpoints.write(head, synced=True)
-            writer = Writer(folder, connection, head, checkpoints)
+            ahead = AheadFile(folder, chain)
+            writer = Writer(folder, connection, head, checkpoints, ahead)
         except BaseException as exc:
             if checkpoints is not None:
                 checkpoints.close()
@@ -98,12 +103,33 @@ class Store:
             if isinstance(exc, OSError):
                 raise StoreError(f"a chain could not be opened in {folder}: {exc.strerror or exc}") from exc
             raise
-        store = cls(folder, writer, lock, checkpoints)
+        store = cls(folder, writer, lock, (checkpoints, ahead))
         store.chain, store.recovered = chain, recovered
         writer.start()
         return store
 
     # ── Writing ──
+
+    async def begin(self, call_id: str, body: Json, salt: bytes, *, alone: bool) -> Receipt:
+        """Record that a call has begun which can have no effect that outlives us.
+
+        Where its caller is `alone`, that is written ahead of the database, which has it with the call's end, or after
+        a moment. Raises StoreError.
+        """
+        if alone and (receipt := self._writer.note("started", call_id, body, salt)) is not None:
+            now = time.monotonic()
+            if now > self._catching_up_at:
+                self._catching_up_at = now + AHEAD_SECONDS
+                asyncio.get_running_loop().call_later(AHEAD_SECONDS, self._catch_up)
+            return receipt
+        work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call_id, body, salt=salt)  # noqa: E731
+        return await self.write(work, alone=alone, covered=False)
+
+    def _catch_up(self) -> None:
+        """Whoever reads the database is to find calls that take their time."""
+        self._catching_up_at = 0.0
+        if self._writer.is_ahead:
+            self._submit(Job(nothing, False, covered=False))
 
     async def write(
         self, work: Callable[[Transaction], T], *, durable: bool = False, alone: bool = False, covered: bool = True
@@ -166,7 +192,9 @@ class Store:
             try:
                 if error is None:
                     self._settle()
+                    self._ahead.remove()
             finally:
+                self._ahead.close()
                 self._checkpoints.close()
                 self._lock.release()
         if error is not None:

@@ -12,6 +12,7 @@ from ringfence.audit import chain
 from ringfence.audit.chain import Head
 from ringfence.errors import StoreError
 from ringfence.model import Definition, Json, Receipt
+from ringfence.store.ahead import Noted
 from ringfence.store.rows import (
     APPROVAL,
     Approval,
@@ -30,6 +31,7 @@ from ringfence.store.rows import (
 )
 
 _COPIED = ("call", "contract", "pin", "decision", "approval", "arguments", "durable", "effect_possible")
+_RUNNING = "INSERT OR REPLACE INTO running (call_id, chain, seq) VALUES (?, ?, ?)"
 _INSERT = "INSERT INTO records (chain, seq, at, kind, call_id, text, hash, salt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -43,8 +45,23 @@ class Transaction:
         self.erased = False
         self.written = 0
         """Bytes, but for small change."""
+        self.begun: dict[str | None, int] = {}
+        """Calls whose *started* is taken along: by the end, those that still run are put down as running."""
 
     # ── The log ──
+
+    def take_along(self, noted: list[Noted]) -> None:
+        """Records that were written ahead of the database; `head` is behind them already."""
+        for record, salt in noted:
+            self._insert(record, salt)
+            if record.kind == "started":
+                self.begun[record.call_id] = record.seq
+
+    def put_running(self) -> None:
+        """Before this transaction ends."""
+        for call_id, seq in self.begun.items():
+            self._connection.execute(_RUNNING, (call_id, self.head.chain, seq))
+        self.begun = {}
 
     def append(self, kind: str, call_id: str | None, body: Json, *, salt: bytes | None = None) -> Receipt:
         """Add a record to this process's chain; `salt`, which opens the digests in it, lies beside it."""
@@ -52,24 +69,25 @@ class Transaction:
             record = chain.seal(self.head, time.time(), kind, call_id, body)
         except ValueError as exc:
             raise StoreError(f"a record cannot be written: {exc}") from None
-        row = (record.chain, record.seq, record.at, kind, call_id, record.text, record.hash, salt)
+        self._insert(record, salt)
+        if kind == "started":
+            self._connection.execute(_RUNNING, (call_id, record.chain, record.seq))
+        elif kind == "finished" and self.begun.pop(call_id, None) is None:
+            self._connection.execute("DELETE FROM running WHERE call_id = ?", (call_id,))
+        self.head = record.head
+        return Receipt(record.chain, record.seq, record.hash)
+
+    def _insert(self, record: chain.Record, salt: bytes | None) -> None:
+        row = (record.chain, record.seq, record.at, record.kind, record.call_id, record.text, record.hash, salt)
         try:
             self._connection.execute(_INSERT, row)
         except sqlite3.IntegrityError as exc:
             raise Conflict(f"record {record.seq} of chain {record.chain} cannot be added: {exc}") from exc
-        if kind == "started":
-            self._connection.execute(
-                "INSERT OR REPLACE INTO running (call_id, chain, seq) VALUES (?, ?, ?)",
-                (call_id, record.chain, record.seq),
-            )
-        elif kind == "finished":
-            self._connection.execute("DELETE FROM running WHERE call_id = ?", (call_id,))
-        self.head = record.head
         self.written += len(record.text)
-        return Receipt(record.chain, record.seq, record.hash)
 
     def finish_lost(self, chain_name: str) -> list[str]:
         """Close every call that was started in that chain and has no outcome, and lose the keys that it held."""
+        self.put_running()
         rows = self._connection.execute(
             "SELECT running.call_id, records.seq, records.text FROM running LEFT JOIN records"
             " ON records.chain = running.chain AND records.seq = running.seq"

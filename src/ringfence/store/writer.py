@@ -2,8 +2,9 @@
 
 What waits for no disk may also be committed by the thread that asks, in its turn, where that holds up nobody else.
 Nobody is answered before the record is in the database and the checkpoint that covers it in its file; where it tells of
-something that is only about to begin, and whose end is recorded and covered, too, the database is enough. A failure of
-the disk fails the whole group and leaves the writer able to go on when the disk does.
+something that is only about to begin, and whose end is recorded and covered, too, the database is enough, or even a
+file beside it (`ahead`), which the next commit takes along. A failure of the disk fails the whole group and leaves the
+writer able to go on when the disk does.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringfence.audit import chain
 from ringfence.audit.chain import Head
 from ringfence.errors import StoreError
+from ringfence.model import Json, Receipt
+from ringfence.store.ahead import AheadFile, Noted
 from ringfence.store.chainfile import CheckpointFile
 from ringfence.store.schema import BUSY_SECONDS, DATABASE, connect
 from ringfence.store.transaction import Transaction
@@ -66,12 +70,19 @@ class Job:
 class Writer(threading.Thread):
     """Owns the writing connection, the head of the chain and its checkpoint file."""
 
-    def __init__(self, folder: Path, connection: sqlite3.Connection, head: Head, checkpoints: CheckpointFile) -> None:
+    def __init__(
+        self, folder: Path, connection: sqlite3.Connection, head: Head, checkpoints: CheckpointFile, ahead: AheadFile
+    ) -> None:
         super().__init__(name="ringfence-store", daemon=True)
         self._folder = folder
         self._connection: sqlite3.Connection | None = connection
         self._checkpoints = checkpoints
+        self._ahead = ahead
+        self._noted: list[Noted] = []
+        """Records that are in that file and not in the database."""
         self._head = head
+        self._kept = head
+        """The head that the database has."""
         self._doubtful: Head | None = None
         """The head that a failed commit would have made; the disk may yet show that it did."""
         self._covered = head.seq
@@ -120,10 +131,36 @@ class Writer(threading.Thread):
             if not self._settle([job], patient=False):
                 return False
             if self._unmoved > LOG_BYTES:
-                self._jobs.put(Job(_nothing, False))  # moving the log waits for the disk, so the thread does it
+                self._jobs.put(Job(nothing, False))  # moving the log waits for the disk, so the thread does it
             return True
         finally:
             self._turn.release()
+
+    def note(self, kind: str, call_id: str, body: Json, salt: bytes) -> Receipt | None:
+        """Write a record ahead of the database. None where that would wait for somebody else, or cannot be.
+
+        Raises StoreError.
+        """
+        if not self._turn.acquire(blocking=False):
+            return None
+        try:
+            if self._closed or self._connection is None or not self._jobs.empty():
+                return None
+            self._check_files()
+            record = chain.seal(self._head, time.time(), kind, call_id, body)
+            if not self._ahead.append(record, salt):
+                return None
+            self._noted.append((record, salt))
+            self._head = record.head
+            return Receipt(record.chain, record.seq, record.hash)
+        except (OSError, ValueError):
+            return None  # the database says what is wrong
+        finally:
+            self._turn.release()
+
+    @property
+    def is_ahead(self) -> bool:
+        return bool(self._noted)
 
     # ── The thread ──
 
@@ -173,21 +210,32 @@ class Writer(threading.Thread):
             if not self._begin(connection, patient):
                 return False
             transaction = Transaction(connection, self._head)
+            if self._noted:
+                transaction.take_along(self._noted)
             if self._perform(connection, transaction, group):
+                transaction.put_running()
                 self._doubtful = transaction.head
                 connection.execute("COMMIT")
-                self._head, self._doubtful = transaction.head, None
+                self._head = self._kept = transaction.head
+                self._doubtful = None
+                self._caught_up()
             else:
                 connection.execute("ROLLBACK")
         except sqlite3.Error as exc:
             self._drop_connection()
             raise StoreError(f"the record could not be written: {exc}") from exc
         self._unmoved += transaction.written
-        if self._head.seq > self._covered and True in [job.covered for job in group]:
+        if self._kept.seq > self._covered and True in [job.covered for job in group]:
             self._cover()
         if transaction.erased:
             self._move_log("TRUNCATE")  # erased bytes also stand in the log
         return True
+
+    def _caught_up(self) -> None:
+        """What was written ahead is in the database."""
+        if self._noted:
+            self._noted = []
+            self._ahead.begin_anew()
 
     def _begin(self, connection: sqlite3.Connection, patient: bool) -> bool:
         if patient is not self._patient:
@@ -208,6 +256,7 @@ class Writer(threading.Thread):
         for job in group:
             head = transaction.head
             if not alone:
+                begun = dict(transaction.begun)
                 connection.execute("SAVEPOINT job")
             try:
                 job.result = job.work(transaction)
@@ -218,17 +267,19 @@ class Writer(threading.Thread):
                 job.error = exc
                 transaction.head = head
                 if not alone:
+                    transaction.begun = begun
                     connection.execute("ROLLBACK TO job")
             if not alone:
                 connection.execute("RELEASE job")
         return kept
 
     def _cover(self) -> None:
+        """What the database has, and no more: one signed for what is only ahead of it would speak of a cut."""
         try:
-            self._checkpoints.write(self._head)
+            self._checkpoints.write(self._kept)
         except OSError as exc:
             raise StoreError(f"the checkpoint could not be written: {exc.strerror or exc}") from exc
-        self._covered = self._head.seq
+        self._covered = self._kept.seq
 
     def _connect(self) -> sqlite3.Connection:
         """The connection; after a failure a new one, if the chain is still as we left it."""
@@ -244,10 +295,14 @@ class Writer(threading.Thread):
             connection.close()
             raise StoreError(f"the chain could not be read again: {exc}") from exc
         found = Head(self._head.chain, *row) if row else Head(self._head.chain)
-        if found not in (self._head, self._doubtful):
+        if found not in (self._kept, self._doubtful):
             connection.close()
             raise StoreError(f"chain {found.chain} was changed by somebody else; nothing more is written to it")
-        self._head, self._doubtful, self._full, self._patient = found, None, False, True
+        if found != self._kept:
+            self._caught_up()
+        self._kept = found
+        self._head = self._noted[-1][0].head if self._noted else found
+        self._doubtful, self._full, self._patient = None, False, True
         self._connection = connection
         self._log = _identity(self._log_path)
         return connection
@@ -283,7 +338,7 @@ class Writer(threading.Thread):
             self._unmoved = 0 if moved == there else self._unmoved
 
 
-def _nothing(transaction: Transaction) -> None:
+def nothing(transaction: Transaction) -> None:
     return None
 
 

@@ -38,6 +38,8 @@ class Bare:
         return {"backend": "host", "level": "none", "protections": {}}
 
     async def launch(self, spec: ServerSpec, principal: Principal) -> BareServer:
+        if spec.packages is not None and spec.packages.kind == "image":
+            raise Unavailable("server_start", f"server {spec.name} is an image, and without a box it has no root to be")
         environment = {**self._environment, **spec.env, **await self._secrets(spec, principal)}
         try:
             process = await anyio.open_process(

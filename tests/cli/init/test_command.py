@@ -168,14 +168,26 @@ def test_packages_are_fetched_pinned_and_run_without_a_network(project: Path, re
     assert learning.returncode == 1 and "not what was fetched" in learning.stderr
 
 
-def test_a_container_image_is_named_and_the_other_servers_are_taken(project: Path) -> None:
-    words = ["run", "-i", "--rm", "-e", f"API_KEY={VALUE}", "mcp/fetch:1.2", "--verbose"]
+def test_an_image_that_cannot_be_taken_is_told_and_the_other_servers_are_taken(project: Path) -> None:
+    words = ["run", "-i", "--rm", "-e", f"API_KEY={VALUE}", "--privileged", "corp.example/fetch:1.2", "--verbose"]
     file = client_file(project, small=plain(project), image={"command": "docker", "args": words})
     done = gateways.run("init", "--from", file, "--yes", "small", "--yes", "image", cwd=project)
     assert done.returncode == 0, done.stderr
     told = done.stdout + done.stderr
-    assert "it runs the container image mcp/fetch:1.2" in told and "npx, uvx" in told
+    assert "its option --privileged is not taken" in told
     assert VALUE not in told
+    assert list(config.load(project / "ringfence.yaml").servers) == ["small"]
+
+
+def test_an_image_that_names_no_registry_says_what_to_do(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "registries.conf").write_text("")
+    monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(project / "registries.conf"))
+    words = ["run", "-i", "--rm", "me/fetch"]
+    file = client_file(project, small=plain(project), image={"command": "docker", "args": words})
+    done = gateways.run("init", "--from", file, "--yes", "small", "--yes", "image", cwd=project)
+    assert done.returncode == 0, done.stderr
+    if not Path("/etc/docker/daemon.json").exists():
+        assert "write HOST/me/fetch:latest, or set registry-mirrors" in done.stderr
     assert list(config.load(project / "ringfence.yaml").servers) == ["small"]
 
 

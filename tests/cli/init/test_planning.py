@@ -86,5 +86,61 @@ def test_a_header_of_a_remote_server_is_put_in_by_us() -> None:
 
 
 def test_what_cannot_be_taken_over_says_why() -> None:
-    assert "container" in str(one({"command": "docker", "args": ["run", "x"]}).problem)
+    assert "no image" in str(one({"command": "docker", "args": ["run", "-i"]}).problem)
     assert "disabled" in str(one({"command": "x", "disabled": True}).problem)
+
+
+# ── Images ──
+
+
+def image(folder: Path, *words: str, **more: Any) -> Plan:
+    return one({"command": "docker", "args": ["run", "-i", "--rm", *words], **more}, folder)
+
+
+def test_an_image_is_fetched_and_sees_what_is_bound_into_it_read_only(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    bound = ["-v", "./docs:/data", "-v", f"{tmp_path}/docs:/more:ro", "-v", "./none:/none", "-v", "./docs:/etc/x"]
+    plan = image(tmp_path, *bound, "-w", "/srv", "h.example/me/x:1", "./docs", str(tmp_path / "docs"))
+    docs = str(tmp_path / "docs")
+    assert plan.problem is None and plan.runner is not None
+    assert (plan.runner.kind, plan.runner.packages) == ("image", ("h.example/me/x:1",))
+    assert plan.runner.arguments == ("./docs", docs)
+    assert plan.keys["mounts"] == [
+        {"host": docs, "at": "/data", "mode": "ro"},
+        {"host": docs, "at": "/more", "mode": "ro"},
+    ]
+    assert plan.keys["cwd"] == "/srv"
+    told = " ".join(plan.remarks)
+    assert "/data is mounted read-only" in told and "/more" not in told
+    assert "./none is not mounted" in told and "cannot be at /etc/x" in told
+
+
+@pytest.mark.parametrize("path", ["/", "~/.ssh", "/var/run/docker.sock", "/run"])
+def test_what_holds_credentials_is_not_bound_into_an_image(tmp_path: Path, path: str) -> None:
+    (Path.home() / ".ssh").mkdir(exist_ok=True)
+    plan = image(tmp_path, "-v", f"{path}:/x", "h.example/x")
+    assert "mounts" not in plan.keys
+    assert any("is not mounted" in remark for remark in plan.remarks)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--privileged", "h.example/x"], "--privileged"),
+        (["../x"], "not the name of an image"),
+        (["--platform", "linux/pdp11", "h.example/x"], "linux/pdp11"),
+        (["--platform", "windows/amd64", "h.example/x"], "windows"),
+    ],
+)
+def test_an_image_that_is_not_taken(tmp_path: Path, words: list[str], why: str) -> None:
+    assert why in str(image(tmp_path, *words).problem)
+
+
+def test_secrets_of_an_image_become_names(tmp_path: Path) -> None:
+    words = ["-e", "HUB_TOKEN", "-e", "LEVEL=info", "-e", "API_KEY=abcdefabcdef"]
+    entry = {"command": "docker", "args": ["run", *words, "h.example/x"], "env": {"HUB_TOKEN": "abcdefabcdef"}}
+    planner = planned({"hub": entry}, tmp_path)
+    (plan,) = planner.plans()
+    assert plan.keys["env"] == {"LEVEL": "info"}
+    assert plan.keys["secrets"] == ["hub_token", "api_key"]
+    assert [asked.variable for asked in planner.secrets] == ["HUB_TOKEN", "API_KEY"]

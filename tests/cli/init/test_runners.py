@@ -42,11 +42,6 @@ def test_what_is_there_already_is_left_as_it_is(command: str) -> None:
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        ("docker run -i --rm image", "container image image,"),
-        ("podman run -e KEY=x --name=y -v /a:/b mcp/git:2@sha256:00 serve", "container image mcp/git:2@sha256:00,"),
-        ("docker container run -it ghcr.io/me/x", "container image ghcr.io/me/x,"),
-        ("docker run --unknown secret image", "container image, and"),
-        ("docker compose up", "container image, and"),
         ("npx", "no package"),
         ("npx -y github:me/repo", "no package of a registry"),
         ("npx ./here", "no package of a registry"),

@@ -6,7 +6,10 @@ import asyncio
 import hashlib
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -137,7 +140,7 @@ with socket.socket() as server: server.bind(("127.0.0.1", 8080))
 @pytest.mark.parametrize("value", [-1, 0, float("nan"), float("inf"), 2**63])
 @pytest.mark.parametrize(
     "name",
-    [name for name in Limits.__slots__ if name != "capture_bytes"],
+    [field.name for field in fields(Limits) if field.name != "capture_bytes"],
 )
 async def test_absurd_limits_are_refused(backend: ProcessBackend, name: str, value) -> None:
     with pytest.raises(ValueError, match=name):
@@ -306,3 +309,25 @@ async def test_isolation_is_on_record(backend: ProcessBackend) -> None:
     assert protections["seccomp"] == {"on": True, "verified": "run"}
     assert set(isolation["limits"]) >= {"memory", "pids", "cpu"}
     assert all(each["by"] in ("cgroup", "rlimit", "watchdog", "affinity") for each in isolation["limits"].values())
+
+
+BEFORE_OTHERS = """
+import os, ringfence
+os.setpriority(os.PRIO_PROCESS, 0, -5)
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(5))
+print(*ringfence.run_code("import os; print(os.getpriority(os.PRIO_PROCESS, 0))").logs.stdout)
+print(*ringfence.run_code("print(open('/proc/self/stat').read().rpartition(')')[2].split()[38])").logs.stdout)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may go before others")
+def test_a_supervisor_that_goes_before_others_does_not_take_its_boxes_along(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE_OTHERS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "HOME": str(tmp_path)},
+        check=False,
+    )
+    assert done.stdout.split() == ["0", str(os.SCHED_OTHER)], done.stderr

@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from ringfence.box import BoxSpec, Input, Limits, Program
-from ringfence.sandbox.process import uids, zygotes
+from ringfence.sandbox.process import pool, uids, zygotes
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.box import Box
+from ringfence.sandbox.process.confine import Shape
 from tests import tooling
 from tests.sandbox import comparing
 from tests.sandbox.process import looking, supervisor
@@ -118,6 +120,34 @@ async def test_boxes_leave_nothing_behind() -> None:
 async def test_a_burst_of_a_hundred_succeeds(backend: ProcessBackend) -> None:
     reports = await asyncio.gather(*(backend.run(spec(f"print({number})")) for number in range(100)))
     assert [report.stdout.text for report in reports] == [f"{number}\n" for number in range(100)]
+
+
+async def test_of_a_burst_only_so_many_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that runs for long is in nobody's way."""
+    making: list[int] = [0]
+    spawn = zygotes.Zygote.spawn
+
+    async def counted(zygote: zygotes.Zygote, limits: Limits, shape: Shape) -> Box:
+        making.append(making[-1] + 1)
+        try:
+            return await spawn(zygote, limits, shape)
+        finally:
+            making.append(making[-1] - 1)
+
+    monkeypatch.setattr(pool, "IN_THE_MAKING", 1)
+    monkeypatch.setattr(zygotes.Zygote, "spawn", counted)
+    backend = ProcessBackend(depth=0)
+    try:
+        long = [asyncio.create_task(backend.run(spec("import time; time.sleep(60)"))) for _ in range(4)]
+        reports = await asyncio.wait_for(asyncio.gather(*(backend.run(spec("print(1)")) for _ in range(20))), 30)
+        assert {report.stdout.text for report in reports} == {"1\n"}
+        for each in long:
+            each.cancel()
+        await asyncio.gather(*long, return_exceptions=True)
+    finally:
+        await backend.close()
+    assert max(making) == len(os.sched_getaffinity(0))
+    assert making[-1] == 0
 
 
 async def test_cancelling_kills_the_box_at_once(backend: ProcessBackend) -> None:

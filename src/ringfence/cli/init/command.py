@@ -46,9 +46,10 @@ def init(
 ) -> None:
     """Write a first ringfence.yaml: a small one to begin with, or one for the servers that an MCP client has.
 
-    With --from, each server's command is shown in full and confirmed. Packages of npx and uvx are fetched once, in a
-    box that reaches your registries alone, and pinned by version and integrity. Each server is then started in a box of
-    its own and asked for its tools; what you accept is pinned. Secrets become names: no value is copied.
+    With --from, each server's command is shown in full and confirmed. Packages of npx and uvx, and images of docker
+    run, are fetched once, in a box that reaches their registries alone, and pinned by version and integrity. Each
+    server is then started in a box of its own and asked for its tools; what you accept is pinned. Secrets become names:
+    no value is copied.
 
     \b
     ringfence init                                a small file to begin with

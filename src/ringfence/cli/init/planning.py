@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ringfence.cli.init.runners import ImageNotTaken, NotTaken, Runner, taken_apart
+from ringfence.box import Mount
+from ringfence.cli.init.runners import NotTaken, Runner, of_image, taken_apart
 from ringfence.config import paths
 from ringfence.config.clientfiles import ClientFile, ClientServer, Setting
+from ringfence.config.containers import Run
 from ringfence.config.folders import touches_credentials
 from ringfence.config.writing import Entry
 from ringfence.sandbox.finding import find, within
+from ringfence.sandbox.process import mounting
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -65,15 +68,19 @@ class Planner:
         plan = Plan(self._name(server.name), server, remarks=list(server.notes))
         reasons = list(server.unusable)
         try:
-            plan.runner = taken_apart(server.command) if server.command else None
+            if server.container is None:
+                plan.runner = taken_apart(server.command) if server.command else None
+            elif not reasons:
+                plan.runner = of_image(server.container)
         except NotTaken as exc:
-            # Whatever else is wrong with it, putting that right would be in vain.
-            reasons = [str(exc), *reasons] if isinstance(exc, ImageNotTaken) else reasons or [str(exc)]
+            reasons = reasons or [str(exc)]
         if reasons:
             plan.problem = "; ".join(reasons)
             return plan
         if server.url is not None:
             plan.keys["url"] = server.url
+        elif server.container is not None:
+            self._container(plan, server.container)
         else:
             self._command(plan)
         self._settings(plan)
@@ -106,6 +113,30 @@ class Planner:
         if mounts:
             plan.keys["mounts"] = mounts
 
+    def _container(self, plan: Plan, run: Run) -> None:
+        """Its words are about what is in the image; of the host it sees what is bound into it, read-only."""
+        base = paths.resolve(plan.server.cwd or "", self._base())
+        mounts: list[dict[str, Any]] = []
+        for bound in run.bound:
+            host, at = str(paths.resolve(bound.host, base)), os.path.normpath(bound.at)
+            try:
+                mounting.check([*(Mount(**each) for each in mounts), Mount(host, at)], ())
+            except ValueError as exc:
+                plan.remarks.append(f"{bound.host} is not mounted: {exc}.")
+                continue
+            if not _exists(host):
+                plan.remarks.append(f"{bound.host} is not mounted: it is not there.")
+            elif (why := _withheld(host)) is not None:
+                plan.remarks.append(_withheld_text(host, why))
+            else:
+                mounts.append({"host": host, "at": at, "mode": "ro"})
+                if bound.writable:
+                    plan.remarks.append(f"{at} is mounted read-only; `mode: rw` lets it write there.")
+        if mounts:
+            plan.keys["mounts"] = mounts
+        if run.cwd is not None:
+            plan.keys["cwd"] = run.cwd
+
     def _base(self) -> Path:
         folder = self._file.path.absolute().parent
         return folder.parent if folder.name in (".vscode", ".cursor") else folder
@@ -128,13 +159,8 @@ class Planner:
             if any(within(value, folder) for folder in shown):
                 continue
             seen.add(value)
-            real = os.path.realpath(value)
-            why = "the whole file system" if real == "/" else touches_credentials(real)
-            if why is not None:
-                plan.remarks.append(
-                    f"{value} is not mounted: it holds {why}. Name what it needs of it under mounts:,"
-                    " or mount it with `unsafe: REASON`."
-                )
+            if (why := _withheld(value)) is not None:
+                plan.remarks.append(_withheld_text(value, why))
                 continue
             yield {"host": value, "at": os.path.normpath(value), "mode": "ro"}
 
@@ -193,6 +219,17 @@ def _shown_anyway(plan: Plan) -> list[str]:
     except ValueError:  # it cannot be started: whoever tries will say so
         return []
     return [*found.trees, *found.files]
+
+
+def _withheld(path: str) -> str | None:
+    """What is there that nobody gets unasked."""
+    real = os.path.realpath(path)
+    return "the whole file system" if real == "/" else touches_credentials(real)
+
+
+def _withheld_text(path: str, why: str) -> str:
+    rest = "Name what it needs of it under mounts:, or mount it with `unsafe: REASON`."
+    return f"{path} is not mounted: it holds {why}. {rest}"
 
 
 def _exists(path: str) -> bool:

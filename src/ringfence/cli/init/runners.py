@@ -7,16 +7,13 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from ringfence.config.containers import Run
+from ringfence.packages import manifests
+from ringfence.packages.references import Reference
+
 _NPM = re.compile(r"(@[a-z0-9~_.-]+/)?[a-z0-9~_.-]+(@[A-Za-z0-9^~<>=*.+_-]+)?", re.IGNORECASE)
 _PYPI = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?((==|@)[A-Za-z0-9.+!_-]+)?")
 _NPX_ALONE = {"-y", "--yes", "-q", "--quiet", "--prefer-offline", "--offline", "--prefer-online", "--silent", "-s"}
-_IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:@-]{0,200}")
-_IMAGE_ALONE = {"-i", "--interactive", "--rm", "-t", "--tty", "-it", "-ti", "--init", "-d", "--read-only", "--detach"}
-_IMAGE_VALUED = {
-    *("-e", "--env", "--env-file", "-v", "--volume", "--mount", "-p", "--publish", "--name", "--network", "--net"),
-    *("-w", "--workdir", "-u", "--user", "--entrypoint", "--platform", "--pull", "-l", "--label", "-m", "--memory"),
-    *("--cpus", "-h", "--hostname", "--add-host", "--cap-drop", "--security-opt", "--tmpfs", "--restart"),
-}
 _UVX_ALONE = {"-q", "--quiet", "--isolated", "--offline", "--refresh", "--no-cache", "-n", "--no-progress"}
 
 
@@ -24,20 +21,16 @@ _UVX_ALONE = {"-q", "--quiet", "--isolated", "--offline", "--refresh", "--no-cac
 class Runner:
     """What a command like `npx` would fetch and run."""
 
-    kind: Literal["npm", "pypi"]
+    kind: Literal["npm", "pypi", "image"]
     packages: tuple[str, ...]
     """As the registry's client names them; the first has the program."""
     program: str | None
-    """The program's name where it is not the package's own."""
+    """The program's name where it is not the package's own; of an image, what is run instead of its entry point."""
     arguments: tuple[str, ...]
 
 
 class NotTaken(Exception):
     """A command that fetches what cannot be pinned."""
-
-
-class ImageNotTaken(NotTaken):
-    """A command that runs a container image."""
 
 
 def taken_apart(command: tuple[str, ...]) -> Runner | None:
@@ -51,29 +44,18 @@ def taken_apart(command: tuple[str, ...]) -> Runner | None:
             return _uvx(rest, "--from")
         case ["pipx", "run", *rest]:
             return _uvx(rest, "--spec")
-        case ["docker" | "podman" | "nerdctl", *rest]:
-            image = _image(rest)
-            raise ImageNotTaken(
-                f"it runs the container image{f' {image}' if image else ''}, and boxes of images are not built yet:"
-                " name the same server's npm or PyPI package (npx, uvx) or a program on this host, and run init again"
-            )
     return None
 
 
-def _image(words: list[str]) -> str | None:
-    """Which image `run` is given; None where that is not sure: another word may be a secret."""
-    if words[:1] == ["container"]:
-        words = words[1:]
-    if words[:1] != ["run"]:
-        return None
-    words = words[1:]
-    while words and words[0].startswith("-"):
-        option, equals, _ = words.pop(0).partition("=")
-        if option in _IMAGE_VALUED and not equals:
-            words = words[1:]
-        elif not equals and option not in _IMAGE_ALONE:
-            return None
-    return words[0] if words and _IMAGE.fullmatch(words[0]) else None
+def of_image(run: Run) -> Runner:
+    """Raises NotTaken."""
+    try:
+        Reference.of(run.image)
+    except ValueError as exc:
+        raise NotTaken(str(exc)) from None
+    if run.platform is not None and not manifests.is_here(run.platform):
+        raise NotTaken(f"it is for {run.platform[:40]}, and this machine is linux/{manifests.machine()}")
+    return Runner("image", (run.image,), run.entrypoint, run.arguments)
 
 
 def _without_shell(words: list[str]) -> list[str]:

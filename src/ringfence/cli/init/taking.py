@@ -15,6 +15,7 @@ import anyio
 
 from ringfence import config, identity, storehouse
 from ringfence.app import App
+from ringfence.cli.init.imaged import started
 from ringfence.cli.init.planning import Asked, Plan, Planner
 from ringfence.cli.terminal import confirm, cut, quoted, safe
 from ringfence.config import Config, clientfiles, drafting, writing
@@ -122,7 +123,7 @@ def _shown(plan: Plan) -> Iterator[str]:
     else:
         yield f"  command  {safe(json.dumps(list(server.command), ensure_ascii=False))}"
     if plan.runner is not None:
-        where = "npm" if plan.runner.kind == "npm" else "PyPI"
+        where = {"npm": "npm", "pypi": "PyPI", "image": "its registry"}[plan.runner.kind]
         yield f"  fetched  once, from {where}: {safe(' '.join(plan.runner.packages))}"
     if server.cwd is not None:
         yield f"  in       {safe(server.cwd)}"
@@ -148,17 +149,35 @@ async def _fetched(plan: Plan, settings: Config, scripts: bool, at_once: anyio.C
         async with at_once:
             print(safe(f"Fetching {' '.join(runner.packages)} in a box …"), file=sys.stderr)
             tree = await storehouse.fetch(settings.gateway.state, settings.sandbox, wanted)
-        start = _start(tree, runner.program or runner.packages[0], runner.packages)
+        mine = _of_image(plan, tree) if tree.kind == "image" else _of_packages(plan, tree)
     except (RingfenceError, ValueError) as exc:
         plan.problem = str(exc)
         print(quoted(f"server {plan.name} is left out: {exc}", ""), file=sys.stderr)
         return
+    plan.keys = {**mine, **{key: value for key, value in plan.keys.items() if key not in mine}}
+
+
+def _of_image(plan: Plan, tree: Tree) -> dict[str, Any]:
+    """As its own configuration wants to be run, and the entry besides. Raises Unavailable."""
+    assert plan.runner is not None
+    imaged = started(tree, plan.runner, plan.keys)
+    plan.remarks += imaged.remarks
+    return {**imaged.keys, "packages": _pin(tree, [package.name for package in tree.packages])}
+
+
+def _of_packages(plan: Plan, tree: Tree) -> dict[str, Any]:
+    runner = plan.runner
+    assert runner is not None
+    start = _start(tree, runner.program or runner.packages[0], runner.packages)
     names = [_pinned(tree, name) for name in runner.packages]
-    pin = {"from": tree.kind, "names": names, "tree": tree.digest}
-    mine = {"command": [*start, *runner.arguments], "packages": pin}
+    mine: dict[str, Any] = {"command": [*start, *runner.arguments], "packages": _pin(tree, names)}
     if tree.kind == "pypi":
         mine["env"] = {**plan.keys.get("env", {}), "PYTHONPATH": AT}
-    plan.keys = {**mine, **{key: value for key, value in plan.keys.items() if key not in mine}}
+    return mine
+
+
+def _pin(tree: Tree, names: list[str]) -> dict[str, Any]:
+    return {"from": tree.kind, "names": names, "tree": tree.digest}
 
 
 def _start(tree: Tree, program: str, packages: tuple[str, ...]) -> list[str]:

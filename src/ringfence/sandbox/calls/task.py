@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from ringfence.box import Attached, FileFact
 from ringfence.errors import Refused
 from ringfence.model import Answer, Call, Grant, Json, Principal, Status
+from ringfence.plain import plain
 from ringfence.ports import Packed, Passage
 from ringfence.sandbox.order import Provision
 from ringfence.sandbox.results import text
@@ -28,7 +29,7 @@ def owner_of(principal: Principal) -> Owner:
     return Owner(principal.tenant, principal.agent)
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Task:
     """What is to be done, for whom, by whom."""
 

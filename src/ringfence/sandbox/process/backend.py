@@ -16,7 +16,7 @@ from types import MappingProxyType
 from ringfence.box import BoxReport, BoxSpec, Input, Limits, Program, Programs, Serve, SetUp, Stream
 from ringfence.errors import Unavailable
 from ringfence.model import Json
-from ringfence.sandbox.process import guarded, host, inputs, mounting, selftest
+from ringfence.sandbox.process import guarded, host, inputs, mounting, rooted, selftest
 from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.cgroup import Cgroups, sweep
@@ -108,8 +108,9 @@ class ProcessBackend:
             if "execute" not in self._without:
                 shape["executable"] = list(baseline.programs.executable)
         box = await pool.take(baseline, limits, shape)
+        self._look_at_root(box, baseline)
         self._inherited = box.inherited
-        if not baseline.mounts:  # what somebody mounts is for the moment, and no box is kept ready with it
+        if not baseline.borrows:  # what somebody mounts is for the moment, and no box is kept ready with it
             asyncio.get_running_loop().call_soon(pool.refill, baseline, limits)
         before = guarded.look(spec.mounts, mounting.held(baseline.mounts))
         run = Run(box, spec, str(interpreter()), tell)
@@ -143,11 +144,10 @@ class ProcessBackend:
 
     async def open(self, spec: StaySpec, network: Serve | None = None) -> LiveBox:
         """A box that stays until it is ended. Raises ValueError, Unavailable."""
-        afresh = (
-            spec.layout == "fresh" or spec.setup is not None
-        )  # a fork would run the user's code among all that is ready
+        # A fork would run the user's code among all that is ready.
+        afresh = spec.layout == "fresh" or spec.setup is not None
         as_run = BoxSpec(
-            Program("python", (spec.setup or "").encode()),
+            Program("python", (spec.setup or "").encode()) if spec.root is None else rooted.COMMANDS,
             spec.limits,
             layout="fresh" if afresh else "shared",
             trees=spec.trees,
@@ -157,6 +157,7 @@ class ProcessBackend:
             packages=spec.packages,
             installs=spec.installs,
             listening=spec.listening,
+            root=spec.root,
         )
         host.check_spec(as_run, self._templates)
         inputs.check_inputs(spec.inputs, None)
@@ -193,12 +194,14 @@ class ProcessBackend:
         """One that is ready, or one made now. Raises Unavailable."""
         assert self._pool is not None
         limits = _of_the_box(spec.limits)
-        if shape["folders"] or baseline.mounts:
+        if shape["folders"] or baseline.borrows:
             zygote, box = await self._pool.spawn(baseline, limits, shape)
+            self._look_at_root(box, baseline)
         else:
             zygote, box = await self._pool.stay(baseline, limits, shape)
             asyncio.get_running_loop().call_later(_SPARE_SECONDS, self._pool.refill, baseline, limits)
         live = LiveBox(box, zygote, shape, self._isolation(box, spec, None))
+        live.has_interpreter = baseline.image is None
         try:
             if network is not None:
                 live.outlet = await Outlet.open(box, network)
@@ -296,6 +299,18 @@ class ProcessBackend:
             raise Unavailable("self_test", f"a box on this host lacks: {', '.join(lacking)}")
         return host.Tested(found, datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), left_out)
 
+    def _look_at_root(self, box: Box, baseline: Baseline) -> None:
+        """One that is an image nobody has looked at before. Raises Unavailable."""
+        if baseline.image is None:
+            return
+        found = rooted.look(box.worker, baseline.mounts)
+        lacking = sorted(name for name, on in found.items() if not on and name not in baseline.without)
+        if lacking:
+            box.kill()
+            box.ended.add_done_callback(lambda _: box.remove())
+            raise Unavailable("self_test", f"a box with this image as its root lacks: {', '.join(lacking)}")
+        box.isolation |= found
+
     def _baseline(self, spec: BoxSpec) -> Baseline:
         assert self._host is not None
         trees = tuple(sorted(os.path.realpath(tree) for tree in spec.trees))
@@ -310,9 +325,12 @@ class ProcessBackend:
             baseline = replace(baseline, listens=True)
         if spec.installs:
             baseline = replace(baseline, installs=True)
+        if spec.root is not None:
+            rooted.check(spec, spec.root)
+            baseline = replace(baseline, image=rooted.place(spec.root))
         if not spec.mounts:
             return baseline
-        mounting.check(spec.mounts, (*trees, os.path.realpath(sys.base_prefix)))
+        mounting.check(spec.mounts, () if spec.root is not None else (*trees, os.path.realpath(sys.base_prefix)))
         return replace(baseline, mounts=mounting.place(spec.mounts))
 
     async def _with_programs(self, baseline: Baseline, programs: Programs) -> Baseline:
@@ -350,7 +368,8 @@ class ProcessBackend:
         assert self._host is not None and tested is not None
         overshoot = None if self._counts("memory") else overshoot
         listens = spec.listening.allowed
-        seen = (tuple(box.isolation.items()), tested.at, spec.layout, spec.mounts, listens, overshoot)
+        given = (spec.layout, spec.mounts, spec.root is not None, listens)
+        seen = (tuple(box.isolation.items()), tested.at, given, overshoot)
         if seen not in self._isolations:
             means: Json = {name: {"by": "cgroup" if self._counts(name) else how} for name, how in host.MEANS.items()}
             if overshoot is not None:
@@ -361,6 +380,8 @@ class ProcessBackend:
                 told["mounts"] = [{"at": each.at, "mode": each.mode} for each in spec.mounts]
             if listens:
                 told["listen"] = "allowed"
+            if spec.root is not None:
+                told["root"] = "image"
             self._isolations = {seen: told}
         return self._isolations[seen]
 

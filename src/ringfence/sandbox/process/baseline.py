@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ringfence.plain import plain
 from ringfence.sandbox.process import mounting
 from ringfence.sandbox.process.choosing import Choice
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Baseline:
     """What all boxes of a zygote have in common."""
 
@@ -33,6 +32,13 @@ class Baseline:
     """Programs in its boxes may install packages, and Python looks for those."""
     programs: Choice | None = None
     """Those of the host that its boxes have; None: all of them."""
+    image: mounting.Placed | None = None
+    """The folder that is their root, instead of the system of the host and the interpreter."""
+
+    @property
+    def borrows(self) -> bool:
+        """Whether a file system of the host's is in use as long as a zygote of it lives."""
+        return bool(self.mounts) or self.image is not None
 
     @property
     def writes(self) -> bool:

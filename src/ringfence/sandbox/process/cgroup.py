@@ -16,10 +16,10 @@ import signal
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from ringfence.plain import plain
 from ringfence.sandbox.process.cgroupfs import Files, fields, limit_cpu, limit_memory, number, read, rmdir, write
 from ringfence.sandbox.process.hierarchy import Folder, Owner, find, left_behind, roles_of
 
@@ -33,7 +33,7 @@ LEAST_PROCESSES = 2
 HANDLES = 128
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Allowance:
     """The limits of a group, kept to be set again."""
 
@@ -52,7 +52,7 @@ class Counted(NamedTuple):
     cpu_ms: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class _Before:
     """What the kernel had already counted when a group was last made as good as new."""
 

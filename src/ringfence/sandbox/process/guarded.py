@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ringfence.box import Mount
+from ringfence.plain import plain
 from ringfence.sandbox.process import kernel
 
 _FOLDERS = (".config", ".cargo", ".yarn")
@@ -90,7 +91,7 @@ _State = tuple[tuple[object, ...], tuple[object, ...] | None]
 """Of the links that lead there, and of what is there; None: nothing, or nothing that a box could change."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Hold:
     """Something of the host that is to be mounted over itself."""
 
@@ -102,13 +103,13 @@ class Hold:
     """It is only to stay where it is."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Seen:
     held: Held
     states: Mapping[str, _State]
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class _Way:
     links: tuple[str, ...]
     folders: tuple[str, ...]
@@ -117,7 +118,7 @@ class _Way:
     """None: nothing is there, or not in what the box may write to."""
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class _Item:
     name: str
     at: str

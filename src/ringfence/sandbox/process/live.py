@@ -42,6 +42,8 @@ class LiveBox:
         self.held: Held = {}
         self.env: Mapping[str, str] = {}
         """What everything in it finds in its environment."""
+        self.has_interpreter = True
+        """Of ours; what an image has is the image's."""
         self.interpreter_path: str | None = None
         """Of the program that its interpreters are started by; None: they are forks."""
         self._setups: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ class LiveBox:
 
     async def interpreter(self) -> Interpreter:
         """One more interpreter, with nothing in it but what it is set up with. Raises Unavailable, SetUpFailed."""
+        self._check_interpreter()
         member = await self._member()
         if self.interpreter_path is None:
             interpreter = Interpreter(self, member)
@@ -119,9 +122,15 @@ class LiveBox:
 
     async def command(self, command: Command, tell: Tell) -> Running:
         """Start one. Raises Unavailable."""
+        if command.source is not None:
+            self._check_interpreter()
         running = Running(self, await self._member(), command, tell)
         running.begin()
         return running
+
+    def _check_interpreter(self) -> None:
+        if not self.has_interpreter:
+            raise Unavailable("no_interpreter", "a box whose root is an image has no interpreter of ours; use commands")
 
     async def _member(self) -> Member:
         spare, self._spare = self._spare, None

@@ -10,10 +10,10 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ringfence.errors import Unavailable
+from ringfence.plain import plain
 from ringfence.sandbox.process.denials import MAX_DENIALS, Denials
 from ringfence.sandbox.process.hub import Hub
 
@@ -22,7 +22,7 @@ _AT_ONCE = 32
 _PASSES_RIGHTS = 83  # SO_PASSRIGHTS
 
 
-@dataclass(frozen=True, slots=True)
+@plain
 class Ended:
     """What the kernel said when a process was reaped, all that it had reaped itself included."""
 

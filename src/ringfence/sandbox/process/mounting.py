@@ -51,6 +51,11 @@ class Placed:
     def shape(self) -> list[str | bool]:
         return [self.at, self.writable, self.folder]
 
+    @property
+    def words(self) -> list[str | bool | int]:
+        """For the zygote."""
+        return [self.host, *self.shape, *self.identity[:2]]
+
 
 def check(mounts: Sequence[Mount], trees: Iterable[str]) -> None:
     """Raises ValueError, with a sentence for a person, for what cannot be."""
@@ -139,8 +144,8 @@ def _opened(path: str) -> int:
         raise ValueError(f"{path} cannot be mounted: {exc.strerror}{hint}") from None
 
 
-def clone(mounts: Sequence[Placed], box_id: int) -> list[int]:
-    """As root: each as a mount that is attached nowhere yet, ours to close. Raises Unavailable."""
+def clone(mounts: Sequence[Placed], box_id: int, image: Placed | None = None) -> list[int]:
+    """As root: each as a mount that is attached nowhere yet, ours to close; the image last. Raises Unavailable."""
     clones: list[int] = []
     spaces: dict[tuple[int, int], int] = {}
     try:
@@ -149,6 +154,8 @@ def clone(mounts: Sequence[Placed], box_id: int) -> list[int]:
             if owner not in spaces:
                 spaces[owner] = _user_namespace(f"{owner[0]} {box_id} 1", f"{owner[1]} {box_id} 1")
             clones.append(_clone(mount, spaces[owner]))
+        if image is not None:
+            clones.append(_clone(image, None))
     except BaseException:
         for descriptor in clones:
             os.close(descriptor)
@@ -159,7 +166,8 @@ def clone(mounts: Sequence[Placed], box_id: int) -> list[int]:
     return clones
 
 
-def _clone(mount: Placed, space: int) -> int:
+def _clone(mount: Placed, space: int | None) -> int:
+    """`space`: where its owner and the box are one; None: what all may read can be read."""
     try:
         found = kernel.open_path(mount.host)
     except OSError as exc:
@@ -177,7 +185,8 @@ def _clone(mount: Placed, space: int) -> int:
     try:
         attributes = kernel.ATTR_NOSUID | kernel.ATTR_NODEV | (0 if mount.writable else kernel.ATTR_RDONLY)
         _set(descriptor, attributes)
-        _set_owner(descriptor, mount, space)
+        if space is not None:
+            _set_owner(descriptor, mount, space)
     except BaseException:
         os.close(descriptor)
         raise

@@ -22,10 +22,13 @@ from ringfence.sandbox.process.zygotes import Zygote
 
 log = logging.getLogger(__name__)
 
+IN_THE_MAKING = 6
+"""So many boxes at once for each core. More are made no sooner, and need a control group each, where the next could
+have that of the last."""
 KINDS = 4
 """So many kinds of boxes are kept ready, those that were asked for last."""
-MOUNTED_SECONDS = 5.0
-"""So long a zygote whose boxes have mounts is kept without a box."""
+BORROWED_SECONDS = 5.0
+"""So long a zygote that borrows from the host is kept without a box."""
 
 
 @dataclass(slots=True)
@@ -50,19 +53,27 @@ class Pool:
         self._starting: dict[Baseline, asyncio.Task[Zygote]] = {}
         self._kinds: OrderedDict[tuple[Baseline, Limits], _Kind] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._making = asyncio.Semaphore(IN_THE_MAKING * cores)
         self._shut = False
 
     async def take(self, baseline: Baseline, limits: Limits, shape: Shape) -> Box:
         """A ready box, or one made now. Raises Unavailable."""
-        if baseline.mounts:
+        if baseline.borrows:
             return (await self.spawn(baseline, limits, shape))[1]
         kind = self._kind(baseline, limits, shape)
+        box = self._ready(kind)
+        if box is None:
+            async with self._making:
+                box = self._ready(kind) or await self._make(kind)
+        return box
+
+    def _ready(self, kind: _Kind) -> Box | None:
         while kind.ready:
             box = kind.ready.popleft()
             if box.lives():
                 return box
             self._do(_end(box))
-        return await self._make(kind)
+        return None
 
     async def stay(self, baseline: Baseline, limits: Limits, shape: Shape) -> tuple[Zygote, Box]:
         """Likewise one that stays, and its zygote, which can start more in it. Raises Unavailable."""
@@ -80,12 +91,12 @@ class Pool:
         zygote = await self._zygote(baseline)
         while zygote.full:
             zygote = await self._zygote(baseline)
-        if baseline.mounts:
-            asyncio.get_running_loop().call_later(MOUNTED_SECONDS, self._let_go, baseline)
+        if baseline.borrows:
+            asyncio.get_running_loop().call_later(BORROWED_SECONDS, self._let_go, baseline)
         return zygote, await zygote.spawn(limits, shape)
 
     def _let_go(self, baseline: Baseline) -> None:
-        """Of zygotes with mounts that are not used: as long as one lives, the host's file system is in use."""
+        """Of zygotes that borrow from the host and have no box."""
         those = self._zygotes.get(baseline, [])
         for zygote in [zygote for zygote in those if not zygote.live]:
             those.remove(zygote)
@@ -93,12 +104,14 @@ class Pool:
         if not those:
             self._zygotes.pop(baseline, None)
         elif not self._shut:
-            asyncio.get_running_loop().call_later(MOUNTED_SECONDS, self._let_go, baseline)
+            asyncio.get_running_loop().call_later(BORROWED_SECONDS, self._let_go, baseline)
 
     def refill(self, baseline: Baseline, limits: Limits) -> None:
         """Make up for what was taken; called when whoever took it no longer waits."""
         kind = self._kinds.get((baseline, limits))
         depth = min(1, self._depth) if baseline.stays else self._depth
+        if self._making.locked():
+            return  # who waits for one goes first
         while kind is not None and not self._shut and len(kind.ready) + kind.coming < depth:
             zygote = self._idlest(baseline)
             if zygote is None:

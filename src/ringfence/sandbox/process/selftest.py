@@ -38,7 +38,7 @@ print(json.dumps({
     "dev": sorted(os.listdir("/dev")), "proc": sorted(os.listdir("/proc")),
     "name": os.uname().nodename, "session": os.getsid(0) == os.getpid(),
     "tty": tried(lambda: os.open("/dev/tty", os.O_RDWR)),
-    "limits": limits, "umask": mask,
+    "limits": limits, "umask": mask, "nice": os.getpriority(os.PRIO_PROCESS, 0),
     "node": tried(lambda: os.mknod("/workspace/tmp/node", stat.S_IFCHR | 0o600, 0)),
     "bits": ctypes.CDLL(None).prctl(27, 0, 0, 0, 0), "ids": os.getresuid() + os.getresgid(),
 }))
@@ -96,7 +96,7 @@ _LOOKS: dict[str, Callable[[Any], object]] = {
     "umask": lambda seen: seen["umask"] == 0o022,
     "no_core_dump": lambda seen: seen["limits"]["CORE"] == 0,
     "locked_memory": lambda seen: seen["limits"]["MEMLOCK"] == 65536,
-    "priority": lambda seen: seen["limits"]["RTPRIO"] == seen["limits"]["NICE"] == 0,
+    "priority": lambda seen: seen["limits"]["RTPRIO"] == seen["limits"]["NICE"] == 0 and seen["nice"] >= 0,
     "secure_bits": lambda seen: seen["bits"] == 0xEF,
     "landlock": lambda seen: seen["node"],
     "mapping": lambda seen: seen["ids"] == [1000] * 6,

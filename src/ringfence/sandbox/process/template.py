@@ -15,7 +15,7 @@ from ringfence.sandbox.process.places import MOUNTS, TEMPLATE
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any
+    from typing import Any, NoReturn
 
 STEPS = {
     "keyring": "the session keyring is inherited and may hold credentials; this one is empty, and keyctl is refused",
@@ -29,11 +29,11 @@ STEPS = {
 }
 """What is done once for all boxes of a zygote, which they inherit; the rest is `confine.STEPS`."""
 HOST_NAME = "box"
-_BASE = "/tmp"  # noqa: S108 - only a place to mount on, in a mount namespace of our own
+BASE = "/tmp"  # noqa: S108 - only a place to mount on, in a mount namespace of our own
 _NO_PRIVILEGES = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
 _READ_ONLY = kernel.ATTR_RDONLY | _NO_PRIVILEGES
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "zero", "full", "random", "urandom")
 _ETC = (
     "alternatives",
     "chromium.d",
@@ -58,13 +58,16 @@ _LIMITS = {
     "priority": ((resource.RLIMIT_RTPRIO, 0), (resource.RLIMIT_NICE, 0)),
 }
 _LARGEST_FILE = 4 * 1024 * 1024
-_WRITTEN = {
+WRITTEN = {
     "passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nbox:x:{INSIDE_ID}:{INSIDE_ID}:box:/workspace:/bin/sh\n",
     "group": f"root:x:0:\nbox:x:{INSIDE_ID}:\n",
     "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
     "hostname": "box\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "resolv.conf": "",
+}
+"""Files of /etc in every box, whatever its root is."""
+_FOR_PIP = {
     # Else it would look for its index for a minute, and then say that there is no network.
     "pip.conf": "[global]\nno-index = true\nfind-links ="
     " /nothing_is_installed_from_within_a_box/unless_sandbox.install_inside_is_set_and_sandbox.allow_packages_has_it\n"
@@ -85,11 +88,27 @@ def inherit(without: frozenset[str]) -> list[str]:
         kernel.set_host_name(HOST_NAME)
     if "umask" not in without:
         os.umask(0o022)
+    if "priority" not in without:
+        _queue_up()
     for step, limits in _LIMITS.items():
         if step not in without:
             for number, most in limits:
                 resource.setrlimit(number, (most, most))
     return seen
+
+
+def _queue_up() -> None:
+    """Behind nobody's back: a supervisor that goes before others does not take its boxes along."""
+    if os.sched_getscheduler(0) not in (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+def give_up(text: str) -> NoReturn:
+    """Said at once: an interpreter that ends may let go of the supervisor's socket before it says why."""
+    os.write(2, f"{text}\n".encode())
+    raise SystemExit(1)
 
 
 class Held:
@@ -116,7 +135,7 @@ class Mounted:
             self._descriptor = kernel.open_path(self.host)
             found = os.fstat(self._descriptor)
             if (found.st_dev, found.st_ino) != self._identity:
-                raise SystemExit(f"{self.host} is no longer what it was a moment ago")
+                give_up(f"{self.host} is no longer what it was a moment ago")
 
     def attach(self, target: str) -> None:
         if self.folder:
@@ -158,11 +177,7 @@ def build(
     held: list[Held], mounted: list[Mounted], without: frozenset[str], choice: dict[str, Any] | None = None
 ) -> None:
     """Make the template and make everything else disappear; `choice`: all but these programs, too."""
-    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("zygote", _BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m,nr_inodes=128")
-    os.mkdir(f"{_BASE}/proc", 0o755)
-    place = f"{_BASE}{TEMPLATE.decode()}"
-    os.mkdir(place, 0o755)
+    place = begin()
     kernel.mount("template", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=64m,nr_inodes=16k")
     _skeleton(place, [*(tree.path for tree in held), *(mount.at for mount in mounted)])
     for tree in held:
@@ -171,24 +186,45 @@ def build(
         kernel.bind(f"/proc/self/fd/{tree.descriptor}", target, 0 if "trees_read_only" in without else _READ_ONLY)
         os.close(tree.descriptor)
     if choice is not None and "programs" not in without:
-        _cabinet[0].furnish(place, _BASE, choice)
-    os.mkdir(f"{_BASE}{MOUNTS.decode()}", 0o755)
-    covered: list[str] = []
-    for number, mount in enumerate(mounted):
-        mount.attach(f"{_BASE}{MOUNTS.decode()}/{number}")
-        if choice is not None and "noexec" not in without:
-            kernel.set_mount(f"{_BASE}{MOUNTS.decode()}/{number}", kernel.ATTR_NOEXEC, recursive=True)
-        if not any(mount.at.startswith(f"{outer}/") for outer in (*covered, *(tree.path for tree in held))):
+        _cabinet[0].furnish(place, BASE, choice)
+    make_rooms(place, mounted, [tree.path for tree in held])
+    finish(place, mounted, without, noexec=choice is not None and "noexec" not in without)
+
+
+def begin() -> str:
+    """Where the template is to be, in a file system that is ours alone."""
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("zygote", BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m,nr_inodes=128")
+    os.mkdir(f"{BASE}/proc", 0o755)
+    place = f"{BASE}{TEMPLATE.decode()}"
+    os.mkdir(place, 0o755)
+    return place
+
+
+def make_rooms(place: str, mounted: list[Mounted], trees: list[str]) -> None:
+    """For mounts that lie in no other one, and in no tree: those have the room already."""
+    covered = list(trees)
+    for mount in mounted:
+        if not any(mount.at.startswith(f"{outer}/") for outer in covered):
             mount.make_room(place)
         covered.append(mount.at)
+
+
+def finish(place: str, mounted: list[Mounted], without: frozenset[str], *, noexec: bool = False) -> None:
+    """Have at hand what boxes mount by themselves, and let go of all the rest."""
+    os.mkdir(f"{BASE}{MOUNTS.decode()}", 0o755)
+    for number, mount in enumerate(mounted):
+        mount.attach(f"{BASE}{MOUNTS.decode()}/{number}")
+        if noexec:
+            kernel.set_mount(f"{BASE}{MOUNTS.decode()}/{number}", kernel.ATTR_NOEXEC, recursive=True)
     if "own_devices" in without:
         kernel.mount("/dev", f"{place}/dev", None, kernel.MS_BIND | kernel.MS_REC)
     else:
         _devices(place)
     # A box can only mount a /proc of its own while a whole one is in sight; this one stays outside of the template, and
     # shows no process but the zygote and its boxes.
-    kernel.mount("proc", f"{_BASE}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | 8)
-    kernel.pivot(_BASE)
+    kernel.mount("proc", f"{BASE}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | 8)
+    kernel.pivot(BASE)
 
 
 _cabinet: list[ModuleType] = []
@@ -210,13 +246,7 @@ def seal(choice: dict[str, Any], without: frozenset[str]) -> None:
 def _skeleton(place: str, paths: list[str]) -> None:
     for name in ("etc", "dev", "proc", "workspace", "sys", "run", "home", "var", "opt"):
         os.mkdir(f"{place}/{name}", 0o755)
-    for name in ("tmp", "dev/shm", "var/tmp"):
-        if any(path.startswith(f"/{name}/") for path in paths):
-            os.mkdir(f"{place}/{name}", 0o755)  # it has to hold something of the host's, so it is no place to write to
-        else:
-            os.symlink("/workspace/tmp", f"{place}/{name}")
-    for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
-        os.symlink(f"/proc/self/{target}", f"{place}/dev/{name}")
+    link(place, paths)
     for name in _SYSTEM:
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{place}/{name}")
@@ -225,7 +255,22 @@ def _skeleton(place: str, paths: list[str]) -> None:
     for entry in os.listdir("/etc"):
         if entry.startswith("python3"):
             _copy(f"/etc/{entry}", f"{place}/etc/{entry}")
-    for name, text in _WRITTEN.items():
+    write(place, {**WRITTEN, **_FOR_PIP})
+
+
+def link(place: str, paths: list[str]) -> None:
+    """What programs write to whatever they are told, and their own streams; `paths` are what boxes are to see."""
+    for name in ("tmp", "dev/shm", "var/tmp"):
+        if any(f"{path}/".startswith(f"/{name}/") for path in paths):
+            os.mkdir(f"{place}/{name}", 0o755)  # it has to hold something of the host's, so it is no place to write to
+        else:
+            os.symlink("/workspace/tmp", f"{place}/{name}")
+    for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(f"/proc/self/{target}", f"{place}/dev/{name}")
+
+
+def write(place: str, files: dict[str, str]) -> None:
+    for name, text in files.items():
         with open(f"{place}/etc/{name}", "w", encoding="utf-8") as file:
             file.write(text)
 
@@ -248,7 +293,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _devices(place: str) -> None:
-    for name in _DEVICES:
+    for name in DEVICES:
         target = f"{place}/dev/{name}"
         os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o644))
         kernel.bind(f"/dev/{name}", target, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NOEXEC)

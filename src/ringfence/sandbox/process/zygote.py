@@ -34,6 +34,7 @@ from ringfence.sandbox.process import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import resource
+    from types import ModuleType
     from typing import Any
 
 _SPACES = kernel.NEWUSER | kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWNET | kernel.NEWCGROUP
@@ -84,16 +85,21 @@ class Zygote:
             template.load_cabinet()
             with open(descriptors[1], "rb") as file:
                 choice = marshal.load(file)  # noqa: S302 - it comes from the supervisor
-        clones = [worker.receive(self._control)[1][0] for _ in config["mounts"]] if self._root else []
+        wanted = [*config["mounts"], *config["image"]]
+        clones = [worker.receive(self._control)[1][0] for _ in wanted] if self._root else []
         self._landlock = landlock.version()
         with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
             self._last_capability = int(file.read())
         if config["stays"]:
             worker.load_cells()
-        held, mounts = self._enter(config["trees"], template.mounts(config["mounts"], clones))
+        imaged = _load_image() if config["image"] else None
+        held, mounts = self._enter(config["trees"], template.mounts(wanted, clones))
         self._settle_in()
         without = frozenset(config["without"])
-        template.build(held, mounts, without, choice)
+        if imaged is None:
+            template.build(held, mounts, without, choice)
+        else:
+            imaged.build(mounts.pop(), mounts, without)
         seen = template.inherit(without)
         # What was installed for a box goes before what lies beside the interpreter, and after its own library.
         at = next((n for n, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
@@ -113,6 +119,8 @@ class Zygote:
         kernel.set_flags(isolated=0, ignore_environment=0, no_user_site=0, safe_path=False)
         guest.forget_ourselves()
         sys.path.remove(sys.argv[1])
+        if imaged is not None:
+            sys.path.clear()  # what an image has there is not for an interpreter of ours
         sys.path_importer_cache.clear()
         _one_thread()
         gc.collect()
@@ -128,7 +136,7 @@ class Zygote:
         """Into a user namespace in which the host's root does not exist."""
         user, group = os.getuid(), os.getgid()
         kernel.unshare(_SPACES)
-        held = template.hold(trees)
+        held = template.hold(trees) if trees else []
         for mount in mounts:
             mount.hold()
         if self._root:
@@ -331,6 +339,15 @@ def _make_room(control: int) -> int:
         os.dup2(nothing, place, inheritable=False)
     os.close(nothing)
     return moved
+
+
+def _load_image() -> ModuleType:
+    """As long as our own files can be seen, and with what starts a program there; other boxes would only carry it."""
+    import warnings  # noqa: F401, PLC0415 - `os` wants it to look for a program
+
+    from ringfence.sandbox.process import image  # noqa: PLC0415 - likewise
+
+    return image
 
 
 def _write(path: str, text: str) -> None:

@@ -116,16 +116,19 @@ class Zygote:
             raise Unavailable("no_zygote", f"the zygote was not ready within {START_SECONDS:g} s") from None
 
     def _configure(self) -> None:
-        trees = sorted({os.path.realpath(sys.base_prefix), *self.baseline.trees})
+        image = self.baseline.image
+        trees = [] if image is not None else sorted({os.path.realpath(sys.base_prefix), *self.baseline.trees})
         config: dict[str, Any] = {
             "trees": trees,
             "preload": list(self.baseline.preload),
             "without": list(self.baseline.without),
         }
         config["packages"] = [*self.baseline.packages, *([INSTALLED] if self.baseline.installs else [])]
-        config |= {"stays": self.baseline.stays, "setup": self.baseline.setup}
-        config["mounts"] = [[each.host, *each.shape, *each.identity[:2]] for each in self.baseline.mounts]
-        config["env"] = {"PATH": f"{interpreter().parent}:{_PATH}", "HOME": "/workspace", "TMPDIR": "/workspace/tmp"}
+        config |= {"stays": self.baseline.stays and image is None, "setup": self.baseline.setup}
+        config["mounts"] = [each.words for each in self.baseline.mounts]
+        config["image"] = [] if image is None else [image.words]
+        path = _PATH if image is not None else f"{interpreter().parent}:{_PATH}"
+        config["env"] = {"PATH": path, "HOME": "/workspace", "TMPDIR": "/workspace/tmp"}
         config["env"] |= {"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box"}
         if self.baseline.installs:
             config["env"]["PATH"] += f":{INSTALLED_PROGRAMS}"
@@ -152,7 +155,7 @@ class Zygote:
         """One by one. Raises Unavailable. Nobody but root can clone a mount; another zygote opens them by itself."""
         if self._block is None:
             return
-        clones = mounting.clone(self.baseline.mounts, self._block.base + mounting.SHARED_SLOT)
+        clones = mounting.clone(self.baseline.mounts, self._block.base + mounting.SHARED_SLOT, self.baseline.image)
         try:
             for descriptor in clones:
                 self._tell({}, [descriptor])
