@@ -125,7 +125,11 @@ def test_a_plain_value_is_copied(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["--token", "abcdef"], ["--api-key=abcdef"], [TOKEN], ["postgres://me:hunter22@db/x"], ["-p", TOKEN]]
+    "args",
+    [
+        *(["--token", "abcdef"], ["--api-key=abcdef"], [TOKEN], ["postgres://me:hunter22@db/x"], ["-p", TOKEN]),
+        *(["docker", "run", "-e", "API_TOKEN=abcdef"], ["-c", "API_TOKEN='abcdef' exec x"], ["API_TOKEN=abcdef"]),
+    ],
 )
 def test_a_secret_among_the_arguments_makes_a_server_unusable(args: list[str]) -> None:
     found = one({"command": "x", "args": args})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.config.clientfiles import ClientServer, parse
+from ringfence.config.clientfiles import ClientServer, Setting, parse
 from ringfence.config.containers import Bound, Run, Variable, is_container, taken_apart
 
 VALUE = "q8Zk2mP0vX7tR4wL9sB1"
@@ -141,3 +141,12 @@ def test_a_file_of_variables_is_read_beside_the_clients_file_alone(tmp_path: Pat
 
 def test_only_engines_of_containers() -> None:
     assert not is_container(("node", "run")) and not is_container(())
+
+
+@pytest.mark.parametrize("words", [["-eAPI_TOKEN=hunter2"], ["-ie=API_TOKEN=hunter2"], ["--env=API_TOKEN=hunter2"]])
+def test_a_variable_in_the_same_word_as_its_option_hides_no_image(tmp_path: Path, words: list[str]) -> None:
+    entry = {"command": "docker", "args": ["run", *words, "corp.example/x"]}
+    server = parse(json.dumps({"mcpServers": {"s": entry}}), tmp_path / ".mcp.json").servers[0]
+    assert server.container is not None and server.container.image == "corp.example/x"
+    assert (server.unusable, server.env) == ((), (Setting("API_TOKEN", "hidden"),))
+    assert "hunter2" not in " ".join(server.command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import subprocess
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from ringfence.box import MIB
 from ringfence.packages import errands, images
+from tests import tooling
 from tests.packages.hostile import LAYER, Fake, fetch, refused
 from tests.packages.images import entry, layer
 
@@ -99,3 +101,15 @@ async def test_a_layer_that_is_no_archive(fake: Fake, tmp_path: Path, data: byte
     told["layers"] = [fake.blob(data, kind=LAYER)]
     fake.say(told)
     await refused(tmp_path, fake, "could not be laid out")
+
+
+@pytest.mark.parametrize(("cut", "problem"), [(0, None), (20, "could not be laid out")])
+async def test_a_layer_packed_with_zstd(fake: Fake, tmp_path: Path, cut: int, problem: str | None) -> None:
+    made = subprocess.run([tooling.need("zstd"), "-cq"], input=SMALL, capture_output=True, check=True).stdout
+    told = fake.image(SMALL)
+    told["layers"] = [fake.blob(made[: len(made) - cut], kind="application/vnd.oci.image.layer.v1.tar+zstd")]
+    fake.say(told)
+    if problem is None:
+        assert ((await fetch(tmp_path, fake)).folder / "x").read_text() == "1"
+    else:
+        await refused(tmp_path, fake, problem)

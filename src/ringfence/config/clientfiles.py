@@ -35,6 +35,7 @@ _SECRET_NAME = re.compile(
     r"|dsn|connection|database.?url|webhook|signature|(^|[_-])(key|pass|pat|jwt)($|[_-])",
     re.IGNORECASE,
 )
+_ASSIGNED = re.compile(r"(?:^|[\s'\"])([A-Za-z_][A-Za-z0-9_.-]*)=['\"]?([^\s'\"$][^\s'\"]*)")
 _RUN = re.compile(r"[A-Za-z0-9+]{16,}")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _DIGEST = re.compile(r"sha(256|512)[:-][0-9a-f]{64,}")
@@ -115,6 +116,11 @@ def looks_secret(name: str, value: str) -> bool:
     if value.startswith(("/", "~/", "./", "../")):
         return False  # a path; folders of caches have such names
     return _UUID.search(value) is not None or any(map(_opaque, _RUN.findall(_DIGEST.sub("", value))))
+
+
+def _assigns_secret(word: str) -> bool:
+    """`API_TOKEN=…`, whatever stands before it: `-e`, `env`, an engine that is not known here, words of a shell."""
+    return any(looks_secret(found[1], found[2]) for found in _ASSIGNED.finditer(word))
 
 
 def _opaque(text: str) -> bool:
@@ -226,14 +232,15 @@ class _Reader:
         found += [self._text(f"{where}.args[{index}]", word) for index, word in enumerate(args)]
         if not found[0]:
             self._problem(f"{where}.command", "is empty")
-        run = containers.taken_apart(tuple(found)) if containers.is_container(tuple(found)) else None
+        run = containers.taken_apart(tuple(found)) if containers.is_container(tuple(found)) else Run()
         for index, word in enumerate(found):
-            if run is not None and index in run.hidden:  # a variable like those of `env`
+            if index in run.hidden:  # a variable like those of `env`
                 found[index] = run.shown[index]
                 continue
-            named = found[index - 1].lstrip("-") if index and found[index - 1].startswith("-") else ""
+            before = found[index - 1] if index and index - 1 not in run.hidden else ""
+            named = before.lstrip("-") if before.startswith("-") else ""
             option, _, given = word.lstrip("-").partition("=") if word.startswith("-") else (named, "", word)
-            if looks_secret(option, given) and not _REFERENCE.search(given):
+            if (looks_secret(option, given) or _assigns_secret(given)) and not _REFERENCE.search(given):
                 unusable.append(f"argument {index} may be a secret, and arguments are written down; give it as env")
                 found[index] = "[not shown]"
         return tuple(self._expanded(word, f"argument {index}", unusable) for index, word in enumerate(found))

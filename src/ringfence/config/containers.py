@@ -122,12 +122,8 @@ def taken_apart(command: tuple[str, ...]) -> Run:
 
 
 def _without_value(command: tuple[str, ...], option: _Option) -> str:
-    name = option.value.partition("=")[0]
-    return (
-        name
-        if option.stop - option.start == 2
-        else command[option.start].partition("=")[0] + (f"={name}" if option.name == "--env" else "")
-    )
+    """The word that it stands in: the same variable, as whoever runs the command has it."""
+    return command[option.stop - 1].removesuffix(option.value) + option.value.partition("=")[0]
 
 
 def _options(command: tuple[str, ...], at: int, run: Run) -> Iterator[_Option]:

@@ -35,6 +35,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}", re.ASCII)
 _MOST_LAYERS = 200
 _MOST_WORDS = 256
 _LONGEST_TEXT = 32_768
+_LONGEST_WANTS = 131_072
+"""Of command and variables together: a configuration has room for several servers."""
 _MOST_SIZE = 3 * 1024**3
 _MACHINES = {
     **{"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64", "armv7l": "arm", "i686": "386"},
@@ -141,13 +143,10 @@ def config(data: bytes, name: str) -> ImageConfig:
     user = given.get("User") or ""
     if not _is_text(cwd) or not _is_text(user):
         raise _bad(name, "its configuration has a folder or a user that is none")
-    return ImageConfig(
-        _words(given.get("Entrypoint"), name),
-        _words(given.get("Cmd"), name),
-        _env(given.get("Env"), name),
-        cwd if cwd.startswith("/") else f"/{cwd}",
-        user,
-    )
+    entrypoint, cmd, env = (_words(given.get(key), name) for key in ("Entrypoint", "Cmd", "Env"))
+    if sum(map(len, (*entrypoint, *cmd, *env))) > _LONGEST_WANTS:
+        raise _bad(name, "what it wants to be run with is too long to be written down")
+    return ImageConfig(entrypoint, cmd, _env(env), cwd if cwd.startswith("/") else f"/{cwd}", user)
 
 
 # ── Parts ─────────────────────────────────────────────────────────────────────────────────────────
@@ -208,9 +207,9 @@ def _words(value: Any, name: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _env(value: Any, name: str) -> dict[str, str]:
+def _env(words: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for text in _words(value, name):
+    for text in words:
         variable, sign, given = text.partition("=")
         if sign and _VARIABLE.fullmatch(variable):
             found[variable] = given

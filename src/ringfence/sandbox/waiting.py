@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import anyio
 
 T = TypeVar("T")
+
+MOMENT = 0.004
+"""Seconds: what is over by then was short, and whoever waited for it would have felt what was done beside it."""
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -45,3 +48,18 @@ async def to_the_end(running: Coroutine[Any, Any, T]) -> T:
             task.exception()  # looked at; whatever it was, the caller has gone
         raise
     return task.result()
+
+
+def when(after: asyncio.Future[Any] | None, act: Callable[[], None]) -> None:
+    """Once: when that is done, or after a moment; at once where there is nothing to wait for."""
+    if after is None or after.done():
+        act()
+        return
+
+    def once(_: object = None) -> None:
+        if not timer.cancelled():
+            timer.cancel()
+            act()
+
+    timer = asyncio.get_running_loop().call_later(MOMENT, once)
+    after.add_done_callback(once)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from ringfence import config
 from tests import boxing, gateways, tooling
 from tests.packages import images
+from tests.packages.hostile import serving
 from tests.packages.images import Image, Registry, layer
 from tests.packages.servers import PYTHON
 
@@ -115,6 +117,29 @@ def test_a_secret_of_docker_run_becomes_a_name(
     told = taken(project, "small")
     assert VALUE not in told + (project / "ringfence.yaml").read_text()
     assert config.load(project / "ringfence.yaml").servers["small"].secrets == ("small_token",)
+
+
+def test_one_image_does_not_take_the_others_along(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boxing.need_boxes()
+    monkeypatch.setenv("API_TOKEN", "another value entirely")
+    (project / "server.py").write_text(PYTHON)
+    wants: dict[str, Any] = {"blank": {"Entrypoint": [""]}, "long": {"Env": [f"V{n}={'x' * 30_000}" for n in range(9)]}}
+    wants["named"] = {"Entrypoint": ["/x"], "Env": ["API_TOKEN="]}
+    with serving() as fake:
+        for tag, config_ in wants.items():
+            fake.say(fake.image(layer(("x", "")), config=config_), tag)
+        images_ = {
+            tag: {"command": "docker", "args": ["run", "-e", "API_TOKEN", f"{fake.host}/it:{tag}"]} for tag in wants
+        }
+        images_["nowhere"] = {"command": "docker", "args": ["run", "-w", "", f"{fake.host}/it:named"]}
+        client_file(project, plain={"command": sys.executable, "args": [str(project / "server.py")]}, **images_)
+        accepted = [word for name in ("plain", *images_) for word in ("--yes", name)]
+        done = gateways.run("init", "--from", project / ".mcp.json", *accepted, cwd=project, timeout=120)
+    assert done.returncode == 0, done.stderr
+    servers = config.load(project / "ringfence.yaml").servers
+    assert servers.keys() == {"plain", "named"}, done.stderr
+    # What the image has for it would stand before the secret.
+    assert (servers["named"].secrets, [*servers["named"].env]) == (("api_token",), ["PATH"])
 
 
 def test_a_server_that_others_wrote(registry: Registry, project: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ringfence.cli.terminal import confirm, cut, quoted, safe
 from ringfence.config import Config, clientfiles, drafting, writing
 from ringfence.config.clientfiles import ClientFile
 from ringfence.config.writing import Entry
-from ringfence.errors import RingfenceError, Unavailable
+from ringfence.errors import ConfigError, RingfenceError, Unavailable
 from ringfence.model import Definition
 from ringfence.packages.installing import Wanted
 from ringfence.packages.shelf import AT, Tree
@@ -72,6 +72,8 @@ async def take_over(request: Request) -> Taken:
     taken = Taken(file, planner.plans(), planner.secrets)
     for plan in taken.plans:
         await _agree(plan, request)
+    for plan in taken.kept:
+        _fits(plan, request.output)
     _something(taken)
     settings = _settings(_text(taken), request.output)
     at_once = anyio.CapacityLimiter(_FETCHED_AT_ONCE)
@@ -79,10 +81,22 @@ async def take_over(request: Request) -> Taken:
         for plan in taken.kept:
             if plan.runner is not None:
                 group.start_soon(_fetched, plan, settings, request.scripts, at_once)
+    for plan in taken.kept:
+        _fits(plan, request.output)
     _something(taken)
     await _started(taken, request)
     taken.text = _text(taken)
     return taken
+
+
+def _fits(plan: Plan, output: Path) -> None:
+    """What one server's file or image says must not be what the whole configuration is refused for."""
+    keys = {key: value for key, value in _keys(plan).items() if key != "secrets"}
+    try:
+        _settings(writing.configuration([], {"servers": [Entry(plan.name, keys)]}), output)
+    except ConfigError as exc:
+        plan.problem = f"what it says cannot stand in a configuration: {exc.problems[0].text}"
+        print(quoted(f"server {plan.name} is left out: {plan.problem}", ""), file=sys.stderr)
 
 
 def _something(taken: Taken) -> None:
@@ -162,6 +176,9 @@ def _of_image(plan: Plan, tree: Tree) -> dict[str, Any]:
     assert plan.runner is not None
     imaged = started(tree, plan.runner, plan.keys)
     plan.remarks += imaged.remarks
+    for setting in plan.server.env:
+        if setting.kind != "plain":  # what an image has for it would stand before the secret
+            imaged.keys["env"].pop(setting.name, None)
     return {**imaged.keys, "packages": _pin(tree, [package.name for package in tree.packages])}
 
 

@@ -111,7 +111,7 @@ class ProcessBackend:
         self._look_at_root(box, baseline)
         self._inherited = box.inherited
         if not baseline.borrows:  # what somebody mounts is for the moment, and no box is kept ready with it
-            asyncio.get_running_loop().call_soon(pool.refill, baseline, limits)
+            asyncio.get_running_loop().call_soon(pool.refill, baseline, limits, box.ended)
         before = guarded.look(spec.mounts, mounting.held(baseline.mounts))
         run = Run(box, spec, str(interpreter()), tell)
         self._running[id(run)] = run

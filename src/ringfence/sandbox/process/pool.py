@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from ringfence.box import Limits
 from ringfence.errors import Unavailable
@@ -106,8 +107,11 @@ class Pool:
         elif not self._shut:
             asyncio.get_running_loop().call_later(BORROWED_SECONDS, self._let_go, baseline)
 
-    def refill(self, baseline: Baseline, limits: Limits) -> None:
-        """Make up for what was taken; called when whoever took it no longer waits."""
+    def refill(self, baseline: Baseline, limits: Limits, after: asyncio.Future[Any] | None = None) -> None:
+        """Make up for what was taken; called when whoever took it no longer waits.
+
+        `after`: when that is done, or a moment later at most. Whoever waits for it has the cores till then.
+        """
         kind = self._kinds.get((baseline, limits))
         depth = min(1, self._depth) if baseline.stays else self._depth
         if self._making.locked():
@@ -119,7 +123,7 @@ class Pool:
                 self._do(self._add(kind))
                 continue
             try:
-                box = zygote.begin(limits, kind.shape)
+                box = zygote.begin(limits, kind.shape, after)
             except Unavailable as exc:
                 log.warning("no box could be kept ready: %s", exc)
                 return

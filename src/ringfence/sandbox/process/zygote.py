@@ -99,6 +99,9 @@ class Zygote:
         if imaged is None:
             template.build(held, mounts, without, choice)
         else:
+            # What an image has where our interpreter lies is not for it, parts of packages that are loaded included:
+            # a codec is looked for whenever a line of source is shown. What is built in can be had as before.
+            del sys.meta_path[2:]
             imaged.build(mounts.pop(), mounts, without)
         seen = template.inherit(without)
         # What was installed for a box goes before what lies beside the interpreter, and after its own library.
@@ -120,7 +123,7 @@ class Zygote:
         guest.forget_ourselves()
         sys.path.remove(sys.argv[1])
         if imaged is not None:
-            sys.path.clear()  # what an image has there is not for an interpreter of ours
+            sys.path.clear()
         sys.path_importer_cache.clear()
         _one_thread()
         gc.collect()

@@ -26,6 +26,7 @@ from ringfence.sandbox.process.box import Box, Shared
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.member import Ended, Member
 from ringfence.sandbox.process.uids import Block, take_block
+from ringfence.sandbox.waiting import when
 
 log = logging.getLogger(__name__)
 
@@ -201,8 +202,8 @@ class Zygote:
             raise
         return box
 
-    def begin(self, limits: Limits, shape: Shape) -> Box:
-        """A box that is on its way. Raises Unavailable."""
+    def begin(self, limits: Limits, shape: Shape, after: asyncio.Future[Any] | None = None) -> Box:
+        """A box on its way; the zygote hears of it when `after` is done, or in a moment. Raises Unavailable."""
         if not self.alive or not self._free:
             raise Unavailable("no_zygote", "the zygote is gone" if not self.alive else "the zygote has no slot left")
         stays = self.baseline.stays
@@ -220,7 +221,8 @@ class Zygote:
         self._boxes[box.number] = box
         if stays:
             box.members[0] = Member(0, self.shared.hub)
-        self._send(box, {"shape": shape, "stays": stays}, theirs)
+        send = partial(self._send, box, {"shape": shape, "stays": stays}, theirs)
+        when(after, send)
         return box
 
     def enter(self, box: Box, shape: Shape, number: int) -> Member:
@@ -243,6 +245,8 @@ class Zygote:
         self._tell(order | {"box": box.number}, descriptors)
 
     def _send(self, box: Box, order: dict[str, Any], theirs: socket.socket) -> None:
+        if not self.alive:
+            return theirs.close()  # it died while this waited, and the box with it
         order |= {"box": box.number, "slot": self._slot(box), "without": list(self.baseline.without)}
         entrances = box.group.entrances() if box.group is not None else []
         try:
