@@ -41,10 +41,11 @@ async def test_when_it_is_done_and_not_again_later(monkeypatch: pytest.MonkeyPat
 
 async def test_after_a_moment_and_not_again_when_it_is_done() -> None:
     after: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    acted = asyncio.Event()
-    times: list[int] = []
-    waiting.when(after, lambda: (times.append(1), acted.set())[1])
-    await asyncio.wait_for(acted.wait(), 5)
+    acted: list[int] = []
+    waiting.when(after, lambda: acted.append(1))
+    async with asyncio.timeout(5):
+        while not acted:
+            await asyncio.sleep(0.001)
     after.cancel()
     await asyncio.sleep(0.02)
-    assert times == [1]
+    assert acted == [1]
