@@ -276,8 +276,8 @@ CODE = Mount("/state/tree", "/opt/packages")
         (SEEN, None, None),
         (SEEN[:1], None, SEEN[:1]),
         ((Mount("/a", "/a"), SEEN[1]), None, (Mount("/a", "/a"), SEEN[1])),
-        (SEEN, PackageSpec("npm", ("x",), "sha256:x"), None),
-        (SEEN[1:], PackageSpec("npm", ("x",), "sha256:x"), (SEEN[1], CODE)),
+        (SEEN, PackageSpec("npm", ("x",), "sha256:x", "/x"), None),
+        (SEEN[1:], PackageSpec("npm", ("x",), "sha256:x", "/x"), (SEEN[1], CODE)),
     ],
 )
 async def test_a_contract_that_sees_less_than_its_server_has_an_instance_of_its_own(

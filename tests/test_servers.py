@@ -47,7 +47,8 @@ async def test_packages_that_were_altered_are_not_run(tmp_path: Path, hostile_co
     tree = Shelf(tmp_path / FOLDER).put("pypi", made, (Package("server", "1", "sha256:00"),), {})
     mounted = Mount(str(tree.folder), AT)
     command = (hostile_command[0], f"{AT}/server.py")
-    spec = ServerSpec("packaged", command, mounts=(mounted,), packages=PackageSpec("pypi", ("server",), tree.digest))
+    packed = PackageSpec("pypi", ("server",), tree.digest, str(tree.folder))
+    spec = ServerSpec("packaged", command, mounts=(mounted,), packages=packed)
     seen = await look_at(spec, SandboxSettings())
     assert seen.problem is not None and "not what was fetched" not in seen.problem
     (tree.folder / "server.py").write_text("evil")

@@ -17,7 +17,7 @@ class PackageSpec:
     names: tuple[str, ...]
     tree: str
     """The digest of everything in it."""
-    folder: str = ""
+    folder: str
     """Where that tree lies on this host. Of an image, it is the root of the server's box."""
 
 

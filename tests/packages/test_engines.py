@@ -106,6 +106,12 @@ def test_whom_to_trust_at_a_host(tmp_path: Path) -> None:
     assert (found.trusted("corp.example"), found.trusted("other.example")) == (b"PEM\n", b"")
 
 
+def test_no_part_of_a_name_becomes_one_of_a_host(tmp_path: Path) -> None:
+    """Whoever writes the name is not who writes the configuration."""
+    conf = '[[registry]]\nprefix = "hub.example/"\nlocation = "inner.example/"\nmirror = 1\n'
+    assert asked(engines(tmp_path, conf=conf), "hub.example/a.b.example/x") == ["https://inner.example/a.b.example/x"]
+
+
 @pytest.mark.parametrize(("file", "text"), [("daemon.json", "{"), ("registries.conf", "= 1")])
 def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, file: str, text: str) -> None:
     engines(tmp_path)

@@ -95,7 +95,11 @@ async def test_more_entries_than_are_kept(fake: Fake, tmp_path: Path, monkeypatc
     await refused(tmp_path, fake, "more than 2000 entries")
 
 
-@pytest.mark.parametrize("data", [b"", b"no archive", gzip.compress(SMALL)[:-20], gzip.compress(b"x" * 2000)])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no archive", gzip.compress(SMALL)[:-20], gzip.compress(b"x" * 2000)],
+    ids=["empty", "no archive", "cut", "no entries"],
+)
 async def test_a_layer_that_is_no_archive(fake: Fake, tmp_path: Path, data: bytes) -> None:
     told = fake.image(SMALL)
     told["layers"] = [fake.blob(data, kind=LAYER)]

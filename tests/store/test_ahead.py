@@ -180,6 +180,26 @@ async def test_a_call_that_had_only_begun_when_its_process_was_killed_is_closed(
     verified()
 
 
+async def test_who_says_that_an_ended_call_began_again_keeps_no_start_from_going_on(
+    folder: Path, keys: Keys, drive: Drive, verified: Callable[[], None]
+) -> None:
+    driver = drive("begin")
+    assert driver.stdout is not None
+    name = driver.stdout.readline().split()[1]
+    assert driver.stdout.readline() == "begun\n"
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    with contextlib.closing(sqlite3.connect(folder / "ringfence.db")) as database:
+        last = database.execute("SELECT seq, hash FROM records WHERE chain = ? ORDER BY seq DESC", (name,)).fetchone()
+    ahead.ahead_path(folder, name).unlink()
+    file = AheadFile(folder, name)
+    file.append(chain.seal(Head(name, *last), 1.5, "started", "first", {}), SALT)
+    file.close()
+    with Store.open(folder, keys) as store:
+        assert store.recovered.calls == () and store.reader().running() == []
+    verified()
+
+
 # ── The file ──
 
 

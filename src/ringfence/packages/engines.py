@@ -231,10 +231,12 @@ def _entries(told: Mapping[str, Any]) -> Iterator[_Entry]:
             continue
         location = each.get("location") if isinstance(each.get("location"), str) else ""
         prefix = each.get("prefix") if isinstance(each.get("prefix"), str) and each.get("prefix") else location
-        mirrors = [m for m in each.get("mirror") or [] if isinstance(m, dict) and isinstance(m.get("location"), str)]
+        given = each.get("mirror") if isinstance(each.get("mirror"), list) else []
+        mirrors = [m for m in given or [] if isinstance(m, dict) and isinstance(m.get("location"), str)]
         if prefix:
             yield _Entry(
-                prefix=str(prefix),
+                # Without its end, what follows it in a name would become a part of somebody's host.
+                prefix=str(prefix).rstrip("/"),
                 location=str(location),
                 insecure=each.get("insecure") is True,
                 blocked=each.get("blocked") is True,

@@ -6,6 +6,7 @@ and says so. Imports nothing of ours.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -97,6 +98,8 @@ def get(order: dict[str, Any]) -> None:
     except _Need as need:
         with open(f"{_OUTPUT}/needs.json", "w", encoding="utf-8") as stream:
             json.dump(need.args[0], stream)
+    except (ValueError, LookupError, TypeError, AttributeError) as problem:
+        sys.exit(f"the registry's answer cannot be made out: {type(problem).__name__}")  # and no token is told
 
 
 def _piece(client: _Client, piece: dict[str, Any]) -> None:
@@ -106,7 +109,7 @@ def _piece(client: _Client, piece: dict[str, Any]) -> None:
             with client.get(piece["path"], piece["accept"]) as answer, open(path, "wb") as stream:
                 _copy(answer, stream, piece)
             return
-        except OSError as problem:
+        except (OSError, http.client.HTTPException) as problem:
             if os.path.exists(path):
                 os.unlink(path)
             if not left:

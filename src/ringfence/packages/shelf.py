@@ -118,7 +118,7 @@ class Shelf:
                 raise ValueError
             data = (place / "manifest.json").read_bytes()
             manifest = json.loads(data)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise Unavailable(
                 "no_package", f"the packages {digest[:19]}… are not here; fetch them: ringfence init --fetch"
             ) from None

@@ -55,7 +55,7 @@ def _clouds() -> Mapping[str, Part]:
 
 def _forges() -> Mapping[str, Part]:
     kinds = ("glpat-", "gldt-", "glrt-", "glft-", "glptt-", "glcbt-", "glsoat-", "gloas-")
-    index = "AgEIcHlwaS5vcmc"  # "pypi.org", as the token writes it
+    index = "AgEIcHlwaS5vcmc"  # the name of the index, as the token writes it
     return {
         "github_token": _prefixed(_words("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), _WORD, 36),
         "github_pat": _prefixed("github_pat_", _WORD, 60),

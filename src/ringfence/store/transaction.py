@@ -94,10 +94,19 @@ class Transaction:
             " WHERE running.chain = ? ORDER BY running.seq",
             (chain_name,),
         ).fetchall()
+        closed: list[str] = []
         for call_id, seq, text in rows:
+            if self._has_ended(call_id):  # whoever says that it began again does not know
+                self._connection.execute("DELETE FROM running WHERE call_id = ?", (call_id,))
+                continue
             self.append("finished", call_id, {**_lost(text), "started_seq": seq, "started_chain": chain_name})
             self.lose_keys(call_id)
-        return [call_id for call_id, _, _ in rows]
+            closed.append(call_id)
+        return closed
+
+    def _has_ended(self, call_id: str) -> bool:
+        ended = "SELECT 1 FROM records WHERE call_id = ? AND kind = 'finished'"
+        return self._connection.execute(ended, (call_id,)).fetchone() is not None
 
     # ── Approvals ──
 

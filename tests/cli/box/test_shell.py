@@ -53,14 +53,15 @@ def test_a_person_works_in_a_box_and_has_their_terminal_back(box: str) -> None:
         terminal.type("sleep 0.2; stty size\r")
         terminal.expect("33 111")
         assert "job control" not in terminal.shown
-        terminal.type("sleep 60\r")
-        terminal.expect("sleep 60")
+        terminal.type("sh -c 'echo run''ning; exec sleep 60'\r")
+        terminal.expect("running")
+        time.sleep(0.3)  # a shell that is just starting something cannot be stopped, on any terminal
         terminal.type("\x03")
         terminal.type("echo inter''rupted\r")
         terminal.expect("interrupted")
         terminal.type("sh -c 'echo be''gun; sleep 61'\r")
         terminal.expect("begun")
-        time.sleep(0.3)  # a shell that is just starting something cannot be stopped, on any terminal
+        time.sleep(0.3)
         terminal.type("\x1a")
         terminal.expect("Stopped")
         terminal.type("kill %1; fg; echo go''ne\r")

@@ -124,7 +124,7 @@ def test_one_image_does_not_take_the_others_along(project: Path, monkeypatch: py
     monkeypatch.setenv("API_TOKEN", "another value entirely")
     (project / "server.py").write_text(PYTHON)
     wants: dict[str, Any] = {"blank": {"Entrypoint": [""]}, "long": {"Env": [f"V{n}={'x' * 30_000}" for n in range(9)]}}
-    wants["named"] = {"Entrypoint": ["/x"], "Env": ["API_TOKEN="]}
+    wants["named"] = {"Entrypoint": ["/x"], "Env": ["API_TOKEN=", f"BAKED={VALUE}"]}
     with serving() as fake:
         for tag, config_ in wants.items():
             fake.say(fake.image(layer(("x", "")), config=config_), tag)
@@ -139,7 +139,8 @@ def test_one_image_does_not_take_the_others_along(project: Path, monkeypatch: py
     servers = config.load(project / "ringfence.yaml").servers
     assert servers.keys() == {"plain", "named"}, done.stderr
     # What the image has for it would stand before the secret.
-    assert (servers["named"].secrets, [*servers["named"].env]) == (("api_token",), ["PATH"])
+    assert (servers["named"].secrets, [*servers["named"].env]) == (("api_token",), ["PATH", "BAKED"])
+    assert "BAKED is as the image has it, and looks like a secret" in (project / "ringfence.yaml").read_text()
 
 
 def test_a_server_that_others_wrote(registry: Registry, project: Path, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +117,18 @@ def test_an_image_is_fetched_and_sees_what_is_bound_into_it_read_only(tmp_path: 
     assert "./none is not mounted" in told and "cannot be at /etc/x" in told
 
 
-@pytest.mark.parametrize("path", ["/", "~/.ssh", "/var/run/docker.sock", "/run"])
+def test_a_socket_of_the_host_is_bound_into_nothing(tmp_path: Path) -> None:
+    """Read-only or not, whoever sees it can talk to what is behind it."""
+    (tmp_path / "at" / "some").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(tmp_path / "at/some"):
+        listening.bind("agent")
+    plan = image(tmp_path, "-v", "./at:/x", "h.example/x")
+    assert "mounts" not in plan.keys and "a socket of a program of this host (some/agent)" in plan.remarks[0]
+    named = one({"command": "x", "args": [str(tmp_path / "at")]}, tmp_path)
+    assert "mounts" not in named.keys and "a socket of" in named.remarks[0]
+
+
+@pytest.mark.parametrize("path", ["/", "~/.ssh", "/var/run/docker.sock", "/run", "/tmp", "/var"])
 def test_what_holds_credentials_is_not_bound_into_an_image(tmp_path: Path, path: str) -> None:
     (Path.home() / ".ssh").mkdir(exist_ok=True)
     plan = image(tmp_path, "-v", f"{path}:/x", "h.example/x")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringfence.cli.init.runners import Runner
+from ringfence.config.clientfiles import looks_secret
 from ringfence.errors import Unavailable
 from ringfence.packages.rootfs import program
 from ringfence.packages.shelf import Tree
@@ -35,6 +36,9 @@ def started(tree: Tree, runner: Runner, given: Mapping[str, Any]) -> Imaged:
         made.remarks.append(f"The image has no program {words[0]!r} that can be found.")
     if about["user"] not in ("", "root", "0"):
         made.remarks.append(f"The image wants to run as {about['user']!r}; a box has an id of its own.")
+    for name, value in about["env"].items():
+        if name not in given.get("env", {}) and looks_secret(name, value):
+            made.remarks.append(f"{name} is as the image has it, and looks like a secret: it stands here in the clear.")
     for what, count in about["left_out"].items():
         made.remarks.append(f"Of the image were left out: {what} ({count}).")
     return made

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,9 @@ from ringfence.sandbox.process import mounting
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)\}")
 _LONGEST_NAME = 60
+_EVERYBODYS = ("/tmp", "/var/tmp", "/var")  # noqa: S108 - as they are called on every host
+_MOST_LOOKED_AT = 50_000
+"""Files of a folder that is to be mounted."""
 
 
 @dataclass(slots=True)
@@ -224,7 +229,26 @@ def _shown_anyway(plan: Plan) -> list[str]:
 def _withheld(path: str) -> str | None:
     """What is there that nobody gets unasked."""
     real = os.path.realpath(path)
-    return "the whole file system" if real == "/" else touches_credentials(real)
+    if real == "/":
+        return "the whole file system"
+    if real in _EVERYBODYS:
+        return "what all programs of this host leave there, their sockets among it"
+    return touches_credentials(real) or _sockets(real)
+
+
+def _sockets(folder: str) -> str | None:
+    """Whoever sees a socket can talk to the program behind it, and to many that is to be its user: an agent of keys, a
+    terminal. That it is seen read-only is no matter."""
+    looked = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            looked += 1
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.lstat(f"{place}/{name}").st_mode):
+                    return f"a socket of a program of this host ({os.path.relpath(f'{place}/{name}', folder)})"
+        if looked > _MOST_LOOKED_AT:
+            break
+    return None
 
 
 def _withheld_text(path: str, why: str) -> str:
