@@ -23,7 +23,7 @@ from ringfence.sandbox.process.zygotes import Zygote
 
 log = logging.getLogger(__name__)
 
-IN_THE_MAKING = 6
+IN_THE_MAKING = 5
 """So many boxes at once for each core. More are made no sooner, and need a control group each, where the next could
 have that of the last."""
 KINDS = 4
