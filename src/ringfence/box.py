@@ -282,6 +282,8 @@ class Captured:
     @property
     def text(self) -> str:
         """Readable text; what was left out is said in its place."""
+        if not self.head and not self.total:
+            return ""
         if not self.truncated:
             return (self.head + self.tail).decode("utf-8", "replace")
         left_out = self.total - len(self.head) - len(self.tail)

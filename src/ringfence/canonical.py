@@ -131,16 +131,9 @@ def _default(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def _filled(write: Callable[[], str]) -> str:
-    parts = _met.parts
-    try:
-        text = write()
-        if not parts:
-            return text
-        pieces = text.split(f'"{_MARK}"')
-        return "".join(word for pair in zip(pieces, [*parts, ""], strict=True) for word in pair)
-    finally:
-        parts.clear()
+def _filled(text: str, parts: list[str]) -> str:
+    pieces = text.split(f'"{_MARK}"')
+    return "".join(word for pair in zip(pieces, [*parts, ""], strict=True) for word in pair)
 
 
 def writer(*, sort_keys: bool = False, allow_nan: bool = False, ascii_only: bool = False) -> Callable[[Any], str]:
@@ -156,11 +149,18 @@ def writer(*, sort_keys: bool = False, allow_nan: bool = False, ascii_only: bool
     )
     # The library makes its encoder in C anew for every value, which is half the cost of a small one.
     make = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:
-        return lambda value: _filled(lambda: encoder.encode(value))
     quote = json.encoder.encode_basestring_ascii if ascii_only else json.encoder.encode_basestring
-    in_c = make(None, _default, quote, None, ":", ",", sort_keys, False, allow_nan)
-    return lambda value: _filled(lambda: "".join(in_c(value, 0)))
+    in_c = make and make(None, _default, quote, None, ":", ",", sort_keys, False, allow_nan)
+
+    def write(value: Any) -> str:
+        parts = _met.parts
+        try:
+            text = "".join(in_c(value, 0)) if in_c else encoder.encode(value)
+            return _filled(text, parts) if parts else text
+        finally:
+            parts.clear()
+
+    return write
 
 
 _sorted = writer(sort_keys=True)

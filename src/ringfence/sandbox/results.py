@@ -69,8 +69,10 @@ def fitting(told: Told, most: int) -> tuple[Told, Json]:
     """The result, cut until it is no larger than the contract allows: first what was printed, then what was shown."""
     result = _result(told)
     report = told.report
-    kept = sum(len(part) for stream in (report.stdout, report.stderr) for part in (stream.head, stream.tail))
-    kept += sum(len(text) for each in told.shown for text in each.data.values())
+    out, err = report.stdout, report.stderr
+    kept = len(out.head) + len(out.tail) + len(err.head) + len(err.tail)
+    for each in told.shown:
+        kept += sum(map(len, each.data.values()))
     kept += len(told.error.traceback) + len(told.error.value) if told.error is not None else 0
     if kept * _ESCAPED + len(report.files[:MOST_FILES]) * 5000 + SPARE_BYTES < most:
         return told, result  # the usual case, known without looking

@@ -125,6 +125,8 @@ class Screen:
 
     def _captured(self, stream: Captured) -> Captured:
         assert self._shown is not None
+        if not stream.head and not stream.tail:
+            return stream
         whole = not stream.truncated
         head, tail = (stream.head + stream.tail, b"") if whole else (stream.head, stream.tail)
         clean_head = self._bytes(head)
