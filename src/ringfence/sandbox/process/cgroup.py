@@ -141,15 +141,15 @@ class Group:
     def oom_kills(self) -> int | None:
         """How many processes the kernel ended because the group met `hard_bytes`."""
         if memory := self._folders.get("memory"):
-            told = self._files.fields(memory.path + ("/memory.events" if memory.v2 else "/memory.oom_control"))
-            if "oom_kill" in told:
-                return told["oom_kill"] - self._before.oom_kills
+            place = memory.path + ("/memory.events" if memory.v2 else "/memory.oom_control")
+            killed = self._files.field(place, b"oom_kill")
+            return None if killed is None else killed - self._before.oom_kills
         return None
 
     def pids_denied(self) -> int | None:
         """How many processes or threads were refused."""
         pids = self._folders.get("pids")
-        return self._files.fields(pids.path + "/pids.events").get("max") if pids else None
+        return self._files.field(pids.path + "/pids.events", b"max") if pids else None
 
     def pids_peak(self) -> int | None:
         """The most processes and threads at one time."""
@@ -160,7 +160,7 @@ class Group:
         """Processor time used so far, by what still runs and by what has ended."""
         if folder := self._folders.get("time"):
             used = (
-                self._files.fields(folder.path + "/cpu.stat").get("usage_usec", 0) / 1e3
+                (self._files.field(folder.path + "/cpu.stat", b"usage_usec") or 0) / 1e3
                 if folder.v2
                 else (self._files.number(folder.path + "/cpuacct.usage") or 0) / 1e6
             )

@@ -73,12 +73,13 @@ class Files:
         except FileNotFoundError:
             return None
 
-    def fields(self, path: str) -> dict[str, int]:
+    def field(self, path: str, name: bytes) -> int | None:
+        """One number of a file of names and numbers; None where there is no such file, or it has no such name."""
         try:
-            words = self.read(path).decode("ascii", "replace").split()
+            _, found, rest = (b"\n" + self.read(path)).partition(b"\n" + name + b" ")
         except FileNotFoundError:
-            return {}
-        return {name: int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
+            return None
+        return int(rest.partition(b"\n")[0]) if found else None
 
     def forget(self, folder: str = "/") -> None:
         """What lies in this folder, which is going to be removed."""
