@@ -104,14 +104,17 @@ class Keeper:
 
     async def _ask_once(self, verb: Verb, given: dict[str, Any]) -> Any:
         line, asked = await self._begin(verb, given)
+        clock: asyncio.Timeout | None = None
         try:
+            if self._request_timeout is None and verb.stream is None:
+                return await asked.answer
             async with asyncio.timeout(self._request_timeout) as clock:
                 if verb.stream is not None:
                     await line.upload(asked, given[verb.stream])
                 return await asked.answer
         except BaseException as exc:
             await line.drop(asked)
-            if isinstance(exc, TimeoutError) and clock.expired():
+            if isinstance(exc, TimeoutError) and clock is not None and clock.expired():
                 raise self._too_late(verb) from None
             raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from ringfence.box import MIB, BoxReport, Limits, SetUp, Stream
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.live import LiveBox
+from ringfence.sandbox.process.step import Step
 from ringfence.sandbox.process.steps import Interpreter
 from ringfence.sessions import Cell, CellReport, Command, Failure, Shown, StaySpec
 from tests.sandbox.process import looking
@@ -46,6 +48,18 @@ async def test_variables_imports_and_the_working_folder_stay(box: LiveBox) -> No
     report = await run(interpreter, "(x + 1, math.floor(2.5), os.getcwd())")
     assert said(report) == "(21, 2, '/workspace/tmp')"
     assert (report.report.ended, report.report.exit_status, report.alive) == ("exited", 0, True)
+
+
+async def test_steps_that_are_over_are_not_kept(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    for _ in range(2):
+        await run(interpreter, "1")
+    gc.collect()
+    before = sum(isinstance(each, asyncio.Event | Step) for each in gc.get_objects())
+    for _ in range(20):
+        await run(interpreter, "1")
+    gc.collect()
+    assert sum(isinstance(each, asyncio.Event | Step) for each in gc.get_objects()) <= before + 1
 
 
 async def test_output_results_and_errors_come_apart(box: LiveBox) -> None:

@@ -95,14 +95,18 @@ class Interpreter:
             if claims.done or claims.broken is not None:
                 over.set()
 
+        def gone(_: object) -> None:
+            over.set()
+
         self._member.heard = hear
-        self._member.ended.add_done_callback(lambda _: over.set())
+        self._member.ended.add_done_callback(gone)
         try:
             self._order(cell, step, name or f"<cell {self._cells - self._unnumbered}>")
             await self._until(over, step)
         finally:
             self._running = None
             self._member.heard = lambda _: None
+            self._member.ended.remove_done_callback(gone)  # else a session would keep one for every step
             step.finish()
         if claims.broken is not None and self.alive:
             await self._kill()
