@@ -20,6 +20,7 @@ from ringfence.errors import Unavailable
 from ringfence.runs import Runs, make_executor, unwritten
 from ringfence.sandbox.executor import Executor
 from ringfence.sandbox.order import Provision
+from ringfence.sandbox.process.backend import ProcessBackend
 from tests import gateways
 
 ISOLATION = {"backend": "process", "level": "process", "memory_layout": "shared", "protections": {}}
@@ -88,3 +89,16 @@ def need_boxes() -> None:
         make_executor(SandboxSettings())
     except Unavailable as exc:
         pytest.skip(str(exc))
+
+
+def boxes_run(monkeypatch: pytest.MonkeyPatch) -> list[BoxSpec]:
+    """What every box of the process backend is made of from now on."""
+    seen: list[BoxSpec] = []
+    run = ProcessBackend.run
+
+    async def watched(self: ProcessBackend, spec: BoxSpec, tell: Any = None) -> BoxReport:
+        seen.append(spec)
+        return await run(self, spec, tell)
+
+    monkeypatch.setattr(ProcessBackend, "run", watched)
+    return seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -62,6 +63,13 @@ def no_keeper_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             words = (process / "cmdline").read_bytes().split(b"\0")
             if any(b"ringfence.keeper" in word for word in words) and any(word.startswith(folder) for word in words):
                 os.kill(int(process.name), signal.SIGTERM)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """What a file of tests forgot to close is told there, and not wherever the collector happens to run."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,18 @@ import base64
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ringfence import storehouse
-from ringfence.box import BoxReport, BoxSpec, Installs
+from ringfence.box import Installs
 from ringfence.config.settings import SandboxSettings
 from ringfence.egress.tls import Authority
 from ringfence.errors import Unavailable
 from ringfence.packages.installing import Wanted
 from ringfence.packages.shelf import Tree
 from ringfence.sandbox.process.backend import ProcessBackend
+from tests.boxing import boxes_run
 from tests.packages.registry import Registry, known_alone, served
 
 pytestmark = pytest.mark.anyio
@@ -146,14 +146,7 @@ async def test_a_password_in_an_address_is_put_in_on_the_way_and_is_in_no_box(
     secured: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = secured.wheel("greeting", "1.2", MODULE)
-    seen: list[BoxSpec] = []
-    run = ProcessBackend.run
-
-    async def watched(self: ProcessBackend, spec: BoxSpec, tell: Any = None) -> BoxReport:
-        seen.append(spec)
-        return await run(self, spec, tell)
-
-    monkeypatch.setattr(ProcessBackend, "run", watched)
+    seen = boxes_run(monkeypatch)
     tree = await fetch(tmp_path / "state", "pypi", "greeting")
     assert [package.integrity for package in tree.packages] == [f"sha256:{digest}"]
     assert set(secured.presented) == {secured.wants}

@@ -184,7 +184,7 @@ async def box(
         yield inside
     finally:
         for client in inside.clients:
-            client.writer.close()
+            client.writer.transport.abort()
         await attached.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 from ringfence.box import NetworkRule
 from ringfence.egress.scope import Brokered
 from ringfence.egress.tls import Authority
-from ringfence.egress.wire import Limits
+from ringfence.egress.wire import Limits, ServedTls, Wire
 from ringfence.loans import Asked
 from tests.egress.outside import (
     LOCAL,
@@ -214,6 +214,28 @@ async def test_methods_and_paths_are_judged_inside_of_tls() -> None:
     assert [(f["verdict"], f["reason"], f["count"]) for f in facts] == [
         *(("allowed", None, 2), ("denied", "method", 1), ("denied", "path", 1), ("denied", "ambiguous_path", 1)),
     ]
+
+
+async def test_nothing_is_left_open_for_a_server_that_never_says_goodbye() -> None:
+    heard: list[bytes] = []
+    over = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        secured = ServedTls(Wire(reader, writer), host_context(OUTSIDE, "api.example"))
+        await secured.handshake()
+        await secured.head(1000)
+        await secured.send(OK)
+        while data := await reader.read(1000):
+            heard.append(data)
+        over.set()
+
+    async with serving(silent) as port, box([READ], LOCAL, TRUST) as inside:
+        host = f"api.example:{port}"
+        client = await tunnelled(inside, host, trusting(inside.attached.authority))
+        assert (await client.ask(get(host=host))).endswith(b"ok")
+        await inside.attached.close()
+        await asyncio.wait_for(over.wait(), 10)
+    assert len(heard) == 1, "a goodbye"
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ import pytest
 
 from ringfence import storehouse
 from ringfence.config.settings import SandboxSettings
-from ringfence.egress import names
 from ringfence.egress.tls import Authority
 from ringfence.errors import Unavailable
 from ringfence.packages import manifests
 from ringfence.packages.installing import Wanted
 from ringfence.packages.shelf import Tree
+from tests.packages.registry import answering
 
 INDEX, LIST = manifests.INDEX_TYPES
 MANIFEST, _ = manifests.MANIFEST_TYPES
@@ -104,18 +103,8 @@ def serving(tls: Authority | None = None, name: str = "localhost") -> Iterator[F
         def log_message(self, *_: object) -> None:
             """Says nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    fake.port = server.server_address[1]
-    if tls is not None:
-        server.socket = tls.context(names.host(name)).wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with answering(Answers, tls, name) as fake.port:
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 async def fetch(folder: Path, fake: Fake, name: str = "it:1") -> Tree:

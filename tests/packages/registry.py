@@ -128,14 +128,22 @@ def served(secured: Authority | None = None, wants: str = "") -> Iterator[Regist
         def log_message(self, *_: object) -> None:
             """Says nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-    registry.port = server.server_address[1]
+    with answering(Pages, secured) as registry.port:
+        yield registry
+
+
+@contextmanager
+def answering(
+    handler: type[BaseHTTPRequestHandler], secured: Authority | None, name: str = "localhost"
+) -> Iterator[int]:
+    """A server on loopback, by TLS where somebody says who it is. Its port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     if secured is not None:
-        server.socket = secured.context(names.host("localhost")).wrap_socket(server.socket, server_side=True)
+        server.socket = secured.context(names.host(name)).wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield registry
+        yield server.server_address[1]
     finally:
         server.shutdown()
         server.server_close()

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from ringfence import storehouse
-from ringfence.box import BoxReport, BoxSpec
 from ringfence.egress.dial import Streams, system_dial
 from ringfence.egress.tls import Authority
 from ringfence.errors import Unavailable
 from ringfence.outward import Serving
 from ringfence.packages import manifests
-from ringfence.sandbox.process.backend import ProcessBackend
+from tests.boxing import boxes_run
 from tests.packages.hostile import INDEX, Answer, Fake, digest_of, fetch, refused, serving
 from tests.packages.images import layer
 
@@ -255,14 +254,7 @@ async def test_a_token_from_elsewhere_without_tls(fake: Fake, tmp_path: Path) ->
 async def test_a_password_is_put_in_on_the_way_and_is_in_no_box(
     own_engines: Path, monkeypatch: pytest.MonkeyPatch, token: bool
 ) -> None:
-    seen: list[BoxSpec] = []
-    run = ProcessBackend.run
-
-    async def watched(self: ProcessBackend, spec: BoxSpec, tell: Any = None) -> BoxReport:
-        seen.append(spec)
-        return await run(self, spec, tell)
-
-    monkeypatch.setattr(ProcessBackend, "run", watched)
+    seen = boxes_run(monkeypatch)
     with serving(Authority()) as fake:
         trust(own_engines, fake)
         basic = log_in(own_engines, fake)

@@ -65,7 +65,7 @@ async def test_servers_speak_tls_and_are_trusted_by_the_proxy_alone(outside: Out
         await writer.start_tls(context, server_hostname=ALLOWED)
         writer.write(f"GET /in HTTP/1.1\r\nHost: {ALLOWED}\r\n\r\n".encode())
         assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
-        writer.close()
+        writer.transport.abort()
     finally:
         await way.close()
     assert outside.requests == [b"GET /in HTTP/1.1"] and outside.dialled == [(PUBLIC, 443)]

@@ -158,15 +158,21 @@ async def test_what_the_database_has_is_gone_from_it_and_an_orderly_end_removes_
 # ── After a crash ──
 
 
-async def test_a_call_that_had_only_begun_when_its_process_was_killed_is_closed(
-    folder: Path, keys: Keys, drive: Drive, verified: Callable[[], None]
-) -> None:
+def killed(drive: Drive) -> str:
+    """The chain of a process that was, with one call ended and two begun."""
     driver = drive("begin")
     assert driver.stdout is not None
     name = driver.stdout.readline().split()[1]
     assert driver.stdout.readline() == "begun\n"
     driver.send_signal(signal.SIGKILL)
     driver.wait()
+    return name
+
+
+async def test_a_call_that_had_only_begun_when_its_process_was_killed_is_closed(
+    folder: Path, keys: Keys, drive: Drive, verified: Callable[[], None]
+) -> None:
+    name = killed(drive)
     assert kinds(folder) == [("started", "first"), ("finished", "first")]
     with Store.open(folder, keys) as store:
         assert store.recovered.calls == ("second", "third")
@@ -183,12 +189,7 @@ async def test_a_call_that_had_only_begun_when_its_process_was_killed_is_closed(
 async def test_who_says_that_an_ended_call_began_again_keeps_no_start_from_going_on(
     folder: Path, keys: Keys, drive: Drive, verified: Callable[[], None]
 ) -> None:
-    driver = drive("begin")
-    assert driver.stdout is not None
-    name = driver.stdout.readline().split()[1]
-    assert driver.stdout.readline() == "begun\n"
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
+    name = killed(drive)
     with contextlib.closing(sqlite3.connect(folder / "ringfence.db")) as database:
         last = database.execute("SELECT seq, hash FROM records WHERE chain = ? ORDER BY seq DESC", (name,)).fetchone()
     ahead.ahead_path(folder, name).unlink()

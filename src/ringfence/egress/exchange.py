@@ -68,7 +68,7 @@ class Exchange:
                     return None
             return None
         finally:
-            await self._leave()
+            self._leave()
 
     async def _next(self) -> Request | None:
         limits = self._scope.limits
@@ -249,7 +249,7 @@ class Exchange:
                 upload.cancel()
                 await asyncio.gather(upload, return_exceptions=True)
             if not kept:
-                await self._leave(abort=True)
+                self._leave(abort=True)
         if answer is not None:
             return whole
         # A connection that was kept may end just when it is used again: what has no effect is then sent once more.
@@ -261,18 +261,18 @@ class Exchange:
         key = (sending.place, sending.rule.name)
         if self._outside is not None and self._outside_for == key and not self._outside.ended:
             return self._outside, True
-        await self._leave()
+        self._leave()
         self._outside = await self._scope.connect(sending.place, sending.rule, tls=self._inside is not None)
         self._outside.wait_at_most(self._scope.limits.idle_seconds)
         self._outside_for = key
         return self._outside, False
 
-    async def _leave(self, *, abort: bool = False) -> None:
+    def _leave(self, *, abort: bool = False) -> None:
         outside, self._outside, self._outside_for = self._outside, None, None
         if outside is not None and abort:
             outside.abort()
         elif outside is not None:
-            await outside.close()
+            outside.leave()
 
     async def _upload(self, sending: _Sending, outside: Wire) -> bool:
         """True where all of it went out; False where the other side takes no more, since it may have answered first.

@@ -140,7 +140,13 @@ class Wire:
 
     def abort(self) -> None:
         """At once, and so that the other side sees that the message is not whole."""
-        self._writer.transport.abort()
+        with contextlib.suppress(AttributeError):  # of TLS in early releases of Python 3.11, where it has ended already
+            self._writer.transport.abort()
+
+    def leave(self) -> None:
+        """All was said and heard: TLS says goodbye, and does not wait for the other side to do so."""
+        self._writer.close()
+        self.abort()
 
     async def close(self) -> None:
         self._writer.close()

@@ -280,11 +280,11 @@ async def test_mounts_are_seen_where_they_were_declared(backend: ProcessBackend,
     mounts = (
         *(Mount(str(lent), at) for at in ("/app/data/deep", "/opt", "/workspace/lent", "/home/a b")),
         Mount(str(lent / "note"), "/srv/one/note"),
-        Mount(str(shared), "/root/shared", "rw"),
+        Mount(str(shared), "/home/shared", "rw"),
         Mount(str(lent), "/tmp"),
     )
     script = """cat /app/data/deep/note /opt/note /workspace/lent/note '/home/a b/note' /srv/one/note /tmp/note
-    echo mine >/root/shared/new; cat /root/shared/note; for at in /opt /app /srv/one /tmp; do touch $at/x; done"""
+    echo mine >/home/shared/new; cat /home/shared/note; for at in /opt /app /srv/one /tmp; do touch $at/x; done"""
     report = await command(backend, root, "sh", "-c", script, mounts=mounts)
     assert report.stdout.text == "lent" * 6 + "shared folder"
     assert report.stderr.text.count("Read-only file system") == 4

@@ -104,6 +104,7 @@ class Box:
         self.trouble.append(text)
         if not self._closed.done():
             self._closed.set_exception(Unavailable("no_box", f"the box could not be made: {text}"))
+            self._closed.exception()  # whoever waited for it may be gone
 
     # ── What its zygote does for it ──
 

@@ -344,6 +344,7 @@ class Zygote:
         words = lines[-1] if lines else "it said nothing"
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(Unavailable("no_zygote", f"no box can be made on this host: {words}"))
+            self._ready.exception()  # whoever waited for it may be gone
         elif self._boxes and not self.stopping:
             log.error("a zygote died with %d boxes: %s", len(self._boxes), words)
         for box in list(self._boxes.values()):
