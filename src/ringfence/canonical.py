@@ -163,6 +163,19 @@ def writer(*, sort_keys: bool = False, allow_nan: bool = False, ascii_only: bool
     return write
 
 
+def reader(**how: Any) -> Callable[[str], Any]:
+    """What reads one JSON value without anything around it, and raises ValueError; the options are the library's."""
+    decode = json.JSONDecoder(**how).raw_decode
+
+    def read(text: str) -> Any:
+        value, end = decode(text)
+        if end != len(text):
+            raise ValueError("more than one value")
+        return value
+
+    return read
+
+
 _sorted = writer(sort_keys=True)
 _as_given = writer(allow_nan=True)
 

@@ -229,7 +229,7 @@ def could_act(contract: Contract, arguments: Json | None = None) -> bool:
         and contract.network == "denied"
         and not (arguments or {}).get("network")
         and not contract.secrets
-        and not any(mount.mode == "rw" for mount in contract.mounts)
+        and not _writes(contract)
     )
     return not shut
 
@@ -239,7 +239,12 @@ def _acts(contract: Contract, isolation: Json, sent: bool | None) -> bool:
         return True
     if sent is None or contract.transport is not Transport.SANDBOXED_EXEC:
         return could_act(contract)
-    return contract.mode is not Mode.READ and (sent or any(mount.mode == "rw" for mount in contract.mounts))
+    return contract.mode is not Mode.READ and (sent or _writes(contract))
+
+
+def _writes(contract: Contract) -> bool:
+    """To a folder of the host's."""
+    return bool(contract.mounts) and any(mount.mode == "rw" for mount in contract.mounts)
 
 
 def _sent(ending: Ending) -> bool | None:
@@ -247,7 +252,9 @@ def _sent(ending: Ending) -> bool | None:
     if ending.ran is None:
         return True if ending.reaches else None
     network = ending.ran.report.network
-    asked = (entry for which in ("allowed", "failed") for entry in (network or {}).get(which, ()))
+    if network is None:
+        return False
+    asked = (entry for which in ("allowed", "failed") for entry in network.get(which, ()))
     return any(entry["host"] != HOST for entry in asked)
 
 
@@ -255,7 +262,8 @@ def _could_write(contract: Contract, isolation: Json) -> bool:
     """Whether the box that it ran in had a folder of the host's to write to."""
     if contract.mode is Mode.READ or contract.transport is not Transport.SANDBOXED_EXEC:
         return False
-    return any(mount.get("mode") == "rw" for mount in isolation.get("mounts") or ())
+    mounts = isolation.get("mounts") or ()
+    return bool(mounts) and any(mount.get("mode") == "rw" for mount in mounts)
 
 
 def explanation(ending: Ending, changed: Effect | None = None) -> str:
@@ -350,9 +358,11 @@ def _refused_calls(ending: Ending) -> str:
 
 def _network(ending: Ending) -> str:
     network = ending.ran.report.network if ending.ran is not None else None
+    if network is None:
+        return ""
     said = []
     for which, word in (("allowed", "reached"), ("denied", "denied"), ("failed", "failed to reach")):
-        places = [f"{entry['host']}:{entry['port']} ({entry['count']})" for entry in (network or {}).get(which, ())]
+        places = [f"{entry['host']}:{entry['port']} ({entry['count']})" for entry in network.get(which, ())]
         if len(places) > _MOST_DENIALS:
             places = [*places[:_MOST_DENIALS], f"{len(places) - _MOST_DENIALS} more"]
         if places:

@@ -159,7 +159,7 @@ class Guard:
     def facts(self, facts: Json) -> Json:
         """Facts with names in them that a program in a box chose: of its files, and of the hosts that it asked for."""
         asked = facts.get("network") or {}
-        chosen = any(facts.get(key) for key in ("files", "skipped", "trouble")) or any(map(asked.get, _ASKED))
+        chosen = facts.get("files") or facts.get("skipped") or facts.get("trouble") or any(map(asked.get, _ASKED))
         return self.listed(facts) if chosen and self.redactor is not None else facts
 
     def listed(self, item: Json) -> Json:

@@ -11,7 +11,7 @@ import pytest
 from ringfence.model import Json
 from ringfence.sandbox.keeperline import Line
 from ringfence.sandbox.keeperlink import Keeper
-from ringfence.sandbox.protocol import AS_BEFORE, MOST_TOLD
+from ringfence.sandbox.protocol import AS_BEFORE, CELL, ISOLATION, MOST_TOLD, REPORT
 from ringfence.sandbox.verbs import OnShown, unheard, unseen
 from ringfence.sessions import CellRequest, Owner, StepReport, Tell
 from tests.sandbox.parrot import ANN, Parrot, kept, linked, session
@@ -49,7 +49,7 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[Json]:
 
 def _copied(done: Any) -> Any:
     """As it was before the client filled in what was left out."""
-    return done["cell"]["report"]["isolation"] if isinstance(done, dict) and "cell" in done else done
+    return done[CELL][REPORT][ISOLATION] if isinstance(done, list) and len(done) > CELL else done
 
 
 async def step(keeper: Keeper, id_: str, source: str = "say 0") -> Json:

@@ -16,7 +16,7 @@ async def test_turns_come_in_order_and_the_line_is_limited() -> None:
     turn, order = Turn(2, "the tests"), list[int]()
 
     async def one(number: int) -> None:
-        async with turn.taken():
+        async with turn:
             await asyncio.sleep(0.01)
             order.append(number)
 

@@ -7,9 +7,9 @@ is read. What was read is plain text that can be encoded, and bounded. None of i
 from __future__ import annotations
 
 import binascii
-import json
 from typing import Any
 
+from ringfence import canonical
 from ringfence.sessions import Failure, Shown
 
 MOST_BYTES = 10 * 1024 * 1024
@@ -19,6 +19,8 @@ _PER_CLAIM, _PER_FORM = 512, 256
 """What keeping them costs beyond their texts."""
 _MOST_FORMS = 64
 _MOST_LEFT_OUT = 2**53
+_read = canonical.reader()
+_TEXT = frozenset((str,))
 _ERROR = frozenset(("name", "value", "traceback"))
 
 
@@ -91,10 +93,11 @@ class Claims:
             raise _NonsenseError("it said something unknown")
         self._texts = _texts(head.get("data"))
         self._parts = self._announced(head.get("parts", []))
-        names = [*self._texts, *(name for name, _ in self._parts)]
-        if len(set(names)) != len(names) or len(names) > _MOST_FORMS:
+        names = self._texts.keys() | {name for name, _ in self._parts} if self._parts else self._texts
+        said = len(self._texts) + len(self._parts)
+        if len(names) != said or said > _MOST_FORMS:
             raise _NonsenseError("it gave a form twice, or too many")
-        self._charge(_PER_FORM * len(names))
+        self._charge(_PER_FORM * said)
         self._head = head
         return self._complete()
 
@@ -160,7 +163,7 @@ class _NonsenseError(Exception):
 def _object(message: bytes) -> dict[str, Any]:
     try:
         # Text first: from bytes, `json` would guess an encoding.
-        found = json.loads(message.decode("utf-8"))
+        found = _read(message.decode("utf-8"))
     except (ValueError, RecursionError):
         raise _NonsenseError("it said what is no JSON") from None
     if not isinstance(found, dict):
@@ -169,12 +172,14 @@ def _object(message: bytes) -> dict[str, Any]:
 
 
 def _texts(data: object) -> dict[str, str]:
-    if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
+    if not isinstance(data, dict) or not {*map(type, data.values())} <= _TEXT:
         raise _NonsenseError("it gave data that are no texts")
     return {_encodable(name): _encodable(text) for name, text in data.items()}
 
 
 def _lengths(cut: object) -> dict[str, int]:
+    if cut == {}:
+        return {}
     if not isinstance(cut, dict) or len(cut) > _MOST_FORMS:
         raise _NonsenseError("it cut what is none")
     if not all(_is_mime(mime) and type(size) is int and 0 <= size <= _MOST_LEFT_OUT for mime, size in cut.items()):

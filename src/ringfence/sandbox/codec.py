@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -20,6 +19,9 @@ from ringfence import canonical
 LONG_TEXT = 65_536
 """Longer ones are attached."""
 
+_EMPTY = -1
+"""For no bytes, as most output is: an attachment is a frame."""
+
 Attachments = list[bytes]
 Write = Callable[[Any, Attachments], Any]
 Read = Callable[[Any, Sequence[bytes]], Any]
@@ -30,7 +32,7 @@ def _no_number(text: str) -> NoReturn:
 
 
 _encode = canonical.writer(ascii_only=True)
-_decode = json.JSONDecoder(parse_constant=_no_number).decode
+_decode = canonical.reader(parse_constant=_no_number)
 
 
 class CodecError(ValueError):
@@ -59,6 +61,11 @@ def pack(kind: Any, value: Any, attachments: Attachments) -> Any:
 def unpack(kind: Any, data: Any, attachments: Sequence[bytes]) -> Any:
     """What `pack` was given. Raises CodecError."""
     return _codec(kind)[1](data, attachments)
+
+
+def place(kind: Any, name: str) -> int:
+    """Where a field of a record stands in its JSON."""
+    return [field.name for field in dataclasses.fields(kind)].index(name)
 
 
 # ── Single values ─────────────────────────────────────────────────────────────────────────────────
@@ -92,12 +99,14 @@ def _read_float(data: Any, attachments: Sequence[bytes]) -> Any:
 
 
 def _attached(data: Any, attachments: Sequence[bytes]) -> bytes:
-    if type(data) is not int or not 0 <= data < len(attachments):
+    if type(data) is not int or not _EMPTY <= data < len(attachments):
         raise _wrong(data, "an attachment")
-    return attachments[data]
+    return b"" if data == _EMPTY else attachments[data]
 
 
 def _write_bytes(value: bytes, attachments: Attachments) -> int:
+    if not value:
+        return _EMPTY
     attachments.append(bytes(value))
     return len(attachments) - 1
 
@@ -254,22 +263,25 @@ def _mapping(inner: Any) -> tuple[Write, Read]:
 
 
 def _record(kind: Any) -> tuple[Write, Read]:
-    """Two functions with a line for each field, written out: every step of a session passes here, and a call for each
-    field was a tenth of what it took."""
+    """A list of its fields in their order, which both sides know.
+
+    By two functions with a line for each field, written out: every step of a session passes here, and a call for each
+    field was a tenth of what it took.
+    """
     hints = get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
-    known: dict[str, Any] = {"kind": kind, "names": set(names), "wrong": _wrong, "no": _no, "LONG_TEXT": LONG_TEXT}
+    known: dict[str, Any] = {"kind": kind, "wrong": _wrong, "no": _no, "LONG_TEXT": LONG_TEXT}
     writing, reading = [], []
     for number, name in enumerate(names):
         known[f"write_{number}"], known[f"read_{number}"] = _codec(hints[name])
         write, read = _written_out(hints[name], number)
-        writing.append(f'"{name}": ' + write.format(f"value.{name}"))
-        reading.append(read.format(f'data["{name}"]'))
+        writing.append(write.replace("@", f"value.{name}"))
+        reading.append(read.replace("@", f"data[{number}]"))
     source = f"""
 def write(value, attachments):
-    return {{{", ".join(writing)}}}
+    return [{", ".join(writing)}]
 def read(data, attachments):
-    if type(data) is not dict or data.keys() != names:
+    if type(data) is not list or len(data) != {len(names)}:
         raise wrong(data, "a {kind.__name__}")
     return kind({", ".join(reading)})
 """
@@ -278,27 +290,32 @@ def read(data, attachments):
 
 
 def _written_out(hint: Any, number: int) -> tuple[str, str]:
-    """How to write and read a field: what is its own JSON, or nothing, needs no call."""
-    write, read = f"write_{number}({{}}, attachments)", f"read_{number}({{}}, attachments)"
+    """How to write and read a field, `@`: what is its own JSON, or nothing, needs no call."""
+    write, read = f"write_{number}(@, attachments)", f"read_{number}(@, attachments)"
+    written, was_read = write.replace("@", "x"), read.replace("@", "x")
+    origin, args = get_origin(hint), get_args(hint)
     if hint in _EXACT:
-        return "{}", f"(x if type(x := {{}}) is {hint.__name__} else no(x, '{_EXACT[hint]}'))"
+        return "@", f"(x if type(x := @) is {hint.__name__} else no(x, '{_EXACT[hint]}'))"
     if hint is Any:
-        return "{}", "{}"
+        return "@", "@"
     if hint is float:
-        return "{}", f"(x if type(x := {{}}) is float else {read.format('x')})"
+        return "@", f"(x if type(x := @) is float else {was_read})"
     if hint is str:
-        return (
-            f"(x if len(x := {{}}) < LONG_TEXT else {write.format('x')})",
-            f"(x if type(x := {{}}) is str else {read.format('x')})",
-        )
-    if get_origin(hint) is Literal:
-        return "{}", read
-    if get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint):
-        return f"(None if (x := {{}}) is None else {write.format('x')})", (
-            f"(None if (x := {{}}) is None else {read.format('x')})"
-        )
-    if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
-        return f"({write.format('x')} if (x := {{}}) else [])", f"(() if (x := {{}}) == [] else {read.format('x')})"
+        return f"(x if len(x := @) < LONG_TEXT else {written})", f"(x if type(x := @) is str else {was_read})"
+    if hint is bytes:
+        empty = f"type(x := @) is int and x == {_EMPTY}"
+        return f"({written} if (x := @) else {_EMPTY})", f"(b'' if {empty} else {was_read})"
+    if origin is Literal:
+        return "@", f"(x if type(x := @) is str and x in {args!r} else {was_read})"
+    if origin in (Union, types.UnionType) and type(None) in args:
+        # What else it may be is written out in its turn, unless it has to be named.
+        write, read = _written_out(args[0], number) if args[1:] == (type(None),) else (write, read)
+        written, was_read = write.replace("@", "x"), read.replace("@", "x")
+        return f"(None if (x := @) is None else {written})", f"(None if (x := @) is None else {was_read})"
+    if origin is tuple and args[1:] == (...,):
+        return f"({written} if (x := @) else [])", f"(() if (x := @) == [] else {was_read})"
+    if origin is Mapping:
+        return f"({written} if (x := @) else {{}})", f"({{}} if (x := @) == {{}} else {was_read})"
     return write, read
 
 

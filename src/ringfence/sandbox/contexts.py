@@ -102,7 +102,7 @@ class Contexts:
         context = self._contexts[DEFAULT]
         if not context.turn.idle or context.interpreter is None or not context.interpreter.alive:
             return
-        async with context.turn.taken():
+        async with context.turn:
             if self._life.state != "running":
                 return
             report = await self._say(context, "print(__import__('os').getcwd());")

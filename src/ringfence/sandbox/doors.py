@@ -93,7 +93,7 @@ class _Door:
             client, here = writer.get_extra_info("peername")[:2], writer.get_extra_info("sockname")[:2]
             known = len(self._visitors) <= _MOST_VISITORS and self._peer(client, here) == os.getuid()
             if known:
-                with self._life.in_use():
+                with self._life.in_use:
                     await self._through(reader, writer)
         except (OSError, Unavailable, asyncio.CancelledError):
             pass  # nobody listens there, or the session ended: the visitor sees that it is over

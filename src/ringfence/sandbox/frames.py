@@ -136,7 +136,7 @@ class Wire(asyncio.Protocol):
         if type(message) is not dict:
             raise WireError("a message that is no object")
         sizes = message.pop("sizes", [])
-        if type(sizes) is not list or any(type(size) is not int or size < 0 for size in sizes):
+        if type(sizes) is not list or (sizes and ({*map(type, sizes)} != {int} or min(sizes) < 0)):
             raise WireError("attachments of no size")
         if sum(sizes) > MOST_MESSAGE:
             raise WireError(f"a message of {sum(sizes)} bytes")

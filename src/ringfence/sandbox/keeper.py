@@ -20,7 +20,18 @@ from ringfence.model import Json, Status
 from ringfence.sandbox.codec import Attachments, CodecError, pack
 from ringfence.sandbox.flows import BYTES, STDERR, STDOUT, Inlet, Outlet
 from ringfence.sandbox.frames import Wire, WireError
-from ringfence.sandbox.protocol import AS_BEFORE, MOST_TOLD, PROTOCOL, VALUE, VERBS, Verb, error_as_json
+from ringfence.sandbox.protocol import (
+    AS_BEFORE,
+    CELL,
+    ISOLATION,
+    MOST_TOLD,
+    PROTOCOL,
+    REPORT,
+    VALUE,
+    VERBS,
+    Verb,
+    error_as_json,
+)
 from ringfence.sandbox.verbs import Keeping, unheard, unseen
 from ringfence.sandbox.waiting import begun
 from ringfence.sessions import Failure, Shown, StepReport
@@ -307,11 +318,11 @@ class Caller:
             self._shorten(done, value)
         self.wire.send({"id": request, "done": done, **lost}, beside)
 
-    def _shorten(self, done: Json, step: StepReport) -> None:
+    def _shorten(self, done: Any, step: StepReport) -> None:
         """What holds for a session as a whole is said once: it is large, and steps are short."""
         isolation = step.cell.report.isolation
         if self._told.get(step.session) is isolation:
-            done["cell"]["report"]["isolation"] = AS_BEFORE
+            done[CELL][REPORT][ISOLATION] = AS_BEFORE
             return
         if len(self._told) >= MOST_TOLD:
             self._told.clear()

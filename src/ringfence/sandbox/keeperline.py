@@ -18,7 +18,18 @@ from ringfence.model import Json, Status
 from ringfence.sandbox.codec import Attachments, CodecError, unpack
 from ringfence.sandbox.flows import BYTES, STDERR, STDOUT, Inlet, Outlet, Taken
 from ringfence.sandbox.frames import Wire, WireError
-from ringfence.sandbox.protocol import AS_BEFORE, MOST_TOLD, PROTOCOL, VALUE, Verb, error_from_json
+from ringfence.sandbox.protocol import (
+    AS_BEFORE,
+    CELL,
+    ISOLATION,
+    MOST_TOLD,
+    PROTOCOL,
+    REPORT,
+    SESSION,
+    VALUE,
+    Verb,
+    error_from_json,
+)
 from ringfence.sandbox.verbs import OnShown, unheard, unseen
 from ringfence.sessions import StepReport, Tell
 
@@ -190,13 +201,13 @@ class Line:
     def _lengthen(self, done: Any) -> None:
         """What the keeper did not say again."""
         try:
-            session, report = done["session"], done["cell"]["report"]
-            if report["isolation"] == AS_BEFORE:
-                report["isolation"] = self._isolations[session]
+            session, report = done[SESSION], done[CELL][REPORT]
+            if report[ISOLATION] == AS_BEFORE:
+                report[ISOLATION] = self._isolations[session]
                 return
             self._isolations.pop(session, None)
-            self._isolations[session] = report["isolation"]
-        except (TypeError, KeyError):
+            self._isolations[session] = report[ISOLATION]
+        except (TypeError, LookupError):
             raise WireError("a step that is none") from None
         if len(self._isolations) > 2 * MOST_TOLD:
             del self._isolations[next(iter(self._isolations))]  # the keeper forgot it long ago

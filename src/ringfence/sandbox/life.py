@@ -10,8 +10,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -22,7 +22,7 @@ from ringfence.sandbox.beneath import refusal
 from ringfence.sandbox.ledger import Ledger
 from ringfence.sandbox.mounts import Mounts
 from ringfence.sandbox.threads import in_thread
-from ringfence.sandbox.turns import Countdown, Gate, Tasks
+from ringfence.sandbox.turns import Countdown, Gate, Tasks, Use
 from ringfence.sandbox.workspace import Workspace
 from ringfence.sessions import Living, Owner, SessionInfo, SessionSpec, State, Why
 
@@ -84,9 +84,8 @@ class Life:
         self._created_at = now()
         self._ended_at: str | None = None
         self._why: Why | None = None
-        self._in_use = 0
-        self._used = 0.0
-        """When it was in use last."""
+        self.in_use = Use()
+        """Meanwhile it is not idle."""
         self._lifetime = Countdown(spec.lifetime_seconds, lambda: self._end_soon("lifetime"))
         self._paused = Countdown(keep.paused_seconds, lambda: self._end_soon("lifetime"))
         self._idle: asyncio.TimerHandle | None = None
@@ -188,24 +187,14 @@ class Life:
 
     # ── In use, idle ──
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Meanwhile it is not idle."""
-        self._in_use += 1
-        try:
-            yield
-        finally:
-            self._in_use -= 1
-            self._used = time.monotonic()
-
     def used(self) -> None:
         """Just now; from now on it may be idle."""
-        self._used = time.monotonic()
+        self.in_use.last = time.monotonic()
         if self._idle is None and self.spec.idle_seconds is not None:
             self._look_in(self.spec.idle_seconds)
 
     def _is_idle(self) -> bool:
-        return not self._in_use and not self.is_busy()
+        return not self.in_use.inside and not self.is_busy()
 
     def _look_in(self, seconds: float) -> None:
         self._idle = asyncio.get_running_loop().call_later(seconds, self._look)
@@ -216,7 +205,7 @@ class Life:
         idle = self.spec.idle_seconds
         if idle is None or self.state != "running":
             return
-        left = self._used + idle - time.monotonic() if self._is_idle() else idle
+        left = self.in_use.last + idle - time.monotonic() if self._is_idle() else idle
         if left > 0:
             self._look_in(left)
         else:

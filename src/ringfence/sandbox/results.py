@@ -130,13 +130,16 @@ def _result(told: Told) -> Json:
     if stderr:
         content.append(text(f"stderr:\n{stderr}"))
     if told.step is not None:
-        content += _pointers(told)
-        content += (block for each in told.shown for block in _blocks(each))
+        if report.stdout.truncated or report.stderr.truncated:
+            content += _pointers(told)
+        for each in told.shown:
+            content += _blocks(each)
         if told.error is not None:
             content.append(text(told.error.traceback or f"{told.error.name}: {told.error.value}"))
         if told.step.context is not None and not told.step.cell.alive:
             content.append(text("[the interpreter is gone, and its variables with it; the next call has a fresh one]"))
-        content += _links(told.step.session, files)
+        if files:
+            content += _links(told.step.session, files)
         structured |= _of_step(told, told.step)
     result: Json = {"content": content or [text("")], "structuredContent": {**structured, "facts": {}}}
     if told.is_error:

@@ -134,7 +134,7 @@ class Rooms:
         """Look at files of a session, or at what was kept of one, in a thread. It need not be running."""
         workspace = self.reading(owner, id_, path)
         session = self._sessions.get(id_)
-        with session.life.in_use() if session is not None else nullcontext():
+        with session.life.in_use if session is not None else nullcontext():
             return await in_thread(then_close(workspace, work))
 
     def reading(self, owner: Owner, id_: str, path: str) -> Workspace:

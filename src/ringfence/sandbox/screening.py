@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +35,8 @@ class Screen:
         self._kept = kept
         self._streams: dict[Stream, Searched] = {}
         self._attached: Attached | None = None
-        self.rules: Counter[str] = Counter()
-        self.secrets: Counter[str] = Counter()
+        self.rules: dict[str, int] = {}
+        self.secrets: dict[str, int] = {}
 
     # ── As it comes ──
 
@@ -94,14 +93,11 @@ class Screen:
         if self._shown is None:
             return step
         cell = step.cell
-        clean = CellReport(
-            self.report(cell.report),
-            tuple(map(self.value, cell.results)),
-            None if cell.error is None else self.failure(cell.error),
-            cell.alive,
-            self._text(cell.broken),
-        )
-        return step if clean == cell else replace(step, cell=clean)
+        report, results = self.report(cell.report), tuple(map(self.value, cell.results))
+        error, broken = None if cell.error is None else self.failure(cell.error), self._text(cell.broken)
+        if (report, results, error, broken) == (cell.report, cell.results, cell.error, cell.broken):
+            return step
+        return replace(step, cell=CellReport(report, results, error, cell.alive, broken))
 
     def value(self, shown: Shown) -> Shown:
         data = {mime: self._text(text) for mime, text in shown.data.items()}
@@ -120,8 +116,9 @@ class Screen:
         return clean
 
     def _count(self, rules: Mapping[str, int], secrets: Mapping[str, int]) -> None:
-        self.rules.update(rules)
-        self.secrets.update(secrets)
+        for kept, found in ((self.rules, rules), (self.secrets, secrets)):
+            for name, count in found.items():
+                kept[name] = kept.get(name, 0) + count
 
     def _captured(self, stream: Captured) -> Captured:
         assert self._shown is not None

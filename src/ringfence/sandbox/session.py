@@ -60,9 +60,9 @@ class Session:
         life, cell = self.life, self.contexts.cell(request)
         life.check_there()
         context = self.contexts.get(request.context)
-        with life.in_use():
+        with life.in_use:
             await life.awake()
-            async with context.turn.taken():
+            async with context.turn:
                 interpreter, fresh = await self.contexts.interpreter(context)
                 number, before = self._begin_step(request.after_step), self._seen()
                 whole = Whole(life.workspace, cell.limits.capture_bytes, tell, wanted=request.keep_whole)
@@ -77,7 +77,7 @@ class Session:
         life = self.life
         limits = request.limits or life.spec.stay.limits
         whole = Whole(life.workspace, limits.capture_bytes, tell, wanted=request.keep_whole)
-        with life.in_use():
+        with life.in_use:
             await life.awake()
             before = self._seen()
             running, number = await self._start(request, limits, whole.tell)
@@ -105,7 +105,7 @@ class Session:
             for listener in list(listeners):
                 listener(stream, data)
 
-        with life.in_use():
+        with life.in_use:
             self.processes.check_room()
             running, _ = await self._start(request, limits, tell)
             return self.processes.add(request.argv, running, listeners, life.used)
@@ -174,7 +174,7 @@ class Session:
 
     async def _change(self, work: Callable[[Workspace], T]) -> T:
         life = self.life
-        with life.in_use():
+        with life.in_use:
             await life.awake()
             async with life.gate.together():
                 return await in_thread(then_close(life.workspace(), work))
@@ -182,7 +182,7 @@ class Session:
     async def unpack(self, path: str, stream: AsyncIterator[bytes]) -> tuple[FileFact, ...]:
         """Cancelling ends it, and leaves nothing half-written."""
         life, limits = self.life, self.life.spec.stay.limits
-        with life.in_use():
+        with life.in_use:
             await life.awake()
             async with life.gate.together():
                 workspace = life.workspace()

@@ -27,17 +27,35 @@ class Turn:
     def idle(self) -> bool:
         return not self._inside
 
-    @asynccontextmanager
-    async def taken(self) -> AsyncIterator[None]:
+    async def __aenter__(self) -> None:
         if self._inside > self._most:
             text = f"{self._most} cells wait for {self._what} already; wait for some to end, or use another context"
             raise Refused(Status.VALIDATION_FAILURE, "busy", text)
         self._inside += 1
         try:
-            async with self._lock:
-                yield
-        finally:
+            await self._lock.acquire()
+        except BaseException:
             self._inside -= 1
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+        self._inside -= 1
+
+
+class Use:
+    """How many are at something, and when the last of them left."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.last = 0.0
+
+    def __enter__(self) -> None:
+        self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.inside -= 1
+        self.last = time.monotonic()
 
 
 class Gate:

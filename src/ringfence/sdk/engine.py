@@ -104,6 +104,7 @@ class Engine:
             if opened.done():
                 raise
             opened.set_exception(exc)
+            opened.exception()  # looked at, also where nobody waits any more
 
     # ── From other threads ──
 

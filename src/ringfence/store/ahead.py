@@ -8,12 +8,15 @@ closes the chain of a process that is gone reads here what it had not committed 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 
 from ringfence.audit.chain import ChainVerifier, Findings, Head, Record, is_chain_name
 from ringfence.errors import StoreError
 from ringfence.model import Json
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES = 1024 * 1024
 """More than so much is not written ahead: the database has to take it."""
@@ -50,8 +53,10 @@ class AheadFile:
 
     def begin_anew(self) -> None:
         """All that it holds is in the database now, and nowhere else: who erases it there may be another process."""
-        with contextlib.suppress(OSError):  # it follows nothing any more
+        try:
             os.pwrite(self._descriptor, bytes(self._end), 0)
+        except OSError as exc:
+            log.debug("%s: %s", self._path, exc)  # it follows nothing any more
         self._end = 0
 
     def remove(self) -> None:

@@ -73,6 +73,7 @@ class Interpreter:
                 pass_fds=[theirs.fileno()],
             )
         self._cells = 0
+        self._readers: list[int] = []
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +84,7 @@ class Interpreter:
     def end(self) -> int:
         """As a supervisor ends it."""
         self._channel.close()
+        self._let_go()
         try:
             return self.process.wait(_PATIENCE)
         finally:
@@ -104,6 +106,7 @@ class Interpreter:
     def __call__(self, source: str | bytes, seen: Callable[[str], None] | None = None, **order: Any) -> Outcome:
         """Run a cell. `seen` is told of stdout as it grows."""
         self._cells += 1
+        self._let_go()
         source = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
         wanted = {"kind": "cell", "id": self._cells, "name": f"<cell {self._cells}>", "source": source, **order}
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
@@ -115,11 +118,14 @@ class Interpreter:
         socket.send_fds(self._channel, [marshal.dumps(wanted)], given)
         for descriptor in given:
             os.close(descriptor)
-        try:
-            return self._follow(*readers, seen)
-        finally:
-            for descriptor in readers:
-                os.close(descriptor)
+        self._readers = list(readers)
+        return self._follow(*readers, seen)
+
+    def _let_go(self) -> None:
+        """Of the last cell's pipes. Not as soon as it has ended: the interpreter lets go of them only then."""
+        for descriptor in self._readers:
+            os.close(descriptor)
+        self._readers = []
 
     def _follow(self, stdout: int, stderr: int, seen: Callable[[str], None] | None) -> Outcome:
         outcome, said = Outcome(Claims(self._cells)), {stdout: b"", stderr: b""}

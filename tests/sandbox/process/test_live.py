@@ -50,6 +50,39 @@ async def test_variables_imports_and_the_working_folder_stay(box: LiveBox) -> No
     assert (report.report.ended, report.report.exit_status, report.alive) == ("exited", 0, True)
 
 
+async def test_a_thread_that_prints_all_the_time_never_fails_for_it(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    talking = """
+import threading
+failed, quiet = [], threading.Event()
+def talk():
+    try:
+        while not quiet.is_set():
+            print('late', flush=True)
+    except BaseException as exc:
+        failed.append(repr(exc))
+talker = threading.Thread(target=talk)
+talker.start()
+"""
+    await run(interpreter, talking)
+    for _ in range(40):
+        assert (await run(interpreter, "1")).report.ended == "exited"
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.1)
+    assert said(await run(interpreter, "quiet.set()\ntalker.join()\nfailed")) == "[]"
+
+
+async def test_pipes_of_steps_that_are_over_are_let_go_of(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    await run(interpreter, "1")
+    await asyncio.sleep(0.1)
+    before = looking.descriptors()
+    for _ in range(30):
+        await run(interpreter, "import os; kept = os.dup(1)")
+    await asyncio.sleep(0.1)
+    assert looking.descriptors() <= before
+
+
 async def test_steps_that_are_over_are_not_kept(box: LiveBox) -> None:
     interpreter = await box.interpreter()
     for _ in range(2):

@@ -65,8 +65,9 @@ async def _background(task: Task) -> Answer:
 
 
 async def _once(work: Coroutine[Any, Any, StepReport]) -> StepReport:
+    """Whoever gives up has the keeper stop it, and waits for that: `work` sees to it itself."""
     try:
-        return await to_the_end(work)
+        return await work
     except ValueError as exc:
         raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"this cannot be run: {exc}") from None
 
@@ -77,7 +78,7 @@ async def _answer(task: Task, seen: StepReport) -> Answer:
     status, code = results.judge(report)
     limits = await _limits(task, step)
     within = Within(step.session, step.step, step.context, step.state, step)
-    isolation = dict(report.isolation) or task.isolation
+    isolation = report.isolation or task.isolation  # the very object: what was written of it is known by that
     if report.ended == "infra":
         trouble = f": {'; '.join(report.trouble)}" if report.trouble else ""
         message = f"session {step.session} failed at step {step.step}{trouble}"

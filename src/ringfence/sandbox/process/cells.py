@@ -149,6 +149,8 @@ class Interpreter:
         """The next cell, from its order to its end; or the rest of one, if something came between."""
         cell = self._cell
         if cell is None:
+            # Not before it was said that the last one has ended: whoever waits for that need not wait for this.
+            self._streams.lead_nowhere()
             cell = self._cell = self._next()
         if not cell.begun:
             cell.begun, self._interrupted, self._busy = True, False, True
@@ -234,7 +236,7 @@ class Interpreter:
         if signal.getsignal(signal.SIGINT) is not self._handler:
             signal.signal(signal.SIGINT, self._handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
-        self._streams.lead_nowhere()
+        self._streams.flush()
         if not (self._spare or cell.refused):
             self._spare = self._streams.spare()
         self._restore_env(cell)

@@ -9,7 +9,6 @@ import fcntl
 import os
 import select
 import struct
-from collections import Counter
 
 from ringfence.sandbox.process import listening, seccomp
 
@@ -31,7 +30,7 @@ class Denials:
         self._poll: select.poll | None = None
         self.total = 0
         """What was asked, whatever the answer."""
-        self.by_name: Counter[str] = Counter()
+        self.by_name: dict[str, int] = {}
 
     def answer(self) -> bool:
         """Refuse what waits. False once nobody is left who could ask."""
@@ -52,7 +51,7 @@ class Denials:
             told = self._weighed(identity, caller, question) if name == "listen" else errno.EPERM
             self.total += 1
             if told in (errno.EPERM, errno.EACCES):
-                self.by_name[name] += 1
+                self.by_name[name] = self.by_name.get(name, 0) + 1
             with contextlib.suppress(OSError):  # who asked is gone
                 fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, -told, 0))
         return True

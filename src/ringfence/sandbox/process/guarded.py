@@ -172,13 +172,17 @@ def holds(mounts: Sequence[Mount]) -> Iterator[Hold]:
 
 def look(mounts: Sequence[Mount], held: Held) -> Seen:
     """What is not held, as it is now."""
-    guards = _guards(mounts)
+    guards = _guards(mounts) if mounts else []
+    if not guards:
+        return Seen(held, {})
     found = ((item.at, _state(item, guards, held)) for item in _survey(guards) if item.name not in _FOLDERS)
     return Seen(held, {at: state for at, state in found if state is not None})
 
 
 def planted(mounts: Sequence[Mount], before: Seen) -> tuple[str, ...]:
     """What has come to be, or has changed, since then; of what lies in another the outer alone."""
+    if not mounts:
+        return ()
     found: list[str] = []
     for at, now in look(mounts, before.held).states.items():
         was = before.states.get(at, ((), None))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from ringfence.sandbox.process.member import Member
 from ringfence.sessions import Tell
 
 _CHUNK = 65536
+_MOMENT = 0.02
 
 
 class Clock:
@@ -83,7 +83,7 @@ class Step:
         self._said = 0
         self._began = time.monotonic()
         self._cpu, self._cpu_seen = place.cpu_ms(), 0.0
-        self._denied = Counter(member.denials.by_name)
+        self._denied = dict(member.denials.by_name)
         self._denials = member.denials.total
         self.clock = Clock(limits.wall_seconds, lambda: self.stop("timeout", "wall"))
         member.on_denial = self._look_at_denials
@@ -94,12 +94,8 @@ class Step:
     def read_from(self, descriptor: int, stream: Stream) -> None:
         """A reading end that is ours from now on."""
         os.set_blocking(descriptor, False)
-        self._captures.setdefault(stream, Capture(self.limits.capture_bytes))
         self._open[descriptor] = stream
-        self._hub.add(descriptor, partial(self._hear, descriptor))
-
-    def _hear(self, descriptor: int) -> None:
-        self._read(descriptor)
+        self._hub.add(descriptor, partial(self._read, descriptor))
 
     def _read(self, descriptor: int) -> bool:
         """Whether there may be more."""
@@ -118,6 +114,8 @@ class Step:
         self._said += len(chunk)
         if self._said > self.limits.output_bytes:
             self.stop("output", "output")
+        if stream not in self._captures:
+            self._captures[stream] = Capture(self.limits.capture_bytes)
         self._captures[stream].feed(chunk)
         room = self._tell(stream, chunk)
         if room is not None:
@@ -131,7 +129,7 @@ class Step:
 
     def _go_on(self, descriptor: int) -> None:
         if descriptor in self._open:
-            self._hub.add(descriptor, partial(self._hear, descriptor))
+            self._hub.add(descriptor, partial(self._read, descriptor))
 
     def _close(self, descriptor: int) -> None:
         self._hub.remove(descriptor)
@@ -162,15 +160,22 @@ class Step:
         if self.member.denials.total - self._denials > MAX_DENIALS:
             self.stop("policy", None)
 
-    def finish(self) -> None:
-        """Read what is there, and watch no more. What others still hold open, nobody reads."""
+    def finish(self, *, lingers: bool = False) -> None:
+        """Read what is there, and watch no more. What others still hold open, nobody reads.
+
+        `lingers`: whoever wrote is about to let go, and is not to fail if a thread of theirs writes until then.
+        """
         self.clock.cancel()
         for descriptor in list(self._open):
             for _ in range(1 + self.limits.output_bytes // _CHUNK):
                 if not self._read(descriptor):
                     break
-            if descriptor in self._open:
+            if descriptor in self._open and lingers:
+                self._hub.remove(descriptor)
+                asyncio.get_running_loop().call_later(_MOMENT, os.close, descriptor)
+            elif descriptor in self._open:
                 self._close(descriptor)
+        self._open.clear()
         self._place.over(self)
 
     @property
@@ -182,4 +187,9 @@ class Step:
         return Usage(cpu_ms=round(cpu_ms, 3), peak_memory_bytes=self.peak or None)
 
     def denials(self) -> dict[str, int]:
-        return dict(self.member.denials.by_name - self._denied)
+        before = self._denied
+        return {
+            name: count - before.get(name, 0)
+            for name, count in self.member.denials.by_name.items()
+            if count > before.get(name, 0)
+        }

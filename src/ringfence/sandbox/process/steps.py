@@ -107,7 +107,7 @@ class Interpreter:
             self._running = None
             self._member.heard = lambda _: None
             self._member.ended.remove_done_callback(gone)  # else a session would keep one for every step
-            step.finish()
+            step.finish(lingers=True)
         if claims.broken is not None and self.alive:
             await self._kill()
         return self._report(step, claims)

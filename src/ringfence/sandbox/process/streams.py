@@ -63,7 +63,7 @@ class Streams:
 
     def lead_to(self, stdout: int, stderr: int) -> None:
         """Into these, which are taken over."""
-        self._flush()
+        self.flush()
         for number, descriptor in enumerate((stdout, stderr), 1):
             dup2(descriptor, number)
         close(stdout)
@@ -72,7 +72,7 @@ class Streams:
 
     def lead_nowhere(self) -> None:
         """All that was written until now has gone where it belonged."""
-        self._flush()
+        self.flush()
         try:
             for number in (1, 2):
                 dup2(self._nowhere, number)
@@ -80,7 +80,7 @@ class Streams:
             self._nowhere = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
             for number in (1, 2):
                 dup2(self._nowhere, number)
-        self._flush()  # what could not be written does not belong to the next cell
+        self.flush()  # what could not be written does not belong to the next cell
 
     def spare(self) -> list[int]:
         """Three descriptors that lead nowhere; none if there are no more."""
@@ -93,7 +93,8 @@ class Streams:
             return []
         return found
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """All that was written is where it belongs."""
         for stream in self._own:
             try:
                 stream.flush()
