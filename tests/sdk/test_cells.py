@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ringfence import AsyncSandbox, Result, Sandbox
+from ringfence import AsyncSandbox, Result, Sandbox, canonical
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("state")]
 
@@ -22,6 +22,22 @@ def test_what_a_step_leaves_the_next_one_finds(sandbox: Sandbox) -> None:
     assert (execution.status, execution.error, execution.alive) == ("success", None, True)
     assert execution.step is not None and execution.facts["isolation"]["backend"] == "process"
     sandbox.run_code("os.chdir('/workspace')")
+
+
+def test_what_holds_for_all_steps_is_written_out_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Isolation is most of a step's record, and the same in each."""
+    sandbox.run_code("1")
+    written: list[Any] = []
+    write = canonical.Written.__init__
+
+    def noted(self: canonical.Written, value: Any) -> None:
+        written.append(value)
+        write(self, value)
+
+    monkeypatch.setattr(canonical.Written, "__init__", noted)
+    for _ in range(3):
+        assert sandbox.run_code("1").facts["isolation"]["protections"]
+    assert written == []
 
 
 def test_without_a_value_the_text_is_what_was_printed(sandbox: Sandbox) -> None:

@@ -32,7 +32,6 @@ from ringfence import (
     TimedOut,
     Unavailable,
     VolumeMount,
-    canonical,
 )
 from ringfence.box import Mount
 from ringfence.sdk import engine
@@ -61,22 +60,6 @@ async def test_several_first_uses_at_once_open_one() -> None:
     async with AsyncSandbox() as box:
         await asyncio.gather(*(box.run_code("1") for _ in range(4)), box.files.list())
         assert len(await AsyncSandbox.list()) == before + 1
-
-
-def test_what_holds_for_all_steps_is_written_out_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Isolation is most of a step's record, and the same in each."""
-    sandbox.run_code("1")
-    written: list[Any] = []
-    write = canonical.Written.__init__
-
-    def noted(self: canonical.Written, value: Any) -> None:
-        written.append(value)
-        write(self, value)
-
-    monkeypatch.setattr(canonical.Written, "__init__", noted)
-    for _ in range(3):
-        assert sandbox.run_code("1").facts["isolation"]["protections"]
-    assert written == []
 
 
 def test_another_process_finds_it_by_its_id(sandbox: Sandbox) -> None:

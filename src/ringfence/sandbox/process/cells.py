@@ -8,7 +8,7 @@ memory file with the source if that is too long for a message:
 and, as wanted, `env` (variables for this cell alone; what the cell itself sets stays), `answer` (False: the value of
 the last expression is not shown) and `figures` (["png"] unless told; "svg"). What is said back, and how, is in
 `claiming`: results and at most one error while the cell runs, `done` when it has ended and all that it printed is
-written. Processes that it left behind may still hold its stdout and stderr then.
+written. Its stdout and stderr may still be held then: by us for a moment, and by processes that it left behind.
 
 What a cell can count on: variables, imports, the working folder and the event loop stay. `_` is the last value shown.
 `display(…)` shows a value at once. A last line that ends with `;` shows nothing. `await` works at the top; tasks that
@@ -147,10 +147,8 @@ class Interpreter:
 
     def step(self) -> None:
         """The next cell, from its order to its end; or the rest of one, if something came between."""
-        cell = self._cell
-        if cell is None:
-            # Not before it was said that the last one has ended: whoever waits for that need not wait for this.
-            self._streams.lead_nowhere()
+        if (cell := self._cell) is None:
+            self._streams.lead_nowhere()  # only now: whoever waits for the end of the last one need not wait for this
             cell = self._cell = self._next()
         if not cell.begun:
             cell.begun, self._interrupted, self._busy = True, False, True
@@ -240,9 +238,9 @@ class Interpreter:
         if not (self._spare or cell.refused):
             self._spare = self._streams.spare()
         self._restore_env(cell)
-        ok = "true" if cell.ok else "false"
+        how = f'"ok":{"true" if cell.ok else "false"},"left_out":{cell.left_out}'
         with self._lock:
-            self._say([f'{{"t":"done","id":{cell.id},"ok":{ok},"left_out":{cell.left_out}}}'.encode()])
+            self._say([f'{{"t":"done","id":{cell.id},{how}}}'.encode()])
             self._cell = None
 
     # ── What it claims ──
