@@ -150,6 +150,28 @@ async def test_of_a_burst_only_so_many_are_made_at_once(monkeypatch: pytest.Monk
     assert making[-1] == 0
 
 
+async def test_what_a_program_left_is_ended_though_its_zygote_has_no_time(backend: ProcessBackend) -> None:
+    source = "import os, time\nif not os.fork(): time.sleep(100)\ntime.sleep(1)"
+    running = asyncio.create_task(backend.run(spec(source)))
+    await asyncio.sleep(0.5)
+    busy = looking.zygotes()
+    own = [child for zygote in busy for child in looking.children(zygote)]
+    left = [each for zygote in busy for each in looking.descendants(zygote) if each.pid not in (*busy, *own)]
+    assert len(left) == 1 and left[0].alive
+    for zygote in busy:
+        os.kill(zygote, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(10):
+            while left[0].alive:
+                await asyncio.sleep(0.01)
+        assert not running.done(), "the box is not gone before its zygote says so"
+    finally:
+        for zygote in busy:
+            os.kill(zygote, signal.SIGCONT)
+    report = await running
+    assert (report.ended, report.exit_status) == ("exited", 0)
+
+
 async def test_cancelling_kills_the_box_at_once(backend: ProcessBackend) -> None:
     running = asyncio.create_task(backend.run(spec(supervisor.PROGRAMS["busy"])))
     await asyncio.sleep(0.5)

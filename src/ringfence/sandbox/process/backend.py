@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -29,7 +30,7 @@ from ringfence.sandbox.process.pool import Pool
 from ringfence.sandbox.process.run import Run
 from ringfence.sandbox.process.zygotes import INSTALLED, interpreter
 from ringfence.sandbox.tools import TEMPLATES
-from ringfence.sandbox.waiting import begun
+from ringfence.sandbox.waiting import begun, when
 from ringfence.sessions import StaySpec
 
 log = logging.getLogger(__name__)
@@ -110,10 +111,10 @@ class ProcessBackend:
         box = await pool.take(baseline, limits, shape)
         self._look_at_root(box, baseline)
         self._inherited = box.inherited
-        if not baseline.borrows:  # what somebody mounts is for the moment, and no box is kept ready with it
-            asyncio.get_running_loop().call_soon(pool.refill, baseline, limits, box.ended)
         before = guarded.look(spec.mounts, mounting.held(baseline.mounts))
         run = Run(box, spec, str(interpreter()), tell)
+        if not baseline.borrows:  # what somebody mounts is for the moment, and no box is kept ready with it
+            when(box.left, partial(pool.refill, baseline, limits, box.ended))
         self._running[id(run)] = run
         outlet: Outlet | None = None
         try:

@@ -53,6 +53,9 @@ class Box:
         self.ordered = False
         self.begun = False
         self.ended: asyncio.Future[Ended | None] = loop.create_future()
+        self.left: asyncio.Future[None] = loop.create_future()
+        """The program has ended; until its box has, too, there is little to do."""
+        self._program = -1
         self.members: dict[int, Member] = {}
         """Of a box that stays: every process that was started in it and lives, by its number."""
         self._leavers: list[Member] = []
@@ -143,6 +146,24 @@ class Box:
         # What it says from now on can wait until it has ended.
         self.hub.remove(self._channel.fileno())
         socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
+        try:
+            self._program = os.pidfd_open(self.worker)
+        except OSError:
+            return  # its zygote says how it ended
+        self.hub.add(self._program, self._leave)
+
+    def _leave(self) -> None:
+        """The program has ended: end what it left. Its zygote would, too, as soon as it gets to it."""
+        self._forget_program()
+        self.kill()
+        if not self.left.done():
+            self.left.set_result(None)
+
+    def _forget_program(self) -> None:
+        if self._program >= 0:
+            self.hub.remove(self._program)
+            os.close(self._program)
+            self._program = -1
 
     def _hear(self) -> None:
         assert self._channel is not None
@@ -210,6 +231,8 @@ class Box:
             self._closed.exception()
         if not self.ended.done():
             self.ended.set_result(ended)
+        if not self.left.done():
+            self.left.set_result(None)
         self.did([], "it ended")
         for member in (*self._leavers, *self.members.values()):
             member.left(None)
@@ -222,6 +245,7 @@ class Box:
         """Let go of everything of it. False where something could not be removed: `trouble` says what."""
         clean = True
         self._clock.cancel()
+        self._forget_program()
         if self._channel is not None:
             self.hub.remove(self._channel.fileno())
             self._channel.close()
