@@ -96,11 +96,16 @@ class Group:
             limit_cpu(cpu.path, cpu.v2, limits.cpu_cores)
 
     def entrances(self) -> list[int]:
-        """Descriptors, to be given back with `entered`. Whoever writes "0" into each is in the group."""
+        """Descriptors, to be given back with `entered`. Whoever has one thread and writes "0" into each is in.
+
+        To move a process, the kernel keeps the whole host from forking, which takes as long as all its cores need to
+        hear of it; a thread can move itself without that, where the hierarchy is of v1.
+        """
         opened: list[int] = []
+        by_path = {folder.path: folder for folder in self._folders.values()}
         try:
-            for path in self.paths:
-                opened.append(self._files.opened(path + "/cgroup.procs", os.O_WRONLY))
+            for path, folder in by_path.items():
+                opened.append(self._files.opened(path + ("/cgroup.procs" if folder.v2 else "/tasks"), os.O_WRONLY))
         except OSError:
             self.entered(opened)
             raise
@@ -306,7 +311,10 @@ class Cgroups:
         """A new group without limits. The name needs to be unique in this process. Raises OSError."""
         inside = self._owner.group(name)
         wanted = self._folders if roles is None else [role for role in self._folders if role in roles]
-        group = Group(inside, {role: self._folders[role].below(inside) for role in wanted})
+        folders = {role: self._folders[role].below(inside) for role in wanted}
+        if "kill" in folders and "time" in folders:
+            folders["time"] = folders["kill"]  # it is there anyway, and counts, too
+        group = Group(inside, folders)
         made: list[str] = []
         try:
             for path in group.paths:
