@@ -67,8 +67,11 @@ class Exchange:
                 if not await self._one(request):
                     return None
             return None
+        except asyncio.CancelledError:
+            await self._leave(abort=True)
+            raise
         finally:
-            self._leave()
+            await self._leave()
 
     async def _next(self) -> Request | None:
         limits = self._scope.limits
@@ -249,7 +252,7 @@ class Exchange:
                 upload.cancel()
                 await asyncio.gather(upload, return_exceptions=True)
             if not kept:
-                self._leave(abort=True)
+                await self._leave(abort=True)
         if answer is not None:
             return whole
         # A connection that was kept may end just when it is used again: what has no effect is then sent once more.
@@ -261,18 +264,18 @@ class Exchange:
         key = (sending.place, sending.rule.name)
         if self._outside is not None and self._outside_for == key and not self._outside.ended:
             return self._outside, True
-        self._leave()
+        await self._leave()
         self._outside = await self._scope.connect(sending.place, sending.rule, tls=self._inside is not None)
         self._outside.wait_at_most(self._scope.limits.idle_seconds)
         self._outside_for = key
         return self._outside, False
 
-    def _leave(self, *, abort: bool = False) -> None:
+    async def _leave(self, *, abort: bool = False) -> None:
         outside, self._outside, self._outside_for = self._outside, None, None
         if outside is not None and abort:
             outside.abort()
         elif outside is not None:
-            outside.leave()
+            await outside.leave()
 
     async def _upload(self, sending: _Sending, outside: Wire) -> bool:
         """True where all of it went out; False where the other side takes no more, since it may have answered first.

@@ -13,6 +13,7 @@ from ringfence.egress.refusal import Malformed
 _PIECE = 64 * 1024
 _STUCK_SECONDS = 300.0
 """As long as the other side may refuse to take what is sent."""
+_GOODBYE_SECONDS = 1.0
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _METHOD_START = re.compile(rb"[A-Z]")
 
@@ -143,10 +144,16 @@ class Wire:
         with contextlib.suppress(AttributeError):  # of TLS in early releases of Python 3.11, where it has ended already
             self._writer.transport.abort()
 
-    def leave(self) -> None:
-        """All was said and heard: TLS says goodbye, and does not wait for the other side to do so."""
+    async def leave(self) -> None:
+        """What was said still goes out, and TLS says goodbye; to a side that does not take it, not for long."""
         self._writer.close()
-        self.abort()
+        try:
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                await self._writer.wait_closed()
+        except (OSError, ssl.SSLError):
+            pass  # it is gone, or it was too slow
+        finally:
+            self.abort()
 
     async def close(self) -> None:
         self._writer.close()

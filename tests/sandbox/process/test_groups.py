@@ -66,6 +66,24 @@ def test_a_box_for_one_run_enters_without_stopping_the_host(groups: Groups) -> N
 
 
 @needed
+def test_a_group_in_which_something_lives_is_not_used_again(groups: Groups) -> None:
+    group = taken(groups)
+    group.keep_files_open()
+    group.reset()  # which looks, and sees nobody
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    try:
+        group.add(pid)
+        with pytest.raises(OSError):
+            group.reset()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        group.remove(patience=5)
+
+
+@needed
 @pytest.mark.parametrize("children", [0, 3])
 def test_a_group_is_used_again_and_has_counted_nothing(groups: Groups, children: int) -> None:
     group = taken(groups)

@@ -72,6 +72,29 @@ talker.start()
     assert said(await run(interpreter, "quiet.set()\ntalker.join()\nfailed")) == "[]"
 
 
+async def test_threads_that_compute_and_print_outlive_the_cells(box: LiveBox) -> None:
+    """Each of them keeps the interpreter from what it does at the end of a cell for as long as it may."""
+    interpreter = await box.interpreter()
+    working = """
+import threading
+stop = False
+def work():
+    while not stop:
+        for _ in range(200_000): pass
+        print('alive', flush=True)
+workers = [threading.Thread(target=work) for _ in range(6)]
+for each in workers: each.start()
+"""
+    await run(interpreter, working, wall_seconds=60)
+    for _ in range(6):
+        assert said(await run(interpreter, "sum(each.is_alive() for each in workers)", wall_seconds=60)) == "6"
+        await asyncio.sleep(0.1)
+    assert (
+        said(await run(interpreter, "stop = True\nfor each in workers: each.join()\n'over'", wall_seconds=60))
+        == "'over'"
+    )
+
+
 async def test_pipes_of_steps_that_are_over_are_let_go_of(box: LiveBox) -> None:
     interpreter = await box.interpreter()
     await run(interpreter, "1")

@@ -113,11 +113,11 @@ class ProcessBackend:
         self._inherited = box.inherited
         before = guarded.look(spec.mounts, mounting.held(baseline.mounts))
         run = Run(box, spec, str(interpreter()), tell)
-        if not baseline.borrows:  # what somebody mounts is for the moment, and no box is kept ready with it
-            when(box.left, partial(pool.refill, baseline, limits, box.ended))
         self._running[id(run)] = run
         outlet: Outlet | None = None
         try:
+            if not baseline.borrows:  # what somebody mounts is for the moment, and no box is kept ready with it
+                when(box.left, partial(pool.refill, baseline, limits, box.ended))
             if spec.installs:
                 inputs.make_folder(box.descriptors["workspace"], INSTALLED, box.host_id)
             if spec.network is not None:

@@ -146,14 +146,14 @@ class Box:
         # What it says from now on can wait until it has ended.
         self.hub.remove(self._channel.fileno())
         socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
-        try:
+        with contextlib.suppress(OSError):  # its zygote says how it ended
             self._program = os.pidfd_open(self.worker)
-        except OSError:
-            return  # its zygote says how it ended
-        self.hub.add(self._program, self._leave)
+            self.hub.add(self._program, self._leave)
 
     def _leave(self) -> None:
         """The program has ended: end what it left. Its zygote would, too, as soon as it gets to it."""
+        if not _is_over(self._program):
+            return
         self._forget_program()
         self.kill()
         if not self.left.done():
@@ -211,9 +211,7 @@ class Box:
         """Whether its first process is there; its zygote may not have told yet that it is not."""
         if self.ended.done():
             return False
-        poll = select.poll()
-        poll.register(self._handle, select.POLLIN)
-        return not poll.poll(0)
+        return not _is_over(self._handle)
 
     def kill(self) -> None:
         """Its first process, and so all of it; where it is not there yet, as soon as it is."""
@@ -267,6 +265,12 @@ class Box:
         if clean:
             self.on_removed()
         return clean
+
+
+def _is_over(process: int) -> bool:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _nobody(order: dict[str, Any], descriptors: list[int]) -> None:

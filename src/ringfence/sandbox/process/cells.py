@@ -148,7 +148,7 @@ class Interpreter:
     def step(self) -> None:
         """The next cell, from its order to its end; or the rest of one, if something came between."""
         if (cell := self._cell) is None:
-            self._streams.lead_nowhere()  # only now: whoever waits for the end of the last one need not wait for this
+            self._streams.lead_nowhere()  # which nobody waits for
             cell = self._cell = self._next()
         if not cell.begun:
             cell.begun, self._interrupted, self._busy = True, False, True
@@ -234,7 +234,7 @@ class Interpreter:
         if signal.getsignal(signal.SIGINT) is not self._handler:
             signal.signal(signal.SIGINT, self._handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
-        self._streams.flush()
+        (self._streams.lead_nowhere if _thread._count() else self._streams.flush)()  # a thread may write meanwhile
         if not (self._spare or cell.refused):
             self._spare = self._streams.spare()
         self._restore_env(cell)

@@ -222,7 +222,8 @@ class Group:
             counted = self.count()
             crowded = (counted.pids_peak or 0) > LEAST_PROCESSES or counted.pids_denied
             renewed = (pids.path,) if pids is not None and pids.path != memory.path and crowded else ()
-        if not renewed and self._files.read(self.paths[0] + "/cgroup.procs"):
+        # Opened anew: of a file that was read a moment ago, v1 gives the same once more.
+        if not renewed and read(self.paths[0] + "/cgroup.procs"):
             raise OSError(errno.EBUSY, "processes still live in the group", self.name)
         for path in renewed:
             self._files.forget(path)
@@ -312,8 +313,9 @@ class Cgroups:
         inside = self._owner.group(name)
         wanted = self._folders if roles is None else [role for role in self._folders if role in roles]
         folders = {role: self._folders[role].below(inside) for role in wanted}
-        if "kill" in folders and "time" in folders:
-            folders["time"] = folders["kill"]  # it is there anyway, and counts, too
+        there = folders.get("kill", folders.get("freezer"))
+        if there is not None and there.v2 and "time" in folders:
+            folders["time"] = there  # it is made anyway, and counts, too
         group = Group(inside, folders)
         made: list[str] = []
         try:

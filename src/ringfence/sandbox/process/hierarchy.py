@@ -110,10 +110,11 @@ def find(proc: str, probe: str) -> tuple[dict[str, Folder], dict[str, str]]:
         ours = own_folders(read(proc + "/self/cgroup"), read(proc + "/self/mountinfo"))
     except OSError as problem:
         return {}, dict.fromkeys(why, f"the cgroups of this host cannot be read: {problem.strerror}")
-    # v2 first: where it can stop and end, one folder does what would take two of v1. Only to count, v1 costs less: a
-    # process gets into its folders without stopping all others.
+    # v2 first: where it can stop and end, one folder does what would take two of v1. Where it limits nothing, v1 counts
+    # for less: a process gets into its folders without stopping all others.
     for folder, controllers in sorted(ours, key=lambda own: not own[0].v2):
-        roles = {role for name, role in V1_ROLES.items() if name in controllers} - (found.keys() - {"time"})
+        taken = found.keys() if "memory" in found and found["memory"].v2 else found.keys() - {"time"}
+        roles = {role for name, role in V1_ROLES.items() if name in controllers} - taken
         serves, refused = _serves_v2(folder, probe) if folder.v2 else _serves(folder, roles, probe)
         found.update(dict.fromkeys(sorted(serves), folder))
         why.update(refused)

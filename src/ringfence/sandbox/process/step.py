@@ -163,7 +163,7 @@ class Step:
     def finish(self, *, lingers: bool = False) -> None:
         """Read what is there, and watch no more. What others still hold open, nobody reads.
 
-        `lingers`: whoever wrote is about to let go, and is not to fail if a thread of theirs writes until then.
+        `lingers`: whoever wrote is about to let go, and is not to fail for what they write until then.
         """
         self.clock.cancel()
         for descriptor in list(self._open):

@@ -1,0 +1,59 @@
+"""The end of a connection: what was said arrives, and whoever does not take it is not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from ringfence.egress.wire import Wire
+
+pytestmark = pytest.mark.anyio
+
+SAID = b"x" * 60_000
+
+
+async def both() -> tuple[Wire, socket.socket]:
+    """With so little room between them that most of what is said still waits with us."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    theirs.setblocking(False)
+    return Wire(*await asyncio.open_connection(sock=ours)), theirs
+
+
+async def test_what_was_said_still_arrives() -> None:
+    wire, other = await both()
+    with other:
+        await wire.send(SAID)
+        leaving = asyncio.create_task(wire.leave())
+        await asyncio.sleep(0.05)
+        assert not leaving.done()
+        got = b""
+        while data := await asyncio.get_running_loop().sock_recv(other, 1000):
+            got += data
+        await asyncio.wait_for(leaving, 5)
+    assert got == SAID
+
+
+async def test_whoever_takes_nothing_is_left_all_the_same() -> None:
+    wire, other = await both()
+    with other:
+        await wire.send(SAID)
+        await asyncio.wait_for(wire.leave(), 10)
+        got = 0
+        while data := await asyncio.get_running_loop().sock_recv(other, 65_536):
+            got += len(data)
+    assert 0 < got < len(SAID)
+
+
+async def test_whoever_is_told_to_stop_leaves_at_once() -> None:
+    wire, other = await both()
+    with other:
+        await wire.send(SAID)
+        leaving = asyncio.create_task(wire.leave())
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert wire.ended
