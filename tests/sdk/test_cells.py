@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from typing import Any
@@ -38,6 +39,26 @@ def test_what_holds_for_all_steps_is_written_out_once(sandbox: Sandbox, monkeypa
     for _ in range(3):
         assert sandbox.run_code("1").facts["isolation"]["protections"]
     assert written == []
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_whoever_gives_up_hears_no_more_of_it(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems: list[dict[str, Any]] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_exception_handler", problems.append)
+    async with AsyncSandbox() as box:
+        await box.run_code("import time; kept = 1")
+        running = asyncio.create_task(box.run_code("time.sleep(30)"))
+        await asyncio.sleep(0.3)
+        for _ in range(times):
+            running.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (await box.run_code("kept")).text == "1"
+    del running
+    gc.collect()
+    await asyncio.sleep(0)
+    assert problems == []
 
 
 def test_without_a_value_the_text_is_what_was_printed(sandbox: Sandbox) -> None:

@@ -218,9 +218,10 @@ async def elsewhere(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(ended)
     except asyncio.CancelledError:
+        # Looked at, also if we are told again not to wait: it is ours, or that it was cancelled.
+        ended.add_done_callback(lambda over: over.cancelled() or over.exception())
         job.cancel()
         await asyncio.wait({ended})
-        ended.exception()  # looked at: it is ours, or that it was cancelled
         raise
 
 
