@@ -373,6 +373,7 @@ async def test_boxes_that_stay_leak_nothing() -> None:
                 await run(interpreter, "1")
                 await shell(box, "true")
                 await run(await box.interpreter(), "import os; os._exit(1)")
+            await asyncio.sleep(0.1)  # pipes of cells are kept for a moment
             if round_ == 3:
                 counted = looking.descriptors(), len(looking.groups(os.getpid()))
         assert looking.descriptors() <= counted[0]
