@@ -15,17 +15,18 @@ SAID = b"x" * 60_000
 
 
 async def both() -> tuple[Wire, socket.socket]:
-    """With so little room between them that most of what is said still waits with us."""
+    """One says so much, and there is so little room between them, that most of it still waits."""
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     theirs.setblocking(False)
-    return Wire(*await asyncio.open_connection(sock=ours)), theirs
+    wire = Wire(*await asyncio.open_connection(sock=ours))
+    await wire.send(SAID)
+    return wire, theirs
 
 
 async def test_what_was_said_still_arrives() -> None:
     wire, other = await both()
     with other:
-        await wire.send(SAID)
         leaving = asyncio.create_task(wire.leave())
         await asyncio.sleep(0.05)
         assert not leaving.done()
@@ -39,7 +40,6 @@ async def test_what_was_said_still_arrives() -> None:
 async def test_whoever_takes_nothing_is_left_all_the_same() -> None:
     wire, other = await both()
     with other:
-        await wire.send(SAID)
         await asyncio.wait_for(wire.leave(), 10)
         got = 0
         while data := await asyncio.get_running_loop().sock_recv(other, 65_536):
@@ -50,7 +50,6 @@ async def test_whoever_takes_nothing_is_left_all_the_same() -> None:
 async def test_whoever_is_told_to_stop_leaves_at_once() -> None:
     wire, other = await both()
     with other:
-        await wire.send(SAID)
         leaving = asyncio.create_task(wire.leave())
         await asyncio.sleep(0.05)
         leaving.cancel()

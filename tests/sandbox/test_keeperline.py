@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from ringfence.box import BoxReport
 from ringfence.model import Json
+from ringfence.sandbox.codec import place
 from ringfence.sandbox.keeperline import Line
 from ringfence.sandbox.keeperlink import Keeper
-from ringfence.sandbox.protocol import AS_BEFORE, CELL, ISOLATION, MOST_TOLD, REPORT
+from ringfence.sandbox.repeats import AS_BEFORE, MOST_TOLD
 from ringfence.sandbox.verbs import OnShown, unheard, unseen
-from ringfence.sessions import CellRequest, Owner, StepReport, Tell
+from ringfence.sessions import CellReport, CellRequest, Owner, StepReport, Tell
 from tests.sandbox.parrot import ANN, Parrot, kept, linked, session
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +51,8 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[Json]:
 
 def _copied(done: Any) -> Any:
     """As it was before the client filled in what was left out."""
-    return done[CELL][REPORT][ISOLATION] if isinstance(done, list) and len(done) > CELL else done
+    cell, report, isolation = place(StepReport, "cell"), place(CellReport, "report"), place(BoxReport, "isolation")
+    return done[cell][report][isolation] if isinstance(done, list) and len(done) > cell else done
 
 
 async def step(keeper: Keeper, id_: str, source: str = "say 0") -> Json:

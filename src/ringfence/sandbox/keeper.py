@@ -20,18 +20,8 @@ from ringfence.model import Json, Status
 from ringfence.sandbox.codec import Attachments, CodecError, pack
 from ringfence.sandbox.flows import BYTES, STDERR, STDOUT, Inlet, Outlet
 from ringfence.sandbox.frames import Wire, WireError
-from ringfence.sandbox.protocol import (
-    AS_BEFORE,
-    CELL,
-    ISOLATION,
-    MOST_TOLD,
-    PROTOCOL,
-    REPORT,
-    VALUE,
-    VERBS,
-    Verb,
-    error_as_json,
-)
+from ringfence.sandbox.protocol import PROTOCOL, VALUE, VERBS, Verb, error_as_json
+from ringfence.sandbox.repeats import Said
 from ringfence.sandbox.verbs import Keeping, unheard, unseen
 from ringfence.sandbox.waiting import begun
 from ringfence.sessions import Failure, Shown, StepReport
@@ -172,7 +162,7 @@ class Caller:
     wire: Wire
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _outlets: dict[int, Outlet] = field(default_factory=dict)
-    _told: dict[str, Any] = field(default_factory=dict)
+    _said: Said = field(default_factory=Said)
     """The isolation of each session, as this client last heard of it."""
     _inlets: dict[int, Inlet] = field(default_factory=dict)
     _greeted: bool = False
@@ -315,18 +305,8 @@ class Caller:
         lost = {"lost": outlet.lost} if outlet is not None and outlet.lost else {}
         done = pack(verb.gives, value, beside)
         if isinstance(value, StepReport):
-            self._shorten(done, value)
+            self._said.shorten(done, value)
         self.wire.send({"id": request, "done": done, **lost}, beside)
-
-    def _shorten(self, done: Any, step: StepReport) -> None:
-        """What holds for a session as a whole is said once: it is large, and steps are short."""
-        isolation = step.cell.report.isolation
-        if self._told.get(step.session) is isolation:
-            done[CELL][REPORT][ISOLATION] = AS_BEFORE
-            return
-        if len(self._told) >= MOST_TOLD:
-            self._told.clear()
-        self._told[step.session] = isolation
 
     def _fail(self, request: int, problem: Exception) -> None:
         self.wire.send({"id": request, "error": error_as_json(problem)})

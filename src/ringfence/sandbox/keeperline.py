@@ -18,18 +18,8 @@ from ringfence.model import Json, Status
 from ringfence.sandbox.codec import Attachments, CodecError, unpack
 from ringfence.sandbox.flows import BYTES, STDERR, STDOUT, Inlet, Outlet, Taken
 from ringfence.sandbox.frames import Wire, WireError
-from ringfence.sandbox.protocol import (
-    AS_BEFORE,
-    CELL,
-    ISOLATION,
-    MOST_TOLD,
-    PROTOCOL,
-    REPORT,
-    SESSION,
-    VALUE,
-    Verb,
-    error_from_json,
-)
+from ringfence.sandbox.protocol import PROTOCOL, VALUE, Verb, error_from_json
+from ringfence.sandbox.repeats import Heard
 from ringfence.sandbox.verbs import OnShown, unheard, unseen
 from ringfence.sessions import StepReport, Tell
 
@@ -82,7 +72,7 @@ class Line:
         self._greeting: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         self._asked: dict[int, Asked] = {}
         self._numbers = itertools.count(1)
-        self._isolations: dict[str, Any] = {}
+        self._heard = Heard()
 
     @classmethod
     async def open(cls, address: str, terms: str) -> Line:
@@ -192,25 +182,11 @@ class Line:
             if not asked.answer.done():
                 done = message["done"]
                 if asked.verb.gives is StepReport:
-                    self._lengthen(done)
+                    self._heard.lengthen(done)
                 asked.answer.set_result(unpack(asked.verb.gives, done, attachments))
         else:
             self._over(asked)
             asked.fail(error_from_json(message.get("error")))
-
-    def _lengthen(self, done: Any) -> None:
-        """What the keeper did not say again."""
-        try:
-            session, report = done[SESSION], done[CELL][REPORT]
-            if report[ISOLATION] == AS_BEFORE:
-                report[ISOLATION] = self._isolations[session]
-                return
-            self._isolations.pop(session, None)
-            self._isolations[session] = report[ISOLATION]
-        except (TypeError, LookupError):
-            raise WireError("a step that is none") from None
-        if len(self._isolations) > 2 * MOST_TOLD:
-            del self._isolations[next(iter(self._isolations))]  # the keeper forgot it long ago
 
     def _over(self, asked: Asked) -> None:
         self._asked.pop(asked.number, None)

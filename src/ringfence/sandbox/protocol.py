@@ -20,12 +20,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ringfence.box import BoxReport
 from ringfence.errors import OutcomeUnknown, Refused, RingfenceError, SetUpFailed, StoreError, Unavailable
 from ringfence.model import Json, Status
-from ringfence.sandbox.codec import Attachments, CodecError, pack, place, shape_digest, unpack
+from ringfence.sandbox.codec import Attachments, CodecError, pack, shape_digest, unpack
 from ringfence.sandbox.verbs import Keeping, OnShown
-from ringfence.sessions import CellReport, Failure, Owner, Shown, StepReport, Tell
+from ringfence.sessions import Failure, Owner, Shown, Tell
 
 _GENERATION = 3
 """Of the messages themselves; what is in them is in the digest."""
@@ -110,12 +109,6 @@ VERBS: Mapping[str, Verb] = {
     if inspect.isfunction(method) and not name.startswith("_") and name not in _HERE
 }
 VALUE = Shown | Failure
-SESSION = place(StepReport, "session")
-CELL, REPORT, ISOLATION = place(StepReport, "cell"), place(CellReport, "report"), place(BoxReport, "isolation")
-AS_BEFORE = "as before"
-"""In the place of a step's isolation, where the last step of its session had the very same."""
-MOST_TOLD = 256
-"""Of so many sessions a keeper takes its client to remember it."""
 
 
 def _protocol() -> str:

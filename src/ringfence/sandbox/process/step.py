@@ -19,6 +19,7 @@ from ringfence.sessions import Tell
 
 _CHUNK = 65536
 _MOMENT = 0.02
+"""Seconds that a pipe which nobody reads any more is kept."""
 
 
 class Clock:
