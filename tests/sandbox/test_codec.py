@@ -12,7 +12,7 @@ from types import GenericAlias, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringfence.box import Captured, Input
@@ -95,9 +95,15 @@ def test_what_is_no_noun_is_not_taken(data: Any) -> None:
 
 
 @given(st.binary())
+@example(b"\r1")
+@example(b"1 ")
+@example(b"1")
 def test_what_is_no_json_is_not_taken(data: bytes) -> None:
     try:
-        value = json.loads(data.decode("ascii"))
+        text = data.decode("ascii")
+        value = json.loads(text)
+        if text != text.strip(" \t\r\n"):
+            raise ValueError("something around it, which others take and we do not")
     except ValueError:
         with pytest.raises(CodecError):
             from_json(data)

@@ -26,6 +26,7 @@ cores`; 0 and an empty list mean no limit of this sort. `folders` are where, how
 named programs may run: `executable` is what may be, and `noexec` that nothing written in the box may."""
 
 INSIDE_ID = 1000
+LOCKED_BYTES = 65536
 
 
 # Plain classes: what the zygote loads, every box is a copy of, and `dataclasses` alone doubles the cost of a fork.
@@ -152,6 +153,16 @@ def _cores(site: Site) -> None:
 
 def _limit(site: Site, number: int, most: int, hard: int | None = None) -> None:
     site.call("prlimit64", 0, number, struct.pack("QQ", most, most if hard is None else hard), None)
+
+
+def at_most(number: int, most: int) -> int:
+    """Where the host sets a lower limit, nobody can set a higher one."""
+    hard = resource.getrlimit(number)[1]
+    return most if hard == resource.RLIM_INFINITY else min(most, hard)
+
+
+def _locked_memory(site: Site) -> None:
+    _limit(site, resource.RLIMIT_MEMLOCK, at_most(resource.RLIMIT_MEMLOCK, LOCKED_BYTES))
 
 
 def _open_files(site: Site) -> None:
@@ -322,6 +333,9 @@ STEPS = (
     Step("open_files", "descriptors are kernel memory", _open_files),
     Step("file_size", "no sparse file larger than the disk", _file_size),
     Step("processes", "in a user namespace of its own, so that boxes do not share the count", _processes),
+    Step(
+        "locked_memory", "it can never be taken back; not before, since the zygote locks what it shares", _locked_memory
+    ),
     Step("memory", "a backstop where no control group counts memory", _memory),
     Step("cpu_time", "where a limit of processor time was asked for", _cpu_time),
     Step("counted", "after what is not the program's to pay for", _counted),

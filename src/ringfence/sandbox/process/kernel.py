@@ -8,6 +8,10 @@ import struct
 import sys
 from ctypes import c_char_p, c_int, c_long, c_ulong
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
 SIGCHLD = 17
@@ -55,6 +59,8 @@ _NUMBERS = {
         "move_mount": 429,
         "openat2": 437,
         "pidfd_getfd": 438,
+        "io_uring_setup": 425,
+        "io_uring_register": 427,
         "landlock_create_ruleset": 444,
         "landlock_add_rule": 445,
         "landlock_restrict_self": 446,
@@ -90,6 +96,8 @@ _NUMBERS = {
         "move_mount": 429,
         "openat2": 437,
         "pidfd_getfd": 438,
+        "io_uring_setup": 425,
+        "io_uring_register": 427,
         "landlock_create_ruleset": 444,
         "landlock_add_rule": 445,
         "landlock_restrict_self": 446,
@@ -100,6 +108,8 @@ NUMBERS = _NUMBERS.get(os.uname().machine, {})
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = c_long
+_NOTHING = (c_long(0),) * 4
+_fork = ctypes.PyDLL(None, use_errno=True).fork
 
 
 def call(name: str, *arguments: int | bytes | None) -> int:
@@ -125,10 +135,18 @@ def prctl(option: int, second: int = 0, third: int = 0) -> int:
 
 def fork_beside(flags: int) -> int:
     """Fork into new namespaces, as a child of our own parent; 0 there. For a process with a single thread."""
+    return _forked(lambda: _syscall(c_long(NUMBERS["clone"]), c_long(flags | _SAME_PARENT | SIGCHLD), *_NOTHING))
+
+
+def fork() -> int:
+    """As `os.fork`, which also looks how many threads there are, in a file of the kernel's. For a process with one."""
+    return _forked(_fork)
+
+
+def _forked(make: Callable[[], int]) -> int:
     api = ctypes.pythonapi
     api.PyOS_BeforeFork()
-    flags |= _SAME_PARENT | SIGCHLD
-    pid = int(_syscall(c_long(NUMBERS["clone"]), c_long(flags), c_long(0), c_long(0), c_long(0), c_long(0)))
+    pid = int(make())
     if pid == 0:
         api.PyOS_AfterFork_Child()
         return 0

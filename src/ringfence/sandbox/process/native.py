@@ -127,3 +127,7 @@ class Calls:
     def result(self, index: int) -> int:
         """Of a call that was made; below zero, an error number."""
         return self._words[index * _WORDS + _WORDS - 1]
+
+    def put(self, index: int, result: int) -> None:
+        """As if it had been made."""
+        self._words[index * _WORDS + _WORDS - 1] = result

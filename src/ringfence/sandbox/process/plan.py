@@ -124,7 +124,17 @@ class Plan:
     def carry_out(self) -> list[str]:
         """In the box. Returns the steps that were read back. Raises OSError, with the step's name."""
         assert self._ready is not None
-        made = self._ready.make()
+        return self._looked_at(self._ready.make())
+
+    def rehearse(self) -> list[str]:
+        """As if all calls had been made."""
+        assert self._ready is not None
+        for index in range(len(self._calls)):
+            self._ready.put(index, self._foreseen.get(index, 0))
+        return self._looked_at(len(self._calls))
+
+    def _looked_at(self, made: int) -> list[str]:
+        assert self._ready is not None
         if made < len(self._calls):
             number = -self._ready.result(made)
             raise OSError(number, f"{self._steps[made] or 'descriptors'}: {os.strerror(number)}")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringfence.box import Limits
+from ringfence.sandbox.process.confine import LOCKED_BYTES
 from ringfence.sandbox.process.template import HOST_NAME
 
 _SPACES = ("user", "pid", "mnt", "ipc", "uts", "net", "cgroup")
@@ -27,7 +28,7 @@ def tried(act):
     return 0
 
 limits = {name: resource.getrlimit(getattr(resource, "RLIMIT_" + name))[1]
-          for name in ("CORE", "NOFILE", "FSIZE", "NPROC", "MEMLOCK", "RTPRIO", "NICE")}
+          for name in ("CORE", "NOFILE", "FSIZE", "NPROC", "MEMLOCK", "MSGQUEUE", "RTPRIO", "NICE")}
 space = os.statvfs("/workspace")
 mask = os.umask(0)
 print(json.dumps({
@@ -95,7 +96,8 @@ _LOOKS: dict[str, Callable[[Any], object]] = {
     "session": lambda seen: seen["session"] and seen["tty"],
     "umask": lambda seen: seen["umask"] == 0o022,
     "no_core_dump": lambda seen: seen["limits"]["CORE"] == 0,
-    "locked_memory": lambda seen: seen["limits"]["MEMLOCK"] == 65536,
+    "locked_memory": lambda seen: 0 <= seen["limits"]["MEMLOCK"] <= LOCKED_BYTES,
+    "queues": lambda seen: 0 <= seen["limits"]["MSGQUEUE"] <= 819_200,
     "priority": lambda seen: seen["limits"]["RTPRIO"] == seen["limits"]["NICE"] == 0 and seen["nice"] >= 0,
     "secure_bits": lambda seen: seen["bits"] == 0xEF,
     "landlock": lambda seen: seen["node"],

@@ -9,7 +9,7 @@ import os
 import resource
 
 from ringfence.sandbox.process import kernel
-from ringfence.sandbox.process.confine import INSIDE_ID
+from ringfence.sandbox.process.confine import INSIDE_ID, at_most
 from ringfence.sandbox.process.places import MOUNTS, TEMPLATE
 
 TYPE_CHECKING = False
@@ -22,7 +22,7 @@ STEPS = {
     "host_name": "the host's own name says who it is; a box's own namespace begins as a copy of the zygote's",
     "umask": "whatever the supervisor's was",
     "no_core_dump": "memory must not end up on disk",
-    "locked_memory": "locked pages and message queues are not seen as the box's memory everywhere",
+    "queues": "message queues and pending signals are not seen as the box's memory everywhere",
     "priority": "no box goes before others, whatever the supervisor may do",
     "trees_read_only": "nothing of the host's is writable, whoever owns it; no setuid file in it counts, no device",
     "own_devices": "five harmless device nodes; the host's /dev has disks, terminals and doors to the kernel",
@@ -50,8 +50,7 @@ _ETC = (
 )
 _LIMITS = {
     "no_core_dump": ((resource.RLIMIT_CORE, 0),),
-    "locked_memory": (
-        (resource.RLIMIT_MEMLOCK, 65536),
+    "queues": (
         (resource.RLIMIT_MSGQUEUE, 819_200),
         (11, 4096),  # RLIMIT_SIGPENDING, which Python has no name for
     ),
@@ -93,7 +92,8 @@ def inherit(without: frozenset[str]) -> list[str]:
     for step, limits in _LIMITS.items():
         if step not in without:
             for number, most in limits:
-                resource.setrlimit(number, (most, most))
+                least = at_most(number, most)
+                resource.setrlimit(number, (least, least))
     return seen
 
 

@@ -28,14 +28,7 @@ def close_up(site: confine.Site) -> socket.socket:
     """In the process that is to run a program. Returns its way to the supervisor."""
     try:
         seen = site.carry_out()
-        channel = socket.socket(fileno=CHANNEL)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        names = sorted(site.descriptors)
-        given = [site.descriptors[name] for name in names]
-        send(channel, " ".join(["closed", *names]) + "\n" + " ".join(seen), given)
-        close(given)
-        return channel
+        return _announced(socket.socket(fileno=CHANNEL), site.descriptors, seen)
     except OSError as exc:
         send(socket.socket(fileno=CHANNEL), f"failed {exc}", [])
         os._exit(1)
@@ -43,7 +36,19 @@ def close_up(site: confine.Site) -> socket.socket:
         os._exit(1)
 
 
+def _announced(channel: socket.socket, descriptors: dict[str, int], seen: list[str]) -> socket.socket:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    names = sorted(descriptors)
+    given = [descriptors[name] for name in names]
+    send(channel, " ".join(["closed", *names]) + "\n" + " ".join(seen), given)
+    close(given)
+    return channel
+
+
 _cells: list[ModuleType] = []
+copied = [False]
+"""Whether what boxes write was copied when they were forked, so that none of them has to rehearse."""
 names: dict[str, object] = {}
 """What the set-up code of a template made: a session's interpreters begin with it."""
 
@@ -57,7 +62,7 @@ def load_cells() -> None:
 
 def program(channel: socket.socket) -> guest.Program:
     """What to run, in the process that it is to run in. Does not return for a command, nor for a session's cells."""
-    rehearse()
+    _begin()
     ready = None if _cells else guest.Program()
     order, descriptors = receive(channel)
     for target in (0, 1, 2):
@@ -90,17 +95,37 @@ def program(channel: socket.socket) -> guest.Program:
     return (ready or guest.Program()).take(source, order["name"], order["argv"])
 
 
+def _begin() -> None:
+    if not copied[0]:
+        rehearse()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # boxes are forks of one process: what was random in it must not be the same in all
+    gc.enable()
+
+
 def rehearse() -> None:
     """Do everything once for nothing: pages that a program is going to write are copied while nobody waits."""
     marshal.loads(marshal.dumps({"kind": "", "argv": [""], "env": {"A": "b"}}))  # noqa: S302 - a constant
     os.environ["A"] = "b"
     del os.environ["A"]
     exec(compile(_REHEARSAL, "<string>", "exec", dont_inherit=True), {})  # noqa: S102 - a constant
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()  # boxes are forks of one process: what was random in it must not be the same in all
     gc.enable()
     gc.collect()
+
+
+def bear_witness(site: confine.Site, done: int, waits: int) -> None:
+    """All that a box does, with a program that does nothing; then say so at `done`, and read from `waits`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = _announced(ours, {name: os.dup(done) for name in site.descriptors}, site.rehearse())
+    order = {"kind": "python", "name": "-c", "argv": [], "env": {}, "source": _REHEARSAL.encode()}
+    packed = struct.pack("3i", waits, done, done)
+    theirs.sendmsg([marshal.dumps(order)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
+    ready = program(channel)
+    exec(ready.code(), ready.namespace)  # noqa: S102 - a constant
+    ready.finish()
+    os.write(1, b".")
+    os.read(0, 1)
 
 
 def _start_afresh(channel: socket.socket, order: dict[str, Any], given: list[int]) -> None:

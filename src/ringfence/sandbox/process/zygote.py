@@ -26,7 +26,9 @@ from ringfence.sandbox.process import (
     kernel,
     landlock,
     native,
+    pins,
     plan,
+    preparing,
     template,
     worker,
 )
@@ -34,7 +36,6 @@ from ringfence.sandbox.process import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import resource
-    from types import ModuleType
     from typing import Any
 
 _SPACES = kernel.NEWUSER | kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWNET | kernel.NEWCGROUP
@@ -66,6 +67,7 @@ class Zygote:
         self._last_capability = 0
         self._made = 0
         self._settled = False
+        self._pins = pins.Pins()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._first = native.First()
         self._own = -1
@@ -90,9 +92,10 @@ class Zygote:
         self._landlock = landlock.version()
         with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
             self._last_capability = int(file.read())
+        self._pins.wanted = not config["stays"] and not config["image"]
         if config["stays"]:
             worker.load_cells()
-        imaged = _load_image() if config["image"] else None
+        imaged = preparing.load_image() if config["image"] else None
         held, mounts = self._enter(config["trees"], template.mounts(wanted, clones))
         self._settle_in()
         without = frozenset(config["without"])
@@ -108,15 +111,15 @@ class Zygote:
         at = next((n for n, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
         sys.path[at:at] = config["packages"]
         for name in config["preload"]:
-            _preload(name)
+            preparing.preload(name)
         if config["setup"]:
-            _set_up(config["setup"])
+            preparing.set_up(config["setup"])
         if choice is not None:
             template.seal(choice, without)
         for _ in range(_REHEARSALS):
             worker.rehearse()
         os.environ.update(config["env"])
-        _forget_signals()
+        preparing.forget_signals()
         signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         kernel.set_flags(isolated=0, ignore_environment=0, no_user_site=0, safe_path=False)
@@ -125,7 +128,7 @@ class Zygote:
         if imaged is not None:
             sys.path.clear()
         sys.path_importer_cache.clear()
-        _one_thread()
+        preparing.one_thread()
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -185,11 +188,21 @@ class Zygote:
                     os._exit(0)
                 elif (channel := self._obey(*worker.receive(self._control))) is not None:
                     return channel
-                elif self._made >= _SETTLED_AFTER and not self._settled:
-                    self._settle()
+                else:
+                    self._improve()
+
+    def _improve(self) -> None:
+        """Make boxes cheaper, a little after each one."""
+        if not self._settled:
+            if self._made >= _SETTLED_AFTER:
+                self._settle()
+        elif self._pins.wanted and self._sites:
+            site = next(reversed(self._sites.values()))
+            pins.share_code()
+            self._pins.call_witness(lambda done, waits: worker.bear_witness(site, done, waits))
 
     def _settle(self) -> None:
-        """Make boxes cheaper. For a single one that would take longer than it saves."""
+        """For a single box that would take longer than it saves."""
         self._settled = True
         gc.unfreeze()
         immortal.make_everything_last()
@@ -200,7 +213,10 @@ class Zygote:
         if "errand" in order:
             self._run_errand(order, given)
             return None
+        if self._pins.look():
+            worker.copied[0] = True
         number, process = order["box"], order.get("process", 0)
+        box = None
         try:
             box = self._found(order) if process == 0 else self._staying[number]
             site = self._site(order, box, len(given) - 1, fresh=process == 0)
@@ -208,6 +224,8 @@ class Zygote:
             pid = self._fork_into(box)
         except (OSError, KeyError) as exc:
             worker.close(given)
+            if box is not None and process == 0:
+                self._give_up(box)
             self._say(f"failed {number} {process} {exc}")
             return None
         if pid == 0:
@@ -237,12 +255,24 @@ class Zygote:
     def _found(self, order: dict[str, Any]) -> _Box:
         """A box that has only its first process yet."""
         spaces = confine.flags(frozenset(order["without"]))
-        box = _Box(order["box"], spaces, self._first.start(spaces))
+        first = self._first.start(spaces)
+        try:
+            box = _Box(order["box"], spaces, first)
+        except OSError:
+            os.kill(first, 9)
+            raise
         self._boxes[box.first] = box
         if order.get("stays"):
             box.stays = True
             self._staying[box.number] = box
         return box
+
+    def _give_up(self, box: _Box) -> None:
+        """One that could not be made: nobody else knows of its first process."""
+        os.kill(box.first, 9)
+        os.close(box.handle)
+        self._staying.pop(box.number, None)
+        box.stays = False
 
     def _site(self, order: dict[str, Any], box: _Box, entrances: int, *, fresh: bool) -> confine.Site:
         """What has to be done in it; boxes of one kind share it."""
@@ -260,11 +290,14 @@ class Zygote:
     def _fork_into(self, box: _Box) -> int:
         """A process in the pid namespace of the box, 0 there; the others it enters by itself."""
         if not box.spaces & kernel.NEWPID:
-            return os.fork()
+            return kernel.fork()
         kernel.call("setns", box.handle, kernel.NEWPID)
-        pid = os.fork()
-        if pid:
-            kernel.call("setns", self._own, kernel.NEWPID)
+        pid = -1
+        try:
+            pid = kernel.fork()
+        finally:
+            if pid:  # also where it failed, as it does in a box that is just ending: the next one is another's
+                kernel.call("setns", self._own, kernel.NEWPID)
         return pid
 
     def _tell(self, box: _Box, pid: int) -> None:
@@ -330,9 +363,6 @@ class _Box:
         """How the process ended that ended last."""
 
 
-# ── Small things ──
-
-
 def _make_room(control: int) -> int:
     """Keep the places free that plans move descriptors to, whatever is opened here. Returns where `control` is now."""
     moved = os.dup(control)  # the lowest free number; the one it came with is the supervisor's, and may be any
@@ -344,48 +374,10 @@ def _make_room(control: int) -> int:
     return moved
 
 
-def _load_image() -> ModuleType:
-    """As long as our own files can be seen, and with what starts a program there; other boxes would only carry it."""
-    import warnings  # noqa: F401, PLC0415 - `os` wants it to look for a program
-
-    from ringfence.sandbox.process import image  # noqa: PLC0415 - likewise
-
-    return image
-
-
 def _write(path: str, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     os.write(descriptor, text.encode())
     os.close(descriptor)
-
-
-def _preload(name: str) -> None:
-    with template.Inside():
-        try:
-            __import__(name)
-        except ImportError:
-            return
-
-
-def _set_up(source: str) -> None:
-    """The operator's own code, of a template: what it makes, every session of the template begins with."""
-    with template.Inside():
-        exec(compile(source, "<template>", "exec", dont_inherit=True), worker.names)  # noqa: S102 - the operator's
-    worker.names.pop("__builtins__", None)
-
-
-def _one_thread() -> None:
-    tasks = len(os.listdir("/proc/self/task"))
-    if tasks != 1:
-        raise SystemExit(f"the zygote has {tasks} threads; what was preloaded started them")
-
-
-def _forget_signals() -> None:
-    """Whatever the supervisor ignored or blocked; what the interpreter itself handles stays as it is."""
-    for number in signal.valid_signals():
-        if signal.getsignal(number) == signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _nothing(number: int, frame: object) -> None:

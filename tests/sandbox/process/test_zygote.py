@@ -1,0 +1,56 @@
+"""A zygote goes on whatever becomes of a box in the making."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ringfence.box import BoxSpec, Limits, Program
+from ringfence.errors import Unavailable
+from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.pool import Pool
+from ringfence.sessions import StaySpec
+from tests.sandbox.process import looking
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_process_that_comes_too_late_for_its_box_is_nobody_elses_end(backend: ProcessBackend) -> None:
+    """A box that just ends has no room for a process; the zygote must not be caught in it."""
+    for _ in range(20):
+        live = await backend.open(StaySpec())
+        zygote = live._zygote
+        late = [zygote.enter(live.box, live._shape, number) for number in range(100, 104)]
+        live.box.kill()
+        late += [zygote.enter(live.box, live._shape, number) for number in range(104, 108)]
+        for member in late:
+            try:
+                await member.ready
+            except Unavailable:
+                continue
+        await live.end()
+        again = await backend.open(StaySpec())
+        await again.end()
+    assert (await backend.run(BoxSpec(Program("python", b"print('ran')")))).stdout.text == "ran\n"
+
+
+async def test_a_box_that_could_not_be_made_leaves_no_process(backend: ProcessBackend) -> None:
+    await backend.run(BoxSpec(Program("python", b"pass")))
+    pool = backend._pool
+    assert isinstance(pool, Pool)
+    zygote = next(zygote for zygotes in pool._zygotes.values() for zygote in zygotes)
+    shape = backend._shape(Limits())
+    del shape["disk_bytes"]  # so that its steps cannot be put down
+    for _ in range(5):
+        with pytest.raises(Unavailable, match="disk_bytes"):
+            await zygote.spawn(Limits(), shape)
+    before = looking.descriptors(zygote.pid)
+    for _ in range(20):
+        with pytest.raises(Unavailable, match="disk_bytes"):
+            await zygote.spawn(Limits(), shape)
+    async with asyncio.timeout(10):
+        while looking.children(zygote.pid):
+            await asyncio.sleep(0.01)
+    assert looking.descriptors(zygote.pid) <= before
+    assert (await backend.run(BoxSpec(Program("python", b"print('ran')")))).stdout.text == "ran\n"
