@@ -7,8 +7,9 @@ everything there is becomes such an object: a box then copies a third less.
 
 from __future__ import annotations
 
+import ctypes
 import gc
-from ctypes import c_uint32
+from ctypes import c_size_t, c_uint32
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 else:
     CodeType = type((lambda: None).__code__)  # `types` would have to be loaded
 
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""Gives memory back that nothing is in; glibc has it."""
 _LASTS = 1 << 31
 """The lower half of a count is at least this where the object is never freed."""
 
@@ -25,24 +28,20 @@ def make_everything_last() -> int:
     lasting = c_uint32.from_address(id(None)).value
     if lasting < _LASTS:
         return 0
-    everything = _everything()
-    for item in everything.values():
-        c_uint32.from_address(id(item)).value = lasting
-    return len(everything)
-
-
-def _everything() -> dict[int, object]:
-    """Objects by their address; held, since some exist only as long as somebody asks for them."""
-    found: dict[int, object] = {}
+    count = 0
     waiting = gc.get_objects()
     while waiting:
         item = waiting.pop()
-        if id(item) in found or item is found or item is waiting:
-            continue
-        found[id(item)] = item
+        there = c_uint32.from_address(id(item))
+        if there.value >= _LASTS or item is waiting:
+            continue  # it lasted before, or has been here; no table of them, whose pages every box would share
+        there.value = lasting
+        count += 1
         waiting += gc.get_referents(item)
         if isinstance(item, CodeType):
             # The collector is not told of what these refer to.
             waiting += (item.co_consts, item.co_names, item.co_linetable)
             waiting += (item.co_filename, item.co_name, item.co_qualname)
-    return found
+    if _trim is not None:
+        _trim(c_size_t(0))
+    return count
