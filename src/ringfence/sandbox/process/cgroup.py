@@ -126,6 +126,11 @@ class Group:
         # 0 stands for a process that our pid namespace does not show.
         return frozenset(pid for pid in listed if pid)
 
+    def is_empty(self) -> bool:
+        """Whether nothing is in it, not even what has ended and waits to be reaped. False where nobody counts."""
+        pids = self._folders.get("pids")
+        return pids is not None and self._files.number(pids.path + "/pids.current") == 0
+
     def usage(self) -> int | None:
         """Bytes in use now, without file cache that the kernel would give up for the asking."""
         memory = self._folders.get("memory")
@@ -222,8 +227,8 @@ class Group:
             counted = self.count()
             crowded = (counted.pids_peak or 0) > LEAST_PROCESSES or counted.pids_denied
             renewed = (pids.path,) if pids is not None and pids.path != memory.path and crowded else ()
-        # Opened anew: of a file that was read a moment ago, v1 gives the same once more.
-        if not renewed and read(self.paths[0] + "/cgroup.procs"):
+        # Opened anew: of a list that was read a moment ago, v1 gives the same once more.
+        if not renewed and not self.is_empty() and read(self.paths[0] + "/cgroup.procs"):
             raise OSError(errno.EBUSY, "processes still live in the group", self.name)
         for path in renewed:
             self._files.forget(path)

@@ -5,7 +5,8 @@ before its program began. Pages that are pinned, as a device would have them tha
 copies while it forks, all at once, and the zygote's own stay writable. An io_uring that is never used pins them.
 
 Which pages those are is found out once: a witness, forked like a box, does what a box does before and after its
-program, and stays. Whatever the zygote has to itself a box later, it or the witness has written.
+program, and stays. What it has to itself by then, it has written; and what the zygote has to itself just before the
+next fork but one, the zygote writes between two.
 
 Where the kernel does not let us, boxes are a little slower, and nothing else changes.
 """
@@ -27,6 +28,8 @@ _PAGE = resource.getpagesize()
 _MOST = 2048
 """Pages. They are copied for every box, so many would cost more than they save."""
 _PRESENT, _OF_FILE, _OURS_ALONE = 1 << 63, 1 << 61, 1 << 56
+_ROUNDS = 2
+"""The first one itself changes what is free, and so where things are put from then on."""
 _REGISTER_BUFFERS = 0
 _PARAMETERS = 120
 """Bytes that the kernel takes and gives when a ring is made."""
@@ -43,6 +46,9 @@ class Pins:
         self._stays = -1
         self._seen = 0
         """Boxes since the witness was called."""
+        self._rounds = 0
+        self._held: set[int] = set()
+        """Addresses of what is pinned."""
 
     def call_witness(self, act: Callable[[int, int], object]) -> None:
         """Fork one, and wait until it has done what a box does.
@@ -50,6 +56,8 @@ class Pins:
         `act` gets a descriptor to write to when it has, and one to read from that tells it to end.
         """
         self.wanted = False
+        self._seen = 0
+        self._rounds += 1
         done, tells = os.pipe2(os.O_CLOEXEC)
         waits, self._stays = os.pipe2(os.O_CLOEXEC)
         self._witness = kernel.fork()
@@ -67,16 +75,22 @@ class Pins:
             self._dismiss()
 
     def look(self) -> bool:
-        """Before each box. Whether pages were pinned now: once the zygote has done all that it does between two."""
+        """Just before each box is forked. Whether pages were pinned now."""
         if not self._witness:
             return False
         self._seen += 1
         if self._seen <= 1:
-            return False
+            return False  # not everything has been done since the witness was called that is done between two forks
         try:
-            pages = _written()
+            said = _pages(self._witness, _PRESENT | _OURS_ALONE)
+            written, there = _pages(os.getpid(), _PRESENT | _OURS_ALONE), _pages(os.getpid(), _PRESENT)
+            pages = sorted({*written, *said.intersection(there)} - self._held)
             self._dismiss()
-            return len(pages) <= _MOST and _pin(pages)
+            if len(pages) + len(self._held) > _MOST:
+                return False
+            self._held.update(pages)
+            self.wanted = self._rounds < _ROUNDS
+            return _pin(pages)
         except OSError:
             self._dismiss()
             return False
@@ -94,7 +108,7 @@ def share_code() -> None:
 
     Else every box would ask for each of them. A byte that is written over itself is enough for the whole of a library.
     """
-    for first, _, rights, _ in _mapped():
+    for first, _, rights, _ in _mapped("self"):
         if rights == "r-xp":
             try:
                 with open("/proc/self/mem", "r+b", buffering=0) as memory:
@@ -106,10 +120,10 @@ def share_code() -> None:
                 continue  # a kernel that lets nobody write to code; or what is there is the kernel's own
 
 
-def _mapped() -> list[tuple[int, int, str, str]]:
+def _mapped(process: int | str) -> list[tuple[int, int, str, str]]:
     """From where to where, how, and what."""
     found = []
-    with open("/proc/self/maps", encoding="ascii", errors="replace") as file:
+    with open(f"/proc/{process}/maps", encoding="ascii", errors="replace") as file:
         for line in file:
             words = line.split()
             first, _, last = words[0].partition("-")
@@ -117,18 +131,18 @@ def _mapped() -> list[tuple[int, int, str, str]]:
     return found
 
 
-def _written() -> list[int]:
-    """Addresses of the pages that no other process shares, in order."""
-    found: list[int] = []
-    with open("/proc/self/pagemap", "rb", buffering=0) as file:
-        for first, last, rights, what in _mapped():
+def _pages(process: int, which: int) -> set[int]:
+    """Addresses of pages that are no file's and can be written."""
+    found: set[int] = set()
+    with open(f"/proc/{process}/pagemap", "rb", buffering=0) as file:
+        for first, last, rights, what in _mapped(process):
             if rights != "rw-p" or what.startswith("[v"):
                 continue
             file.seek(first // _PAGE * 8)
             told = file.read((last - first) // _PAGE * 8)
             for number, (word,) in enumerate(struct.iter_unpack("=Q", told)):
-                if word & (_PRESENT | _OF_FILE | _OURS_ALONE) == _PRESENT | _OURS_ALONE:
-                    found.append(first + number * _PAGE)
+                if word & (which | _OF_FILE) == which:
+                    found.add(first + number * _PAGE)
     return found
 
 

@@ -213,8 +213,6 @@ class Zygote:
         if "errand" in order:
             self._run_errand(order, given)
             return None
-        if self._pins.look():
-            worker.copied[0] = True
         number, process = order["box"], order.get("process", 0)
         box = None
         try:
@@ -289,6 +287,8 @@ class Zygote:
 
     def _fork_into(self, box: _Box) -> int:
         """A process in the pid namespace of the box, 0 there; the others it enters by itself."""
+        if self._pins.look():
+            worker.copied[0] = True
         if not box.spaces & kernel.NEWPID:
             return kernel.fork()
         kernel.call("setns", box.handle, kernel.NEWPID)
