@@ -66,6 +66,7 @@ class Box:
         self._errand: asyncio.Future[list[int]] | None = None
         self._channel: socket.socket | None = channel
         self._handle = -1
+        """Of its first process, with which everything else in it ends."""
         self._unwanted = False
         self._closed: asyncio.Future[None] = loop.create_future()
         self._clock = loop.call_later(CLOSE_SECONDS, self._late)
@@ -90,15 +91,11 @@ class Box:
         self.fail("it was not ready in time")
         self.kill()
 
-    def born(self, handle: int) -> None:
-        """`handle` is of its first process, with which everything else in it ends."""
-        self._handle = handle
+    def _be_closed(self) -> None:
+        self._handle = self.descriptors.pop("first", -1)
         if self._unwanted:
             self.kill()
-        self._look_if_closed()
-
-    def _look_if_closed(self) -> None:
-        if self._handle >= 0 and self.descriptors and not self._closed.done():
+        if not self._closed.done():
             self.isolation = host.read_back(self.worker) | dict.fromkeys(self.seen, True)
             self._clock.cancel()
             self._closed.set_result(None)
@@ -145,10 +142,11 @@ class Box:
         self.ordered = True
         # What it says from now on can wait until it has ended.
         self.hub.remove(self._channel.fileno())
-        socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
         with contextlib.suppress(OSError):  # its zygote says how it ended
             self._program = os.pidfd_open(self.worker)
             self.hub.add(self._program, self._leave)
+        # Last: whoever gets it may have this core from then on.
+        socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
 
     def _leave(self) -> None:
         """The program has ended: end what it left. Its zygote would, too, as soon as it gets to it."""
@@ -166,21 +164,22 @@ class Box:
             self._program = -1
 
     def _hear(self) -> None:
+        """One message: where there are more, we are called again."""
         assert self._channel is not None
-        for data, descriptors, sender in received(self._channel, self.hub):
-            word, _, rest = data.decode("utf-8", "replace").partition(" ")
-            if word == "closed" and not self.descriptors:
-                names, _, seen = rest.partition("\n")
-                self.descriptors = dict(zip(names.split(" "), descriptors, strict=False))
-                self.seen, self.worker = seen.split(" "), sender
-                self._look_if_closed()
-                continue
-            for descriptor in descriptors:
-                os.close(descriptor)
-            if word == "begun":
-                self.begun = True
-            elif word == "failed":
-                self.fail(rest)
+        data, descriptors, sender = next(received(self._channel, self.hub), (b"", [], 0))
+        word, _, rest = data.decode("utf-8", "replace").partition(" ")
+        if word == "closed" and not self.descriptors:
+            names, _, seen = rest.partition("\n")
+            self.descriptors = dict(zip(names.split(" "), descriptors, strict=False))
+            self.seen, self.worker = seen.split(" "), sender
+            self._be_closed()
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if word == "begun":
+            self.begun = True
+        elif word == "failed":
+            self.fail(rest)
 
     @property
     def first(self) -> int:

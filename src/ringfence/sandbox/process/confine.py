@@ -93,7 +93,6 @@ def own(first: int, outer: int) -> dict[str, bytes]:
 
 def _enter(site: Site) -> None:
     site.call("setns", HANDLE, site.spaces)
-    site.call("close", HANDLE)
 
 
 def _identity(site: Site) -> None:
@@ -370,4 +369,8 @@ def plan(site: Site, without: frozenset[str], *, fresh: bool) -> Site:
             continue
         site.step = step.name
         step.act(site)
+    if fresh:
+        site.descriptors["first"] = HANDLE  # with which all of the box can be ended
+    else:
+        site.call("close", HANDLE)
     return site

@@ -103,6 +103,8 @@ class Run:
                 os.set_blocking(ours, False)
                 given.append(theirs)
                 self._captures[ours] = (name, Capture(self.spec.limits.capture_bytes))
+                self._open.add(ours)
+                self.box.hub.add(ours, partial(self._read, ours))
             order = self._order()
             if program.kind == "python" and (len(program.source) > INLINE or order["kind"] == "fresh"):
                 given.append(memory_file(program.source))
@@ -110,15 +112,11 @@ class Run:
                 order["source"] = program.source
             self.box.order(order, given)
         except OSError as exc:
-            for ours in self._captures:
-                os.close(ours)
+            self._close_streams()
             raise Unavailable("no_box", f"the box was gone before it could be told what to run: {exc}") from None
         finally:
             for descriptor in given:
                 os.close(descriptor)
-        for ours in self._captures:
-            self._open.add(ours)
-            self.box.hub.add(ours, partial(self._read, ours))
 
     def _order(self) -> dict[str, Any]:
         program, spec = self.spec.program, self.spec

@@ -301,12 +301,9 @@ class Zygote:
         return pid
 
     def _tell(self, box: _Box, pid: int) -> None:
-        process = box.inside[pid]
-        if process == 0:
-            self._say(f"box {box.number}", [box.handle])
         if box.stays:
             handle = os.pidfd_open(pid)
-            self._say(f"process {box.number} {process}", [handle])
+            self._say(f"process {box.number} {box.inside[pid]}", [handle])
             os.close(handle)
         else:
             os.close(box.handle)

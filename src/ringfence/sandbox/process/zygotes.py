@@ -24,7 +24,7 @@ from ringfence.sandbox.process import mounting, seccomp
 from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box, Shared
 from ringfence.sandbox.process.confine import Shape
-from ringfence.sandbox.process.member import Ended, Member
+from ringfence.sandbox.process.member import Ended, Member, receive
 from ringfence.sandbox.process.uids import Block, take_block
 from ringfence.sandbox.waiting import when
 
@@ -261,19 +261,19 @@ class Zygote:
     # ── What the zygote says ──
 
     def _hear(self) -> None:
+        """One message: where there are more, we are called again."""
         assert self._control is not None
-        for _ in range(64):
-            try:
-                data, descriptors, _, _ = socket.recv_fds(self._control, 65536, 4)
-            except BlockingIOError:
-                return
-            except OSError:
-                data, descriptors = b"", []
-            if not data:
-                self._gone()
-                return
-            word, _, rest = data.decode("utf-8", "replace").partition(" ")
-            self._heard(word, rest.split(" "), descriptors)
+        try:
+            data, descriptors, _ = receive(self._control)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, descriptors = b"", []
+        if not data:
+            self._gone()
+            return
+        word, _, rest = data.decode("utf-8", "replace").partition(" ")
+        self._heard(word, rest.split(" "), descriptors)
 
     def _heard(self, word: str, rest: list[str], descriptors: list[int]) -> None:
         if word == "zygote":
@@ -290,8 +290,6 @@ class Zygote:
         elif (box := self._boxes.get(int(rest[0]))) is None:
             for descriptor in descriptors:
                 os.close(descriptor)
-        elif word == "box":
-            box.born(descriptors[0])
         elif word in ("done", "undone"):
             box.did(descriptors, None if word == "done" else " ".join(rest[1:]))
         elif word in ("process", "left") or (word == "failed" and int(rest[1])):
