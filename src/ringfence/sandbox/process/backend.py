@@ -112,7 +112,7 @@ class ProcessBackend:
         self._look_at_root(box, baseline)
         self._inherited = box.inherited
         before = guarded.look(spec.mounts, mounting.held(baseline.mounts))
-        run = Run(box, spec, str(interpreter()), tell)
+        run = Run(box, spec, str(interpreter()), partial(self._isolation, box, spec), tell)
         self._running[id(run)] = run
         outlet: Outlet | None = None
         try:
@@ -128,8 +128,9 @@ class ProcessBackend:
             await self._let_go(run, outlet)
         if report.ended == "infra" and not box.begun:
             raise Unavailable("no_box", "the box ended before the program began: " + ("; ".join(box.trouble) or "?"))
-        isolation, planted = self._isolation(box, spec, run.overshoot), guarded.planted(spec.mounts, before)
-        report = replace(report, isolation=isolation, trouble=tuple(box.trouble), planted=planted)
+        planted = guarded.planted(spec.mounts, before)
+        if planted or len(box.trouble) > len(report.trouble):
+            report = replace(report, trouble=tuple(box.trouble), planted=planted)
         if baseline.programs is not None:
             loose = baseline.programs.advisory or "landlock" in baseline.without
             report = replace(report, commands="advisory" if loose else "enforced")

@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from ringfence.box import MIB, BoxSpec, Layout, Limits
@@ -177,7 +177,9 @@ def check_spec(spec: BoxSpec, templates: Collection[str]) -> None:
             raise ValueError(f"{tree} is not a folder that could be shown in the box")
 
 
+@lru_cache(maxsize=64)
 def _check_limits(limits: Limits) -> None:
+    """Most runs have the same; those that are refused are looked at each time."""
     for name, (least, most) in _BOUNDS.items():
         value = getattr(limits, name)
         # Not a number is neither below nor above anything.

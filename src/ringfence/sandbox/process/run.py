@@ -15,6 +15,7 @@ from typing import Any
 from ringfence.box import BoxReport, BoxSpec, Captured, FileFact, Limit, Program, Stream, Usage
 from ringfence.box import Ended as Ending
 from ringfence.errors import Unavailable
+from ringfence.model import Json
 from ringfence.sandbox.process import collect
 from ringfence.sandbox.process import inputs as feeding
 from ringfence.sandbox.process.box import Box
@@ -49,10 +50,10 @@ class Run:
     box: Box
     spec: BoxSpec
     interpreter: str
+    isolation: Callable[[int | None], Json]
+    """The fact, by how far beyond its limit the memory was when that was seen, if it was."""
     tell: Tell | None = None
     verdict: Verdict = field(default_factory=Verdict)
-    overshoot: int | None = None
-    """How far beyond its limit the memory was when that was seen, if it was."""
     _captures: dict[int, tuple[Stream, Capture]] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _drained: asyncio.Event = field(default_factory=asyncio.Event)
@@ -85,7 +86,6 @@ class Run:
             if denials.descriptor is not None:
                 box.hub.remove(denials.descriptor)
             self._close_streams()
-        self.overshoot = watch.overshoot if self.verdict.ended == "oom" else None
         report = await self._report(ended, watch, denials, inputs)
         if cancelled is not None:
             raise cancelled
@@ -184,7 +184,7 @@ class Run:
         wall = (time.monotonic() - self._began) * 1000.0
         how, status, number, limit = self._how(ended, watch)
         # Much to read would keep everybody else waiting.
-        much = watch.on_disk() > _MUCH
+        much = watch.disk_bytes > _MUCH
         files, skipped = await asyncio.to_thread(self._files) if much else self._files()
         streams = {stream: capture.done() for stream, capture in self._captures.values()}
         return BoxReport(
@@ -199,6 +199,7 @@ class Run:
                 io_bytes=ended.io_bytes if ended is not None else None,
                 processes=watch.most_processes(),
             ),
+            isolation=self.isolation(watch.overshoot if self.verdict.ended == "oom" else None),
             denials=dict(denials.by_name),
             stdout=streams.get("stdout", Captured()),
             stderr=streams.get("stderr", Captured()),

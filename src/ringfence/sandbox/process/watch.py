@@ -30,6 +30,8 @@ class Watch:
         self._full: Limit | None = None
         self._processes = 0
         self._cpu_ms = 0.0
+        self.disk_bytes = 0
+        """In the workspace, when it was last looked at."""
         self.peak = 0
         """The most memory seen."""
         self.overshoot = 0
@@ -72,6 +74,7 @@ class Watch:
     def _look_at_disk(self) -> None:
         with contextlib.suppress(OSError, KeyError):
             state = os.fstatvfs(self._box.descriptors["workspace"])
+            self.disk_bytes = _used(state)
             if state.f_bfree == 0:
                 self._full = "disk"
             elif state.f_ffree == 0:
@@ -117,7 +120,10 @@ class Watch:
 
 def on_disk(box: Box) -> int:
     """Bytes in the workspace now."""
-    state = os.fstatvfs(box.descriptors["workspace"])
+    return _used(os.fstatvfs(box.descriptors["workspace"]))
+
+
+def _used(state: os.statvfs_result) -> int:
     return (state.f_blocks - state.f_bfree) * state.f_frsize
 
 
