@@ -31,6 +31,16 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def witnesses(zygote: int) -> list[int]:
+    """Children that stand still."""
+    return [pid for pid in children(zygote) if (_stat(pid) or "?")[0] == "T"]
+
+
+def boxed(zygote: int) -> list[int]:
+    """The others: what boxes are made of."""
+    return [pid for pid in children(zygote) if (_stat(pid) or "?")[0] not in "T?"]
+
+
 def descendants(pid: int) -> list[Process]:
     """A process and all below it."""
     found, waiting = [], [pid]

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import json
+import os
 import resource
+import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 import ringfence
-from ringfence.box import BoxReport, BoxSpec, Program
+from ringfence.box import BoxReport, BoxSpec, Limits, Program
+from ringfence.errors import Unavailable
+from ringfence.sandbox.process import kernel, pins
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.zygotes import Zygote
+from tests.sandbox.process import looking
 
 SOURCE = str(Path(ringfence.__file__).parent.parent)
-ENOUGH = 14
+ENOUGH = 20
 """Boxes, after which a zygote has found out which pages those are."""
 FAULTS = "import resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)"
 WITNESSED = """
-import ctypes, json, os, resource
+import json, os, resource, time
 from ringfence.sandbox.process import pins
 
 PAGE = resource.getpagesize()
@@ -27,49 +36,45 @@ memory = bytearray(1000 * PAGE)
 for at in range(0, len(memory), PAGE):
     memory[at] = 1
 for _ in range(2):
-    pins._pages(os.getpid(), 0)  # whatever it needs itself is there from now on
+    pins._pages(os.getpid())  # whatever it needs itself is there from now on
 
-def touch(first, last, step=1):
-    for page in range(first, last, step):
+def touch(first, last):
+    for page in range(first, last):
         memory[page * PAGE + PAGE // 2] = 2
 
-def faults_of(act):
+def faults(first, last):
     ours, theirs = os.pipe()
     if os.fork() == 0:
-        act()  # what it needs besides
+        touch(800, 801)  # what it needs besides
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        touch(*PART)
+        touch(first, last)
         os.write(theirs, b"%d" % (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before))
         os._exit(0)
     os.wait()
     return int(os.read(ours, 100))
 
-def witness(done, waits):
-    touch(200, 700)
-    os.write(done, b".")
-    os.read(waits, 1)
-
-PART = (300, 600)
-before = faults_of(lambda: touch(800, 801))
+before = faults(300, 600)
 held = pins.Pins()
-held.call_witness(witness)
-first = held.look()
-touch(900, 950, 2)
-second = held.look()
-third = held.look()
-after = faults_of(lambda: touch(800, 801))
-PART = (720, 800)
-others = faults_of(lambda: touch(800, 801))
+held.call_witness(lambda: touch(200, 700))
+looked = [held.look()]
+until = time.monotonic() + 20
+while not looked[-1] and time.monotonic() < until:
+    time.sleep(0.3)
+    looked.append(held.look())
+looked.append(held.look())
 left = open("/proc/self/task/%d/children" % os.getpid()).read().split()
-print(json.dumps([first, second, third, before, after, others, left]))
+print(json.dumps([looked[0], looked[-2], looked[-1], before, faults(300, 600), faults(720, 800), left]))
 """
 
 
 def pins_are_possible() -> bool:
-    disabled = Path("/proc/sys/kernel/io_uring_disabled")
+    parameters = ctypes.create_string_buffer(pins._PARAMETERS)
+    try:
+        os.close(kernel.call("io_uring_setup", 1, ctypes.addressof(parameters)))
+    except (OSError, KeyError):
+        return False
     most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    allowed = not disabled.exists() or disabled.read_text().strip() == "0"
-    return allowed and (most == resource.RLIM_INFINITY or most >= 2**23)
+    return most == resource.RLIM_INFINITY or most >= 2**23
 
 
 needs_pins = pytest.mark.skipif(
@@ -78,8 +83,8 @@ needs_pins = pytest.mark.skipif(
 )
 
 
-async def run(backend: ProcessBackend, source: str) -> BoxReport:
-    report = await backend.run(BoxSpec(Program("python", source.encode())))
+async def run(backend: ProcessBackend, source: str, **given: object) -> BoxReport:
+    report = await backend.run(BoxSpec(Program("python", source.encode()), Limits(wall_seconds=10), **given))  # type: ignore[arg-type]
     assert (report.exit_status, report.stderr.text) == (0, "")
     return report
 
@@ -92,10 +97,41 @@ def python(source: str) -> str:
     return ran.stdout
 
 
+def zygotes(backend: ProcessBackend) -> list[Zygote]:
+    assert backend._pool is not None
+    return [zygote for zygotes in backend._pool._zygotes.values() for zygote in zygotes]
+
+
+def pinned(zygote: Zygote) -> int:
+    """Kilobytes."""
+    status = Path(f"/proc/{zygote.pid}/status").read_text()
+    return int(status.partition("VmPin:")[2].split()[0])
+
+
+@pytest.fixture
+async def one(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessBackend]:
+    """Where all boxes come from one zygote."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    made = ProcessBackend(depth=0)
+    yield made
+    await made.close()
+
+
+async def witness(backend: ProcessBackend) -> int:
+    """Of its zygote, which makes boxes until there is one that is ready."""
+    for _ in range(ENOUGH):
+        await run(backend, "pass")
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            for found in looking.witnesses(zygotes(backend)[0].pid):
+                return found
+    raise AssertionError("there was none")
+
+
 @needs_pins
 def test_what_the_witness_wrote_is_copied_by_the_fork() -> None:
-    first, second, third, before, after, others, left = json.loads(python(WITNESSED))
-    assert (first, second, third) == (False, True, False), "when the second box is made, once"
+    first, last, again, before, after, others, left = json.loads(python(WITNESSED))
+    assert (first, last, again) == (False, True, False), "not before the second box, and once"
     assert before >= 300, "each page is copied when it is written"
     assert after < 30
     assert others >= 80, "what nobody wrote is shared as ever"
@@ -104,18 +140,20 @@ def test_what_the_witness_wrote_is_copied_by_the_fork() -> None:
 
 @needs_pins
 @pytest.mark.anyio
-async def test_boxes_of_a_zygote_that_knows_write_few_shared_pages(backend: ProcessBackend) -> None:
-    first = int((await run(backend, FAULTS)).stdout.text)
+async def test_boxes_of_a_zygote_that_knows_write_few_shared_pages(one: ProcessBackend) -> None:
+    first = int((await run(one, FAULTS)).stdout.text)
+    assert [pinned(zygote) for zygote in zygotes(one)] == [0]
+    await witness(one)
     for _ in range(ENOUGH):
-        await run(backend, "pass")
-    last = int((await run(backend, FAULTS)).stdout.text)
-    assert last < first / 2
+        await run(one, "pass")
+    assert int((await run(one, FAULTS)).stdout.text) < first / 2
+    assert 100 < pinned(zygotes(one)[0]) < pins._MOST * 4
 
 
 @pytest.mark.anyio
-async def test_what_a_box_writes_no_other_box_sees(backend: ProcessBackend) -> None:
+async def test_what_a_box_writes_no_other_box_sees(one: ProcessBackend) -> None:
     for _ in range(ENOUGH):
-        await run(backend, "pass")
+        await run(one, "pass")
     vandal = """
 import builtins, os, sys
 sys.path.append("/mine"); os.environ["MINE"] = "1"; builtins.mine = 1
@@ -124,17 +162,18 @@ sys.setrecursionlimit(4321)
     look = """
 import builtins, os, sys
 print(hasattr(builtins, "mine"), "MINE" in os.environ, "/mine" in sys.path, sys.getrecursionlimit() == 4321)
+print([os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if int(name) > 3])
 """
     for _ in range(3):
-        await run(backend, vandal)
-        assert (await run(backend, look)).stdout.text == "False False False False\n"
+        await run(one, vandal)
+        assert (await run(one, look)).stdout.text == "False False False False\n[]\n"
 
 
-@pytest.mark.anyio
-async def test_boxes_do_without_where_no_memory_may_be_locked() -> None:
+def test_boxes_do_without_where_no_memory_may_be_locked() -> None:
     """Also where the host's own limit is lower than a box's would be."""
     program = f"""
 import asyncio, resource
+from pathlib import Path
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
 from ringfence.box import BoxSpec, Program
 from ringfence.sandbox.process.backend import ProcessBackend
@@ -144,9 +183,72 @@ async def main():
     for _ in range({ENOUGH}):
         report = await backend.run(BoxSpec(Program("python", b"print('ran')")))
         assert report.stdout.text == "ran\\n", report
+    pids = [zygote.pid for zygotes in backend._pool._zygotes.values() for zygote in zygotes]
+    assert pids and all("VmPin:\\t       0 kB" in Path(f"/proc/{{pid}}/status").read_text() for pid in pids)
     await backend.close()
     print(report.isolation["protections"]["locked_memory"])
 
 asyncio.run(main())
 """
     assert python(program) == "{'on': True, 'verified': 'host'}\n"
+
+
+# ── A witness that is no help ──
+
+
+@pytest.mark.anyio
+async def test_a_witness_that_dies_is_only_a_witness(one: ProcessBackend) -> None:
+    os.kill(await witness(one), signal.SIGKILL)
+    zygote, before = zygotes(one)[0], looking.descriptors(zygotes(one)[0].pid)
+    for _ in range(6):
+        await run(one, "pass")
+    assert zygotes(one) == [zygote] and zygote.alive
+    assert looking.descriptors(zygote.pid) <= before
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import atexit, time\natexit.register(time.sleep, 60)",
+        "import atexit\natexit.register(print, 'bye')\nprint('hello')",
+        "import atexit, os\natexit.register(os._exit, 7)",
+    ],
+    ids=["hangs", "speaks", "leaves"],
+)
+@pytest.mark.anyio
+async def test_what_was_preloaded_does_not_end_in_the_zygote(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was to run at the end of a program, in a box; there it does."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    (tmp_path / "preloaded.py").write_text(source)
+    tmp_path.chmod(0o755)
+    backend = ProcessBackend(depth=0, templates={"python": (), "mine": ("preloaded",)})
+    spec = BoxSpec(Program("python", b"pass"), Limits(wall_seconds=0.5), template="mine", packages=(tmp_path,))
+    try:
+        ended = [(report.ended, report.exit_status) for report in [await backend.run(spec) for _ in range(6)]]
+        assert len(set(ended)) == 1, "whatever it does, in each box the same"
+        (zygote,) = (each for each in zygotes(backend) if each.baseline.preload)
+        assert zygote.alive and zygote.made >= 6
+    finally:
+        async with asyncio.timeout(20):
+            await backend.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has a zygote whose processes are counted apart")
+@pytest.mark.anyio
+async def test_a_zygote_that_can_start_nothing_more_keeps_its_boxes(one: ProcessBackend) -> None:
+    for _ in range(7):
+        await run(one, "pass")
+    long = asyncio.create_task(run(one, "import time\ntime.sleep(2)\nprint('still')"))
+    await asyncio.sleep(0.3)
+    zygote = zygotes(one)[0]
+    before = resource.prlimit(zygote.pid, resource.RLIMIT_NPROC)
+    resource.prlimit(zygote.pid, resource.RLIMIT_NPROC, (1, before[1]))
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await run(one, "pass")
+    assert (await long).stdout.text == "still\n"
+    resource.prlimit(zygote.pid, resource.RLIMIT_NPROC, before)
+    await run(one, "pass")
+    assert zygotes(one) == [zygote]

@@ -128,9 +128,8 @@ class ProcessBackend:
             await self._let_go(run, outlet)
         if report.ended == "infra" and not box.begun:
             raise Unavailable("no_box", "the box ended before the program began: " + ("; ".join(box.trouble) or "?"))
-        planted = guarded.planted(spec.mounts, before)
-        if planted or len(box.trouble) > len(report.trouble):
-            report = replace(report, trouble=tuple(box.trouble), planted=planted)
+        if spec.mounts or len(box.trouble) > len(report.trouble):
+            report = replace(report, trouble=tuple(box.trouble), planted=guarded.planted(spec.mounts, before))
         if baseline.programs is not None:
             loose = baseline.programs.advisory or "landlock" in baseline.without
             report = replace(report, commands="advisory" if loose else "enforced")

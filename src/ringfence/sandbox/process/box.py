@@ -88,11 +88,13 @@ class Box:
         self._closed.add_done_callback(call)
 
     def _late(self) -> None:
-        self.fail("it was not ready in time")
+        if not self._closed.done():
+            self.fail("it was not ready in time")
         self.kill()
+        self._clock = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._late)  # until it is gone
 
     def _be_closed(self) -> None:
-        self._handle = self.descriptors.pop("first", -1)
+        self._handle = self.descriptors.pop("first")
         if self._unwanted:
             self.kill()
         if not self._closed.done():
@@ -168,12 +170,15 @@ class Box:
         assert self._channel is not None
         data, descriptors, sender = next(received(self._channel, self.hub), (b"", [], 0))
         word, _, rest = data.decode("utf-8", "replace").partition(" ")
-        if word == "closed" and not self.descriptors:
-            names, _, seen = rest.partition("\n")
-            self.descriptors = dict(zip(names.split(" "), descriptors, strict=False))
-            self.seen, self.worker = seen.split(" "), sender
-            self._be_closed()
-            return
+        if word == "closed" and not self.worker:
+            listed, _, seen = rest.partition("\n")
+            self.seen, self.worker, names = seen.split(" "), sender, listed.split(" ")
+            if len(names) == len(descriptors):
+                self.descriptors = dict(zip(names, descriptors, strict=True))
+                self._be_closed()
+                return
+            self.fail("its descriptors were lost: there are too many here")
+            self.kill()
         for descriptor in descriptors:
             os.close(descriptor)
         if word == "begun":
@@ -218,6 +223,9 @@ class Box:
         if self._handle >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        elif not self.ended.done():
+            with contextlib.suppress(OSError):  # its zygote is gone, and with it the box
+                self.bid({"errand": "end"}, [])
 
     def over(self, ended: Ended | None) -> None:
         """It was reaped; None where nobody was there to reap it."""

@@ -126,6 +126,8 @@ def read_back(pid: int) -> Json:
         return {}
     try:
         status = os.read(descriptor, 65536)
+    except OSError:
+        return {}  # it has ended since
     finally:
         os.close(descriptor)
 

@@ -17,7 +17,7 @@ from ringfence.plain import plain
 from ringfence.sandbox.process.denials import MAX_DENIALS, Denials
 from ringfence.sandbox.process.hub import Hub
 
-_ANCILLARY = socket.CMSG_SPACE(32 * 4) + socket.CMSG_SPACE(12)
+_ANCILLARY = socket.CMSG_SPACE(64 * 4) + socket.CMSG_SPACE(12)
 _AT_ONCE = 32
 _PASSES_RIGHTS = 83  # SO_PASSRIGHTS
 
@@ -87,6 +87,8 @@ class Member:
         self._hub = hub
         self._channel: socket.socket | None = None
         self._handle = -1
+        self._doomed = False
+        """It is to be killed, and nobody could do it yet."""
 
     @property
     def alive(self) -> bool:
@@ -98,6 +100,8 @@ class Member:
         self._handle = handle
         if self.ended.done():
             self._let_go()
+        elif self._doomed:
+            self.kill()
 
     def left(self, ended: Ended | None) -> None:
         if self._channel is not None:
@@ -169,6 +173,7 @@ class Member:
     def signal(self, number: int, *, group: bool = False) -> None:
         """To the process, or to all of its process group, which it leads unless its program left it."""
         if self._handle < 0:
+            self._doomed = self._doomed or number == signal.SIGKILL
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if group and self.pid:

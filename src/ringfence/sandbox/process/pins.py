@@ -33,7 +33,11 @@ _ROUNDS = 2
 _REGISTER_BUFFERS = 0
 _PARAMETERS = 120
 """Bytes that the kernel takes and gives when a ring is made."""
-_KILL = 9
+_PATIENCE = 64
+"""Boxes. A witness that is not ready by then never will be."""
+_LONGEST = 256 * 1024 * 1024
+"""A mapping that is longer is not looked through: nobody is served meanwhile."""
+_KILL, _STOP = 9, 19
 
 
 class Pins:
@@ -43,64 +47,67 @@ class Pins:
         self.wanted = False
         """Whether nobody has found out about them yet, and it is worth it."""
         self._witness = 0
-        self._stays = -1
-        self._seen = 0
-        """Boxes since the witness was called."""
+        self._looks = 0
+        """Since the witness was called."""
         self._rounds = 0
         self._held: set[int] = set()
         """Addresses of what is pinned."""
 
-    def call_witness(self, act: Callable[[int, int], object]) -> None:
-        """Fork one, and wait until it has done what a box does.
-
-        `act` gets a descriptor to write to when it has, and one to read from that tells it to end.
-        """
-        self.wanted = False
-        self._seen = 0
+    def call_witness(self, act: Callable[[], object]) -> None:
+        """Fork one, which does what a box does, and then stands still. Raises OSError."""
+        self.wanted, self._looks = False, 0
         self._rounds += 1
-        done, tells = os.pipe2(os.O_CLOEXEC)
-        waits, self._stays = os.pipe2(os.O_CLOEXEC)
-        self._witness = kernel.fork()
-        if self._witness == 0:
+        pid = kernel.fork()
+        if pid == 0:
             try:
-                os.close(self._stays)  # or it would wait for itself
-                act(tells, waits)
+                act()
+                os.kill(os.getpid(), _STOP)
             finally:
                 os._exit(0)
-        os.close(tells)
-        os.close(waits)
-        said = os.read(done, 1)
-        os.close(done)
-        if not said:
-            self._dismiss()
+        self._witness = pid
+
+    def lost(self, pid: int) -> None:
+        """Whoever reaps what is no box may have reaped the witness."""
+        if pid == self._witness:
+            self._witness = 0
 
     def look(self) -> bool:
         """Just before each box is forked. Whether pages were pinned now."""
         if not self._witness:
             return False
-        self._seen += 1
-        if self._seen <= 1:
+        self._looks += 1
+        if self._looks <= 1:
             return False  # not everything has been done since the witness was called that is done between two forks
         try:
-            said = _pages(self._witness, _PRESENT | _OURS_ALONE)
-            written, there = _pages(os.getpid(), _PRESENT | _OURS_ALONE), _pages(os.getpid(), _PRESENT)
-            pages = sorted({*written, *said.intersection(there)} - self._held)
-            self._dismiss()
-            if len(pages) + len(self._held) > _MOST:
+            if os.waitid(os.P_PID, self._witness, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is None:
+                if self._looks > _PATIENCE:
+                    self._dismiss()
                 return False
-            self._held.update(pages)
-            self.wanted = self._rounds < _ROUNDS
-            return _pin(pages)
-        except OSError:
+            pages = self._found()
+            self._dismiss()
+            if len(self._held) + len(pages) > _MOST:
+                return False
+            _pin(pages)
+        except Exception:  # whatever it was: boxes get no cheaper, and that is all
             self._dismiss()
             return False
+        self._held.update(pages)
+        self.wanted = self._rounds < _ROUNDS
+        return True
+
+    def _found(self) -> list[int]:
+        there, written = _pages(os.getpid())
+        _, said = _pages(self._witness)
+        return sorted((written | (said & there)) - self._held)
 
     def _dismiss(self) -> None:
-        if self._witness:
-            os.close(self._stays)
-            os.kill(self._witness, _KILL)
-            os.waitpid(self._witness, 0)
-            self._witness = 0
+        witness, self._witness = self._witness, 0
+        try:
+            if witness:
+                os.kill(witness, _KILL)
+                os.waitpid(witness, 0)
+        except OSError:
+            return  # it is gone already
 
 
 def share_code() -> None:
@@ -108,7 +115,7 @@ def share_code() -> None:
 
     Else every box would ask for each of them. A byte that is written over itself is enough for the whole of a library.
     """
-    for first, _, rights, _ in _mapped("self"):
+    for first, _, rights in _mapped("self"):
         if rights == "r-xp":
             try:
                 with open("/proc/self/mem", "r+b", buffering=0) as memory:
@@ -117,33 +124,45 @@ def share_code() -> None:
                     memory.seek(first)
                     memory.write(same)
             except (OSError, OverflowError):
-                continue  # a kernel that lets nobody write to code; or what is there is the kernel's own
+                continue  # a kernel that lets nobody write to code
 
 
-def _mapped(process: int | str) -> list[tuple[int, int, str, str]]:
-    """From where to where, how, and what."""
-    found = []
-    with open(f"/proc/{process}/maps", encoding="ascii", errors="replace") as file:
+def _mapped(process: int | str) -> list[tuple[int, int, str]]:
+    """From where to where, and how; only what is in memory, page by page.
+
+    Of a huge page all would be copied for the sake of a small part.
+    """
+    found: list[tuple[int, int, str]] = []
+    with open(f"/proc/{process}/smaps", encoding="ascii", errors="replace") as file:
         for line in file:
             words = line.split()
-            first, _, last = words[0].partition("-")
-            found.append((int(first, 16), int(last, 16), words[1], words[5] if len(words) > 5 else ""))
+            if not words[0].endswith(":"):
+                first, _, last = words[0].partition("-")
+                here = (int(first, 16), int(last, 16), words[1])
+                named = words[5] if len(words) > 5 else ""
+            elif words[0] == "Rss:" and words[1] != "0" and not named.startswith("[v"):  # not the kernel's own
+                found.append(here)
+            elif words[0] == "AnonHugePages:" and words[1] != "0" and found and found[-1] == here:
+                found.pop()
     return found
 
 
-def _pages(process: int, which: int) -> set[int]:
-    """Addresses of pages that are no file's and can be written."""
-    found: set[int] = set()
+def _pages(process: int) -> tuple[set[int], set[int]]:
+    """Addresses of pages that are no file's and can be written; and of those that no other process shares."""
+    there: set[int] = set()
+    alone: set[int] = set()
     with open(f"/proc/{process}/pagemap", "rb", buffering=0) as file:
-        for first, last, rights, what in _mapped(process):
-            if rights != "rw-p" or what.startswith("[v"):
+        for first, last, rights in _mapped(process):
+            if rights != "rw-p" or last - first > _LONGEST:
                 continue
             file.seek(first // _PAGE * 8)
             told = file.read((last - first) // _PAGE * 8)
             for number, (word,) in enumerate(struct.iter_unpack("=Q", told)):
-                if word & (which | _OF_FILE) == which:
-                    found.add(first + number * _PAGE)
-    return found
+                if word & (_PRESENT | _OF_FILE) == _PRESENT:
+                    there.add(first + number * _PAGE)
+                    if word & _OURS_ALONE:
+                        alone.add(first + number * _PAGE)
+    return there, alone
 
 
 def _ranges(pages: Iterable[int]) -> list[tuple[int, int]]:
@@ -157,7 +176,7 @@ def _ranges(pages: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _pin(pages: list[int]) -> bool:
+def _pin(pages: list[int]) -> None:
     """For as long as this process lives. Raises OSError."""
     parts = _ranges(pages)
     vectors = b"".join(struct.pack("=QQ", *part) for part in parts)
@@ -168,4 +187,3 @@ def _pin(pages: list[int]) -> bool:
     except OSError:
         os.close(ring)
         raise
-    return True

@@ -198,8 +198,11 @@ class Zygote:
                 self._settle()
         elif self._pins.wanted and self._sites:
             site = next(reversed(self._sites.values()))
-            pins.share_code()
-            self._pins.call_witness(lambda done, waits: worker.bear_witness(site, done, waits))
+            try:
+                pins.share_code()
+                self._pins.call_witness(lambda: worker.bear_witness(site))
+            except OSError:
+                self._pins.wanted = False  # no process can be started, or no file opened: boxes get no cheaper
 
     def _settle(self) -> None:
         """For a single box that would take longer than it saves."""
@@ -237,6 +240,9 @@ class Zygote:
 
     def _run_errand(self, order: dict[str, Any], given: list[int]) -> None:
         """Something for a box that waits to be told what to run."""
+        if order["errand"] == "end":
+            self._end(order["box"])
+            return
         try:
             if order["errand"] != "trust":
                 port = order.get("port", 0)
@@ -250,6 +256,12 @@ class Zygote:
             self._say(f"undone {order['box']} {exc}")
         worker.close(given)
 
+    def _end(self, number: int) -> None:
+        """A box that has not told the supervisor how to end it."""
+        for box in self._boxes.values():
+            if box.number == number and box.first:
+                os.kill(box.first, 9)
+
     def _found(self, order: dict[str, Any]) -> _Box:
         """A box that has only its first process yet."""
         spaces = confine.flags(frozenset(order["without"]))
@@ -258,6 +270,7 @@ class Zygote:
             box = _Box(order["box"], spaces, first)
         except OSError:
             os.kill(first, 9)
+            os.waitpid(first, 0)
             raise
         self._boxes[box.first] = box
         if order.get("stays"):
@@ -315,6 +328,7 @@ class Zygote:
                 return
             box = self._boxes.pop(pid, None)
             if box is None:
+                self._pins.lost(pid)
                 continue  # nobody of ours: whatever it is, it must not be our end
             if pid == box.first:
                 box.first = 0
