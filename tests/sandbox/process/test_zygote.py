@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
 from ringfence.box import BoxSpec, Limits, Program
 from ringfence.errors import Unavailable
+from ringfence.sandbox.process import zygotes as zygoting
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.pool import Pool
 from ringfence.sessions import StaySpec
@@ -56,3 +58,36 @@ async def test_a_box_that_could_not_be_made_leaves_no_process(backend: ProcessBa
             await asyncio.sleep(0.01)
     assert looking.descriptors(zygote.pid) <= before
     assert (await backend.run(BoxSpec(Program("python", b"print('ran')")))).stdout.text == "ran\n"
+
+
+async def test_another_zygote_is_started_only_where_boxes_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    backend = ProcessBackend(depth=1)
+    pass_ = BoxSpec(Program("python", b"pass"))
+    try:
+        for _ in range(30):
+            await backend.run(pass_)
+        assert backend._pool is not None
+        (zygotes,) = backend._pool._zygotes.values()
+        assert len(zygotes) == 1, "one after the other, it keeps up"
+        for _ in range(3):
+            await asyncio.gather(*(backend.run(pass_) for _ in range(30)))
+        assert len(zygotes) == 2
+    finally:
+        await backend.close()
+
+
+async def test_a_successor_is_there_before_a_zygote_is_worn(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygoting, "RECYCLE_AFTER", 40)
+    monkeypatch.setattr(zygoting, "_NOTICE", 20)
+    seen: list[list[int]] = []
+    for _ in range(60):
+        await backend.run(BoxSpec(Program("python", b"pass")))
+        assert backend._pool is not None
+        (zygotes,) = backend._pool._zygotes.values()
+        seen.append([zygote.made for zygote in zygotes])
+        await asyncio.sleep(0.02)
+    assert all(len(made) == 2 for made in seen if made[0] >= 38)
+    assert max(made for each in seen for made in each) == 40, "it is used to its end"

@@ -50,7 +50,6 @@ class Box:
         self.group: Group | None = None
         self.descriptors: dict[str, int] = {}
         self.trouble: list[str] = []
-        self.ordered = False
         self.begun = False
         self.ended: asyncio.Future[Ended | None] = loop.create_future()
         self.left: asyncio.Future[None] = loop.create_future()
@@ -82,6 +81,10 @@ class Box:
     async def closed(self) -> None:
         """Wait until every confinement step is done and the worker is there. Raises Unavailable."""
         await asyncio.shield(self._closed)
+
+    @property
+    def is_in_the_making(self) -> bool:
+        return not self._closed.done()
 
     def when_closed(self, call: Callable[[asyncio.Future[None]], None]) -> None:
         """The same for whoever does not wait."""
@@ -141,7 +144,6 @@ class Box:
     def order(self, message: dict[str, Any], descriptors: list[int]) -> None:
         """Straight to the worker. Raises OSError where the box is gone."""
         assert self._channel is not None
-        self.ordered = True
         # What it says from now on can wait until it has ended.
         self.hub.remove(self._channel.fileno())
         with contextlib.suppress(OSError):  # its zygote says how it ended

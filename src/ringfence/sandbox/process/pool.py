@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 IN_THE_MAKING = 5
 """So many boxes at once for each core. More are made no sooner, and need a control group each, where the next could
 have that of the last."""
+CROWD = 4
+"""Boxes in the making by one zygote: more than this, and another one would be of help."""
 KINDS = 4
 """So many kinds of boxes are kept ready, those that were asked for last."""
 BORROWED_SECONDS = 5.0
@@ -199,7 +201,7 @@ class Pool:
         return idlest if idlest is not None else await asyncio.shield(self._start(baseline))
 
     def _idlest(self, baseline: Baseline) -> Zygote | None:
-        """The least busy one; a second is started as soon as the first is worth its keep."""
+        """The least busy one. Another is started where boxes wait for it, up to one for each core, or to succeed it."""
         those = self._zygotes.setdefault(baseline, [])
         for old in [zygote for zygote in those if not zygote.alive or (zygote.worn and not zygote.live)]:
             those.remove(old)
@@ -207,10 +209,12 @@ class Pool:
         usable = [zygote for zygote in those if not zygote.worn and not zygote.full]
         if not usable:
             return None
-        if len(usable) < self._cores and sum(zygote.made for zygote in usable) > 2 * self._depth:
+        # One alone as long as it keeps up: its memory stays where the cores have it at hand.
+        best = min(usable, key=lambda zygote: zygote.making)
+        crowded = best.making >= CROWD and sum(zygote.made for zygote in usable) > 2 * self._depth
+        if (crowded and len(usable) < self._cores) or (best.tired and len(usable) < 2):
             self._start(baseline)
-        # One whose box runs just now is to be at hand when that ends.
-        return min(usable, key=lambda zygote: (zygote.running, zygote.live))
+        return best
 
     def _start(self, baseline: Baseline) -> asyncio.Task[Zygote]:
         if baseline not in self._starting:

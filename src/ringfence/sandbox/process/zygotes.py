@@ -35,6 +35,7 @@ _PROGRAM = str(Path(__file__).with_name("start.py"))
 START_SECONDS = 30.0
 RECYCLE_AFTER = 2000
 """Boxes from one zygote; then a new one takes its place, so that nothing can grow in it for ever."""
+_NOTICE = 100  # so many boxes before that, the new one is started
 _LAST_WORDS = 2000
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
@@ -179,6 +180,10 @@ class Zygote:
         return self.made >= RECYCLE_AFTER
 
     @property
+    def tired(self) -> bool:
+        return self.made >= RECYCLE_AFTER - _NOTICE
+
+    @property
     def live(self) -> int:
         return len(self._boxes)
 
@@ -187,9 +192,9 @@ class Zygote:
         return self._boxes.get(box.number) is box
 
     @property
-    def running(self) -> int:
-        """Of its boxes, those that were given something to do."""
-        return sum(box.ordered for box in self._boxes.values())
+    def making(self) -> int:
+        """Of its boxes, those that are not closed yet."""
+        return sum(box.is_in_the_making for box in self._boxes.values())
 
     async def spawn(self, limits: Limits, shape: Shape) -> Box:
         """A box that is closed and waits for its order. Raises Unavailable."""
