@@ -212,8 +212,10 @@ async def test_a_witness_that_dies_is_only_a_witness(one: ProcessBackend) -> Non
         ("import atexit, time\natexit.register(time.sleep, 60)", 0.5, ("timeout", None)),
         ("import atexit\natexit.register(print, 'bye')\nprint('hello')", 30, ("exited", 0)),
         ("import atexit, os\natexit.register(os._exit, 7)", 30, ("exited", 7)),
+        ("import threading, time\nthreading._register_atexit(time.sleep, 60)", 0.5, ("timeout", None)),
+        ("import mmap, os\nfile = os.open(__file__, 0)\nheld = mmap.mmap(file, 0, prot=1)", 30, ("exited", 0)),
     ],
-    ids=["hangs", "speaks", "leaves"],
+    ids=["hangs", "speaks", "leaves", "threads", "oddly_named"],
 )
 @pytest.mark.anyio
 async def test_what_was_preloaded_does_not_end_in_the_zygote(
@@ -221,16 +223,21 @@ async def test_what_was_preloaded_does_not_end_in_the_zygote(
 ) -> None:
     """It was to run at the end of a program, in a box; there it does."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    (tmp_path / "preloaded.py").write_text(source)
+    folder = tmp_path / "odd\rname: 1 (deleted)"
+    folder.mkdir()
+    (folder / "preloaded.py").write_text(source)
     tmp_path.chmod(0o755)
     backend = ProcessBackend(depth=0, templates={"python": (), "mine": ("preloaded",)})
-    spec = BoxSpec(Program("python", b"pass"), Limits(wall_seconds=seconds), template="mine", packages=(tmp_path,))
+    spec = BoxSpec(Program("python", b"pass"), Limits(wall_seconds=seconds), template="mine", packages=(folder,))
     try:
         for _ in range(6):
             report = await backend.run(spec)
             assert (report.ended, report.exit_status) == ended, "in each box the same"
         (zygote,) = (each for each in zygotes(backend) if each.baseline.preload)
         assert zygote.alive and zygote.made >= 6
+        async with asyncio.timeout(8):  # nothing runs on there
+            while looking.boxed(zygote.pid):
+                await asyncio.sleep(0.01)
     finally:
         async with asyncio.timeout(20):
             await backend.close()

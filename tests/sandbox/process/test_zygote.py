@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import subprocess
 
 import pytest
 
@@ -11,6 +13,7 @@ from ringfence.box import BoxSpec, Limits, Program
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process import zygotes as zygoting
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.cgroup import Group
 from ringfence.sandbox.process.pool import Pool
 from ringfence.sessions import StaySpec
 from tests.sandbox.process import looking
@@ -93,3 +96,83 @@ async def test_a_successor_is_there_before_a_zygote_is_worn(
         await asyncio.sleep(0.05)
     assert all(len(made) == 2 for made in seen if made[0] >= 38)
     assert max(made for each in seen for made in each) == 40, "it is used to its end"
+
+
+# ── Orders that do not reach it ──
+
+
+async def ready(backend: ProcessBackend) -> zygoting.Zygote:
+    await backend.run(BoxSpec(Program("python", b"pass")))
+    assert backend._pool is not None
+    return next(zygote for zygotes in backend._pool._zygotes.values() for zygote in zygotes)
+
+
+async def test_a_box_whose_group_cannot_be_entered_is_the_only_one_that_fails(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zygote = await ready(backend)
+    free = len(zygote._free)
+
+    def refuse(self: Group) -> list[int]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Group, "entrances", refuse)
+    before = looking.descriptors()
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="Too many open files"):
+            await zygote.spawn(Limits(), backend._shape(Limits()))
+    async with asyncio.timeout(10):
+        while len(zygote._free) != free:
+            await asyncio.sleep(0.01)
+    assert (zygote.live, zygote.alive) == (0, True)
+    assert looking.descriptors() <= before
+    monkeypatch.undo()
+    assert (await backend.run(BoxSpec(Program("python", b"print('ran')")))).stdout.text == "ran\n"
+
+
+async def test_what_there_is_no_channel_for_takes_nothing(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zygote = await ready(backend)
+    free = len(zygote._free)
+
+    def refuse(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(socket, "socketpair", refuse)
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="Too many open files"):
+            await zygote.spawn(Limits(), backend._shape(Limits()))
+    monkeypatch.undo()
+    assert len(zygote._free) == free
+
+
+async def test_many_long_orders_at_once_are_all_carried_out(backend: ProcessBackend) -> None:
+    """More than fit between the two at a time."""
+    zygote = await ready(backend)
+    shape = backend._shape(Limits()) | {"executable": ["/usr"] * 1000}
+    running = asyncio.create_task(backend.run(BoxSpec(Program("python", b"import time\ntime.sleep(1)\nprint('on')"))))
+    await asyncio.sleep(0.2)
+    made = await asyncio.gather(*(zygote.spawn(Limits(), shape) for _ in range(40)))
+    for box in made:
+        box.kill()
+        await box.ended
+        box.remove()
+    assert (await running).stdout.text == "on\n"
+    assert zygote.alive
+
+
+async def test_a_zygote_that_cannot_be_started_leaves_nothing(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await backend.run(BoxSpec(Program("python", b"pass")))
+    before = looking.descriptors()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="no process can be started"):
+            await backend.run(BoxSpec(Program("python", b"pass"), tenant="another"))
+    assert looking.descriptors() <= before

@@ -91,6 +91,10 @@ class Box:
         self._closed.add_done_callback(call)
 
     def _late(self) -> None:
+        if self._channel is not None:
+            self._hear()  # where everything stood still, it may have been in time
+        if self._handle >= 0 and not self._unwanted:
+            return
         if not self._closed.done():
             self.fail("it was not ready in time")
         self.kill()

@@ -33,6 +33,23 @@ class Ended:
     io_bytes: int
 
 
+def ended(words: list[str]) -> Ended:
+    """As a zygote says it."""
+    status, cpu, memory, disk = int(words[0]), float(words[1]), int(words[2]), int(words[3])
+    return Ended(status, cpu * 1000.0, memory, disk)
+
+
+def new_channel() -> tuple[socket.socket, socket.socket]:
+    """Our end, which tells who wrote, and that of a process in a box. Raises Unavailable."""
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as exc:
+        raise Unavailable("no_box", f"there is no way to a box: {exc}") from None
+    ours.setblocking(False)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return ours, theirs
+
+
 def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
     """A message, the descriptors that came with it, and who sent it, as the kernel says."""
     data, ancillary, _, _ = channel.recvmsg(65536, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)

@@ -133,7 +133,7 @@ def _mapped(process: int | str) -> list[tuple[int, int, str]]:
     Of a huge page all would be copied for the sake of a small part.
     """
     found: list[tuple[int, int, str]] = []
-    with open(f"/proc/{process}/smaps", encoding="ascii", errors="replace") as file:
+    with open(f"/proc/{process}/smaps", encoding="ascii", errors="replace", newline="\n") as file:
         for line in file:
             words = line.split()
             if not words[0].endswith(":"):

@@ -55,6 +55,8 @@ class Pool:
         self._zygotes: dict[Baseline, list[Zygote]] = {}
         self._starting: dict[Baseline, asyncio.Task[Zygote]] = {}
         self._kinds: OrderedDict[tuple[Baseline, Limits], _Kind] = OrderedDict()
+        self._borrowed: set[Baseline] = set()
+        """Those that borrow from the host, and are looked at from time to time."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._making = asyncio.Semaphore(IN_THE_MAKING * cores)
         self._shut = False
@@ -94,7 +96,8 @@ class Pool:
         zygote = await self._zygote(baseline)
         while zygote.full:
             zygote = await self._zygote(baseline)
-        if baseline.borrows:
+        if baseline.borrows and baseline not in self._borrowed:
+            self._borrowed.add(baseline)
             asyncio.get_running_loop().call_later(BORROWED_SECONDS, self._let_go, baseline)
         return zygote, await zygote.spawn(limits, shape)
 
@@ -104,8 +107,9 @@ class Pool:
         for zygote in [zygote for zygote in those if not zygote.live]:
             those.remove(zygote)
             zygote.stop()
-        if not those:
+        if not those and baseline not in self._starting:
             self._zygotes.pop(baseline, None)
+            self._borrowed.discard(baseline)
         elif not self._shut:
             asyncio.get_running_loop().call_later(BORROWED_SECONDS, self._let_go, baseline)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MESSAGE_BYTES = 65536
 _TIOCSCTTY = 0x540E
+_WITNESS_SECONDS = 10
 _LENGTH = bytearray(1)
 _REHEARSAL = "import builtins\nfor _ in (): print(_)\n"
 
@@ -117,6 +118,7 @@ def rehearse() -> None:
 
 def bear_witness(site: confine.Site) -> None:
     """All that a box does, with a program that does nothing. It is in no box: what was preloaded does not run."""
+    signal.alarm(_WITNESS_SECONDS)  # until it stands still
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reads, writes = os.pipe()
     channel = _announced(ours, {name: os.dup(writes) for name in site.descriptors}, site.rehearse())
@@ -126,6 +128,9 @@ def bear_witness(site: confine.Site) -> None:
     ready = program(channel)
     exec(ready.code(), ready.namespace)  # noqa: S102 - a constant
     atexit._clear()
+    threading: Any = sys.modules.get("threading")
+    if threading is not None:
+        threading._threading_atexits.clear()
     ready.finish()
 
 

@@ -201,8 +201,8 @@ class Zygote:
             try:
                 pins.share_code()
                 self._pins.call_witness(lambda: worker.bear_witness(site))
-            except OSError:
-                self._pins.wanted = False  # no process can be started, or no file opened: boxes get no cheaper
+            except Exception:  # whatever it was: boxes get no cheaper, and that is all
+                self._pins.wanted = False
 
     def _settle(self) -> None:
         """For a single box that would take longer than it saves."""
@@ -223,7 +223,7 @@ class Zygote:
             site = self._site(order, box, len(given) - 1, fresh=process == 0)
             site.prepare([given[0], box.handle, *given[1:]], confine.own(box.first, order["slot"] if self._root else 0))
             pid = self._fork_into(box)
-        except (OSError, KeyError) as exc:
+        except (OSError, LookupError) as exc:
             worker.close(given)
             if box is not None and process == 0:
                 self._give_up(box)

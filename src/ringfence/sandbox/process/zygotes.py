@@ -24,7 +24,8 @@ from ringfence.sandbox.process import mounting, seccomp
 from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box, Shared
 from ringfence.sandbox.process.confine import Shape
-from ringfence.sandbox.process.member import Ended, Member, receive
+from ringfence.sandbox.process.member import Member, ended, new_channel, receive
+from ringfence.sandbox.process.run import memory_file
 from ringfence.sandbox.process.uids import Block, take_block
 from ringfence.sandbox.waiting import when
 
@@ -36,6 +37,7 @@ START_SECONDS = 30.0
 RECYCLE_AFTER = 2000
 """Boxes from one zygote; then a new one takes its place, so that nothing can grow in it for ever."""
 _NOTICE = 100  # so many boxes before that, the new one is started
+_AGAIN_SECONDS = 0.002
 _LAST_WORDS = 2000
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
@@ -102,6 +104,12 @@ class Zygote:
             )
             assert self._process.stdin is not None
             self._process.stdin.close()
+        except OSError as exc:
+            ours.close()
+            os.close(self._errors)
+            if self._block is not None:
+                self._block.release()
+            raise Unavailable("no_zygote", f"no process can be started: {exc}") from None
         finally:
             theirs.close()
             os.close(errors)
@@ -137,7 +145,7 @@ class Zygote:
         programs = self.baseline.programs
         parts = ("folders", "hidden", "sealed", "spared")
         chosen = [] if programs is None else [marshal.dumps({name: getattr(programs, name) for name in parts})]
-        files = [_file(data) for data in (self._filter(), *chosen)]
+        files = [memory_file(data) for data in (self._filter(), *chosen)]
         try:
             self._tell(config, files)
         finally:
@@ -212,13 +220,15 @@ class Zygote:
         if not self.alive or not self._free:
             raise Unavailable("no_zygote", "the zygote is gone" if not self.alive else "the zygote has no slot left")
         stays = self.baseline.stays
+        ours, theirs = new_channel()
         try:
             group = self.shared.groups.take(limits, pauses=stays)
         except OSError as exc:
+            ours.close()
+            theirs.close()
             raise Unavailable("no_group", f"there is no control group for a box: {exc}") from None
         self.made += 1
         slot = self._free.pop()
-        ours, theirs = _channel()
         box = Box(self.made, slot, ours, limits, self.shared)
         box.group, box.inherited = group, self.seen
         box.host_id = None if self._block is None else self._block.base + self._slot(box)
@@ -234,7 +244,7 @@ class Zygote:
         """One more process in a box that stays. Raises Unavailable."""
         if not self.alive or box.ended.done():
             raise Unavailable("no_box", "the box is gone")
-        ours, theirs = _channel()
+        ours, theirs = new_channel()
         member = box.members[number] = Member(number, self.shared.hub)
         member.listen(ours)
         self._send(box, {"shape": shape, "process": number}, theirs)
@@ -253,15 +263,21 @@ class Zygote:
         if not self.alive:
             return theirs.close()  # it died while this waited, and the box with it
         order |= {"box": box.number, "slot": self._slot(box), "without": list(self.baseline.without)}
-        entrances = box.group.entrances() if box.group is not None else []
+        entrances: list[int] = []
         try:
-            with theirs:
-                self._tell(order, [theirs.fileno(), *entrances])
-        except OSError:
+            entrances = box.group.entrances() if box.group is not None else []
+            self._tell(order, [theirs.fileno(), *entrances])
+        except BlockingIOError:  # it has much to do
+            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._send, box, order, theirs)
+            return
+        except ConnectionError:
             self._gone()  # it died a moment ago; the box finds out when it is waited for
+        except OSError as exc:
+            self._heard("failed", [str(box.number), str(order.get("process", 0)), str(exc)], [])
         finally:
             if box.group is not None:
                 box.group.entered(entrances)
+        theirs.close()
 
     # ── What the zygote says ──
 
@@ -304,7 +320,7 @@ class Zygote:
             self._release(box)
             box.over(None)
         elif word == "ended":
-            box.over(_ended(rest[1:]))
+            box.over(ended(rest[1:]))
             self._release(box)
 
     def _heard_of(self, box: Box, word: str, rest: list[str], descriptors: list[int]) -> None:
@@ -319,7 +335,7 @@ class Zygote:
         else:
             if word == "failed":
                 member.fail(" ".join(rest[2:]))
-            member.left(_ended(rest[2:]) if word == "left" else None)
+            member.left(ended(rest[2:]) if word == "left" else None)
             box.outlived(member)
 
     def _release(self, box: Box) -> None:
@@ -377,23 +393,3 @@ class Zygote:
             os.close(self._handle)
         if self._block is not None:
             self._block.release()
-
-
-def _ended(words: list[str]) -> Ended:
-    status, cpu, memory, disk = int(words[0]), float(words[1]), int(words[2]), int(words[3])
-    return Ended(status, cpu * 1000.0, memory, disk)
-
-
-def _file(data: bytes) -> int:
-    descriptor = os.memfd_create("given", os.MFD_CLOEXEC)
-    os.write(descriptor, data)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
-
-
-def _channel() -> tuple[socket.socket, socket.socket]:
-    """Our end, which tells who wrote, and that of a process in a box."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    return ours, theirs
