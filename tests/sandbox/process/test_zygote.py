@@ -111,6 +111,8 @@ async def test_a_box_whose_group_cannot_be_entered_is_the_only_one_that_fails(
     backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     zygote = await ready(backend)
+    if not backend._counts("pids"):
+        pytest.skip("whoever runs this can make no control group; root can, or a user to whom one was delegated")
     free = len(zygote._free)
 
     def refuse(self: Group) -> list[int]:
