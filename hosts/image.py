@@ -1,0 +1,125 @@
+"""The disks of a guest: a root with the distribution's packages, and a virtual environment with what Ringfence needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from hosts.mirror import mirror
+from hosts.places import CACHE, Trouble, digest, find, fresh, make_ext4, run, say, size_of
+
+# What every root has, beside what the release holds essential.
+_PACKAGES = (
+    "systemd,systemd-sysv,dbus,dbus-user-session,libpam-systemd,udev,kmod,uidmap,procps,iproute2,strace,"
+    "python3,python3-venv,ca-certificates,git"
+)
+# Container tools come where a guest asks for them: they are half of an image.
+_CONTAINERS = "podman,crun,fuse-overlayfs,slirp4netns,catatonit,nftables,netavark,aardvark-dns"
+_MEGABYTES = 4096
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+# The Python of each release, and what its wheels are called.
+PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
+_WHEELS = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+def native(machine: str) -> bool:
+    return _MACHINES.get(os.uname().machine) == machine
+
+
+def root_image(release: str, machine: str, finish: Callable[[Path], None]) -> Path:
+    """A root file system, made at its first use. What only the machine itself can do is left to `finish`."""
+    packages = f"{_PACKAGES},{_CONTAINERS}"
+    image = CACHE / "images" / f"{release}-{machine}-{digest(packages, _MEGABYTES, 1)}.ext4"
+    if image.exists():
+        return image
+    if os.geteuid() != 0:
+        raise Trouble("a guest's root is made as root, since its files belong to many users: sudo make hosts")
+    image.parent.mkdir(parents=True, exist_ok=True)
+    tree = CACHE / "images" / f"{release}-{machine}.tree"
+    fresh(tree)
+    say(f"making a root of {release} for {machine} (a few minutes; where the machine is emulated, more)")
+    foreign = [] if native(machine) else ["--foreign"]
+    options = ["--variant=minbase", f"--arch={machine}", f"--include={packages}", *foreign]
+    log = image.with_suffix(".log")
+    script = "/usr/share/debootstrap/scripts/sid"
+    run(["debootstrap", *options, release, tree, mirror(), script], log=log)
+    settle = Path(__file__).parent / "inside" / "settle.sh"
+    shutil.copy(settle, tree / "settle.sh")
+    (tree / "settle.sh").chmod(0o755)
+    whole = image.with_suffix(".whole")
+    if foreign:
+        make_ext4(whole, tree, _MEGABYTES)
+        finish(whole)
+    else:
+        run(["chroot", tree, "/settle.sh"], log=log)
+        make_ext4(whole, tree, _MEGABYTES)
+    whole.rename(image)
+    run(["rm", "-rf", "--one-file-system", tree])
+    return image
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of that version on this machine: one that runs, not a version manager's shim for one that is not there."""
+    for place in [
+        *map(Path, os.environ.get("PATH", "").split(":")),
+        *Path.home().glob(f".pyenv/versions/{version}*/bin"),
+    ]:
+        candidate = place / f"python{version}"
+        if candidate.is_file() and "shims" not in place.parts:
+            return str(candidate)
+    return None
+
+
+def python_disk(release: str, machine: str, source: Path) -> Path:
+    """A virtual environment for a guest, with the dependencies that a checkout asks for, and the checkout by reference."""
+    version = PYTHONS[release]
+    wanted = tomllib.loads((source / "pyproject.toml").read_text())["project"]["dependencies"]
+    constraints = source / "constraints.txt"
+    key = digest(version, machine, wanted, constraints.read_text(), 1)
+    image = CACHE / "images" / f"python{version}-{machine}-{key}.ext4"
+    if image.exists():
+        return image
+    image.parent.mkdir(parents=True, exist_ok=True)
+    say(f"fetching what Ringfence needs on Python {version} for {machine}")
+    tree = fresh(CACHE / "images" / f"python{version}-{machine}.tree")
+    packages = tree / "lib" / f"python{version}" / "site-packages"
+    platforms = [f"--platform=manylinux_2_{minor}_{_WHEELS[machine]}" for minor in (36, 34, 31, 28, 27, 26, 17)]
+    platforms.append(f"--platform=manylinux2014_{_WHEELS[machine]}")
+    # The same version decides on what a package asks for under conditions.
+    python = interpreter(version) or find("python3") or "python3"
+    pip = [python, "-m", "pip", "install", "--quiet", "--target", packages, "--constraint", constraints]
+    tags = ["--only-binary=:all:", f"--python-version={version}", "--implementation=cp", *platforms]
+    run([*pip, *tags, *wanted])
+    shutil.rmtree(packages / "bin", ignore_errors=True)
+    (packages / "ringfence-source.pth").write_text("/opt/project/src\n")
+    _programs(tree, version)
+    compile_all(packages, version)
+    make_ext4(image, tree, size_of(tree) * 5 // 4 + 64)
+    shutil.rmtree(tree)
+    return image
+
+
+def _programs(tree: Path, version: str) -> None:
+    (tree / "pyvenv.cfg").write_text(f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {version}\n")
+    (tree / "bin").mkdir()
+    for name, target in (("python3", "/usr/bin/python3"), ("python", "python3"), (f"python{version}", "python3")):
+        (tree / "bin" / name).symlink_to(target)
+    program = tree / "bin" / "ringfence"
+    program.write_text(
+        "#!/opt/ringfence/bin/python3\nimport sys\nfrom ringfence.cli.main import main\nsys.exit(main())\n"
+    )
+    program.chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
+
+
+def compile_all(folder: Path, version: str) -> bool:
+    """Compile modules here, where a Python of the guest's version is at hand: an emulated one takes minutes."""
+    python = interpreter(version)
+    if python is None:
+        return False
+    # By content, since an archive does not keep times as exactly as a file system.
+    run([python, "-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", "-j0", folder])
+    return True
