@@ -135,10 +135,12 @@ ROUND_ABOUT = (
             code = struct.pack("III", *words)
         else:
             code = b"\\xb8" + struct.pack("I", which) + b"\\x0f\\x05\\xc3"
-        page = mmap.mmap(-1, 4096, prot=7)
+        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE)
         page.write(code)
-        made = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
-        result = made(0x10000000)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+        # Only then to be executed: what was written before, the kernel shows to every cache.
+        ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), 5)
+        result = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)(0x10000000)
         say(result not in (-1, -38), f"{result}")
         """,
         owed=(refused("unshare"),),

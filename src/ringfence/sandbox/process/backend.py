@@ -369,8 +369,8 @@ class ProcessBackend:
             # where it has the id of the box.
             "processes": limits.processes + self._counts("pids") + (os.geteuid() != 0),
             "open_files": limits.open_files,
-            # A file that fills the disk is to meet the disk's limit first.
-            "file_bytes": limits.file_bytes or limits.disk_bytes + 4096,
+            # A file that fills the disk is to meet that limit first, which is one of whole pages.
+            "file_bytes": limits.file_bytes or limits.disk_bytes + os.sysconf("SC_PAGE_SIZE"),
             # For a single process, and counted in ticks; so it comes after the watch, which counts better.
             "cpu_seconds": math.ceil(limits.cpu_seconds) + 1 if limits.cpu_seconds else 0,
             "data_bytes": 0 if self._counts("memory") else 2 * limits.memory_bytes,
