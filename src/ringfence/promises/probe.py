@@ -83,6 +83,7 @@ _NUMBERS: dict[str, int | tuple[int, int]] = {
     "quotactl": (179, 60),
     "quotactl_fd": 443,
     "reboot": (169, 142),
+    "renameat2": (316, 276),
     "request_key": (249, 218),
     "seccomp": (317, 277),
     "semget": (64, 190),

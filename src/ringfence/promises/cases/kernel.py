@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringfence.promises.case import Case, Control
-from ringfence.promises.judging import counted, refused
+from ringfence.promises.judging import answered, counted, refused
 
 _FLOOD = 3000
 
@@ -192,8 +192,10 @@ ROUND_ABOUT = (
             call("landlock_restrict_self", rules, 0)
         except OSError:
             pass
-        attempt(lambda: os.mknod("output/gone", 0o020000, os.makedev(0, 0)))
+        # Its mode and its mount would let it: of all that stands in the way, this is Landlock's alone.
+        attempt(lambda: os.close(os.open("/proc/self/comm", os.O_WRONLY)))
         """,
+        owed=(answered("EACCES"),),
     ),
     Case(
         "K07",

@@ -233,7 +233,7 @@ def _landlock(site: Site) -> None:
         descriptor = site.open(path, os.O_PATH)
         site.call("landlock_add_rule", rules, landlock.PATH_BENEATH, landlock.rule(version, rights, descriptor), 0)
         site.close(descriptor)
-    site.call("landlock_restrict_self", rules, 0)
+    site.call("landlock_restrict_self", rules, landlock.restriction(version))
     site.close(rules)
 
 
