@@ -194,11 +194,14 @@ def _first(order: dict[str, Any], status: int) -> None:
     _workspace(order)
     victim = 0
     if "victim" in order["features"]:
+        gone, begun = os.pipe()  # closed by what is executed
         victim = os.fork()
         if victim == 0:
-            os.execve("/bin/sleep", ["sleep", "60"], {"SECRET": order["secret"]})  # noqa: S606
+            os.execve("/bin/sleep", ["sleep", "3600"], {"SECRET": order["secret"]})  # noqa: S606
         here["victim"] = victim
-        time.sleep(0.05)
+        os.close(begun)
+        os.read(gone, 1)
+        os.close(gone)
     _limits(order["limits"])
     _tell(status, begun=True)
     for index in range(len(order["programs"])):
@@ -210,13 +213,13 @@ def _first(order: dict[str, Any], status: int) -> None:
         _tell(status, status=os.waitpid(worker, 0)[1])
     if victim:
         lives = True
-        for _ in range(10):
+        for _ in range(40):
             # What was killed needs a moment to be dead.
             lives = lives and os.waitpid(victim, os.WNOHANG)[0] == 0
             time.sleep(0.01 if lives else 0)
         _tell(status, victim=lives)
     if order["output"]:
-        _collect(order["output"], status)
+        _collect(order, status)
 
 
 def _mounts(order: dict[str, Any]) -> None:
@@ -314,7 +317,7 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def _collect(target: str, status: int) -> None:
+def _collect(order: dict[str, Any], status: int) -> None:
     """As one does without a thought: every file, wherever its name leads."""
 
     def stuck(number: int, frame: object) -> None:
@@ -322,8 +325,9 @@ def _collect(target: str, status: int) -> None:
         os._exit(0)
 
     signal.signal(signal.SIGALRM, stuck)
-    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    signal.setitimer(signal.ITIMER_REAL, max(1.0, order["limits"]["wall_seconds"]))
     _capabilities(0)
+    target = order["output"]
     try:
         for folder, _, names in os.walk("output", followlinks=True, onerror=_raise):
             for name in names:

@@ -161,6 +161,8 @@ ROUND_ABOUT = (
         "refused there too",
         """
         import subprocess
+        if not os.path.exists("/usr/bin/unshare"):
+            cannot("there is no /usr/bin/unshare")
         made = subprocess.run(["/usr/bin/unshare", "--user", "--map-root-user", "/bin/true"], capture_output=True)
         say(made.returncode == 0, made.stderr.decode().strip() or made.returncode)
         """,
