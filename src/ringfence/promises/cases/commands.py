@@ -3,6 +3,8 @@ whoever can run anything can run this."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ringfence.box import Programs
 from ringfence.promises.case import Case, Trial, claimed
 
@@ -39,7 +41,7 @@ def _enforced(trial: Trial) -> str | None:
     return None if told == "enforced" else f"the facts say commands={told!r}"
 
 
-CASES = (
+_CASES = (
     Case(
         "P60",
         "run a program that is not among the allowed ones, by its name and its paths",
@@ -227,3 +229,6 @@ any_of({"mmap": lambda: mapped(mmap.PROT_READ | mmap.PROT_EXEC), "mprotect": lat
         programs=_WITHOUT_ID,
     ),
 )
+
+# Without it, what is named is no more than advice, and the facts say so.
+CASES = tuple(replace(case, rests_on="landlock") for case in _CASES)

@@ -350,6 +350,7 @@ MOUNTS = (
                 for name in ("comm", "oom_score_adj", "coredump_filter", "timerslack_ns")})
         """,
         owed=(answered("EACCES"),),
+        rests_on="landlock",
     ),
 )
 

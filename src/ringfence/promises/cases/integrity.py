@@ -194,6 +194,7 @@ CASES = (
         "every protection is on, and the facts say how that was verified",
         "say(False, 'looked at')",
         _unprotected,
+        rests_on="landlock",
     ),
     Case(
         "I12",

@@ -198,6 +198,7 @@ ROUND_ABOUT = (
         attempt(lambda: os.close(os.open("/proc/self/comm", os.O_WRONLY)))
         """,
         owed=(answered("EACCES"),),
+        rests_on="landlock",
     ),
     Case(
         "K07",
