@@ -45,9 +45,7 @@ def doctor(
         False, "--server", help="Try them as MCP servers: in boxes with folders of the host to read and to write to."
     ),
     control: bool = typer.Option(
-        True,
-        "--control/--no-control",
-        help="Also try each case outside of any box. Without: half the time, and what nobody could do here counts.",
+        True, "--control/--no-control", help="Also try each case outside of any box. Without: half of the time."
     ),
     config_path: Path | None = typer.Option(
         None, "--config", help="A ringfence.yaml for the sandbox settings. Left out: the user's own, if any."
@@ -77,20 +75,15 @@ def doctor(
     if session and server:
         common.fail("--session and --server exclude each other", _USAGE)
     left_out = NOT_THERE if session else inserver.NOT_THERE if server else {}
-    options = Options(
-        cases=tuple(case for case in cases if case.id not in left_out),
-        controls=control,
-        given_up=wanted.accept_missing,
-    )
+    chosen = tuple(case for case in cases if case.id not in left_out)
+    options = Options(chosen, controls=control, given_up=wanted.accept_missing)
     within = InSession if session else inserver.InServer if server else None
     reports, missing = common.run(_examine, _named(wanted, every), options, within)
-    if as_json:
-        told = [report.as_json() for report in reports]
-        if told:
-            common.dump(told if every else told[0])
-    else:
+    if not as_json:
         for report in reports:
             print(text(report))
+    elif reports:
+        common.dump([report.as_json() for report in reports] if every else reports[0].as_json())
     for name, problem in missing:
         print(safe(f"{name}: {problem}"), file=sys.stderr)
     if not reports:

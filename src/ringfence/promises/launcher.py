@@ -201,7 +201,6 @@ def _first(order: dict[str, Any], status: int) -> None:
         here["victim"] = victim
         os.close(begun)
         os.read(gone, 1)
-        os.close(gone)
     _limits(order["limits"])
     _tell(status, begun=True)
     for index in range(len(order["programs"])):
@@ -213,8 +212,7 @@ def _first(order: dict[str, Any], status: int) -> None:
         _tell(status, status=os.waitpid(worker, 0)[1])
     if victim:
         lives = True
-        for _ in range(40):
-            # What was killed needs a moment to be dead.
+        for _ in range(40):  # what was killed needs a moment to be dead
             lives = lives and os.waitpid(victim, os.WNOHANG)[0] == 0
             time.sleep(0.01 if lives else 0)
         _tell(status, victim=lives)
@@ -327,11 +325,10 @@ def _collect(order: dict[str, Any], status: int) -> None:
     signal.signal(signal.SIGALRM, stuck)
     signal.setitimer(signal.ITIMER_REAL, max(1.0, order["limits"]["wall_seconds"]))
     _capabilities(0)
-    target = order["output"]
     try:
         for folder, _, names in os.walk("output", followlinks=True, onerror=_raise):
             for name in names:
-                source, copy = f"{folder}/{name}", f"{target}/{folder[7:]}/{name}"
+                source, copy = f"{folder}/{name}", f"{order['output']}/{folder[7:]}/{name}"
                 os.makedirs(os.path.dirname(copy), exist_ok=True)
                 with open(source, "rb") as file, open(copy, "wb") as out:
                     out.write(file.read())

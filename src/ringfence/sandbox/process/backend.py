@@ -225,7 +225,8 @@ class ProcessBackend:
             await live.end()
         for run in self._running.values():
             run.stop("cancelled", None)
-        async with asyncio.timeout(_REAP_SECONDS):
+        most = max((run.box.pace.allow(_REAP_SECONDS) for run in self._running.values()), default=_REAP_SECONDS)
+        async with asyncio.timeout(most):
             while self._running:
                 await asyncio.sleep(0.002)
         if self._groups is not None:
@@ -254,7 +255,7 @@ class ProcessBackend:
                 await outlet.close()
             if not box.ended.done():
                 box.kill()
-                async with asyncio.timeout(_REAP_SECONDS):
+                async with asyncio.timeout(box.pace.allow(_REAP_SECONDS)):
                     await asyncio.shield(box.ended)
         except TimeoutError:
             box.trouble.append("the box did not end when it was killed; its slot is not used again")
