@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringfence.promises.case import Case, Control
-from ringfence.promises.judging import counted, refused
+from ringfence.promises.judging import answered, counted, refused
 
 _FLOOD = 3000
 
@@ -163,6 +163,8 @@ ROUND_ABOUT = (
         "refused there too",
         """
         import subprocess
+        if not os.path.exists("/usr/bin/unshare"):
+            cannot("there is no /usr/bin/unshare")
         made = subprocess.run(["/usr/bin/unshare", "--user", "--map-root-user", "/bin/true"], capture_output=True)
         say(made.returncode == 0, made.stderr.decode().strip() or made.returncode)
         """,
@@ -194,8 +196,11 @@ ROUND_ABOUT = (
             call("landlock_restrict_self", rules, 0)
         except OSError:
             pass
-        attempt(lambda: os.mknod("output/gone", 0o020000, os.makedev(0, 0)))
+        # Its mode and its mount would let it: of all that stands in the way, this is Landlock's alone.
+        attempt(lambda: os.close(os.open("/proc/self/comm", os.O_WRONLY)))
         """,
+        owed=(answered("EACCES"),),
+        rests_on="landlock",
     ),
     Case(
         "K07",

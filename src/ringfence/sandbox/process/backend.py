@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -132,7 +132,7 @@ class ProcessBackend:
         if spec.mounts or len(box.trouble) > len(report.trouble):
             report = replace(report, trouble=tuple(box.trouble), planted=guarded.planted(spec.mounts, before))
         if baseline.programs is not None:
-            loose = baseline.programs.advisory or "landlock" in baseline.without
+            loose = baseline.programs.advisory or not report.isolation["protections"]["landlock"]["on"]
             report = replace(report, commands="advisory" if loose else "enforced")
         return report if outlet is None else replace(report, network=outlet.told)
 
@@ -237,7 +237,8 @@ class ProcessBackend:
             await live.end()
         for run in self._running.values():
             run.stop("cancelled", None)
-        async with asyncio.timeout(_REAP_SECONDS):
+        most = max((run.box.pace.allow(_REAP_SECONDS) for run in self._running.values()), default=_REAP_SECONDS)
+        async with asyncio.timeout(most):
             while self._running:
                 await asyncio.sleep(0.002)
         if self._groups is not None:
@@ -266,7 +267,7 @@ class ProcessBackend:
                 await outlet.close()
             if not box.ended.done():
                 box.kill()
-                async with asyncio.timeout(_REAP_SECONDS):
+                async with asyncio.timeout(box.pace.allow(_REAP_SECONDS)):
                     await asyncio.shield(box.ended)
         except TimeoutError:
             box.trouble.append("the box did not end when it was killed; its slot is not used again")
@@ -301,17 +302,12 @@ class ProcessBackend:
         left_out = frozenset({*self._without, *(name for name in self._accepted if name in self._host.missing)})
         self._untested = host.Tested({}, "", left_out)
         report = await self._run(BoxSpec(Program("python", source=selftest.PROGRAM)))
-        try:
-            found = selftest.judge(report.stdout.head, Limits()) | dict.fromkeys(self._inherited, True)
-        except (ValueError, KeyError, IndexError) as exc:
-            if self._without:
-                return host.Tested({}, "", left_out)  # it may need just what was left out
-            said = report.stderr.text.strip().splitlines()[-1:] or [str(exc)]
-            raise Unavailable("self_test", f"a box could not be looked at: {report.ended}, {said[0]}") from None
-        lacking = sorted(name for name, on in found.items() if not on and name not in left_out)
-        if lacking and not self._without:
-            raise Unavailable("self_test", f"a box on this host lacks: {', '.join(lacking)}")
-        return host.Tested(found, datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), left_out)
+        if self._without:
+            with contextlib.suppress(Unavailable):  # it may need just what was left out
+                return selftest.tested(report, self._inherited, left_out, host.PROTECTIONS)
+            return host.Tested({}, "", left_out)
+        given_up = left_out.union(name for name in self._accepted if name in host.CAN_DO_WITHOUT)
+        return selftest.tested(report, self._inherited, left_out, given_up)
 
     def _look_at_root(self, box: Box, baseline: Baseline) -> None:
         """One that is an image nobody has looked at before. Raises Unavailable."""

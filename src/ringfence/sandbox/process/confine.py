@@ -27,6 +27,8 @@ named programs may run: `executable` is what may be, and `noexec` that nothing w
 
 INSIDE_ID = 1000
 LOCKED_BYTES = 65536
+SECURE_BITS = 0xEF
+"""NOROOT, NO_SETUID_FIXUP and NO_CAP_AMBIENT_RAISE, and all four of the first kernels that had them locked."""
 
 
 # Plain classes: what the zygote loads, every box is a copy of, and `dataclasses` alone doubles the cost of a fork.
@@ -203,7 +205,7 @@ def _bounding_set(site: Site) -> None:
 
 
 def _secure_bits(site: Site) -> None:
-    site.call("prctl", kernel.PR_SET_SECUREBITS, 0xEF)
+    site.call("prctl", kernel.PR_SET_SECUREBITS, SECURE_BITS)
 
 
 def _capabilities(site: Site) -> None:
@@ -239,7 +241,7 @@ def _landlock(site: Site) -> None:
         descriptor = site.open(path, os.O_PATH)
         site.call("landlock_add_rule", rules, landlock.PATH_BENEATH, landlock.rule(version, rights, descriptor), 0)
         site.close(descriptor)
-    site.call("landlock_restrict_self", rules, 0)
+    site.call("landlock_restrict_self", rules, landlock.restriction(version))
     site.close(rules)
 
 

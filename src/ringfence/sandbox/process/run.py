@@ -165,7 +165,7 @@ class Run:
         try:
             # All that could write is dead, so what is left in the pipes is all there is.
             if not self._drained.is_set():
-                async with asyncio.timeout(_REAP_SECONDS):
+                async with asyncio.timeout(self.box.pace.allow(_REAP_SECONDS)):
                     await self._drained.wait()
         except TimeoutError:
             self.box.trouble.append("the output did not end with the box")

@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 _SOURCE_ROOT = str(Path(ringfence.__file__).parent.parent)
 _PROGRAM = str(Path(__file__).with_name("start.py"))
-START_SECONDS = 30.0
 RECYCLE_AFTER = 2000
 """Boxes from one zygote; then a new one takes its place, so that nothing can grow in it for ever."""
 _NOTICE = 100  # so many boxes before that, the new one is started
@@ -114,16 +113,16 @@ class Zygote:
             theirs.close()
             os.close(errors)
         ours.setblocking(False)
+        starter = self._process.pid
         self._control, self.alive = ours, True
         self.shared.hub.add(ours.fileno(), self._hear)
         self.shared.hub.add(self._errors, self._hear_errors)
         self._configure()
         try:
-            async with asyncio.timeout(START_SECONDS):
-                self.landlock = await self._ready
+            self.landlock = await self.shared.pace.start(self._ready, lambda: {starter, self.pid or starter})
         except TimeoutError:
             self.stop()
-            raise Unavailable("no_zygote", f"the zygote was not ready within {START_SECONDS:g} s") from None
+            raise Unavailable("no_zygote", "the zygote was not ready, and did nothing more for it") from None
 
     def _configure(self) -> None:
         image = self.baseline.image
