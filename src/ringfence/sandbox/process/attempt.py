@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 sys.path.insert(0, sys.argv[1])
 
-from ringfence.sandbox.process import kernel, landlock, preparing, template
+from ringfence.sandbox.process import kernel, landlock, template
 from ringfence.sandbox.process.places import TEMPLATE
 
 _REST = kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWNET | kernel.NEWCGROUP
@@ -32,7 +32,6 @@ Step = tuple[str, tuple[str, ...], Act]
 
 
 def main(words: list[str]) -> None:
-    preparing.take_profile()
     if words[:1] == ["hold"]:
         kernel.unshare(kernel.NEWUSER)
         os.write(1, b"held\n")

@@ -282,10 +282,10 @@ def _unsupported(around: Surroundings) -> Finding:
 
 
 def _kernel(around: Surroundings) -> Finding:
-    told = ", ".join(filter(None, (f"Linux {around.release} on {around.machine}", around.distribution)))
+    told = ", ".join(filter(None, (f"Linux {around.release}", around.machine, around.distribution)))
     told += " under WSL" if around.wsl else ""
     if around.engine is not None:
-        told += f", in a container: {around.engine} (by {around.engine_sign})"
+        told += f", in a container ({around.engine}, by {around.engine_sign})"
     if around.kernel < _OLDEST:
         return _missing("system", f"{told}; boxes need Linux 5.12, and 5.13 for Landlock", "kernel", around)
     return Finding("system", "ok", told)

@@ -48,6 +48,15 @@ CAN_DO_WITHOUT = ("landlock",)
 """What an operator may accept to do without; a box without any of the others would be none."""
 
 
+LAUNCHER = "/usr/local/libexec/ringfence/zygote"
+"""Installed by `ringfence host --fix` where AppArmor allows user namespaces only to programs with a profile: Ubuntu."""
+
+
+def launched(command: Sequence[str]) -> list[str]:
+    """How a zygote is started. The profile is attached to the launcher, and what that executes stays in it."""
+    return [LAUNCHER, *command] if os.geteuid() != 0 and os.access(LAUNCHER, os.X_OK) else [*command]
+
+
 @dataclass(frozen=True, slots=True)
 class Tested:
     """What a box of this backend was seen to have, before any other was used."""

@@ -12,24 +12,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-PROFILE = "ringfence"
-"""Of AppArmor. It allows user namespaces where Ubuntu forbids them to programs without a profile, and nothing else."""
-
-
-def take_profile() -> None:
-    """Before the first user namespace. Where AppArmor or the profile is not there, what is allowed shows by itself."""
-    try:
-        descriptor = os.open("/proc/self/attr/apparmor/current", os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.write(descriptor, f"changeprofile {PROFILE}".encode())
-    except OSError:
-        return
-    finally:
-        os.close(descriptor)
-
-
 def load_image() -> ModuleType:
     """As long as our own files can be seen, and with what starts a program there; other boxes would only carry it."""
     import warnings  # noqa: F401, PLC0415 - `os` wants it to look for a program

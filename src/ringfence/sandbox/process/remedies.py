@@ -53,9 +53,12 @@ class Remedy:
     page: str = ""
     mends: bool = False
     """`ringfence host --fix` does it."""
+    option: str = ""
+    """What the container that we are in is to be started with."""
 
     def as_json(self) -> Json:
-        return {"text": self.text, "command": self.command, "page": self.page, "mends": self.mends}
+        said = {"text": self.text, "command": self.command, "page": self.page}
+        return {**said, "mends": self.mends, "option": self.option}
 
 
 _OPTIONS: Mapping[str, Mapping[Cause, str]] = {
@@ -105,7 +108,8 @@ def options(causes: Iterable[Cause], around: Surroundings) -> str:
 def of(cause: Cause, around: Surroundings) -> tuple[Remedy, ...]:
     """The page is always among them."""
     if around.engine is not None and (option := options((cause,), around)):
-        return (_option(option, around), _page(f"{around.engine} and boxes", _ANCHORS[around.engine]))
+        page = _page("what else to know of boxes in such a container", _ANCHORS[around.engine])
+        return (Remedy(f"start the container with {option}", option=option), page)
     return tuple(make(around) for make in _MAKERS.get(cause, ())) or (_page("what boxes need of a host", ""),)
 
 
@@ -118,14 +122,6 @@ _ANCHORS = {
     "systemd-nspawn": "other-containers",
     "container": "other-containers",
 }
-
-
-def _option(option: str, around: Surroundings) -> Remedy:
-    if around.engine == "kubernetes":
-        return Remedy(f"in the pod's specification: {option}")
-    if around.engine == "dev container":
-        return Remedy(option)
-    return Remedy("start the container with it", f"{around.engine} run {option} …")
 
 
 def _page(text: str, anchor: str) -> Remedy:

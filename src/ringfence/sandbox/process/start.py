@@ -10,9 +10,8 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 
-from ringfence.sandbox.process import preparing, worker, zygote
+from ringfence.sandbox.process import worker, zygote
 
-preparing.take_profile()
 _channel = zygote.serve(int(sys.argv[2]))
 try:
     _program = worker.program(_channel)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import ringfence
 from ringfence.errors import Unavailable
+from ringfence.sandbox.process.host import launched
 from ringfence.sandbox.process.uids import take_block
 
 _SOURCE_ROOT = str(Path(ringfence.__file__).parent.parent)
@@ -41,7 +42,7 @@ def attempt() -> dict[str, Tried]:
             return {"user_namespace": Tried(0), "mapping": Tried(errno.EPERM, exc.message)}
         words = [str(block.base), str(block.size)]
     try:
-        said = _run([_interpreter(), "-I", _PROGRAM, _SOURCE_ROOT, *words])
+        said = _run(launched([_interpreter(), "-I", _PROGRAM, _SOURCE_ROOT, *words]))
     finally:
         if block is not None:
             block.release()
@@ -65,7 +66,7 @@ def _run(command: Sequence[str]) -> str:
 def mapped_by_helper(users: range, groups: range) -> str:
     """What newuidmap and newgidmap say when they are to map these; nothing where they do it."""
     with subprocess.Popen(
-        [_interpreter(), "-I", _PROGRAM, _SOURCE_ROOT, "hold"],
+        launched([_interpreter(), "-I", _PROGRAM, _SOURCE_ROOT, "hold"]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
