@@ -224,7 +224,7 @@ def _seen(step: str, how: Tried, cause: Cause, around: Surroundings) -> str:
         "chroot": "we are in a chroot, where the kernel allows none",
         "kernel": f"Linux {around.release} does not have it",
         "landlock": _no_landlock(how.number, around),
-        "root_of_few": f"root has only {around.mapped_ids} user ids here, and boxes get others",
+        "root_of_few": f"only {around.mapped_ids} user ids exist here, and boxes of root get others",
         "no_setuid": "root lacks the capability CAP_SETUID or CAP_SETGID",
         "rootfs": "the root file system is the initial ramdisk",
     }.get(cause, "")

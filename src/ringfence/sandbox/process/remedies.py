@@ -89,6 +89,7 @@ _OPTIONS: Mapping[str, Mapping[Cause, str]] = {
         "no_setuid": "securityContext.runAsUser: 1000",
         "root_of_few": "securityContext.runAsUser: 1000",
     },
+    "lxc": dict.fromkeys(("container_apparmor", "apparmor", "masked_proc"), "security.nesting=true"),
 }
 """Of the engine, for what it takes from the containers that it starts."""
 
@@ -97,7 +98,7 @@ def options(causes: Iterable[Cause], around: Surroundings) -> str:
     """All that a container has to be started with; nothing where we are in none, or no option helps."""
     if around.engine is None:
         return ""
-    known = _OPTIONS.get(around.engine, _OPTIONS["docker"])
+    known = _OPTIONS.get("docker" if around.engine == "dev container" else around.engine, {})
     found = list(dict.fromkeys(known[cause] for cause in causes if cause in known))
     if around.engine == "dev container" and found:
         words = ", ".join(f'"{word}"' for option in found for word in option.split(" "))
@@ -110,7 +111,10 @@ def of(cause: Cause, around: Surroundings) -> tuple[Remedy, ...]:
     if around.engine is not None and (option := options((cause,), around)):
         page = _page("what else to know of boxes in such a container", _ANCHORS[around.engine])
         return (Remedy(f"start the container with {option}", option=option), page)
-    return tuple(make(around) for make in _MAKERS.get(cause, ())) or (_page("what boxes need of a host", ""),)
+    found = [make(around) for make in _MAKERS[cause]]
+    if around.engine is not None:
+        found.append(_page("boxes in such a container", _ANCHORS[around.engine]))
+    return tuple(found)
 
 
 _ANCHORS = {
