@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.box import BoxSpec, Program
 from ringfence.sandbox.process import host, mending
 from ringfence.sandbox.process.mending import Change, Run, User, Write, make, plan
 from ringfence.sandbox.process.remedies import Cause
 from ringfence.sandbox.process.surroundings import Surroundings
+from tests.sandbox import comparing
+
+pytestmark = pytest.mark.anyio
 
 ALICE = User(1000, "alice")
 HOST = Surroundings(settings={"user.max_user_namespaces": 0, "user.max_net_namespaces": 60_000})
@@ -96,6 +100,22 @@ def test_zygotes_of_ordinary_users_are_started_through_the_launcher(
     assert host.launched(["python"]) == [launcher, "python"]
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert host.launched(["python"]) == ["python"], "root needs none"
+
+
+async def test_a_box_is_made_through_the_launcher(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("zygotes of root are not started through it; an ordinary user runs this")
+    launcher = root / "launcher"
+    told = root / "told"
+    script = Path(host.__file__).with_name("launcher.sh").read_text()
+    launcher.write_text(script.replace("exec ", f"echo $# > {told}\nexec "))
+    launcher.chmod(0o755)
+    monkeypatch.setattr(host, "LAUNCHER", str(launcher))
+    async for backend in comparing.opened():
+        report = await backend.run(BoxSpec(Program("python", b"import os; print(sorted(os.environ))")))
+        assert told.read_text() == "5\n", "interpreter, option, program, source root, descriptor"
+        assert report.ended == "exited"
+        assert b"SHLVL" not in report.stdout.head and b"OLDPWD" not in report.stdout.head
 
 
 def test_the_profile_is_one_to_apparmor() -> None:
