@@ -180,7 +180,7 @@ def _fix(told: Json, whom: mending.User | None, *, yes: bool) -> Json | None:
     shown = "\n".join(["", "To mend it:", *(f"  {change.shown}\n      {change.why}" for change in changes)])
     if os.geteuid() != 0:
         print(safe(shown, lines=True))
-        common.fail("\nThat takes root: sudo ringfence host --fix")
+        common.fail(f"\nThat takes root: {remedies.fix()}")
     if yes:
         print(safe(shown, lines=True))
     elif not confirm(safe(shown, lines=True), f"Make {_many(len(changes))}?"):
@@ -221,8 +221,8 @@ def text(told: Json) -> str:
 
 def _key(finding: Json) -> str:
     """The same for those that one and the same remedy helps."""
-    remedies: Sequence[Json] = finding["remedies"]
-    return "option" if any(remedy["option"] for remedy in remedies) else json.dumps(remedies)
+    cures: Sequence[Json] = finding["remedies"]
+    return "option" if any(remedy["option"] for remedy in cures) else json.dumps(cures)
 
 
 def _what_to_do(group: Sequence[Json], options: str, width: int) -> list[str]:
@@ -246,7 +246,7 @@ def _summary(told: Json) -> list[str]:
     weaker = sum(finding["state"] == "weaker" for finding in findings)
     if not told["works"]:
         mends = any(remedy["mends"] for finding in findings for remedy in finding["remedies"])
-        hint = " `sudo ringfence host --fix` mends what can be mended here." if mends and not told["options"] else ""
+        hint = f" `{remedies.fix()}` mends what can be mended here." if mends and not told["options"] else ""
         return [f"No box can be made.{hint}"]
     rest = f"; {weaker} {'thing is' if weaker == 1 else 'things are'} weaker than they could be" if weaker else ""
     return [f"Boxes can be made{rest}."]

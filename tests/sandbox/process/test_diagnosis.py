@@ -136,7 +136,7 @@ def test_an_error_ends_with_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None
     told = diagnosis.explained(Unavailable("no_zygote", "no box can be made on this host: PermissionError"))
     assert told.reason_code == "missing_protection"
     assert "kernel.unprivileged_userns_clone is 0" in told.message
-    assert told.message.endswith("Run `ringfence host` to see what is missing, `sudo ringfence host --fix` to mend it")
+    assert told.message.endswith(f"Run `ringfence host` to see what is missing, `{remedies.fix()}` to mend it")
     monkeypatch.setattr(diagnosis, "diagnose", lambda: Diagnosis(HOST, tuple(judge(ALL, HOST))))
     told = diagnosis.explained(Unavailable("no_zygote", "it died"))
     assert (told.reason_code, told.message[:7]) == ("no_zygote", "it died") and "ringfence host" in told.message
@@ -195,8 +195,25 @@ def test_a_container_is_recognised(tmp_path: Path, files: dict[str, str], engine
 
 
 def test_a_runner_of_github_is_told_to_set_the_setting() -> None:
-    [command] = [each.command for each in remedies.of("apparmor", replace(UBUNTU, github=True)) if each.command]
-    assert command == "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    around = replace(UBUNTU, github=True)
+    found = Diagnosis(around, tuple(judge(refused("mapping", errno.EPERM), around)))
+    assert "Run `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`" in found.sentence()
+
+
+def test_what_only_a_page_helps_names_it() -> None:
+    found = Diagnosis(HOST, tuple(judge(refused("keyring", errno.EDQUOT), HOST)))
+    assert found.sentence().endswith("What to do: `ringfence host`, docs/hosts.md#what-boxes-need")
+
+
+def test_the_command_is_one_that_sudo_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ringfence").touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(remedies, "_SEARCHED_BY_SUDO", "/nothing")
+    remedies.fix.cache_clear()
+    try:
+        assert remedies.fix() == f"sudo {tmp_path}/ringfence host --fix"
+    finally:
+        remedies.fix.cache_clear()
 
 
 # ── On this host ──

@@ -102,13 +102,14 @@ class Diagnosis:
         options = remedies.options(self.causes, self.around)
         if options:
             return f"{told}. Start the container with {options}; `ringfence host` says more"
-        if any(remedy.mends for finding in self.missing for remedy in finding.remedies):
-            return f"{told}. {WHAT_TO_RUN}"
-        pages = dict.fromkeys(remedy.page for finding in self.missing for remedy in finding.remedies if remedy.page)
-        return f"{told}. {' and '.join(('`ringfence host`', *pages))} say what to do"
-
-
-WHAT_TO_RUN = "Run `ringfence host` to see what is missing, `sudo ringfence host --fix` to mend it"
+        cures = [remedy for finding in self.missing for remedy in finding.remedies]
+        if any(remedy.mends for remedy in cures):
+            return f"{told}. Run `ringfence host` to see what is missing, `{remedies.fix()}` to mend it"
+        commands = dict.fromkeys(remedy.command for remedy in cures if remedy.command)
+        if commands:
+            return f"{told}. Run {' and '.join(f'`{command}`' for command in commands)}; `ringfence host` says more"
+        pages = dict.fromkeys(remedy.page for remedy in cures if remedy.page)
+        return f"{told}. What to do: `ringfence host`, {', '.join(pages)}"
 
 
 def diagnose(root: Path = Path("/")) -> Diagnosis:

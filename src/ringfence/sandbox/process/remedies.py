@@ -5,8 +5,12 @@ Inside a container the host cannot be changed: there the remedy is an option of 
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +43,7 @@ Cause = Literal[
 ]
 
 PAGE = "docs/hosts.md"
+_SEARCHED_BY_SUDO = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAMESPACES = 15000
 """What `user.max_user_namespaces` is set to where it is lower: one for each box and each zygote, and some to spare."""
 
@@ -59,6 +64,15 @@ class Remedy:
     def as_json(self) -> Json:
         said = {"text": self.text, "command": self.command, "page": self.page}
         return {**said, "mends": self.mends, "option": self.option}
+
+
+@cache
+def fix() -> str:
+    """The command that mends what can be mended. By its path where sudo would not find it: in a virtual environment."""
+    beside = Path(sys.executable).with_name("ringfence")
+    if shutil.which("ringfence", path=_SEARCHED_BY_SUDO) is not None or not beside.exists():
+        return "sudo ringfence host --fix"
+    return f"sudo {shlex.quote(str(beside))} host --fix"
 
 
 _OPTIONS: Mapping[str, Mapping[Cause, str]] = {
@@ -155,7 +169,7 @@ def _profile(around: Surroundings) -> Remedy:
             "a runner is thrown away after the job, so this is enough in a step of it",
             "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
         )
-    return Remedy("install Ringfence's AppArmor profile", "sudo ringfence host --fix", mends=True)
+    return Remedy("install Ringfence's AppArmor profile", fix(), mends=True)
 
 
 def _install(around: Surroundings) -> Remedy:
@@ -221,7 +235,10 @@ def _reading(text: str, anchor: str) -> Callable[[Surroundings], Remedy]:
 
 _MAKERS: Mapping[Cause, tuple[Callable[[Surroundings], Remedy], ...]] = {
     **{cause: (_reading(*words),) for cause, words in _READ.items()},
-    "apparmor": (_profile, _reading("what the profile allows, and to whom", "ubuntu")),
+    "apparmor": (
+        _profile,
+        lambda around: _page("what is refused, and to whom", "github-actions" if around.github else "ubuntu"),
+    ),
     "userns_clone": (
         _setting("kernel.unprivileged_userns_clone", 1),
         _reading("what this setting is for", "user-namespaces"),
@@ -229,11 +246,11 @@ _MAKERS: Mapping[Cause, tuple[Callable[[Surroundings], Remedy], ...]] = {
     "max_namespaces": (_max_namespaces, _reading("what this setting is for", "user-namespaces")),
     "no_newuidmap": (_install, _reading("what they are for", "user-ids")),
     "no_subids": (
-        lambda _: Remedy("give the user a range of ids", "sudo ringfence host --fix", mends=True),
+        lambda _: Remedy("give the user a range of ids", fix(), mends=True),
         _reading("what the range is for", "user-ids"),
     ),
     "delegation": (
-        lambda _: Remedy("have systemd hand the controllers on", "sudo ringfence host --fix", mends=True),
+        lambda _: Remedy("have systemd hand the controllers on", fix(), mends=True),
         _reading("how limits are held", "control-groups"),
     ),
     "no_user_manager": (
