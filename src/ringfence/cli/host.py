@@ -172,14 +172,15 @@ def _fix(told: Json, whom: mending.User | None, *, yes: bool) -> Json | None:
     if told["options"]:
         print("\nWe are in a container: what is missing is for whoever starts it to give.")
         return None
-    around = Surroundings.read(uid=whom.uid if whom is not None else None)
-    changes = mending.plan(causes, around, whom)
+    root = os.geteuid() == 0
+    whom = whom or (None if root else mending.User(os.geteuid(), _name(os.geteuid())))
+    changes = mending.plan(causes, Surroundings.read(uid=whom.uid if whom is not None else None), whom)
     if not changes:
         print("\nThere is nothing to mend here." if told["works"] else "\nNothing of this can be mended from here.")
         return None
-    shown = "\n".join(["", "To mend it:", *(f"  {change.shown}\n      {change.why}" for change in changes)])
-    if os.geteuid() != 0:
-        print(safe(shown, lines=True))
+    shown = "\n".join(["\nTo mend it:", *(_shown(change) for change in changes)])
+    if not root:
+        print(safe(shown, lines=True), flush=True)
         common.fail(f"\nThat takes root: {remedies.fix()}")
     if yes:
         print(safe(shown, lines=True))
@@ -188,10 +189,14 @@ def _fix(told: Json, whom: mending.User | None, *, yes: bool) -> Json | None:
     for change in changes:
         problem = mending.make(change)
         print(safe(f"{'FAILED' if problem else 'done'}: {change.shown.splitlines()[0].rstrip(':')} {problem}".rstrip()))
-    print("\nAfterwards:")
+    print("\nAfterwards:", flush=True)
     after = _of_other(whom) if whom is not None else _of_ourselves(settings(None, None).sandbox)
-    print(text(after))
+    print(text(after, brief=True))
     return after
+
+
+def _shown(change: mending.Change) -> str:
+    return f"  • {change.why}\n{textwrap.indent(change.shown, ' ' * 6)}"
 
 
 def _many(count: int) -> str:
@@ -201,8 +206,8 @@ def _many(count: int) -> str:
 # ── For people ──
 
 
-def text(told: Json) -> str:
-    """A table, then what to do about the lines that are not ok, then one line that says it all."""
+def text(told: Json, *, brief: bool = False) -> str:
+    """A table, then, unless `brief`, what to do about the lines that are not ok, then one line that says it all."""
     width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
     findings: Sequence[Json] = told["findings"]
     lines = [safe(f"Boxes on this host, for {told['user']}"), ""]
@@ -214,7 +219,7 @@ def text(told: Json) -> str:
     for finding in findings:
         if finding["state"] != "ok":
             alike.setdefault(_key(finding), []).append(finding)
-    for group in alike.values():
+    for group in () if brief else alike.values():
         lines += ["", *_what_to_do(group, told["options"], width)]
     return "\n".join([*lines, "", *_summary(told)])
 

@@ -152,6 +152,11 @@ def test_a_range_of_ids_is_nobody_else_s(root: Path) -> None:
     assert mend(root, "no_subids", user=None) == [], "root needs none"
 
 
+def test_the_files_of_ranges_are_made_where_there_are_none(root: Path) -> None:
+    assert mend(root, "no_subids") == ["usermod --add-subuids 100000-165535 --add-subgids 100000-165535 alice"]
+    assert (root / "etc/subuid").read_text() == (root / "etc/subgid").read_text() == ""
+
+
 def test_systemd_delegates(root: Path) -> None:
     assert mend(root, "delegation") == ["systemctl daemon-reload"]
     assert "Delegate=cpu cpuset io memory pids" in (root / mending.DROP_IN).read_text()

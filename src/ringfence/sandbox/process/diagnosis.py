@@ -20,7 +20,7 @@ from ringfence.model import Json
 from ringfence.sandbox.process import remedies, syscalls
 from ringfence.sandbox.process.cgroup import Cgroups
 from ringfence.sandbox.process.remedies import Cause, Remedy
-from ringfence.sandbox.process.surroundings import Surroundings
+from ringfence.sandbox.process.surroundings import ALL_IDS, Surroundings
 from ringfence.sandbox.process.trying import Tried, attempt, mapped_by_helper, range_of
 
 State = Literal["ok", "weaker", "missing"]
@@ -189,7 +189,7 @@ def _cause(step: str, number: int, around: Surroundings) -> Cause:
         if around.chrooted:
             return "chroot"
     if step == "mapping" and around.root:
-        return "root_of_few" if around.mapped_ids < 2**32 - 1 else "no_setuid"
+        return "root_of_few" if around.mapped_ids < ALL_IDS else "no_setuid"
     # A filter answers EPERM or ENOSYS; security modules, but for a missing capability, EACCES.
     if around.filtered and number in (errno.EPERM, errno.ENOSYS) and step != "mapping":
         return "container_seccomp"
@@ -306,7 +306,7 @@ def _ids(around: Surroundings) -> Finding:
         return weaker(seen, follows, "no_subids", remedies.of("no_subids", around))
     problem = mapped_by_helper(users, groups)
     if problem:
-        return weaker(f"newuidmap: {problem}", follows, "newuidmap_refused", remedies.of("newuidmap_refused", around))
+        return weaker(problem, follows, "newuidmap_refused", remedies.of("newuidmap_refused", around))
     return Finding("a user id for each box", "ok", "newuidmap and newgidmap mapped your range")
 
 

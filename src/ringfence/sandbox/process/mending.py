@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ringfence.sandbox.process.host import LAUNCHER
 from ringfence.sandbox.process.remedies import NAMESPACES, Cause, installer, too_low
-from ringfence.sandbox.process.surroundings import Surroundings
+from ringfence.sandbox.process.surroundings import ALL_IDS, Surroundings
 from ringfence.sandbox.process.uids import ranges
 
 SETTINGS = "etc/sysctl.d/60-ringfence.conf"
@@ -41,9 +41,11 @@ class Write:
     def shown(self) -> str:
         if self.path.startswith("proc/sys/"):
             return f"write {self.text.strip()} to /{self.path}"
-        return f"write /{self.path} (mode {self.mode:04o}):\n" + "\n".join(
-            f"    {line}".rstrip() for line in self.text.splitlines()
-        )
+        if not self.text:
+            return f"make an empty /{self.path} (mode {self.mode:04o})"
+        return "\n".join(
+            [f"write /{self.path} (mode {self.mode:04o}):", *(f"    {line}" for line in self.text.split("\n"))]
+        ).rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def plan(causes: Collection[Cause], around: Surroundings, user: User | None, roo
         changes += _profile(root)
     if "no_newuidmap" in causes and (words := installer(root)) is not None:
         changes.append(Run(words, "newuidmap and newgidmap give each box a user id of its own"))
-    if user is not None and user.uid and {"no_subids", "no_newuidmap"} & set(causes):
+    # Where only some ids exist, in a container, there are none to give.
+    if user is not None and user.uid and {"no_subids", "no_newuidmap"} & set(causes) and around.mapped_ids == ALL_IDS:
         changes += _ids(user, root)
     if "delegation" in causes:
         changes += _delegation(root)
@@ -124,13 +127,16 @@ def _profile(root: Path) -> Iterator[Change]:
     yield Run(("apparmor_parser", "--replace", f"/{PROFILE}"), "loads the profile; at boot AppArmor does it")
 
 
-def _ids(user: User, root: Path) -> Iterator[Run]:
+def _ids(user: User, root: Path) -> Iterator[Change]:
     files = [_text(root / "etc/subuid"), _text(root / "etc/subgid")]
     mine = {user.name, str(user.uid)}
     if all(any(line.partition(":")[0] in mine for line in text.splitlines()) for text in files):
         return
     taken = [span.stop for span in ranges(files) if span.stop < 2**31]
     first = max([_FIRST_SUBID, *taken])
+    for name in ("subuid", "subgid"):
+        if not (root / "etc" / name).exists():
+            yield Write(f"etc/{name}", "", "ranges are kept in it, and there is none yet")
     span = f"{first}-{first + _SUBIDS - 1}"
     words = ("usermod", "--add-subuids", span, "--add-subgids", span, user.name)
     yield Run(words, f"{_SUBIDS} ids that nobody else has, for the boxes of {user.name}")

@@ -126,11 +126,13 @@ def of(cause: Cause, around: Surroundings) -> tuple[Remedy, ...]:
         page = _page("what else to know of boxes in such a container", _ANCHORS[around.engine])
         return (Remedy(f"start the container with {option}", option=option), page)
     found = [make(around) for make in _MAKERS[cause]]
-    if around.engine is not None:
+    if around.engine is not None and cause in _OF_CONTAINERS:
         found.append(_page("boxes in such a container", _ANCHORS[around.engine]))
     return tuple(found)
 
 
+_OF_CONTAINERS = ("container_apparmor", "container_seccomp", "groups", "kernel", "masked_proc", "selinux", "unknown")
+"""What a container may be the reason for."""
 _ANCHORS = {
     "docker": "docker",
     "podman": "podman",

@@ -16,6 +16,8 @@ from typing import Literal
 
 Engine = Literal["docker", "podman", "kubernetes", "dev container", "lxc", "systemd-nspawn", "container"]
 
+ALL_IDS = 2**32 - 1
+"""How many there are outside of any user namespace."""
 _ENGINE_OF_CONTAINER: Mapping[str, Engine] = {
     "docker": "docker",
     "podman": "podman",
@@ -67,7 +69,7 @@ class Surroundings:
     no_new_privileges: bool = False
     covered: tuple[str, ...] = ()
     """Paths below /proc that something else is mounted on, or that are read-only."""
-    mapped_ids: int = 2**32 - 1
+    mapped_ids: int = ALL_IDS
     """How many user ids exist here; fewer than all in a user namespace."""
     engine: Engine | None = None
     """Of the container that we are in."""
@@ -115,7 +117,7 @@ class Surroundings:
             filtered=_field(status, "Seccomp") == "2",
             no_new_privileges=_field(status, "NoNewPrivs") == "1",
             covered=_covered(mounts),
-            mapped_ids=sum(int(line.split()[2]) for line in text("proc/self/uid_map").splitlines()) or 2**32 - 1,
+            mapped_ids=sum(int(line.split()[2]) for line in text("proc/self/uid_map").splitlines()) or ALL_IDS,
             engine=engine,
             engine_sign=sign,
             github="GITHUB_ACTIONS" in environment,
