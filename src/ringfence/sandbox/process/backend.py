@@ -23,6 +23,7 @@ from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.cgroup import Cgroups, sweep
 from ringfence.sandbox.process.choosing import SYSTEM, choose
 from ringfence.sandbox.process.confine import Shape
+from ringfence.sandbox.process.delegation import Systemd
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.outlet import Outlet, check_namespace
@@ -142,6 +143,17 @@ class ProcessBackend:
         assert self._pool is not None
         limits = _of_the_box(spec.limits)
         await self._pool.fill(self._baseline(spec), limits, self._shape(limits))
+
+    def weaker(self) -> tuple[str, ...]:
+        """Which limits the kernel does not hold here, and what to do about it."""
+        lacking: dict[str, list[str]] = {}
+        for name, why in (self._cgroups.why if self._cgroups is not None else {}).items():
+            if name in host.MEANS:
+                lacking.setdefault(why, []).append(f"{name} by {host.MEANS[name]}")
+        return tuple(
+            f"limits that no control group holds, and that are therefore weaker: {', '.join(names)} ({why})"
+            for why, names in lacking.items()
+        )
 
     async def open(self, spec: StaySpec, network: Serve | None = None) -> LiveBox:
         """A box that stays until it is ended. Raises ValueError, Unavailable."""
@@ -275,7 +287,8 @@ class ProcessBackend:
             if self._pool is None:
                 self._host = host.Host.detect()
                 self._host.require(self._accepted)
-                self._cgroups = Cgroups.detect()
+                # In a thread: whoever manages the host's groups may have to be asked for one.
+                self._cgroups = await asyncio.to_thread(Cgroups.detect, manager=Systemd())
                 for left in sweep(self._cgroups):
                     log.info("removed what a dead supervisor left: %s", left)
                 self._groups = Groups(self._cgroups)
@@ -364,6 +377,14 @@ class ProcessBackend:
             "cores": cores,
         }
 
+    def _means(self) -> Json:
+        """Who holds each limit, and why it is not the kernel where it is not."""
+        why = self._cgroups.why if self._cgroups is not None else {}
+        return {
+            name: {"by": "cgroup"} if self._counts(name) else {"by": how, "why": why.get(name, "")}
+            for name, how in host.MEANS.items()
+        }
+
     def _isolation(self, box: Box, spec: BoxSpec, overshoot: int | None) -> Json:
         tested = self._tested or self._untested
         assert self._host is not None and tested is not None
@@ -372,7 +393,7 @@ class ProcessBackend:
         given = (spec.layout, spec.mounts, spec.root is not None, listens)
         seen = (tuple(box.isolation.items()), tested.at, given, overshoot)
         if seen not in self._isolations:
-            means: Json = {name: {"by": "cgroup" if self._counts(name) else how} for name, how in host.MEANS.items()}
+            means = self._means()
             if overshoot is not None:
                 means["memory"]["overshoot_bytes"] = overshoot
             # One and the same for all boxes that are alike: it is large, and whoever writes it down does so once.

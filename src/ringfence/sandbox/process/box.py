@@ -18,6 +18,7 @@ from ringfence.errors import Unavailable
 from ringfence.model import Json
 from ringfence.sandbox.process import host
 from ringfence.sandbox.process.cgroup import Group
+from ringfence.sandbox.process.denials import Account
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.hub import Hub
 from ringfence.sandbox.process.member import Ended, Member, received
@@ -42,12 +43,15 @@ class Box:
         self.slot = slot
         self.limits = limits
         self.hub = shared.hub
+        self.account = Account(limits.memory_bytes)
         self._groups = shared.groups
         self.host_id: int | None = None
         """Who it is on the host, where that is not the supervisor's own user."""
         self.worker = 0
         """The process that runs the program, as the host counts; inside, and to the zygote, it has other numbers."""
         self.group: Group | None = None
+        self.known: list[int] = []
+        """Its processes when somebody last looked, without the first, which never works."""
         self.descriptors: dict[str, int] = {}
         self.trouble: list[str] = []
         self.begun = False

@@ -224,7 +224,13 @@ def _landlock(site: Site) -> None:
         for at, writable, folder in site.shape.get("mounts", ())
         if writable
     ]
-    rights_of = [(b"/", landlock.READ), (b"/dev", landlock.DEVICE), (b"/workspace", landlock.WORK), *written]
+    devices = [(b"/dev", landlock.DEVICE)]
+    if site.shape["data_bytes"]:
+        # No control group counts memory: who can write to /dev/zero can share what it maps from there, unseen.
+        writable = (b"/dev/null", b"/dev/full", b"/dev/random", b"/dev/urandom")
+        devices = [(b"/dev", landlock.DEVICE & ~landlock.WRITE_FILE)]
+        devices += [(path, landlock.READ_FILE | landlock.WRITE_FILE) for path in writable]
+    rights_of = [(b"/", landlock.READ), *devices, (b"/workspace", landlock.WORK), *written]
     executable = site.shape.get("executable")
     if executable is not None:
         rights_of = [(path, rights & ~landlock.EXECUTE) for path, rights in rights_of]

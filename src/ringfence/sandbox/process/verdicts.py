@@ -325,6 +325,38 @@ def _judged() -> Mapping[str, Verdict | Rule]:
 POLICY = _judged()
 """What becomes of every known call, by name."""
 
+SHARED_MAPPING = Verdict("notify", errno.ENOMEM)
+"""The supervisor adds up how much of it a box makes, and lets it be within the memory that the box may use."""
+
+UNCOUNTED: Mapping[str, Verdict | Rule] = MappingProxyType(
+    {
+        **dict.fromkeys(("memfd_create", "shmget", "semget", "msgget"), ENOSYS),
+        # Memory that is shared, and of no file, stays when it is unmapped from all but one page: no file of any
+        # process tells how much there is (MAP_SHARED with MAP_ANONYMOUS). Huge pages as in `POLICY`.
+        "mmap": Rule(
+            (
+                Case((Arg(3, (0x40000,), 0x40000),), Verdict("errno", errno.ENOMEM)),
+                Case((Arg(3, (0x21,), 0x2F),), SHARED_MAPPING),
+            ),
+            ALLOW,
+        ),
+        # Buffers stay as large as the host makes them by itself; who asks for more (SO_SNDBUF, SO_RCVBUF) is told what
+        # the kernel tells everybody who asks for too much, namely nothing.
+        "setsockopt": Rule(
+            (Case((Arg(1, (1,)), Arg(2, (7, 8))), DONE), *_SOCKET_OPTIONS), Verdict("errno", errno.ENOPROTOOPT)
+        ),
+        # F_SETPIPE_SZ: as for a user who has too many large pipes already.
+        "fcntl": Rule(
+            (
+                Case((Arg(1, (1031,)),), EPERM),
+                Case((Arg(1, (1024, 1040)),), Verdict("errno", errno.EACCES)),
+            ),
+            ALLOW,
+        ),
+    }
+)
+"""Instead of those of `POLICY`, where no control group counts memory: what no process's own account would show."""
+
 LISTENING: Mapping[str, Verdict | Rule] = MappingProxyType({"listen": ALLOW})
 """Instead of those of `POLICY`, in a box whose programs may wait for connections."""
 

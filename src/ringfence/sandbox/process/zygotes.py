@@ -159,7 +159,7 @@ class Zygote:
         # What is in memory alone could be executed, whatever is mounted how.
         memfd = "memfd" not in given.without and (given.programs is None or "noexec" in given.without)
         which: seccomp.Which = {"memfd": memfd, "marks": not given.writes, "listens": given.listens}
-        which["terminals"] = given.stays
+        which["terminals"], which["counted"] = given.stays, "memfd" not in given.without
         return seccomp.compile_filter(os.uname().machine, **which)
 
     def _hand_over_mounts(self) -> None:
@@ -236,7 +236,7 @@ class Zygote:
         box.bid = partial(self._bid, box)
         self._boxes[box.number] = box
         if stays:
-            box.members[0] = Member(0, self.shared.hub)
+            box.members[0] = Member(0, self.shared.hub, box.account)
         send = partial(self._send, box, {"shape": shape, "stays": stays}, theirs)
         when(after, send)
         return box
@@ -246,7 +246,7 @@ class Zygote:
         if not self.alive or box.ended.done():
             raise Unavailable("no_box", "the box is gone")
         ours, theirs = new_channel()
-        member = box.members[number] = Member(number, self.shared.hub)
+        member = box.members[number] = Member(number, self.shared.hub, box.account)
         member.listen(ours)
         self._send(box, {"shape": shape, "process": number}, theirs)
         return member
