@@ -294,7 +294,7 @@ class ProcessBackend:
                     log.info("removed what a dead supervisor left: %s", left)
                 self._groups = Groups(self._cgroups)
                 self._pool = Pool(self._groups, self._depth)
-            self._tested = await self._test()
+            self._tested = await host.explained(self._test())
 
     async def _test(self) -> host.Tested:
         """Look at a box before the first program is let into one."""

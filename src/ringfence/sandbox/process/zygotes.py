@@ -24,6 +24,7 @@ from ringfence.sandbox.process import mounting, seccomp
 from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box, Shared
 from ringfence.sandbox.process.confine import Shape
+from ringfence.sandbox.process.host import launched
 from ringfence.sandbox.process.member import Member, ended, new_channel, receive
 from ringfence.sandbox.process.run import memory_file
 from ringfence.sandbox.process.uids import Block, take_block
@@ -89,7 +90,7 @@ class Zygote:
         self._errors, errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             os.set_blocking(errors, True)
-            command = [str(interpreter()), "-I", _PROGRAM, _SOURCE_ROOT, str(theirs.fileno())]
+            command = launched([str(interpreter()), "-I", _PROGRAM, _SOURCE_ROOT, str(theirs.fileno())])
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it returns as soon as the child is there
                 command,
                 env=_ENVIRONMENT | (_ONE_THREAD if self.baseline.preload else {}),
