@@ -47,7 +47,7 @@ from ringfence.upstream.pool import Pool
 
 log = logging.getLogger("ringfence")
 
-_WATCH_SECONDS = 1.0
+_WATCH_SECONDS = 2.0
 
 
 class App:
@@ -193,6 +193,8 @@ class App:
             return
         try:
             await executor.backend.warm(BoxSpec(Program("python"), executor.provision.limits))
+            for sentence in executor.backend.weaker():
+                log.warning("%s", sentence)
         except Unavailable as exc:
             log.warning("tools that need a box are not offered: %s", exc)
             if self._executor is executor:

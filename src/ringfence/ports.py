@@ -259,3 +259,7 @@ class Readying(Protocol):
     async def warm(self, spec: BoxSpec) -> None:
         """For specs like this one. Raises Unavailable where there can be none."""
         ...
+
+    def weaker(self) -> tuple[str, ...]:
+        """What boxes have on this host, but not as well as they could, each with what to do about it."""
+        ...

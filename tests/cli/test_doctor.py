@@ -35,7 +35,7 @@ def test_a_case_is_tried_and_told_to_a_program() -> None:
     shown = run("doctor", "--case", FIRST.id, "--json")
     told = json.loads(shown.stdout)
     assert (shown.returncode, told["backend"], told["kept"], told["broken"]) == (0, "process", 1, 0)
-    assert set(told) == {"backend", "host", "cases", "kept", "broken"}
+    assert set(told) == {"backend", "host", "cases", "kept", "broken", "not_counted"}
     assert told["cases"][0]["control"] == "succeeded: it read the canary"
     assert shown.stderr == ""
 
@@ -104,9 +104,22 @@ def test_what_a_program_said_cannot_steer_the_terminal() -> None:
 
 
 def test_what_is_not_counted_is_said() -> None:
-    shown = doctor.text(Report("process", HOST, (Result(FIRST, "ENOENT", "failed: ENOENT", None),)))
-    assert shown.splitlines()[-1] == "0 kept, 0 broken, 1 not counted, since the control could not do it either"
+    second = CATALOGUE[1]
+    results = (Result(case, "ENOENT", "failed: ENOENT", None, "the host has none") for case in (FIRST, second))
+    shown = doctor.text(Report("process", HOST, tuple(results)))
+    assert shown.splitlines()[-1] == "0 kept, 0 broken, 2 not counted"
     assert f"{FIRST.id}   n/a " in shown
+    assert f"\nnot counted\n  {FIRST.id} {second.id}: the host has none\n" in shown
+
+
+def test_progress_is_told_now_and_then_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with doctor._progress(120) as progress:
+        for number in range(120):
+            progress(Result(FIRST, "x", "x", {0: False, 1: None}.get(number, True), "why"))
+    assert capsys.readouterr().err.splitlines() == [
+        f"50/120  48 kept, 1 not counted, broken: {FIRST.id}",
+        f"100/120  98 kept, 1 not counted, broken: {FIRST.id}",
+    ]
 
 
 HOST = {"system": "Linux", "kernel": "6.0", "machine": "x86_64", "user": "root"}

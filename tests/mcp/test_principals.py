@@ -67,7 +67,7 @@ async def shared(folder: Path, whole: JSON) -> AsyncIterator[Shared]:
             await anyio.sleep(0.01)
         yield Shared(app, f"http://127.0.0.1:{port}/mcp")
         await app.http.sessions.close()
-        listener.should_exit = True
+        listener.stop()
 
 
 def hostile(command: list[str]) -> JSON:

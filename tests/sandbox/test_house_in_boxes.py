@@ -19,7 +19,7 @@ from ringfence.errors import Refused, Unavailable
 from ringfence.sandbox.capacity import HouseRules
 from ringfence.sandbox.house import House
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.host import Host
+from ringfence.sandbox.process.diagnosis import diagnose
 from ringfence.sandbox.process.live import LiveBox
 from ringfence.sessions import (
     CellRequest,
@@ -64,10 +64,9 @@ class Home:
 
 @pytest.fixture(scope="module")
 def _boxes() -> None:
-    try:
-        Host.detect().require(())
-    except Unavailable as problem:
-        pytest.skip(str(problem))
+    missing = diagnose().missing
+    if missing:
+        pytest.skip(f"no box can be made here: {missing}")
 
 
 @pytest.fixture

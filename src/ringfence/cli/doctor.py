@@ -26,6 +26,7 @@ from ringfence.runs import make_executor
 
 _BROKEN, _USAGE, _UNAVAILABLE = 1, 2, 125
 _CLASSES = ", ".join(f"{letter} {name}" for letter, name in CLASSES.items())
+_LINE_EVERY = 50
 _WORDS = {True: "kept", False: "BROKEN", None: "n/a"}
 
 
@@ -43,7 +44,9 @@ def doctor(
     server: bool = typer.Option(
         False, "--server", help="Try them as MCP servers: in boxes with folders of the host to read and to write to."
     ),
-    control: bool = typer.Option(True, "--control/--no-control", help="Also try each case outside of any box."),
+    control: bool = typer.Option(
+        True, "--control/--no-control", help="Also try each case outside of any box. Without: half of the time."
+    ),
     config_path: Path | None = typer.Option(
         None, "--config", help="A ringfence.yaml for the sandbox settings. Left out: the user's own, if any."
     ),
@@ -52,8 +55,9 @@ def doctor(
 
     A case is kept when the program could not do what it tries, and the facts say so where they should. It is counted
     only where its control, the same program outside of any box but as an unprivileged user in namespaces of its own,
-    can do it: what is impossible anyway shows nothing, and is n/a. Nothing of yours is touched: canaries, listeners and
-    victims are the doctor's own.
+    can do it: what is impossible anyway shows nothing, and is n/a, with the reason. A slow machine breaks no promise:
+    a case that was not over in time is tried again, alone and with more of it. Nothing of yours is touched: canaries,
+    listeners and victims are the doctor's own.
 
     Exit code 1 where a promise is broken, 125 where no box can be made here, and what is missing is named.
 
@@ -71,16 +75,15 @@ def doctor(
     if session and server:
         common.fail("--session and --server exclude each other", _USAGE)
     left_out = NOT_THERE if session else inserver.NOT_THERE if server else {}
-    options = Options(cases=tuple(case for case in cases if case.id not in left_out), controls=control)
+    chosen = tuple(case for case in cases if case.id not in left_out)
+    options = Options(chosen, controls=control, given_up=wanted.accept_missing)
     within = InSession if session else inserver.InServer if server else None
     reports, missing = common.run(_examine, _named(wanted, every), options, within)
-    if as_json:
-        told = [report.as_json() for report in reports]
-        if told:
-            common.dump(told if every else told[0])
-    else:
+    if not as_json:
         for report in reports:
             print(text(report))
+    elif reports:
+        common.dump([report.as_json() for report in reports] if every else reports[0].as_json())
     for name, problem in missing:
         print(safe(f"{name}: {problem}"), file=sys.stderr)
     if not reports:
@@ -145,29 +148,36 @@ async def _examine(
 
 @dataclass(slots=True)
 class _Progress:
-    """One line on a terminal."""
+    """One line that changes on a terminal; elsewhere a line now and then, so that a slow machine is seen to get on."""
 
     total: int
+    terminal: bool
     done: int = 0
+    not_counted: int = 0
     broken: list[str] = field(default_factory=list)
 
     def __call__(self, result: Result) -> None:
         self.done += 1
+        self.not_counted += result.kept is None
         if result.kept is False:
             self.broken.append(result.case.id)
-        shown = f"{self.done}/{self.total}  broken: {' '.join(self.broken) or 'none'}"
-        print(f"\r\x1b[K{cut(shown, 100)}", end="", file=sys.stderr, flush=True)
+        kept = self.done - self.not_counted - len(self.broken)
+        counts = f"{kept} kept, {self.not_counted} not counted, broken: {' '.join(self.broken) or 'none'}"
+        shown = cut(f"{self.done}/{self.total}  {counts}", 100)
+        if self.terminal:
+            print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
+        elif self.done % _LINE_EVERY == 0 and self.done < self.total:
+            print(shown, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[Result], None] | None]:
-    if not sys.stderr.isatty():
-        yield None
-        return
+def _progress(total: int) -> Iterator[Callable[[Result], None]]:
+    progress = _Progress(total, sys.stderr.isatty())
     try:
-        yield _Progress(total)
+        yield progress
     finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        if progress.terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 # ── For people ────────────────────────────────────────────────────────────────────────────────────
@@ -185,6 +195,7 @@ def text(report: Report) -> str:
     for result in report.results:
         if result.kept is False:
             lines += ["", *_in_full(result)]
+    lines += _reasons(report)
     lines += ["", *_protections(report.isolation), "", _summary(report)]
     return "\n".join(lines)
 
@@ -205,6 +216,17 @@ def _in_full(result: Result) -> list[str]:
     ]
 
 
+def _reasons(report: Report) -> list[str]:
+    """Why cases were not counted, those with one reason together."""
+    by: dict[str, list[str]] = {}
+    for result in report.results:
+        if result.kept is None:
+            by.setdefault(result.reason, []).append(result.case.id)
+    if not by:
+        return []
+    return ["", "not counted", *(safe(f"  {' '.join(ids)}: {reason}") for reason, ids in by.items())]
+
+
 def _protections(isolation: Json) -> list[str]:
     found: Json = isolation.get("protections") or {}
     lines = ["protections"]
@@ -219,5 +241,5 @@ def _protections(isolation: Json) -> list[str]:
 def _summary(report: Report) -> str:
     parts = [f"{report.kept} kept", f"{report.broken} broken"]
     if report.not_counted:
-        parts.append(f"{report.not_counted} not counted, since the control could not do it either")
+        parts.append(f"{report.not_counted} not counted")
     return ", ".join(parts)

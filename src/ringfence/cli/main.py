@@ -15,6 +15,7 @@ from ringfence.errors import RingfenceError
 VERBS = {
     "run": "Run a program in a fresh box.",
     "box": "Boxes to live in: make, use, pause, fork and remove them.",
+    "host": "Say what this host gives to boxes, and mend what is missing.",
     "doctor": "Try on this host what boxes promise.",
     "init": "Write a first ringfence.yaml, also from the servers that an MCP client has.",
     "wrap": "Run any stdio MCP server in a box, as a drop-in command.",

@@ -86,6 +86,11 @@ def variable(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def caller_of_sudo() -> str | None:
+    """The number of the user who became root by sudo."""
+    return os.environ.get("SUDO_UID")
+
+
 def process_environment() -> dict[str, str]:
     """What a server process inherits of our environment: enough to run, nothing that could be a credential."""
     names = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TERM", "TMPDIR")

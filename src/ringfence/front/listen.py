@@ -98,6 +98,7 @@ class Listener(uvicorn.Server):
     """uvicorn without its own signal handling: the caller decides when to stop."""
 
     def __init__(self, app: Site) -> None:
+        self._stopping = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -117,6 +118,15 @@ class Listener(uvicorn.Server):
 
     def capture_signals(self) -> AbstractAsyncContextManager[None]:  # type: ignore[override]
         return _no_capture()  # type: ignore[return-value]
+
+    async def main_loop(self) -> None:
+        """Until somebody says so, or cancels it; uvicorn would look ten times a second whether anybody did."""
+        self.server_state.default_headers = list(self.config.encoded_headers)
+        await self._stopping.wait()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()
 
     async def run_on(self, sockets: Iterable[socket.socket]) -> None:
         await self.serve(sockets=list(sockets))

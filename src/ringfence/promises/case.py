@@ -128,6 +128,8 @@ class Case:
     """Its box has no others."""
     command: tuple[str, ...] = ()
     """Run this instead, in place of Python; `program` is then its stdin."""
+    rests_on: str = ""
+    """A protection that an operator may do without; where that was given up, nothing is promised."""
 
     @property
     def kind(self) -> str:
@@ -142,11 +144,13 @@ class Result:
     got: str
     control: str
     kept: bool | None
-    """None: not counted, since the control could not do it either."""
+    """None: not counted."""
+    reason: str = ""
+    """Why it was not counted."""
 
     def as_json(self) -> Json:
         case = self.case
-        return {
+        told: Json = {
             "id": case.id,
             "class": case.kind,
             "tried": case.tried,
@@ -155,6 +159,7 @@ class Result:
             "control": self.control,
             "kept": self.kept,
         }
+        return told if self.kept is not None else {**told, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,4 +187,5 @@ class Report:
     def as_json(self) -> Json:
         cases = [result.as_json() for result in self.results]
         host = {**self.host, "isolation": self.isolation}
-        return {"backend": self.backend, "host": host, "cases": cases, "kept": self.kept, "broken": self.broken}
+        counts = {"kept": self.kept, "broken": self.broken, "not_counted": self.not_counted}
+        return {"backend": self.backend, "host": host, "cases": cases, **counts}

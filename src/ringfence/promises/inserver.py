@@ -16,6 +16,7 @@ from pathlib import Path
 from ringfence.box import BoxReport, BoxSpec, Mount, Stream
 from ringfence.model import ServerSpec
 from ringfence.promises.insession import NAMED_PROGRAMS, Wrapping
+from ringfence.promises.stage import lendable
 from ringfence.sandbox.servers import Boxes, Surroundings
 from ringfence.sandbox.verbs import unheard
 
@@ -57,7 +58,8 @@ class InServer(Wrapping):
 
 
 def _folder() -> Path:
-    return Path(os.path.realpath(tempfile.mkdtemp(prefix="ringfence-server-")))
+    where = lendable(Path(tempfile.gettempdir()))[:1] if os.geteuid() == 0 else []
+    return Path(os.path.realpath(tempfile.mkdtemp(prefix="ringfence-server-", dir=where[0] if where else None)))
 
 
 def _server(spec: BoxSpec, folder: Path) -> ServerSpec:

@@ -82,7 +82,9 @@ class InSession(Wrapping):
         try:
             told = tell or unheard
             interpreter = await box.interpreter()
-            await interpreter.run(Cell(PLANTED, replace(spec.limits, wall_seconds=5.0)), unheard, unseen)
+            await interpreter.run(
+                Cell(PLANTED, replace(spec.limits, wall_seconds=max(5.0, spec.limits.wall_seconds))), unheard, unseen
+            )
             program = spec.program
             source = program.source if program.kind == "python" else None
             command = Command(program.argv, spec.limits, stdin=program.stdin, source=source, name=program.name)

@@ -12,6 +12,17 @@ from ringfence.promises.outside import ALLOWED, PUBLIC
 _LONGEST_LINE = 200
 
 
+class Late(str):
+    """A complaint that more time may answer. No machine is so slow that a promise is broken by that alone."""
+
+    __slots__ = ()
+
+
+def stopped(trial: Trial) -> bool:
+    """By the clock; whatever it was about to do, nothing was shown."""
+    return trial.report.ended == "timeout" and trial.report.limit == "wall"
+
+
 def claimed_after(trial: Trial) -> str | None:
     """The program that ran afterwards says so."""
     claim = trial.after
@@ -50,7 +61,7 @@ def outlasted(trial: Trial) -> str | None:
     """It ran for much longer than it may."""
     allowed = trial.limits.wall_seconds * 1000
     if trial.report.wall_ms > allowed * 1.9:  # a control is stopped at twice
-        return f"it ran for {trial.report.wall_ms / 1000:.1f} s of {trial.limits.wall_seconds:g} s"
+        return Late(f"it ran for {trial.report.wall_ms / 1000:.1f} s of {trial.limits.wall_seconds:g} s")
     return None
 
 
@@ -68,7 +79,8 @@ def misreported(**expected: object) -> Judge:
         for name, value in expected.items():
             told = getattr(trial.report, name)
             if told != value:
-                return f"the report says {name}={told!r}, not {value!r}"
+                wrong = f"the report says {name}={told!r}, not {value!r}"
+                return Late(wrong) if stopped(trial) else wrong
         return None
 
     return judge
@@ -98,7 +110,8 @@ def collector_hurt(trial: Trial) -> str | None:
     if "collector" in told:
         return f"the collector: {told['collector']}"
     if trial.report.ended != "exited":
-        return f"the run ended as {trial.report.ended}"
+        wrong = f"the run ended as {trial.report.ended}"
+        return Late(wrong) if stopped(trial) else wrong
     return outlasted(trial)
 
 
@@ -261,7 +274,7 @@ def ending(trial: Trial) -> str:
 
 
 def verdict(case: Case, trial: Trial) -> tuple[bool, str]:
-    """Was the promise kept, and what happened."""
+    """Was the promise kept, and what happened: `Late` where that is not sure before it had more time."""
     found = case.hit(trial)
     if found:
         return False, found
@@ -270,7 +283,7 @@ def verdict(case: Case, trial: Trial) -> tuple[bool, str]:
     for ask in (lambda seen: spoke(case, seen), *case.owed):
         complaint = ask(trial)
         if complaint:
-            return False, complaint
+            return False, Late(complaint) if stopped(trial) else complaint
     said = trial.after if case.then and trial.after else trial.claim
     detail = str((said or {}).get("detail", ""))
     return True, detail if detail and trial.report.ended == "exited" else ending(trial)

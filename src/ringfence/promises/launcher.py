@@ -8,49 +8,30 @@ first word on a descriptor that the program inherits, buries nobody's orphans, a
 
 from __future__ import annotations
 
-import array
 import base64
 import builtins
 import contextlib
 import ctypes
 import fcntl
-import io
 import json
-import linecache
-import mmap
-import multiprocessing
 import os
 import random
 import resource
 import select
 import signal
 import socket
-import ssl
-import stat
 import struct
-import subprocess
 import sys
-import tempfile
 import termios
-import threading
 import time
-import tokenize
 import traceback
-from encodings import idna  # noqa: F401 - by which the names of servers are encoded
 from typing import Any
 
 # Loaded now, since the program may not be able to read them as the user that it becomes.
-PRELOADED = (array, io, linecache, mmap, multiprocessing, select, ssl, stat, subprocess, tempfile, threading, tokenize)
+_NEEDED = "array io linecache mmap multiprocessing ssl stat subprocess tempfile threading tokenize encodings.idna"
+PRELOADED = list(map(__import__, _NEEDED.split()))
 
-_SPACES = {
-    "user": 1 << 28,
-    "pid": 1 << 29,
-    "mnt": 1 << 17,
-    "ipc": 1 << 27,
-    "uts": 1 << 26,
-    "net": 1 << 30,
-    "cgroup": 1 << 25,
-}
+_BITS = {"user": 28, "pid": 29, "mnt": 17, "ipc": 27, "uts": 26, "net": 30, "cgroup": 25}
 _REC_PRIVATE = 0x4000 | 0x40000
 _PDEATHSIG, _DUMPABLE, _SUBREAPER, _AMBIENT = 1, 4, 36, 47
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _UP_AND_RUNNING = 0x8913, 0x8914, 0x41
@@ -161,23 +142,43 @@ def _end_all(first: int, order: dict[str, Any]) -> None:
 
 
 def _enter(order: dict[str, Any]) -> None:
-    """Become the user, and go into the namespaces."""
-    if os.getuid() == 0:
-        os.setgroups(order["groups"])
-        os.setresgid(order["id"], order["id"], order["id"])
-        os.setresuid(order["id"], order["id"], order["id"])
-    _prctl(_DUMPABLE, 1)
-    user, group = os.getuid(), os.getgid()
+    """Become the user, and go into the namespaces. Root makes those first: to a user this host may refuse them."""
+    root, apart = os.getuid() == 0, "user" not in order["share"]
+    user, group = (order["id"], order["id"]) if root else (os.getuid(), os.getgid())
     if user == 0:
         raise SystemExit("refused: a control never runs as root")
+    if root:
+        os.setgroups(order["groups"])
+        if not apart:
+            _become(user, group)
     os.umask(order["umask"])
+    if apart:
+        flags = sum(1 << bit for name, bit in _BITS.items() if name not in order["share"])
+        go = os.eventfd(0)
+        helper = os.fork() if root else 0
+        if root and helper == 0:
+            os.eventfd_read(go)
+            _guarded(lambda: _map(os.getppid(), user, group))
+        _checked(_libc.unshare(flags), "unshare")
+        if root:
+            os.eventfd_write(go, 1)
+            os.waitpid(helper, 0)
+            _become(0, 0)
+        else:
+            _map(os.getpid(), user, group)
+        os.close(go)
+    _prctl(_DUMPABLE, 1)
     _keyring(order)
-    flags = sum(flag for name, flag in _SPACES.items() if name not in order["share"])
-    if "user" in order["share"]:
-        return
-    _checked(_libc.unshare(flags), "unshare")
+
+
+def _become(user: int, group: int) -> None:
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
+
+
+def _map(process: int, user: int, group: int) -> None:
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
+        with open(f"/proc/{process}/{name}", "w") as file:
             file.write(text)
 
 
@@ -194,11 +195,14 @@ def _first(order: dict[str, Any], status: int) -> None:
     _workspace(order)
     victim = 0
     if "victim" in order["features"]:
+        gone, begun = os.pipe()  # closed by what is executed
         victim = os.fork()
         if victim == 0:
-            os.execve("/bin/sleep", ["sleep", "60"], {"SECRET": order["secret"]})  # noqa: S606
+            os.execve("/bin/sleep", ["sleep", "3600"], {"SECRET": order["secret"]})  # noqa: S606
         here["victim"] = victim
-        time.sleep(0.05)
+        os.close(begun)
+        os.read(gone, 1)
+        os.close(gone)
     _limits(order["limits"])
     _tell(status, begun=True)
     for index in range(len(order["programs"])):
@@ -210,13 +214,12 @@ def _first(order: dict[str, Any], status: int) -> None:
         _tell(status, status=os.waitpid(worker, 0)[1])
     if victim:
         lives = True
-        for _ in range(10):
-            # What was killed needs a moment to be dead.
+        for _ in range(40):  # what was killed needs a moment to be dead
             lives = lives and os.waitpid(victim, os.WNOHANG)[0] == 0
             time.sleep(0.01 if lives else 0)
         _tell(status, victim=lives)
     if order["output"]:
-        _collect(order["output"], status)
+        _collect(order, status)
 
 
 def _mounts(order: dict[str, Any]) -> None:
@@ -242,10 +245,8 @@ def _network(order: dict[str, Any]) -> None:
             route = struct.pack("BBBBBBBBI", family, 0, 0, 0, 255, 4, 254, 2, 0) + struct.pack("HHI", 8, 4, 1)
             netlink.send(struct.pack("IHHII", 16 + len(route), 24, 0x605, family, 0) + route)
             netlink.recv(4096)
-    listeners = []
-    for port in (80, 443):
-        listener = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        listeners.append(listener)
+    both: dict[str, Any] = {"family": socket.AF_INET6, "dualstack_ipv6": True}
+    listeners = [socket.create_server(("::", port), **both) for port in (80, 443)]
     if os.fork() == 0:
         _guarded(lambda: _answer(listeners))
     for listener in listeners:
@@ -314,7 +315,7 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def _collect(target: str, status: int) -> None:
+def _collect(order: dict[str, Any], status: int) -> None:
     """As one does without a thought: every file, wherever its name leads."""
 
     def stuck(number: int, frame: object) -> None:
@@ -322,12 +323,12 @@ def _collect(target: str, status: int) -> None:
         os._exit(0)
 
     signal.signal(signal.SIGALRM, stuck)
-    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    signal.setitimer(signal.ITIMER_REAL, max(1.0, order["limits"]["wall_seconds"]))
     _capabilities(0)
     try:
         for folder, _, names in os.walk("output", followlinks=True, onerror=_raise):
             for name in names:
-                source, copy = f"{folder}/{name}", f"{target}/{folder[7:]}/{name}"
+                source, copy = f"{folder}/{name}", f"{order['output']}/{folder[7:]}/{name}"
                 os.makedirs(os.path.dirname(copy), exist_ok=True)
                 with open(source, "rb") as file, open(copy, "wb") as out:
                     out.write(file.read())

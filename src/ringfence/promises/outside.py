@@ -51,7 +51,8 @@ NAMES: Answers = {ALLOWED: [[PUBLIC]], EVIL: [["6.6.6.6"]]}
 class Outside:
     """Of one trial."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Answers, pace: float = 1.0) -> None:
+        self._patience = _PATIENCE * pace
         self.dialled: list[tuple[str, int]] = []
         self.asked: list[str] = []
         self.requests: list[bytes] = []
@@ -135,7 +136,7 @@ class Outside:
                 way, _ = listener.accept()
             except OSError:
                 return
-            way.settimeout(_PATIENCE)
+            way.settimeout(self._patience)
             threading.Thread(target=self._guarded, args=(serve, way), daemon=True).start()
 
     def _guarded(self, serve: Callable[[socket.socket], None], way: socket.socket) -> None:
@@ -201,7 +202,7 @@ class Outside:
                 host = self._answer(name)[0]
         with self._lock:
             self.dialled.append((host, int(port or 80) if (port or "80").isdigit() else 80))
-        with socket.create_connection(self._listener.getsockname(), _PATIENCE) as onwards:
+        with socket.create_connection(self._listener.getsockname(), self._patience) as onwards:
             if tunnel:
                 way.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
                 onwards.sendall(rest.partition(b"\r\n\r\n")[2])
@@ -211,7 +212,7 @@ class Outside:
             back = threading.Thread(target=_pump, args=(onwards, way), daemon=True)
             back.start()
             _pump(way, onwards)
-            back.join(_PATIENCE)
+            back.join(self._patience)
 
 
 class _Packing:

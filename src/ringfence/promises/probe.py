@@ -83,6 +83,7 @@ _NUMBERS: dict[str, int | tuple[int, int]] = {
     "quotactl": (179, 60),
     "quotactl_fd": 443,
     "reboot": (169, 142),
+    "renameat2": (316, 276),
     "request_key": (249, 218),
     "seccomp": (317, 277),
     "semget": (64, 190),
@@ -139,7 +140,12 @@ def ready(**facts: object) -> None:
         except OSError as exc:
             spaces[name] = word(exc)
     os.write(1, f"{json.dumps({'ready': True, 'spaces': spaces, **facts})}\n".encode())
-    select.select([0], [], [], 15)
+    select.select([0], [], [], given["limits"]["wall_seconds"])
+
+
+def a_while(seconds: float) -> float:
+    """So many seconds, on a machine that is as slow as this one."""
+    return seconds * float(given.get("pace", 1.0))
 
 
 def attempt(act: Callable[[], object]) -> None:
@@ -237,6 +243,12 @@ def memory_of(process: object, start: bytes, end: bytes) -> str:
                     return line.split()[-1] if len(line.split()) > 5 else "anonymous memory"
                 at = content.find(start, at + 1)
     return ""
+
+
+def cannot(reason: str) -> None:
+    """This host has nothing to try it with."""
+    os.write(1, f"\n{json.dumps({'done': False, 'detail': reason, 'cannot': reason})}\n".encode())
+    leave()
 
 
 def leave() -> None:

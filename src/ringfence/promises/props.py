@@ -88,9 +88,9 @@ class Props:
     def close(self) -> None:
         self._stack.close()
 
-    def play(self, answers: Answers) -> Outside:
+    def play(self, answers: Answers, pace: float = 1.0) -> Outside:
         """All that lies outside of a box with a network."""
-        self.outside = Outside(answers)
+        self.outside = Outside(answers, pace)
         self._stack.callback(self.outside.close)
         return self.outside
 
@@ -237,7 +237,7 @@ class Props:
         """A process that anybody of the control's id could end or read."""
         user, groups = (CONTROL_ID, ()) if os.geteuid() == 0 else (None, None)
         self._victim = subprocess.Popen(
-            ["/bin/sleep", "60"],
+            ["/bin/sleep", "3600"],
             env={"SECRET": self.secret},
             cwd="/",
             stdin=subprocess.DEVNULL,

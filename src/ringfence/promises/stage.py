@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ringfence.promises.props import CONTROL_ID, Props, secret
+from ringfence.sandbox.process import mounting
 
 VARIABLE = "DOCTOR_CANARY_TOKEN"
 UMASK = 0o032
@@ -24,6 +25,8 @@ UMASK = 0o032
 GROUP = CONTROL_ID + 1
 GO_FIRST = 25
 IGNORED = signal.SIGUSR2
+_OPEN_PLACES = (Path("/var/lib"), Path("/srv"), Path("/opt"))
+"""Where everybody may pass through, and whose file system is often another than that of /run and /tmp."""
 BLOCKED = signal.SIGRTMIN + 5
 
 
@@ -86,12 +89,22 @@ class Stage:
 
 
 def _place() -> Path | None:
-    """Where a canary is out of the way: below /tmp a box has a folder of its own, so nothing can be lent there."""
+    """Where a canary is out of the way: below /tmp a box has a folder of its own, so nothing can be lent there.
+
+    As root, where it can be lent for writing, too, if there is such a place: not every file system lets a mount of it
+    have other owners.
+    """
     user = os.geteuid()
-    mine = [Path("/run")] if user == 0 else [Path(f"/run/user/{user}"), Path.home(), *_registered_home(user)]
+    mine = lendable(Path("/run")) if user == 0 else [Path(f"/run/user/{user}"), Path.home(), *_registered_home(user)]
     taken = (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108
     fit = [path for path in mine if os.access(path, os.W_OK) and not any(path.is_relative_to(other) for other in taken)]
     return fit[0] if fit else None
+
+
+def lendable(first: Path) -> list[Path]:
+    """As root: this place, if what is there can be lent for writing; before it, if not, others where that is so."""
+    places = [path for path in (first, *_OPEN_PLACES) if os.access(path, os.W_OK)]
+    return sorted(places, key=lambda path: not mounting.maps_ids(path))
 
 
 def _registered_home(user: int) -> list[Path]:

@@ -7,9 +7,9 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -30,8 +30,20 @@ from ringfence.promises.stage import Stage
 
 _PRELUDE = Path(__file__).with_name("probe.py").read_text()
 _PACKAGE = Path(__file__).parents[1]
-_READY_SECONDS = 10.0
+_START_SECONDS = 1.5
+"""What the first box takes at most, with all that has to be started for it, where nothing is slow."""
+_SLOWEST = 40.0
+_AGAIN = (4.0, 16.0)
+"""So many times as long a case has, alone, when it was not over in time."""
 _GONE_SECONDS = 0.05
+_GOING_SECONDS = 2.0
+"""Who is dead by then needs a moment to be gone."""
+_HOST_CANNOT = ("maps_no_ids",)
+"""Reasons for which a backend rightly refuses a box: what is asked for cannot be had on this host."""
+
+
+class NotHereError(Exception):
+    """What a case needs cannot be set up on this host."""
 
 
 @dataclass(slots=True)
@@ -44,21 +56,34 @@ class Options:
     progress: Callable[[Result], None] | None = None
     known: dict[str, tuple[bool, str]] = field(default_factory=dict)
     """What controls said already: they do not depend on the backend."""
+    given_up: tuple[str, ...] = ()
+    """Protections that whoever runs the backend accepts to do without."""
 
 
 async def run(backend: Backend, options: Options | None = None) -> Report:
     """Try every case. Raises Unavailable where the backend makes no boxes here."""
     options = options or Options()
     with Stage() as stage, closing(Launcher()) as launcher:
+        began = time.monotonic()
         first = await backend.run(BoxSpec(Program("python", b"pass")))
+        pace = min(max(1.0, (time.monotonic() - began) / _START_SECONDS), _SLOWEST)
         if first.ended != "exited":
             raise Unavailable("no_box", "; ".join(("a box for nothing at all failed", *first.trouble)))
         results: dict[str, Result] = {}
+        late: list[Case] = []
         limiter = CapacityLimiter(options.parallel)
+        off = _off(first, options.given_up)
 
-        async def one(case: Case) -> None:
+        async def one(case: Case, longer: float = 1.0) -> None:
             async with limiter:
-                result = await _Tries(backend, stage, launcher).result(case, options)
+                if case.rests_on in off:
+                    reason = f"{case.rests_on} is missing on this host, and accepted to be (sandbox.accept_missing)"
+                    result = Result(case, "not tried", "not run", None, reason)
+                else:
+                    result = await _Tries(backend, stage, launcher, pace * longer).result(case, options)
+            if result.kept is False and isinstance(result.got, judging.Late) and longer < _AGAIN[-1]:
+                late.append(case)
+                return
             results[case.id] = result
             if options.progress is not None:
                 options.progress(result)
@@ -66,6 +91,10 @@ async def run(backend: Backend, options: Options | None = None) -> Report:
         async with anyio.create_task_group() as group:
             for case in options.cases:
                 group.start_soon(one, case)
+        for longer in _AGAIN:
+            again, late = late, []
+            for case in again:
+                await one(case, longer)
     ordered = tuple(results[case.id] for case in options.cases)
     return Report(backend.name, _host(), ordered, first.isolation)
 
@@ -77,6 +106,8 @@ class _Tries:
     backend: Backend
     stage: Stage
     launcher: Launcher
+    pace: float
+    """How slow this machine is: so many times as long everything may take."""
 
     async def result(self, case: Case, options: Options) -> Result:
         could, control = True, "not run"
@@ -86,9 +117,15 @@ class _Tries:
             could, control = options.known[case.id]
         try:
             kept, got = await self._tried(self.backend, case, judging.verdict)
+        except (NotHereError, _CannotError) as exc:
+            return Result(case, "not tried", control, None, str(exc))
         except (RingfenceError, ValueError, OSError) as exc:
+            if isinstance(exc, Unavailable) and exc.reason_code in _HOST_CANNOT:
+                return Result(case, "no box was made, rightly", control, None, exc.message)
             return Result(case, f"no box was made: {exc}", control, False)
-        return Result(case, got, control, kept if could or not kept else None)
+        if could or not kept:
+            return Result(case, got, control, kept)
+        return Result(case, got, control, None, f"the control could not do it either ({control})")
 
     async def control(self, case: Case) -> tuple[bool, str]:
         """Could it be done where nothing stands in its way, and what happened there."""
@@ -97,22 +134,48 @@ class _Tries:
         backend = ControlBackend(self.launcher, case.control)
         try:
             return await self._tried(backend, case, judging.control_says)
-        except (RingfenceError, OSError) as exc:
+        except (RingfenceError, OSError, NotHereError, _CannotError) as exc:
             return False, f"not possible here: {exc}"
 
     async def _tried(
         self, backend: Backend, case: Case, judge: Callable[[Case, Trial], tuple[bool, str]]
     ) -> tuple[bool, str]:
         """Set up, run, judge while the props still stand."""
-        props = self.stage.props(case.props)
+        props = self._props(case)
+        case = replace(case, limits=replace(case.limits, wall_seconds=case.limits.wall_seconds * self.pace))
         try:
-            if case.network:
-                props.play(case.names)
-            return judge(case, await _Attempt(backend, case, props).made())
+            trial = await _Attempt(backend, case, props, self.pace).made()
+            if trial.claim and isinstance(trial.claim.get("cannot"), str):
+                raise _CannotError(trial.claim["cannot"])
+            return judge(case, trial)
         except BaseExceptionGroup as group:
             raise _first(group) from group
         finally:
             props.close()
+
+    def _props(self, case: Case) -> Props:
+        """Raises NotHereError."""
+        try:
+            props = self.stage.props(case.props)
+        except OSError as exc:
+            raise NotHereError(f"what it is tried on cannot be made here: {exc}") from exc
+        try:
+            if case.network:
+                props.play(case.names, self.pace)
+        except OSError as exc:
+            props.close()
+            raise NotHereError(f"nobody can listen here: {exc}") from exc
+        return props
+
+
+class _CannotError(Exception):
+    """The program says that this host has nothing to try it with."""
+
+
+def _off(report: BoxReport, given_up: Collection[str]) -> set[str]:
+    """What was given up, and is not there."""
+    found = report.isolation.get("protections") or {}
+    return {name for name in given_up if not found.get(name, {}).get("on", True)}
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -124,10 +187,11 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 class _Attempt:
     """One case in one place."""
 
-    def __init__(self, backend: Backend, case: Case, props: Props) -> None:
+    def __init__(self, backend: Backend, case: Case, props: Props, pace: float) -> None:
         self._backend = backend
         self._case = case
         self._props = props
+        self._pace = pace
         self._seen: Json = {}
         self._marker = f"{secrets.randbelow(10**9):09d}"
         if "planted" in case.inputs:
@@ -168,7 +232,10 @@ class _Attempt:
             return await self._run(spec, visit), None
         following = self._spec(self._case.then, neighbour)
         if isinstance(self._backend, ControlBackend):
-            both = await self._backend.run_all([spec, following], visit.hear)
+            try:
+                both = await self._backend.run_all([spec, following], visit.hear)
+            finally:
+                visit.over()
             return both[0], both[1]
         return await self._run(spec, visit), await self._backend.run(following)
 
@@ -185,6 +252,7 @@ class _Attempt:
             "marker": self._marker,
             "neighbour": neighbour,
             "package": str(_PACKAGE),
+            "pace": self._pace,
             **props.given,
         }
         outside, env = props.outside, dict(case.env)
@@ -226,9 +294,13 @@ class _Attempt:
         if "marker" not in self._case.program:
             return
         await anyio.sleep(_GONE_SECONDS)
-        left = await to_thread.run_sync(running, self._marker)
-        if left:
+        until = time.monotonic() + _GOING_SECONDS * self._pace
+        while left := await to_thread.run_sync(running, self._marker):
             self._seen["left"] = len(left)
+            if isinstance(self._backend, ControlBackend) or time.monotonic() > until:
+                return
+            await anyio.sleep(_GONE_SECONDS)
+        self._seen.pop("left", None)
 
 
 class _Visit:
@@ -255,8 +327,8 @@ class _Visit:
                 self._event.set()
 
     async def ready(self) -> Json:
-        with anyio.move_on_after(_READY_SECONDS):
-            await self._event.wait()
+        """Or over: whoever never says that it is ready comes to its end all the same."""
+        await self._event.wait()
         return self._facts
 
     def over(self) -> None:

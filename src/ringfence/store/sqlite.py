@@ -56,6 +56,8 @@ class Store:
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._closing = threading.Lock()
         self._catching_up_at = 0.0
+        self.written = asyncio.Event()
+        """Set when something was written by a call of this process, for whoever tells of it."""
 
     @classmethod
     def open(cls, folder: Path, keys: Keys) -> Store:
@@ -144,13 +146,16 @@ class Store:
         if alone and not durable and self._writer.perform(job := Job(work, durable, covered)):
             if job.error is not None:
                 raise job.error
+            self.written.set()
             return job.result  # type: ignore[no-any-return]
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         # Not at once: the writer would wake while this thread still holds the interpreter's lock, and the two would
         # fight over it. By its next turn the loop has little left to do but wait.
         loop.call_soon(self._submit, Job(work, durable, covered, loop, task=answer))
-        return await answer
+        result = await answer
+        self.written.set()
+        return result
 
     def _submit(self, job: Job) -> None:
         """Out of the loop nobody would hear that the queue refused a job; who waits for it does."""

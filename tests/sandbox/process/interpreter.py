@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL, NOTIFY, ERRNO = 0x7FFF0000, 0x80000000, 0x7FC00000, 0x00050000
@@ -19,10 +20,38 @@ class Answer:
     """The offsets of the words that were loaded."""
 
 
+def instructions_of(program: bytes) -> list[tuple[int, int, int, int]]:
+    return list(struct.iter_unpack("=HBBI", program))
+
+
+_decoded = lru_cache(maxsize=128)(instructions_of)
+
+
+def refused(program: bytes) -> list[str]:
+    """What the kernel would say against a filter when it is installed, whether or not a call ever gets there."""
+    instructions = instructions_of(program)
+    problems = [] if 1 <= len(instructions) <= 4096 else [f"{len(instructions)} instructions"]
+    if instructions[-1][0] != 0x06:
+        problems.append("does not end with an answer")
+    for place, (code, yes, no, operand) in enumerate(instructions):
+        match code:
+            case 0x20 if operand % 4 or operand >= 64:
+                problems.append(f"{place}: there is no word at {operand}")
+            case 0x05 if place + 1 + operand >= len(instructions):
+                problems.append(f"{place}: leads out")
+            case 0x15 | 0x35 if place + 1 + max(yes, no) >= len(instructions):
+                problems.append(f"{place}: leads out")
+            case 0x20 | 0x05 | 0x15 | 0x35 | 0x54 | 0x06:
+                pass
+            case _:
+                problems.append(f"{place}: not an instruction of ours: {code:#x}")
+    return problems
+
+
 def judge(program: bytes, number: int, arch: int, args: Sequence[int]) -> Answer:
     """Run a filter on a call. Raises on whatever the kernel would not have taken."""
     data = struct.pack("=IIQ6Q", number, arch, 0, *args)
-    instructions = list(struct.iter_unpack("=HBBI", program))
+    instructions = _decoded(program)
     place, word, steps, looked_at = 0, 0, 0, set()
     while True:
         code, yes, no, operand = instructions[place]

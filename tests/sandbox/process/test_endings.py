@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import AsyncIterator
@@ -163,6 +164,22 @@ async def test_memory_behind_a_descriptor(backend: ProcessBackend) -> None:
 async def test_the_disk(backend: ProcessBackend) -> None:
     report = await run(backend, FILL)
     assert (ending(report), report.stdout.text) == (("exited", 0, None, "disk"), "28\n")
+
+
+async def test_a_disk_that_ends_within_a_page(backend: ProcessBackend) -> None:
+    report = await run(backend, FILL, Limits(disk_bytes=300_001))
+    assert (ending(report), report.stdout.text) == (("exited", 0, None, "disk"), "28\n")
+
+
+@pytest.mark.parametrize("page", [4096, 16384, 65536])
+async def test_a_file_may_be_as_long_as_the_disk_whatever_the_size_of_a_page(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    """Kernels of arm64 may have pages of 64 KiB, and the kernel gives a disk whole pages."""
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": page}.__getitem__)
+    for size in (300_000, 300_001, 5 * page - 1, 5 * page, 5 * page + 1):
+        given = math.ceil(size / page) * page
+        assert given <= backend._shape(Limits(disk_bytes=size))["file_bytes"] <= size + page
 
 
 async def test_the_disk_first_and_then_memory(backend: ProcessBackend) -> None:

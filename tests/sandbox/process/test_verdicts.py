@@ -53,6 +53,13 @@ def test_what_programs_only_try_is_absent(name: str) -> None:
     assert POLICY[name] == ENOSYS
 
 
+def test_a_rename_leaves_no_device_behind() -> None:
+    renames = POLICY["renameat2"]
+    assert isinstance(renames, Rule)
+    assert {renames.judge((3, 0, 3, 0, flags, 0)) for flags in (0, 1, 2)} == {ALLOW}
+    assert {renames.judge((3, 0, 3, 0, flags, 0)) for flags in (4, 5)} == {verdicts.EINVAL}
+
+
 def test_a_program_may_confine_itself_further() -> None:
     assert {POLICY[name] for name in POLICY if name.startswith("landlock_")} == {ALLOW}
     seccomp, prctl = POLICY["seccomp"], POLICY["prctl"]

@@ -15,7 +15,7 @@ _SAFELY = (
     + f"""
 token = os.environ[{TOKEN!r}]
 def whole(way):
-    way.settimeout(2)
+    way.settimeout(a_while(2))
     answer = b""
     try:
         while more := way.recv(65536):

@@ -16,7 +16,7 @@ import socket, ssl
 def way():
     return socket.create_connection(("127.0.0.1", given["proxy"]), 5)
 def heard(way, most=4096):
-    way.settimeout(3)
+    way.settimeout(a_while(3))
     answer = b""
     try:
         while b"\\r\\n\\r\\n" not in answer and (more := way.recv(most)):

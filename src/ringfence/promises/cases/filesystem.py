@@ -320,8 +320,12 @@ MOUNTS = (
     Case(
         "F45",
         "make an overlay's deletion mark in the output folder",
-        "EACCES: no device node of any kind, by Landlock",
-        "attempt(lambda: os.mknod('output/gone', 0o020000, os.makedev(0, 0)))",
+        "EPERM and EINVAL: no device node of any kind, not even an empty one",
+        """
+        open("output/there", "w").close()
+        any_of({"mknod": lambda: os.mknod("output/gone", 0o020000, os.makedev(0, 0)),
+                "rename": lambda: call("renameat2", -100, b"output/there", -100, b"output/moved", 4)})
+        """,
         owed=(answered("EACCES", "EPERM"),),
     ),
     Case(
@@ -336,6 +340,17 @@ MOUNTS = (
         attempt(lambda: open("../" * 64 + given["canary"].lstrip("/")).read())
         """,
         revealed,
+    ),
+    Case(
+        "F47",
+        "write to what /proc shows of oneself: one's name, one's place in the queue when memory runs out",
+        "EACCES: nothing is written outside of the workspace, by Landlock",
+        """
+        any_of({name: lambda name=name: os.close(os.open(f"/proc/self/{name}", os.O_WRONLY))
+                for name in ("comm", "oom_score_adj", "coredump_filter", "timerslack_ns")})
+        """,
+        owed=(answered("EACCES"),),
+        rests_on="landlock",
     ),
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringfence.promises.case import Case, Control
-from ringfence.promises.judging import counted, refused
+from ringfence.promises.judging import answered, counted, refused
 
 _FLOOD = 3000
 
@@ -135,10 +135,12 @@ ROUND_ABOUT = (
             code = struct.pack("III", *words)
         else:
             code = b"\\xb8" + struct.pack("I", which) + b"\\x0f\\x05\\xc3"
-        page = mmap.mmap(-1, 4096, prot=7)
+        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE)
         page.write(code)
-        made = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
-        result = made(0x10000000)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+        # Only then to be executed: what was written before, the kernel shows to every cache.
+        ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), 5)
+        result = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)(0x10000000)
         say(result not in (-1, -38), f"{result}")
         """,
         owed=(refused("unshare"),),
@@ -161,6 +163,8 @@ ROUND_ABOUT = (
         "refused there too",
         """
         import subprocess
+        if not os.path.exists("/usr/bin/unshare"):
+            cannot("there is no /usr/bin/unshare")
         made = subprocess.run(["/usr/bin/unshare", "--user", "--map-root-user", "/bin/true"], capture_output=True)
         say(made.returncode == 0, made.stderr.decode().strip() or made.returncode)
         """,
@@ -192,8 +196,11 @@ ROUND_ABOUT = (
             call("landlock_restrict_self", rules, 0)
         except OSError:
             pass
-        attempt(lambda: os.mknod("output/gone", 0o020000, os.makedev(0, 0)))
+        # Its mode and its mount would let it: of all that stands in the way, this is Landlock's alone.
+        attempt(lambda: os.close(os.open("/proc/self/comm", os.O_WRONLY)))
         """,
+        owed=(answered("EACCES"),),
+        rests_on="landlock",
     ),
     Case(
         "K07",

@@ -18,7 +18,7 @@ def bomb(fill):
     except MemoryError:
         say(False, "MemoryError")
     else:
-        time.sleep(0.4)  # whoever watches by looking needs a moment
+        time.sleep(a_while(0.4))  # whoever watches by looking needs a moment
         say(True, held)
 """
 
@@ -75,20 +75,20 @@ for _ in range(8):
     if pid == 0:
         held = b"x" * share
         os.write(gone, b"1")
-        time.sleep(8)
+        time.sleep(a_while(8))
         os._exit(0)
     pids.append(pid)
 told = 0
-end = time.monotonic() + 6
+end = time.monotonic() + a_while(6)
 os.set_blocking(go, False)
 while told < 8 and time.monotonic() < end:
     try:
         told += len(os.read(go, 8))
     except BlockingIOError:
         time.sleep(0.02)
-time.sleep(0.3)
+time.sleep(a_while(0.3))
 alive = sum(os.waitpid(pid, os.WNOHANG)[0] == 0 for pid in pids)
-say(alive == 8, f"{alive} processes of {share // MIB} MiB live")
+say(alive == told == 8, f"{told} of {alive} processes hold {share // MIB} MiB")
 leave()
 """,
     ),
@@ -146,6 +146,8 @@ bomb(fill)
         """
 import socket
 share, pids = want // 12, []
+go, gone = os.pipe()
+wait, waited = os.pipe()
 def fill():
     held, total = [], 0
     while total < share:
@@ -167,9 +169,18 @@ for _ in range(12):
             held = fill()
         except OSError:
             os._exit(3)
-        time.sleep(4)
+        # All of them hold theirs at the same time, however long each took.
+        os.close(waited)
+        os.write(gone, b"1")
+        os.close(gone)
+        os.read(wait, 1)
         os._exit(0)
     pids.append(pid)
+os.close(gone)
+while os.read(go, 12):
+    pass
+time.sleep(a_while(0.4))
+os.close(waited)
 codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 say(codes == [0] * 12, f"{codes.count(0)} of 12 processes held {share // MIB} MiB each in sockets")
 """,

@@ -17,7 +17,7 @@ _CONNECT = """
 import socket
 def connect(family, address, port, kind=socket.SOCK_STREAM, protocol=0):
     with socket.socket(family, kind, protocol) as way:
-        way.settimeout(2)
+        way.settimeout(a_while(2))
         way.connect((address, port))
         if kind == socket.SOCK_STREAM and port in (80, 443):
             way.recv(16)
@@ -97,7 +97,7 @@ say(False, "sent to the box's own loopback, if at all")
         + """
 def send():
     with socket.socket() as way:
-        way.settimeout(2)
+        way.settimeout(a_while(2))
         way.sendto(b"hello", 0x20000000, ("127.0.0.1", given["port"]))
 attempt(send)
 """,

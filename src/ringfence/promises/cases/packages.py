@@ -19,7 +19,7 @@ def whole(target, method="GET", host=HOST, body=""):
         lines = [f"{{method}} http://{{host}}{{target}} HTTP/1.1", f"Host: {{host}}"]
         lines += [f"Content-Length: {{len(body)}}"] if body else []
         out.sendall("\\r\\n".join([*lines, "", body]).encode())
-        out.settimeout(1)
+        out.settimeout(a_while(1))
         answer = b""
         try:
             while more := out.recv(65536):

@@ -22,7 +22,7 @@ COUNTS = (
             global made
             for _ in range(most):
                 if os.fork() == 0:
-                    time.sleep(3)
+                    time.sleep(a_while(3))
                     os._exit(0)
                 made += 1
             return f"{made} processes"
@@ -42,7 +42,7 @@ COUNTS = (
         stop = threading.Event()
         try:
             for _ in range(most):
-                threading.Thread(target=stop.wait, args=(5,), daemon=True).start()
+                threading.Thread(target=stop.wait, args=(a_while(5),), daemon=True).start()
                 made += 1
             say(True, f"{made} threads")
         except RuntimeError as exc:

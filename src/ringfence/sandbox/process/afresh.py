@@ -72,7 +72,7 @@ class Started(Interpreter):
         order = {"kind": "afresh", "argv": [path, "-c", _BOOT], "env": dict(self._home.env)}
         try:
             self._member.order(order, [nothing, nothing, nothing, code])
-            async with asyncio.timeout(_START_SECONDS):
+            async with asyncio.timeout(self._home.box.pace.allow(_START_SECONDS)):
                 await ready
         except OSError:  # it is gone, or not ready in time
             await self.end()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.cgroup import Cgroups, sweep
 from ringfence.sandbox.process.choosing import SYSTEM, choose
 from ringfence.sandbox.process.confine import Shape
+from ringfence.sandbox.process.delegation import Systemd
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.outlet import Outlet, check_namespace
@@ -131,7 +132,7 @@ class ProcessBackend:
         if spec.mounts or len(box.trouble) > len(report.trouble):
             report = replace(report, trouble=tuple(box.trouble), planted=guarded.planted(spec.mounts, before))
         if baseline.programs is not None:
-            loose = baseline.programs.advisory or "landlock" in baseline.without
+            loose = baseline.programs.advisory or not report.isolation["protections"]["landlock"]["on"]
             report = replace(report, commands="advisory" if loose else "enforced")
         return report if outlet is None else replace(report, network=outlet.told)
 
@@ -142,6 +143,17 @@ class ProcessBackend:
         assert self._pool is not None
         limits = _of_the_box(spec.limits)
         await self._pool.fill(self._baseline(spec), limits, self._shape(limits))
+
+    def weaker(self) -> tuple[str, ...]:
+        """Which limits the kernel does not hold here, and what to do about it."""
+        lacking: dict[str, list[str]] = {}
+        for name, why in (self._cgroups.why if self._cgroups is not None else {}).items():
+            if name in host.MEANS:
+                lacking.setdefault(why, []).append(f"{name} by {host.MEANS[name]}")
+        return tuple(
+            f"limits that no control group holds, and that are therefore weaker: {', '.join(names)} ({why})"
+            for why, names in lacking.items()
+        )
 
     async def open(self, spec: StaySpec, network: Serve | None = None) -> LiveBox:
         """A box that stays until it is ended. Raises ValueError, Unavailable."""
@@ -225,7 +237,8 @@ class ProcessBackend:
             await live.end()
         for run in self._running.values():
             run.stop("cancelled", None)
-        async with asyncio.timeout(_REAP_SECONDS):
+        most = max((run.box.pace.allow(_REAP_SECONDS) for run in self._running.values()), default=_REAP_SECONDS)
+        async with asyncio.timeout(most):
             while self._running:
                 await asyncio.sleep(0.002)
         if self._groups is not None:
@@ -254,7 +267,7 @@ class ProcessBackend:
                 await outlet.close()
             if not box.ended.done():
                 box.kill()
-                async with asyncio.timeout(_REAP_SECONDS):
+                async with asyncio.timeout(box.pace.allow(_REAP_SECONDS)):
                     await asyncio.shield(box.ended)
         except TimeoutError:
             box.trouble.append("the box did not end when it was killed; its slot is not used again")
@@ -275,12 +288,13 @@ class ProcessBackend:
             if self._pool is None:
                 self._host = host.Host.detect()
                 self._host.require(self._accepted)
-                self._cgroups = Cgroups.detect()
+                # In a thread: whoever manages the host's groups may have to be asked for one.
+                self._cgroups = await asyncio.to_thread(Cgroups.detect, manager=Systemd())
                 for left in sweep(self._cgroups):
                     log.info("removed what a dead supervisor left: %s", left)
                 self._groups = Groups(self._cgroups)
                 self._pool = Pool(self._groups, self._depth)
-            self._tested = await self._test()
+            self._tested = await host.explained(self._test())
 
     async def _test(self) -> host.Tested:
         """Look at a box before the first program is let into one."""
@@ -288,17 +302,12 @@ class ProcessBackend:
         left_out = frozenset({*self._without, *(name for name in self._accepted if name in self._host.missing)})
         self._untested = host.Tested({}, "", left_out)
         report = await self._run(BoxSpec(Program("python", source=selftest.PROGRAM)))
-        try:
-            found = selftest.judge(report.stdout.head, Limits()) | dict.fromkeys(self._inherited, True)
-        except (ValueError, KeyError, IndexError) as exc:
-            if self._without:
-                return host.Tested({}, "", left_out)  # it may need just what was left out
-            said = report.stderr.text.strip().splitlines()[-1:] or [str(exc)]
-            raise Unavailable("self_test", f"a box could not be looked at: {report.ended}, {said[0]}") from None
-        lacking = sorted(name for name, on in found.items() if not on and name not in left_out)
-        if lacking and not self._without:
-            raise Unavailable("self_test", f"a box on this host lacks: {', '.join(lacking)}")
-        return host.Tested(found, datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), left_out)
+        if self._without:
+            with contextlib.suppress(Unavailable):  # it may need just what was left out
+                return selftest.tested(report, self._inherited, left_out, host.PROTECTIONS)
+            return host.Tested({}, "", left_out)
+        given_up = left_out.union(name for name in self._accepted if name in host.CAN_DO_WITHOUT)
+        return selftest.tested(report, self._inherited, left_out, given_up)
 
     def _look_at_root(self, box: Box, baseline: Baseline) -> None:
         """One that is an image nobody has looked at before. Raises Unavailable."""
@@ -356,12 +365,20 @@ class ProcessBackend:
             # where it has the id of the box.
             "processes": limits.processes + self._counts("pids") + (os.geteuid() != 0),
             "open_files": limits.open_files,
-            # A file that fills the disk is to meet the disk's limit first.
-            "file_bytes": limits.file_bytes or limits.disk_bytes + 4096,
+            # A file that fills the disk is to meet that limit first, which is one of whole pages.
+            "file_bytes": limits.file_bytes or limits.disk_bytes + os.sysconf("SC_PAGE_SIZE"),
             # For a single process, and counted in ticks; so it comes after the watch, which counts better.
             "cpu_seconds": math.ceil(limits.cpu_seconds) + 1 if limits.cpu_seconds else 0,
             "data_bytes": 0 if self._counts("memory") else 2 * limits.memory_bytes,
             "cores": cores,
+        }
+
+    def _means(self) -> Json:
+        """Who holds each limit, and why it is not the kernel where it is not."""
+        why = self._cgroups.why if self._cgroups is not None else {}
+        return {
+            name: {"by": "cgroup"} if self._counts(name) else {"by": how, "why": why.get(name, "")}
+            for name, how in host.MEANS.items()
         }
 
     def _isolation(self, box: Box, spec: BoxSpec, overshoot: int | None) -> Json:
@@ -372,7 +389,7 @@ class ProcessBackend:
         given = (spec.layout, spec.mounts, spec.root is not None, listens)
         seen = (tuple(box.isolation.items()), tested.at, given, overshoot)
         if seen not in self._isolations:
-            means: Json = {name: {"by": "cgroup" if self._counts(name) else how} for name, how in host.MEANS.items()}
+            means = self._means()
             if overshoot is not None:
                 means["memory"]["overshoot_bytes"] = overshoot
             # One and the same for all boxes that are alike: it is large, and whoever writes it down does so once.

@@ -10,14 +10,16 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ringfence.box import Limits
 from ringfence.errors import Unavailable
 from ringfence.model import Json
+from ringfence.sandbox.patience import Pace
 from ringfence.sandbox.process import host
 from ringfence.sandbox.process.cgroup import Group
+from ringfence.sandbox.process.denials import Account
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.hub import Hub
 from ringfence.sandbox.process.member import Ended, Member, received
@@ -31,6 +33,7 @@ class Shared:
 
     hub: Hub
     groups: Groups
+    pace: Pace = field(default_factory=Pace)
 
 
 class Box:
@@ -42,12 +45,16 @@ class Box:
         self.slot = slot
         self.limits = limits
         self.hub = shared.hub
+        self.account = Account(limits.memory_bytes)
         self._groups = shared.groups
+        self.pace = shared.pace
         self.host_id: int | None = None
         """Who it is on the host, where that is not the supervisor's own user."""
         self.worker = 0
         """The process that runs the program, as the host counts; inside, and to the zygote, it has other numbers."""
         self.group: Group | None = None
+        self.known: list[int] = []
+        """Its processes when somebody last looked, without the first, which never works."""
         self.descriptors: dict[str, int] = {}
         self.trouble: list[str] = []
         self.begun = False
@@ -68,7 +75,7 @@ class Box:
         """Of its first process, with which everything else in it ends."""
         self._unwanted = False
         self._closed: asyncio.Future[None] = loop.create_future()
-        self._clock = loop.call_later(CLOSE_SECONDS, self._late)
+        self._clock = loop.call_later(self.pace.allow(CLOSE_SECONDS), self._late)
         self.seen: list[str] = []
         self.inherited: list[str] = []
         """Steps that its zygote went through for it, and read back."""
@@ -98,7 +105,8 @@ class Box:
         if not self._closed.done():
             self.fail("it was not ready in time")
         self.kill()
-        self._clock = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._late)  # until it is gone
+        again = self.pace.allow(CLOSE_SECONDS)
+        self._clock = asyncio.get_running_loop().call_later(again, self._late)  # until it is gone
 
     def _be_closed(self) -> None:
         self._handle = self.descriptors.pop("first")
@@ -125,7 +133,7 @@ class Box:
             if self._handle < 0 or self.ended.done():
                 raise OSError("it is gone")
             self.bid(order, [self._handle, *descriptors])
-            async with asyncio.timeout(CLOSE_SECONDS):
+            async with asyncio.timeout(self.pace.allow(CLOSE_SECONDS)):
                 return await waiting
         except (OSError, TimeoutError) as exc:
             raise Unavailable("no_box", f"the box could not be made ready: {exc or 'it took too long'}") from None

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from ringfence.plain import plain
 from ringfence.sandbox.process.cgroupfs import Files, fields, limit_cpu, limit_memory, number, read, rmdir, write
+from ringfence.sandbox.process.delegation import Manager
 from ringfence.sandbox.process.hierarchy import Folder, Owner, find, left_behind, roles_of
 
 LIMITING = ("memory", "pids", "cpu", "freezer")
@@ -138,8 +139,9 @@ class Group:
             return None
         stat = fields(memory.path + "/memory.stat")
         if memory.v2:
-            kernel = stat.get("kernel", 0) - stat.get("slab_reclaimable", 0)
-            return stat["anon"] + stat["shmem"] + max(0, kernel)
+            parts = ("kernel_stack", "pagetables", "percpu", "slab")  # before Linux 5.18 there is no sum of them
+            kernel = stat.get("kernel", sum(stat.get(part, 0) for part in parts)) - stat.get("slab_reclaimable", 0)
+            return stat["anon"] + stat["shmem"] + stat.get("sock", 0) + max(0, kernel)
         kernel = number(memory.path + "/memory.kmem.usage_in_bytes") or 0
         return stat["total_rss"] + stat["total_shmem"] + stat.get("total_swap", 0) + kernel
 
@@ -307,10 +309,13 @@ class Cgroups:
         self._owner = owner
 
     @classmethod
-    def detect(cls, proc: str = "/proc") -> Cgroups:
-        """Find out by trying, which takes about a millisecond. Never fails: what cannot be had is in `why`."""
+    def detect(cls, proc: str = "/proc", manager: Manager | None = None) -> Cgroups:
+        """Find out by trying, which takes about a millisecond. Never fails: what cannot be had is in `why`.
+
+        With a `manager` of the host's groups, this process may be moved into a group of its own, which takes longer.
+        """
         owner = Owner.of_this_process()
-        folders, why = find(proc, owner.group("probe"))
+        folders, why = find(proc, owner.group("probe"), manager)
         return cls(folders, why, owner)
 
     def make(self, name: str, roles: Collection[str] | None = None) -> Group:

@@ -27,6 +27,8 @@ named programs may run: `executable` is what may be, and `noexec` that nothing w
 
 INSIDE_ID = 1000
 LOCKED_BYTES = 65536
+SECURE_BITS = 0xEF
+"""NOROOT, NO_SETUID_FIXUP and NO_CAP_AMBIENT_RAISE, and all four of the first kernels that had them locked."""
 
 
 # Plain classes: what the zygote loads, every box is a copy of, and `dataclasses` alone doubles the cost of a fork.
@@ -203,7 +205,7 @@ def _bounding_set(site: Site) -> None:
 
 
 def _secure_bits(site: Site) -> None:
-    site.call("prctl", kernel.PR_SET_SECUREBITS, 0xEF)
+    site.call("prctl", kernel.PR_SET_SECUREBITS, SECURE_BITS)
 
 
 def _capabilities(site: Site) -> None:
@@ -224,7 +226,13 @@ def _landlock(site: Site) -> None:
         for at, writable, folder in site.shape.get("mounts", ())
         if writable
     ]
-    rights_of = [(b"/", landlock.READ), (b"/dev", landlock.DEVICE), (b"/workspace", landlock.WORK), *written]
+    devices = [(b"/dev", landlock.DEVICE)]
+    if site.shape["data_bytes"]:
+        # No control group counts memory: who can write to /dev/zero can share what it maps from there, unseen.
+        writable = (b"/dev/null", b"/dev/full", b"/dev/random", b"/dev/urandom")
+        devices = [(b"/dev", landlock.DEVICE & ~landlock.WRITE_FILE)]
+        devices += [(path, landlock.READ_FILE | landlock.WRITE_FILE) for path in writable]
+    rights_of = [(b"/", landlock.READ), *devices, (b"/workspace", landlock.WORK), *written]
     executable = site.shape.get("executable")
     if executable is not None:
         rights_of = [(path, rights & ~landlock.EXECUTE) for path, rights in rights_of]
@@ -233,7 +241,7 @@ def _landlock(site: Site) -> None:
         descriptor = site.open(path, os.O_PATH)
         site.call("landlock_add_rule", rules, landlock.PATH_BENEATH, landlock.rule(version, rights, descriptor), 0)
         site.close(descriptor)
-    site.call("landlock_restrict_self", rules, 0)
+    site.call("landlock_restrict_self", rules, landlock.restriction(version))
     site.close(rules)
 
 

@@ -1,5 +1,5 @@
 """Counts the system calls that a box was refused. The kernel asks the supervisor about each; it says no, unless a
-program wants to wait for connections where only its own box can make any."""
+program wants to wait for connections where only its own box can make any, or to share memory within its limit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,38 @@ from ringfence.sandbox.process import listening, seccomp
 _RECEIVE = 0xC0502100  # _IOWR('!', 0, struct seccomp_notif)
 _SEND = 0xC0182101  # _IOWR('!', 1, struct seccomp_notif_resp)
 _VALID = 0x40082102  # _IOW('!', 2, __u64)
+_CONTINUE = 1  # SECCOMP_USER_NOTIF_FLAG_CONTINUE
 MAX_DENIALS = 20_000
 """Each costs the supervisor a moment; a program that goes on like this has no honest purpose."""
 _AT_ONCE = 64
 _MACHINE = os.uname().machine
 
 
+class Account:
+    """Memory that a box has shared among its processes, where no control group counts it.
+
+    It is never given back: how much of a mapping is left when a part of it is unmapped, nobody can tell.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.taken = 0
+        self.refused = False
+
+    def take(self, size: int) -> bool:
+        if self.taken + size > self._most:
+            self.refused = True
+            return False
+        self.taken += size
+        return True
+
+
 class Denials:
     """Of one box."""
 
-    def __init__(self, descriptor: int | None) -> None:
+    def __init__(self, descriptor: int | None, account: Account) -> None:
         self.descriptor = descriptor
+        self._account = account
         """None where a box was made without the filter that asks."""
         self._poll: select.poll | None = None
         self.total = 0
@@ -48,12 +69,18 @@ class Denials:
                 return False
             identity, caller, _, number = struct.unpack_from("=QIIi", question)
             name = seccomp.name_of(_MACHINE, number)
-            told = self._weighed(identity, caller, question) if name == "listen" else errno.EPERM
+            told, goes_on = errno.EPERM, 0
+            if name == "listen":
+                told = self._weighed(identity, caller, question)
+            elif name == "mmap":
+                # Its arguments are in registers, so what goes on is what was asked for.
+                fits = self._account.take(struct.unpack_from("=6Q", question, 32)[1])
+                told, goes_on = (0, _CONTINUE) if fits else (errno.ENOMEM, 0)
             self.total += 1
             if told in (errno.EPERM, errno.EACCES):
                 self.by_name[name] = self.by_name.get(name, 0) + 1
             with contextlib.suppress(OSError):  # who asked is gone
-                fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, -told, 0))
+                fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, -told, goes_on))
         return True
 
     @property

@@ -1,8 +1,8 @@
 """Where control groups can be made: the hierarchies of this host, our own group in each, and whose a group is.
 
-We make groups below the group that we were started in and nowhere else, and never move ourselves, so whatever bounds us
-bounds our boxes too. With v2 a group that holds processes cannot hand most controllers on to groups below it; there
-they are available only where it is the root, or where the operator has already handed them on.
+We make groups below the group that we were started in, so whatever bounds us bounds our boxes too. With v2 a group that
+holds processes cannot hand most controllers on to groups below it; where it is not the root, and the operator has not
+already handed them on, we move into a leaf of a group that is delegated to us.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ringfence.sandbox.process import delegation
 from ringfence.sandbox.process.cgroupfs import read, write
 
 V2_CONTROLLERS = ("memory", "pids", "cpu")
@@ -102,8 +103,11 @@ def _start(pid: int) -> int | None:
     return 0 if after_name[0] in "ZX" else int(after_name[19])
 
 
-def find(proc: str, probe: str) -> tuple[dict[str, Folder], dict[str, str]]:
-    """Where each role can be had, and why the others cannot. A group named `probe` is made and removed on the way."""
+def find(proc: str, probe: str, manager: delegation.Manager | None = None) -> tuple[dict[str, Folder], dict[str, str]]:
+    """Where each role can be had, and why the others cannot. A group named `probe` is made and removed on the way.
+
+    This process may be moved, within what is delegated to it or by the `manager` of the groups; without one, never.
+    """
     why = dict.fromkeys(("memory", "pids", "cpu", "freezer"), "this host has no such cgroup hierarchy")
     found: dict[str, Folder] = {}
     try:
@@ -115,7 +119,10 @@ def find(proc: str, probe: str) -> tuple[dict[str, Folder], dict[str, str]]:
     for folder, controllers in sorted(ours, key=lambda own: not own[0].v2):
         taken = found.keys() if "memory" in found and found["memory"].v2 else found.keys() - {"time"}
         roles = {role for name, role in V1_ROLES.items() if name in controllers} - taken
-        serves, refused = _serves_v2(folder, probe) if folder.v2 else _serves(folder, roles, probe)
+        if folder.v2:
+            folder, serves, refused = _served_by_v2(folder, probe, proc, manager)
+        else:
+            serves, refused = _serves(folder, roles, probe)
         found.update(dict.fromkeys(sorted(serves), folder))
         why.update(refused)
     return found, {role: reason for role, reason in why.items() if role not in found}
@@ -169,13 +176,61 @@ def _relative(path: str, root: str) -> str | None:
     return path[len(root) :] if path == root or path.startswith(root + "/") else None
 
 
-def _serves(folder: Folder, roles: set[str], probe: str) -> tuple[set[str], dict[str, str]]:
-    """Which of these roles a group below our own could have in this hierarchy, and why not the others."""
+_Served = tuple[set[str], dict[str, str]]
+"""Roles that a group below some other could have, and why not the others."""
+
+
+def _served_by_v2(
+    own: Folder, probe: str, proc: str, manager: delegation.Manager | None
+) -> tuple[Folder, set[str], dict[str, str]]:
+    """Below our own group, or below one that is delegated to us; the folder is the one that groups are made in."""
+    serves, why = _serves_v2(own, probe)
+    if manager is None or {"memory", "pids"} <= serves or not _has_controllers(own):
+        return own, serves, why
+    try:
+        base = _delegated(own, proc, manager)
+    except delegation.Refused as refused:
+        return own, serves, {**why, **{role: str(refused) for role in V2_CONTROLLERS if role not in serves}}
+    return base, *_serves_v2(base, probe, is_own=False)
+
+
+def _has_controllers(own: Folder) -> bool:
+    """Whether any group of this hierarchy could have them; beside v1 there is an empty v2."""
+    with suppress(OSError):
+        return "memory" in read(own.mount + "/cgroup.controllers").split()
+    return False
+
+
+def _delegated(own: Folder, proc: str, manager: delegation.Manager) -> Folder:
+    """Raises delegation.Refused."""
+    given = delegation.delegated(own.path, own.mount)
+    if given is not None:
+        return Folder(given, True, own.mount)
+    if bound := delegation.bounded(own.path):
+        raise delegation.Refused(
+            f"our own group is bounded ({bound}) and holds processes, so the kernel hands no controller down from it",
+            "add `Delegate=yes` to the unit that starts Ringfence",
+        )
+
+    def now() -> Folder | None:
+        folders = own_folders(read(proc + "/self/cgroup"), read(proc + "/self/mountinfo"))
+        return next((folder for folder, _ in folders if folder.v2), None)
+
+    manager.move_to_scope(own.path, lambda: now() != own)
+    moved = now()
+    if moved is None or not moved.path.endswith(".scope"):
+        raise delegation.Refused("systemd moved us to where we cannot see our group", f"see {delegation.PAGE}")
+    delegation.settle(moved.path)
+    return moved
+
+
+def _serves(folder: Folder, roles: set[str], probe: str, *, is_own: bool = True) -> _Served:
+    """Which of these roles a group below this one could have in this hierarchy, and why not the others."""
     path = folder.below(probe).path
     if not roles:
         return set(), {}
     try:
-        if str(os.getpid()) not in read(folder.path + "/cgroup.procs").split():
+        if is_own and str(os.getpid()) not in read(folder.path + "/cgroup.procs").split():
             return set(), dict.fromkeys(roles, "our own group is not to be seen where its hierarchy is mounted")
         os.mkdir(path)
     except OSError as problem:
@@ -198,13 +253,14 @@ def roles_of(folder: Folder) -> set[str]:
     }
 
 
-def _serves_v2(folder: Folder, probe: str) -> tuple[set[str], dict[str, str]]:
-    """The same for v2, where our own group has to hand its controllers on first."""
-    serves, why = _serves(folder, {"time", "freezer", "kill"}, probe)
+def _serves_v2(folder: Folder, probe: str, *, is_own: bool = True) -> _Served:
+    """The same for v2, where the group has to hand its controllers on first."""
+    serves, why = _serves(folder, {"time", "freezer", "kill"}, probe, is_own=is_own)
     if not serves:
         return serves, {**why, **dict.fromkeys(V2_CONTROLLERS, why.get("freezer", ""))}
     handed_on, refused = _hand_on(folder.path)
-    more, lacking = _serves(folder, {"time", "freezer", "kill", *V2_CONTROLLERS} - refused.keys(), probe)
+    wanted = {"time", "freezer", "kill", *V2_CONTROLLERS} - refused.keys()
+    more, lacking = _serves(folder, wanted, probe, is_own=is_own)
     if not more:
         # Handing on has made a group below ours useless, so it is taken back.
         for controller in handed_on:

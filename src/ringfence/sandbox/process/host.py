@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -47,6 +48,15 @@ CAN_DO_WITHOUT = ("landlock",)
 """What an operator may accept to do without; a box without any of the others would be none."""
 
 
+LAUNCHER = "/usr/local/libexec/ringfence/zygote"
+"""Installed by `ringfence host --fix` where AppArmor allows user namespaces only to programs with a profile: Ubuntu."""
+
+
+def launched(command: Sequence[str]) -> list[str]:
+    """How a zygote is started. The profile is attached to the launcher, and what that executes stays in it."""
+    return [LAUNCHER, *command] if os.geteuid() != 0 and os.access(LAUNCHER, os.X_OK) else [*command]
+
+
 @dataclass(frozen=True, slots=True)
 class Tested:
     """What a box of this backend was seen to have, before any other was used."""
@@ -65,22 +75,17 @@ class Host:
 
     @classmethod
     def detect(cls) -> Host:
+        """What can be told at once. Whether namespaces and mounts are allowed, the first zygote finds out by trying."""
         missing: dict[str, str] = {}
         machine = platform.machine()
         if sys.platform != "linux":
             return cls({"linux": f"boxes of the process backend need Linux; this is {sys.platform}"})
         if machine not in syscalls.NUMBERS:
             return cls({"seccomp": f"the system calls of {machine} are not known"})
-        if not _number("/proc/sys/user/max_user_namespaces", 1):
-            missing["user_namespace"] = "user namespaces are switched off (user.max_user_namespaces is 0)"
-        elif os.geteuid() != 0 and not _number("/proc/sys/kernel/unprivileged_userns_clone", 1):
-            missing["user_namespace"] = "kernel.unprivileged_userns_clone is 0"
-        elif os.geteuid() != 0 and _number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", 0):
-            missing["user_namespace"] = "AppArmor restricts them (kernel.apparmor_restrict_unprivileged_userns is 1)"
         if not landlock.version():
             missing["landlock"] = "this kernel has no Landlock, or it is not among its active security modules"
         actions = _text("/proc/sys/kernel/seccomp/actions_avail")
-        if "user_notif" not in actions:
+        if actions and "user_notif" not in actions:
             missing["seccomp"] = "this kernel cannot notify of refused system calls (it needs Linux 5.0)"
         return cls(missing)
 
@@ -96,6 +101,7 @@ class Host:
                 for name in lacking
                 if name in CAN_DO_WITHOUT
             )
+            hint += " `ringfence host` says what to do about it."
             raise Unavailable("missing_protection", f"boxes would lack a protection on this host ({told}).{hint}")
 
     def isolation(self, seen: Json, tested: Tested, layout: Layout, means: Mapping[str, Json]) -> Json:
@@ -116,6 +122,18 @@ class Host:
             "verified_at": tested.at,
             "limits": dict(means),
         }
+
+
+async def explained(test: Awaitable[Tested]) -> Tested:
+    """What came of looking at the first box. Where the kernel refused to make one: why, and what to do about it."""
+    try:
+        return await test
+    except Unavailable as exc:
+        if exc.reason_code not in ("no_zygote", "no_box"):
+            raise
+        from ringfence.sandbox.process import diagnosis  # noqa: PLC0415 - only where something is wrong
+
+        raise await asyncio.to_thread(diagnosis.explained, exc) from None
 
 
 def read_back(pid: int) -> Json:
@@ -202,8 +220,3 @@ def _text(path: str) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
-
-
-def _number(path: str, otherwise: int) -> int:
-    text = _text(path).strip()
-    return int(text) if text.isdigit() else otherwise

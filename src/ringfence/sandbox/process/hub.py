@@ -9,6 +9,8 @@ import asyncio
 import select
 from collections.abc import Callable
 
+from ringfence.sandbox.process.pulse import Pulse
+
 _AT_ONCE = 64
 
 
@@ -18,6 +20,7 @@ class Hub:
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._called: dict[int, Callable[[], object]] = {}
+        self.pulse = Pulse()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._poll.fileno(), self._hear)
 

@@ -23,9 +23,10 @@ from ringfence.sandbox.process.guarded import Held
 from ringfence.sandbox.process.member import Member
 from ringfence.sandbox.process.outlet import Outlet
 from ringfence.sandbox.process.outputs import Outputs
+from ringfence.sandbox.process.pulse import BUSY_SECONDS, Rhythm
 from ringfence.sandbox.process.step import Step
 from ringfence.sandbox.process.steps import Interpreter, Running
-from ringfence.sandbox.process.watch import FIRST_SECONDS, SECONDS, added_up, descendants, used_memory
+from ringfence.sandbox.process.watch import added_up, descendants, used_memory, worked
 from ringfence.sandbox.process.zygotes import Zygote
 from ringfence.sessions import Command, Tell
 
@@ -60,7 +61,7 @@ class LiveBox:
         self._spare: Member | None = None
         """The process that the box was made with, until somebody wants one."""
         self._steps: set[Step] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._rhythm = Rhythm(box.hub.pulse, lambda: worked(box), self._look, self._busy_seconds)
         self._removed: asyncio.Task[str] | None = None
         self._ooms = self._denied = 0
 
@@ -74,6 +75,7 @@ class LiveBox:
         member.closed(box.worker, box.descriptors.pop("denials", None))
         self._spare = member
         self._removed = asyncio.get_running_loop().create_task(self._remove())
+        self._rhythm.rest()
 
     def start_afresh(self, path: str, setups: tuple[str, str | None], limits: Limits) -> None:
         """From now on its interpreters are no forks, and run set-up code first: the template's, and the user's own."""
@@ -151,23 +153,23 @@ class LiveBox:
         self._steps.add(step)
         if self.outlet is not None:
             step.network_before = self.outlet.facts()
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FIRST_SECONDS, self._look)
+        if len(self._steps) == 1:
+            self._rhythm.start()
         if self.paused:
             step.clock.stop()
 
     def over(self, step: Step) -> None:
         self._steps.discard(step)
-        if not self._steps and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if not self._steps:
+            self._rhythm.rest()  # what a step left behind may go on
 
-    def _look(self) -> None:
-        # What runs on and on is looked at less often, where the kernel itself holds the limit of memory.
+    def _busy_seconds(self) -> float:
+        """What runs on and on is looked at less often, where the kernel itself holds the limit of memory."""
         held = self.box.group is not None and self.box.group.oom_kills() is not None
         lasting = held and all(step.wall_ms > _LASTING_MS for step in self._steps)
-        pause = _LASTING_SECONDS if lasting else SECONDS
-        self._timer = asyncio.get_running_loop().call_later(pause, self._look)
+        return _LASTING_SECONDS if lasting else BUSY_SECONDS
+
+    def _look(self) -> None:
         with contextlib.suppress(OSError, KeyError):
             used, full = self.memory(), self._full()
             for step in list(self._steps):
@@ -197,7 +199,8 @@ class LiveBox:
         group = self.box.group
         denied = (group.pids_denied() or 0) if group is not None else 0
         before, self._denied = self._denied, denied
-        return "pids" if denied > before else self._full()
+        refused, self.box.account.refused = self.box.account.refused, False
+        return "pids" if denied > before else "memory" if refused else self._full()
 
     def _full(self) -> Limit | None:
         with contextlib.suppress(OSError, KeyError):
@@ -290,6 +293,7 @@ class LiveBox:
         await asyncio.sleep(0)
         while self._steps:  # what they wrote is still to be read
             await asyncio.sleep(0.005)
+        self._rhythm.stop()
         if self.outlet is not None:
             await self.outlet.close()
         return "" if self.box.remove() else "; ".join(self.box.trouble)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ringfence.errors import Unavailable
 from ringfence.plain import plain
-from ringfence.sandbox.process.denials import MAX_DENIALS, Denials
+from ringfence.sandbox.process.denials import MAX_DENIALS, Account, Denials
 from ringfence.sandbox.process.hub import Hub
 
 _ANCILLARY = socket.CMSG_SPACE(64 * 4) + socket.CMSG_SPACE(12)
@@ -89,7 +89,7 @@ def received(channel: socket.socket, hub: Hub) -> Iterator[tuple[bytes, list[int
 class Member:
     """A process in a box that stays, from its fork until it is reaped."""
 
-    def __init__(self, number: int, hub: Hub) -> None:
+    def __init__(self, number: int, hub: Hub, account: Account | None = None) -> None:
         loop = asyncio.get_running_loop()
         self.number = number
         self.pid = 0
@@ -97,7 +97,8 @@ class Member:
         self.begun = False
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[Ended | None] = loop.create_future()
-        self.denials = Denials(None)
+        self._account = account or Account(0)
+        self.denials = Denials(None, self._account)
         self.heard: Callable[[bytes], None] = lambda _: None
         """Gets what it says once it was given its order."""
         self.on_denial: Callable[[], None] = lambda: None
@@ -141,7 +142,7 @@ class Member:
 
     def closed(self, pid: int, denials: int | None) -> None:
         """It went through every step, and waits for its order."""
-        self.pid, self.denials = pid, Denials(denials)
+        self.pid, self.denials = pid, Denials(denials, self._account)
         if self._channel is not None:
             take_no_descriptors(self._channel)
         if denials is not None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from ringfence.box import Mount
@@ -205,10 +206,22 @@ def _set_owner(descriptor: int, mount: Placed, space: int) -> None:
     except OSError as exc:
         if mount.writable:
             raise Unavailable(
-                "no_mount",
+                "maps_no_ids",
                 f"{mount.host} cannot be mounted writable: its file system maps no ids ({exc.strerror});"
                 " start Ringfence as the owner of the folder instead of root, or mount it ro",
             ) from None
+
+
+@cache
+def maps_ids(folder: Path) -> bool:
+    """As root: whether a folder on this file system can be mounted so that its owner and a box are one."""
+    try:
+        clones = clone(place([Mount(str(folder), "/srv/folder", "rw")]), os.getuid() + 1)
+    except (ValueError, Unavailable, OSError):
+        return False
+    for descriptor in clones:
+        os.close(descriptor)
+    return True
 
 
 def _user_namespace(users: str, groups: str) -> int:

@@ -65,7 +65,7 @@ class Run:
         spec, box = self.spec, self.box
         loop = asyncio.get_running_loop()
         inputs = feeding.put_inputs(box.descriptors.get("input", -1), spec.inputs, box.host_id) if spec.inputs else ()
-        denials = Denials(box.descriptors.get("denials"))
+        denials = Denials(box.descriptors.get("denials"), box.account)
         self._began = time.monotonic()
         self._start()
         if denials.descriptor is not None:
@@ -165,7 +165,7 @@ class Run:
         try:
             # All that could write is dead, so what is left in the pipes is all there is.
             if not self._drained.is_set():
-                async with asyncio.timeout(_REAP_SECONDS):
+                async with asyncio.timeout(self.box.pace.allow(_REAP_SECONDS)):
                     await self._drained.wait()
         except TimeoutError:
             self.box.trouble.append("the output did not end with the box")

@@ -12,12 +12,23 @@ from typing import TypedDict, Unpack
 
 from ringfence.sandbox.process.bpf import Goal, Place, Program
 from ringfence.sandbox.process.syscalls import name_of, numbers_of
-from ringfence.sandbox.process.verdicts import ENOSYS, LISTENING, POLICY, TERMINALS, UNMARKED, WORD, Arg, Rule, Verdict
+from ringfence.sandbox.process.verdicts import (
+    ENOSYS,
+    LISTENING,
+    POLICY,
+    TERMINALS,
+    UNCOUNTED,
+    UNMARKED,
+    WORD,
+    Arg,
+    Rule,
+    Verdict,
+)
 
 __all__ = ["Verdict", "Which", "compile_filter", "name_of", "verdict"]
 
-_UNCOUNTED = ("memfd_create", "shmget", "semget", "msgget")
-"""Makers of memory that belongs to no process: without a memory cgroup nobody could say how much of it there is."""
+_IN_MEMORY = ("memfd_create", "shmget", "semget", "msgget")
+"""Makers of memory that belongs to no process."""
 
 
 class Which(TypedDict, total=False):
@@ -25,6 +36,8 @@ class Which(TypedDict, total=False):
 
     memfd: bool
     """False: no memory that belongs to no process."""
+    counted: bool
+    """False: no control group counts the memory, so nothing is taken that would not show in a process's account."""
     marks: bool
     """False: no setuid files are made."""
     listens: bool
@@ -38,7 +51,9 @@ class Which(TypedDict, total=False):
 def _policy(which: Which) -> Mapping[str, Verdict | Rule]:
     policy = dict(POLICY)
     if not which.get("memfd", True):
-        policy |= dict.fromkeys(_UNCOUNTED, ENOSYS)
+        policy |= dict.fromkeys(_IN_MEMORY, ENOSYS)
+    if not which.get("counted", True):
+        policy |= UNCOUNTED
     if not which.get("marks", True):
         policy |= UNMARKED
     if which.get("listens"):

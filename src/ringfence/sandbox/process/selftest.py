@@ -2,23 +2,35 @@
 
 So `verified: host` in the facts means: looked at on this host by this very supervisor, at the time given. The program
 here is ours and runs alone in its box, so it may be believed; what others run in theirs never is.
+
+Each protection is asked for by what it alone brings about, never by what happens to come with it on the kernels of the
+day: a probe that another kernel answers otherwise would say that a protection is missing which holds.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
-from ringfence.box import Limits
-from ringfence.sandbox.process.confine import LOCKED_BYTES
-from ringfence.sandbox.process.template import HOST_NAME
+from ringfence.box import BoxReport, Limits
+from ringfence.errors import Unavailable
+from ringfence.sandbox.process.confine import INSIDE_ID, LOCKED_BYTES, SECURE_BITS
+from ringfence.sandbox.process.host import CAN_DO_WITHOUT, Tested
+from ringfence.sandbox.process.template import DEVICES, HOST_NAME
 
 _SPACES = ("user", "pid", "mnt", "ipc", "uts", "net", "cgroup")
+_DEV = {*DEVICES, "fd", "shm", "stderr", "stdin", "stdout"}
+_QUEUE_BYTES = 819_200
+_MOST_PROCESSES = 9
+_SHOWN = 200
 
 PROGRAM = b"""
-import ctypes, json, os, resource, stat
+import ctypes, json, os, resource
 
 def tried(act):
     try:
@@ -40,66 +52,199 @@ print(json.dumps({
     "name": os.uname().nodename, "session": os.getsid(0) == os.getpid(),
     "tty": tried(lambda: os.open("/dev/tty", os.O_RDWR)),
     "limits": limits, "umask": mask, "nice": os.getpriority(os.PRIO_PROCESS, 0),
-    "node": tried(lambda: os.mknod("/workspace/tmp/node", stat.S_IFCHR | 0o600, 0)),
+    # Mode and mount let it be written, so that whoever refuses to open it for that is Landlock: no rule names it.
+    "may": os.access("/proc/self/comm", os.W_OK), "open": tried(lambda: os.open("/proc/self/comm", os.O_WRONLY)),
     "bits": ctypes.CDLL(None).prctl(27, 0, 0, 0, 0), "ids": os.getresuid() + os.getresgid(),
+    "maps": [open("/proc/self/" + name).read().split() for name in ("uid_map", "gid_map")],
 }))
 """ % {b"spaces": repr(_SPACES).encode()}
 
 
-def judge(said: bytes, limits: Limits) -> dict[str, bool]:
+class Look(NamedTuple):
+    """How one protection is asked for, and what a box that has it answers."""
+
+    probe: str
+    expected: str
+    seen: Callable[[Any], object]
+    """Of all that the box said."""
+    holds: Callable[[Any], object]
+    """Given that, whether the protection is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of one probe."""
+
+    probe: str
+    expected: str
+    seen: str
+    on: bool
+
+    def __str__(self) -> str:
+        return f"{self.probe}: expected {self.expected}, saw {self.seen}"
+
+
+def judge(said: bytes, limits: Limits) -> dict[str, Found]:
     """Which protections were seen to be there, and which not. Raises ValueError for what is no answer."""
-    seen = json.loads(said)
-    found = {name: bool(look(seen)) for name, look in {**_LOOKS, **_limit_looks(limits)}.items()}
-    for space in _SPACES:
-        name = f"{'mount' if space == 'mnt' else space}_namespace"
-        found[name] = seen["spaces"][space] != os.readlink(f"/proc/self/ns/{space}")
+    answers = json.loads(said)
+    found: dict[str, Found] = {}
+    for name, look in {**LOOKS, **_spaces(), **_limits(limits)}.items():
+        seen = look.seen(answers)
+        found[name] = Found(look.probe, look.expected, str(seen)[:_SHOWN], bool(look.holds(seen)))
     return found
 
 
-def _limit_looks(limits: Limits) -> dict[str, Callable[[Any], object]]:
-    page = os.sysconf("SC_PAGE_SIZE")
+def tested(report: BoxReport, inherited: Iterable[str], left_out: Collection[str], given_up: Collection[str]) -> Tested:
+    """What a box that ran the program above is like. Raises Unavailable for what it lacks and nobody gave up."""
+    try:
+        found = judge(report.stdout.head, Limits())
+    except (ValueError, KeyError, IndexError, TypeError) as exc:
+        said = report.stderr.text.strip().splitlines()[-1:] or [str(exc)]
+        raise Unavailable("self_test", f"a box could not be looked at: {report.ended}, {said[0]}") from None
+    lacking = {name: look for name, look in sorted(found.items()) if not look.on and name not in given_up}
+    if lacking:
+        raise Unavailable("self_test", _told(lacking))
+    on = {name: look.on for name, look in found.items()} | dict.fromkeys(inherited, True)
+    return Tested(on, datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), frozenset(left_out))
+
+
+def _told(lacking: dict[str, Found]) -> str:
+    text = f"a box on this host lacks {'; '.join(f'{name} ({look})' for name, look in lacking.items())}."
+    if set(lacking) <= set(CAN_DO_WITHOUT):
+        return f"{text} To run without it, list it under sandbox.accept_missing."
+    return f"{text} Nothing is run in such a box; please report this, with the output of `uname -a`."
+
+
+def _spaces() -> dict[str, Look]:
+    def look(space: str) -> Look:
+        ours = os.readlink(f"/proc/self/ns/{space}")
+        where = f"/proc/self/ns/{space}"
+        return Look(where, f"another than {ours}", lambda said: said["spaces"][space], lambda seen: seen != ours)
+
+    return {f"{'mount' if space == 'mnt' else space}_namespace": look(space) for space in _SPACES}
+
+
+def _limit(name: str, expected: str, holds: Callable[[int], bool]) -> Look:
+    return Look(f"the hard limit RLIMIT_{name}", expected, lambda said: said["limits"][name], holds)
+
+
+def _limits(limits: Limits) -> dict[str, Look]:
+    page, disk = os.sysconf("SC_PAGE_SIZE"), limits.disk_bytes
     return {
-        "workspace": lambda seen: abs(seen["size"] - limits.disk_bytes) < page and seen["inodes"] == limits.inodes,
-        "open_files": lambda seen: seen["limits"]["NOFILE"] == limits.open_files,
-        "file_size": lambda seen: 0 < seen["limits"]["FSIZE"] <= limits.disk_bytes + page,
-        "processes": lambda seen: 0 < seen["limits"]["NPROC"] <= limits.processes + 2,
+        "workspace": Look(
+            "bytes and inodes of /workspace",
+            f"{disk} and {limits.inodes}",
+            lambda said: (said["size"], said["inodes"]),
+            lambda seen: abs(seen[0] - disk) < page and seen[1] == limits.inodes,
+        ),
+        "open_files": _limit("NOFILE", str(limits.open_files), lambda seen: seen == limits.open_files),
+        "file_size": _limit("FSIZE", f"1 to {disk + page}", lambda seen: 0 < seen <= disk + page),
+        "processes": _limit("NPROC", f"1 to {limits.processes + 2}", lambda seen: 0 < seen <= limits.processes + 2),
     }
 
 
-def _mounts(seen: Any) -> list[tuple[str, list[str], str]]:
-    """Where, how, and of which kind."""
+class _Mount(NamedTuple):
+    at: str
+    flags: set[str]
+    kind: str
+
+
+def _mounts(said: Any) -> list[_Mount]:
+    """In no order that means anything: kernels have changed it."""
     out = []
-    for line in seen["mounts"].splitlines():
+    for line in said["mounts"].splitlines():
         words = line.split(" ")
-        out.append((words[4], words[5].split(","), words[words.index("-") + 1]))
+        out.append(_Mount(words[4], set(words[5].split(",")), words[words.index("-") + 1]))
     return out
 
 
-def _trees_read_only(seen: Any) -> bool:
-    ours = ("/workspace", "/proc")
-    trees = [(where, how) for where, how, _ in _mounts(seen) if not where.startswith(ours)]
-    return bool(trees) and all({"ro", "nosuid"} <= set(how) for _, how in trees)
+def _writable(said: Any) -> object:
+    """Beside what is the box's own, and /proc, whose files Landlock guards."""
+    fixed = [mount for mount in _mounts(said) if not f"{mount.at}/".startswith(("/workspace/", "/proc/"))]
+    loose = [mount.at for mount in fixed if not {"ro", "nosuid"} <= mount.flags]
+    return loose if fixed else "no mount at all"
 
 
-_LOOKS: dict[str, Callable[[Any], object]] = {
-    "trees_read_only": _trees_read_only,
-    "own_devices": lambda seen: (
-        set(seen["dev"]) == {"fd", "full", "null", "random", "shm", "stderr", "stdin", "stdout", "urandom", "zero"}
+def _errno(number: int) -> str:
+    return errno.errorcode.get(number, str(number)) if number else "success"
+
+
+def _ids(said: Any) -> object:
+    """Of each map: the first id inside, and how many there are."""
+    return [[(words[n], words[n + 2]) for n in range(0, len(words), 3)] for words in said["maps"]]
+
+
+def _flags(where: str) -> Callable[[Any], object]:
+    return lambda said: "read-only" if said[where] & os.ST_RDONLY else "writable"
+
+
+LOOKS: dict[str, Look] = {
+    "trees_read_only": Look("mounts that are not both ro and nosuid", "[]", _writable, lambda seen: seen == []),
+    "own_devices": Look(
+        "names in /dev", ", ".join(sorted(_DEV)), lambda said: said["dev"], lambda seen: set(seen) == _DEV
     ),
-    "identity": lambda seen: seen["ids"] == [1000] * 6,
-    "own_root": lambda seen: _mounts(seen)[0][0] == "/",
-    "pivot": lambda seen: [kind for _, _, kind in _mounts(seen)].count("proc") == 1,
-    "proc": lambda seen: set(seen["proc"]) <= {"self", "thread-self", *map(str, range(1, 10))},
-    "input_read_only": lambda seen: seen["input"] & os.ST_RDONLY,
-    "read_only_root": lambda seen: seen["root"] & os.ST_RDONLY,
-    "host_name": lambda seen: seen["name"] == HOST_NAME,
-    "session": lambda seen: seen["session"] and seen["tty"],
-    "umask": lambda seen: seen["umask"] == 0o022,
-    "no_core_dump": lambda seen: seen["limits"]["CORE"] == 0,
-    "locked_memory": lambda seen: 0 <= seen["limits"]["MEMLOCK"] <= LOCKED_BYTES,
-    "queues": lambda seen: 0 <= seen["limits"]["MSGQUEUE"] <= 819_200,
-    "priority": lambda seen: seen["limits"]["RTPRIO"] == seen["limits"]["NICE"] == 0 and seen["nice"] >= 0,
-    "secure_bits": lambda seen: seen["bits"] == 0xEF,
-    "landlock": lambda seen: seen["node"],
-    "mapping": lambda seen: seen["ids"] == [1000] * 6,
+    "identity": Look(
+        "user and group ids, each three times",
+        str(INSIDE_ID),
+        lambda said: said["ids"],
+        lambda seen: seen == [INSIDE_ID] * 6,
+    ),
+    "mapping": Look(
+        "ids in uid_map and gid_map",
+        f"{INSIDE_ID} alone",
+        _ids,
+        lambda seen: seen == [[(str(INSIDE_ID), "1")]] * 2,
+    ),
+    "own_root": Look(
+        "file systems mounted at /",
+        "['tmpfs']",
+        lambda said: [mount.kind for mount in _mounts(said) if mount.at == "/"],
+        lambda seen: seen == ["tmpfs"],
+    ),
+    "pivot": Look(
+        "where a proc file system is mounted",
+        "['/proc']",
+        lambda said: [mount.at for mount in _mounts(said) if mount.kind == "proc"],
+        lambda seen: seen == ["/proc"],
+    ),
+    "proc": Look(
+        "names in /proc",
+        f"self, thread-self and at most {_MOST_PROCESSES} processes",
+        lambda said: [name for name in said["proc"] if name not in ("self", "thread-self")],
+        lambda seen: len(seen) <= _MOST_PROCESSES and all(name.isdigit() for name in seen),
+    ),
+    "input_read_only": Look(
+        "the file system of /workspace/input", "read-only", _flags("input"), lambda seen: seen == "read-only"
+    ),
+    "read_only_root": Look("the file system of /", "read-only", _flags("root"), lambda seen: seen == "read-only"),
+    "host_name": Look("the host name", HOST_NAME, lambda said: said["name"], lambda seen: seen == HOST_NAME),
+    "session": Look(
+        "leader of a session, opening /dev/tty",
+        "True, an error",
+        lambda said: (said["session"], _errno(said["tty"])),
+        lambda seen: seen[0] and seen[1] != _errno(0),
+    ),
+    "umask": Look("the umask", "0o22", lambda said: oct(said["umask"]), lambda seen: seen == oct(0o022)),
+    "no_core_dump": _limit("CORE", "0", lambda seen: seen == 0),
+    "locked_memory": _limit("MEMLOCK", f"at most {LOCKED_BYTES}", lambda seen: 0 <= seen <= LOCKED_BYTES),
+    "queues": _limit("MSGQUEUE", f"at most {_QUEUE_BYTES}", lambda seen: 0 <= seen <= _QUEUE_BYTES),
+    "priority": Look(
+        "the hard limits RLIMIT_RTPRIO and RLIMIT_NICE, and niceness",
+        "0, 0, and no less than 0",
+        lambda said: (said["limits"]["RTPRIO"], said["limits"]["NICE"], said["nice"]),
+        lambda seen: seen[:2] == (0, 0) and seen[2] >= 0,
+    ),
+    # There may be more, which newer kernels have; these are what takes all meaning from ids.
+    "secure_bits": Look(
+        "securebits",
+        f"{SECURE_BITS:#x} among them",
+        lambda said: hex(said["bits"]),
+        lambda seen: int(seen, 16) & SECURE_BITS == SECURE_BITS,
+    ),
+    "landlock": Look(
+        "opening /proc/self/comm for writing, which its mode and mount allow",
+        "EACCES",
+        lambda said: _errno(said["open"]) if said["may"] else "that mode or mount forbid it, which shows nothing",
+        lambda seen: seen == "EACCES",
+    ),
 }

@@ -159,7 +159,7 @@ class Interpreter:
     async def _kill(self) -> None:
         self._member.kill()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_KILL_SECONDS):
+            async with asyncio.timeout(self._home.box.pace.allow(_KILL_SECONDS)):
                 await asyncio.shield(self._member.ended)
 
     async def end(self) -> None:

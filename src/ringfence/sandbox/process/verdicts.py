@@ -77,7 +77,7 @@ _ALLOWED = {
         pwritev2 lseek sendfile splice tee copy_file_range readahead fadvise64 fallocate truncate ftruncate fsync
         fdatasync sync_file_range flock dup dup2 dup3 pipe pipe2 umask
         stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getdents
-        getdents64 getcwd chdir fchdir mkdir mkdirat rmdir rename renameat renameat2 link linkat symlink symlinkat
+        getdents64 getcwd chdir fchdir mkdir mkdirat rmdir rename renameat link linkat symlink symlinkat
         unlink unlinkat chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat
         setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr
         lremovexattr fremovexattr""",
@@ -171,6 +171,7 @@ _STREAM, _DATAGRAM, _SEQPACKET = 1, 2, 5
 _KIND = 0xF  # the kind of a socket without the flags that may be added to it
 _TCP, _UDP, _IPV6, _MPTCP = 6, 17, 41, 262
 _FILE_KIND = 0xF000
+_NODES = (0, 0x8000, 0x1000, 0xC000)  # plain files, twice, FIFOs and sockets
 
 _SOCKET = (
     Case((Arg(0, (_AF_UNIX,)), Arg(1, (_STREAM, _DATAGRAM, _SEQPACKET), _KIND)), ALLOW),
@@ -271,8 +272,8 @@ def _ioctl(*cases: Case) -> Rule:
 
 
 def _node(index: int) -> Rule:
-    # A character device is refused by Landlock and by want of a capability.
-    return _only(index, (0, 0x8000, 0x1000, 0xC000, 0x2000), NOTIFY, _FILE_KIND)
+    # No device of any kind: also the empty one that anybody may make, which to an overlay means that a file is gone.
+    return _only(index, _NODES, NOTIFY, _FILE_KIND)
 
 
 _CHECKED = {
@@ -298,6 +299,8 @@ _CHECKED = {
     "personality": _only(0, (0, WORD), NOTIFY),
     "mknod": _node(1),
     "mknodat": _node(2),
+    # Not RENAME_WHITEOUT, which leaves such a device behind; file systems that have none answer so.
+    "renameat2": _only(4, (0,), EINVAL, 4),
     # Huge pages come from a pool of the host's that no memory limit counts (MAP_HUGETLB, SHM_HUGETLB, MFD_HUGETLB).
     "mmap": _only(3, (0,), Verdict("errno", errno.ENOMEM), 0x40000),
     "shmget": _only(2, (0,), Verdict("errno", errno.ENOMEM), 0x800),
@@ -324,6 +327,38 @@ def _judged() -> Mapping[str, Verdict | Rule]:
 
 POLICY = _judged()
 """What becomes of every known call, by name."""
+
+SHARED_MAPPING = Verdict("notify", errno.ENOMEM)
+"""The supervisor adds up how much of it a box makes, and lets it be within the memory that the box may use."""
+
+UNCOUNTED: Mapping[str, Verdict | Rule] = MappingProxyType(
+    {
+        **dict.fromkeys(("memfd_create", "shmget", "semget", "msgget"), ENOSYS),
+        # Memory that is shared, and of no file, stays when it is unmapped from all but one page: no file of any
+        # process tells how much there is (MAP_SHARED with MAP_ANONYMOUS). Huge pages as in `POLICY`.
+        "mmap": Rule(
+            (
+                Case((Arg(3, (0x40000,), 0x40000),), Verdict("errno", errno.ENOMEM)),
+                Case((Arg(3, (0x21,), 0x2F),), SHARED_MAPPING),
+            ),
+            ALLOW,
+        ),
+        # Buffers stay as large as the host makes them by itself; who asks for more (SO_SNDBUF, SO_RCVBUF) is told what
+        # the kernel tells everybody who asks for too much, namely nothing.
+        "setsockopt": Rule(
+            (Case((Arg(1, (1,)), Arg(2, (7, 8))), DONE), *_SOCKET_OPTIONS), Verdict("errno", errno.ENOPROTOOPT)
+        ),
+        # F_SETPIPE_SZ: as for a user who has too many large pipes already.
+        "fcntl": Rule(
+            (
+                Case((Arg(1, (1031,)),), EPERM),
+                Case((Arg(1, (1024, 1040)),), Verdict("errno", errno.EACCES)),
+            ),
+            ALLOW,
+        ),
+    }
+)
+"""Instead of those of `POLICY`, where no control group counts memory: what no process's own account would show."""
 
 LISTENING: Mapping[str, Verdict | Rule] = MappingProxyType({"listen": ALLOW})
 """Instead of those of `POLICY`, in a box whose programs may wait for connections."""
@@ -355,7 +390,7 @@ def _opens(flags: int, mode: int) -> Rule:
 
 
 def _node_unmarked(index: int) -> Rule:
-    plain = Case((Arg(index, (0, 0x8000, 0x1000, 0xC000, 0x2000), _FILE_KIND), Arg(index, (0,), _MARKS)), ALLOW)
+    plain = Case((Arg(index, _NODES, _FILE_KIND), Arg(index, (0,), _MARKS)), ALLOW)
     return Rule((plain,), NOTIFY)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Iterator
@@ -10,10 +9,7 @@ from pathlib import Path
 
 from ringfence.box import Ended, Limit, Limits
 from ringfence.sandbox.process.box import Box
-
-FIRST_SECONDS = 0.01
-SECONDS = 0.02
-"""How often it looks: what is used beyond the limit before it is seen is bounded by this."""
+from ringfence.sandbox.process.pulse import Rhythm, worked_ms
 
 Stop = Callable[[Ended, Limit | None], None]
 
@@ -25,8 +21,7 @@ class Watch:
         self._box = box
         self._limits = limits
         self._stop = stop
-        self._timer: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
+        self._rhythm = Rhythm(box.hub.pulse, lambda: worked(box), self._look)
         self._full: Limit | None = None
         self._processes = 0
         self._cpu_ms = 0.0
@@ -38,15 +33,13 @@ class Watch:
         """How far memory was beyond its limit when that was seen."""
 
     def start(self) -> None:
-        self._timer = self._loop.call_later(FIRST_SECONDS, self._look)
+        self._rhythm.start()
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._rhythm.stop()
         self._look_at_disk()
 
     def _look(self) -> None:
-        self._timer = self._loop.call_later(SECONDS, self._look)
         self._look_at_disk()
         used, cpu_ms = self._usage()
         self.peak = max(self.peak, used)
@@ -109,7 +102,7 @@ class Watch:
     def met(self) -> Limit | None:
         """A limit that the program met and survived."""
         group = self._box.group
-        if self.out_of_memory():
+        if self.out_of_memory() or self._box.account.refused:
             return "memory"
         if group is not None and group.count().pids_denied:
             return "pids"
@@ -127,6 +120,12 @@ def _used(state: os.statvfs_result) -> int:
     return (state.f_blocks - state.f_bfree) * state.f_frsize
 
 
+def worked(box: Box) -> float | None:
+    """Processor time of all that runs in it, as cheaply as it can be had; None where only a look can tell."""
+    counted = box.group.cpu_ms() if box.group is not None else None
+    return counted if counted is not None else worked_ms({*box.known, *box.workers} - {0})
+
+
 def used_memory(box: Box) -> int:
     """Of all that runs in it; the files of the workspace are disk, though they are kept in memory."""
     used = box.group.usage() if box.group is not None else None
@@ -138,23 +137,24 @@ def used_memory(box: Box) -> int:
 def added_up(box: Box, enough: int) -> tuple[int, float, int]:
     """Without a group that counts: memory, processor time and number of all processes and threads.
 
-    What the kernel holds for them in sockets is memory, too. Only beyond `enough`, or where there are several, is it
-    worth asking which of it they share.
+    What the kernel holds for them in sockets and page tables is memory, too, and what they were let share is counted
+    whole. Only beyond `enough`, or where there are several, is it worth asking which of it they share.
     """
-    resident, shared, cpu_ms, count = 0, 0, 0.0, 0
+    resident, shared, tables, cpu_ms, count = 0, 0, 0, 0.0, 0
     first = box.first
-    pids = [pid for pid in descendants(first, *box.workers) if pid != first]
-    for pid in pids:
+    box.known = [pid for pid in descendants(first, *box.workers) if pid != first]
+    for pid in box.known:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            own, common = _memory(f"/proc/{pid}/status", "RssAnon:", "RssShmem:")
-            resident, shared = resident + own, shared + common
+            own, common, for_tables = _memory(f"/proc/{pid}/status", "RssAnon:", "RssShmem:", "VmPTE:")
+            resident, shared, tables = resident + own, shared + common, tables + for_tables
             cpu_ms += _cpu_ms(pid)
             count += _threads(pid)
     if resident + shared > enough or count > 1:
-        shares = [_memory(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in pids]
+        shares = [_memory(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in box.known]
         resident, shared = sum(own for own, _ in shares), sum(common for _, common in shares)
     # Files of the workspace that are mapped are shared memory too, but they are disk.
-    return resident + max(0, shared - on_disk(box)) + _in_sockets(box.workers[0]), cpu_ms, count
+    shared = max(box.account.taken, shared - on_disk(box))
+    return resident + shared + tables + _in_sockets(box.workers[0]), cpu_ms, count
 
 
 def descendants(*pids: int) -> Iterator[int]:
@@ -168,15 +168,15 @@ def descendants(*pids: int) -> Iterator[int]:
                 waiting += [int(word) for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
 
 
-def _memory(path: str, *names: str) -> tuple[int, int]:
-    """Anonymous and shared memory; what is mapped from files can be given up at any time."""
+def _memory(path: str, *names: str) -> tuple[int, ...]:
+    """These numbers of a file in /proc, in bytes; what is mapped from files can be given up at any time."""
     found = dict.fromkeys(names, 0)
     with contextlib.suppress(OSError):
         for line in Path(path).read_text().splitlines():
             name = line.partition(" ")[0].partition("\t")[0]
             if name in found:
                 found[name] = int(line.split()[1]) * 1024
-    return found[names[0]], found[names[1]]
+    return tuple(found.values())
 
 
 def _in_sockets(pid: int) -> int:

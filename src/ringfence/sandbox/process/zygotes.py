@@ -24,6 +24,7 @@ from ringfence.sandbox.process import mounting, seccomp
 from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box, Shared
 from ringfence.sandbox.process.confine import Shape
+from ringfence.sandbox.process.host import launched
 from ringfence.sandbox.process.member import Member, ended, new_channel, receive
 from ringfence.sandbox.process.run import memory_file
 from ringfence.sandbox.process.uids import Block, take_block
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 
 _SOURCE_ROOT = str(Path(ringfence.__file__).parent.parent)
 _PROGRAM = str(Path(__file__).with_name("start.py"))
-START_SECONDS = 30.0
 RECYCLE_AFTER = 2000
 """Boxes from one zygote; then a new one takes its place, so that nothing can grow in it for ever."""
 _NOTICE = 100  # so many boxes before that, the new one is started
@@ -90,7 +90,7 @@ class Zygote:
         self._errors, errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             os.set_blocking(errors, True)
-            command = [str(interpreter()), "-I", _PROGRAM, _SOURCE_ROOT, str(theirs.fileno())]
+            command = launched([str(interpreter()), "-I", _PROGRAM, _SOURCE_ROOT, str(theirs.fileno())])
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it returns as soon as the child is there
                 command,
                 env=_ENVIRONMENT | (_ONE_THREAD if self.baseline.preload else {}),
@@ -114,16 +114,16 @@ class Zygote:
             theirs.close()
             os.close(errors)
         ours.setblocking(False)
+        starter = self._process.pid
         self._control, self.alive = ours, True
         self.shared.hub.add(ours.fileno(), self._hear)
         self.shared.hub.add(self._errors, self._hear_errors)
         self._configure()
         try:
-            async with asyncio.timeout(START_SECONDS):
-                self.landlock = await self._ready
+            self.landlock = await self.shared.pace.start(self._ready, lambda: {starter, self.pid or starter})
         except TimeoutError:
             self.stop()
-            raise Unavailable("no_zygote", f"the zygote was not ready within {START_SECONDS:g} s") from None
+            raise Unavailable("no_zygote", "the zygote was not ready, and did nothing more for it") from None
 
     def _configure(self) -> None:
         image = self.baseline.image
@@ -158,7 +158,7 @@ class Zygote:
         # What is in memory alone could be executed, whatever is mounted how.
         memfd = "memfd" not in given.without and (given.programs is None or "noexec" in given.without)
         which: seccomp.Which = {"memfd": memfd, "marks": not given.writes, "listens": given.listens}
-        which["terminals"] = given.stays
+        which["terminals"], which["counted"] = given.stays, "memfd" not in given.without
         return seccomp.compile_filter(os.uname().machine, **which)
 
     def _hand_over_mounts(self) -> None:
@@ -235,7 +235,7 @@ class Zygote:
         box.bid = partial(self._bid, box)
         self._boxes[box.number] = box
         if stays:
-            box.members[0] = Member(0, self.shared.hub)
+            box.members[0] = Member(0, self.shared.hub, box.account)
         send = partial(self._send, box, {"shape": shape, "stays": stays}, theirs)
         when(after, send)
         return box
@@ -245,7 +245,7 @@ class Zygote:
         if not self.alive or box.ended.done():
             raise Unavailable("no_box", "the box is gone")
         ours, theirs = new_channel()
-        member = box.members[number] = Member(number, self.shared.hub)
+        member = box.members[number] = Member(number, self.shared.hub, box.account)
         member.listen(ours)
         self._send(box, {"shape": shape, "process": number}, theirs)
         return member

@@ -1,0 +1,269 @@
+"""`ringfence host`: what this host gives to boxes, what is weaker, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import typer
+
+from ringfence.box import BoxSpec, Program
+from ringfence.cli import common
+from ringfence.cli.boxed import settings
+from ringfence.cli.terminal import confirm, safe
+from ringfence.config.paths import caller_of_sudo
+from ringfence.config.settings import SandboxSettings
+from ringfence.errors import Unavailable
+from ringfence.model import Json
+from ringfence.sandbox.process import diagnosis, mending, remedies
+from ringfence.sandbox.process.diagnosis import Diagnosis, Finding
+from ringfence.sandbox.process.surroundings import Surroundings
+
+_USAGE = 2
+_WORDS = {"ok": "ok", "weaker": "weaker", "missing": "MISSING"}
+_SECONDS = 300.0
+
+
+def host(
+    fix: bool = typer.Option(False, "--fix", help="As root: change what is missing, after showing it and asking."),
+    yes: bool = typer.Option(False, "--yes", "-y", help="With --fix: do not ask."),
+    user: str | None = typer.Option(
+        None, "--user", metavar="NAME", help="As root: for this user. Left out: the one who called sudo, else root."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    config_path: Path | None = typer.Option(
+        None, "--config", help="A ringfence.yaml for the sandbox settings. Left out: the user's own, if any."
+    ),
+) -> None:
+    """Say what this host gives to boxes. What they need is tried, and a box is made; nothing is changed.
+
+    Each line is ok, weaker (boxes are made, and do with less) or MISSING (no box is made), with what to do about it.
+    With --fix, as root, what can be mended here is: settings, an AppArmor profile, ranges of user ids, delegation by
+    systemd. Each change is shown first.
+
+    Exit code 0 where boxes can be made, 1 where they cannot.
+
+    \b
+    ringfence host                           what works here, for you
+    sudo ringfence host --fix                show what would help, ask, and do it
+    sudo ringfence host --fix --user build   the same for another user
+    """
+    if fix and as_json:
+        common.fail("--fix and --json exclude each other", _USAGE)
+    whom = _user(user)
+    told = _of_other(whom) if whom is not None else _of_ourselves(settings(config_path, None).sandbox)
+    if as_json:
+        common.dump(told)
+    else:
+        print(text(told))
+    if fix:
+        told = _fix(told, whom, yes=yes) or told
+    raise typer.Exit(0 if told["works"] else 1)
+
+
+# ── For whom ──
+
+
+def _user(named: str | None) -> mending.User | None:
+    """Another user than ourselves."""
+    if os.geteuid() != 0:
+        if named is not None:
+            common.fail("only root can look for another user; run it with sudo", _USAGE)
+        return None
+    named = named or caller_of_sudo()
+    if named is None:
+        return None
+    try:
+        found = mending.User.named(named)
+    except LookupError:
+        common.fail(f"there is no user {named!r} on this host", _USAGE)
+    return found if found.uid else None
+
+
+def _of_ourselves(sandbox: SandboxSettings) -> Json:
+    found = diagnosis.diagnose()
+    findings = [_accepted(finding, sandbox) for finding in found.findings]
+    if not any(finding.state == "missing" for finding in findings):
+        findings.append(common.run(_box, sandbox, found))
+    return {
+        "user": _name(os.geteuid()),
+        "works": not any(finding.state == "missing" for finding in findings),
+        "container": found.around.engine,
+        "options": remedies.options(found.causes, found.around),
+        "findings": [finding.as_json() for finding in findings],
+    }
+
+
+def _accepted(finding: Finding, sandbox: SandboxSettings) -> Finding:
+    """What the operator has given up is not missing any more."""
+    if finding.name != "Landlock" or finding.state != "missing" or "landlock" not in sandbox.accept_missing:
+        return finding
+    return replace(
+        finding, state="weaker", follows="you accepted that boxes lack their second line of defence for files"
+    )
+
+
+async def _box(sandbox: SandboxSettings, found: Diagnosis) -> Finding:
+    """The last word: one that is made as any other, and looked at from within."""
+    backend = None
+    try:
+        backend = common.loaded("ringfence.backends").make_backend(sandbox)
+        await backend.run(BoxSpec(Program("python", b"pass")))
+    except Unavailable as exc:
+        cures = remedies.of("unknown", found.around)
+        return Finding("a box", "missing", exc.message, "no box can be made", "unknown", cures)
+    finally:
+        if backend is not None:
+            with anyio.CancelScope(shield=True):
+                await backend.close()
+    return Finding("a box", "ok", "made, looked at from within, and removed")
+
+
+def _of_other(whom: mending.User) -> Json:
+    """What that user would be told: a settled question only once it was tried as that user."""
+    found = pwd.getpwuid(whom.uid)
+    env = {"HOME": found.pw_dir, "USER": found.pw_name, "LOGNAME": found.pw_name, "PATH": os.defpath, "LANG": "C.UTF-8"}
+    runtime = f"/run/user/{whom.uid}"
+    if os.path.isdir(runtime):
+        env |= {"XDG_RUNTIME_DIR": runtime, "DBUS_SESSION_BUS_ADDRESS": f"unix:path={runtime}/bus"}
+    command = [sys.executable, "-m", "ringfence.cli.main", "host", "--json"]
+    try:
+        ran = subprocess.run(
+            command,
+            user=whom.uid,
+            group=found.pw_gid,
+            extra_groups=os.getgrouplist(found.pw_name, found.pw_gid),
+            env=env,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        told: Json = json.loads(ran.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as exc:
+        common.fail(f"{whom.name} cannot run this installation of Ringfence ({sys.executable}): {exc}")
+    return told
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+# ── Mending ──
+
+
+def _fix(told: Json, whom: mending.User | None, *, yes: bool) -> Json | None:
+    """What holds afterwards; nothing where nothing was done."""
+    causes: list[Any] = [finding["cause"] for finding in told["findings"] if finding["cause"] is not None]
+    if told["options"]:
+        print("\nWe are in a container: what is missing is for whoever starts it to give.")
+        return None
+    root = os.geteuid() == 0
+    whom = whom or (None if root else mending.User(os.geteuid(), _name(os.geteuid())))
+    changes = mending.plan(causes, Surroundings.read(uid=whom.uid if whom is not None else None), whom)
+    if not changes:
+        print("\nThere is nothing to mend here." if told["works"] else "\nNothing of this can be mended from here.")
+        return None
+    shown = "\n".join(["\nTo mend it:", *(_shown(change) for change in changes)])
+    if not root:
+        print(safe(shown, lines=True), flush=True)
+        common.fail(f"\nThat takes root: {remedies.fix()}")
+    if yes:
+        print(safe(shown, lines=True))
+    elif not confirm(safe(shown, lines=True), f"Make {_many(len(changes))}?"):
+        common.fail("Nothing was changed.")
+    for change in changes:
+        problem = mending.make(change)
+        print(safe(f"{'FAILED' if problem else 'done'}: {change.shown.splitlines()[0].rstrip(':')} {problem}".rstrip()))
+    print("\nAfterwards:", flush=True)
+    after = _of_other(whom) if whom is not None else _of_ourselves(settings(None, None).sandbox)
+    print(text(after, brief=True))
+    return after
+
+
+def _shown(change: mending.Change) -> str:
+    return f"  • {change.why}\n{textwrap.indent(change.shown, ' ' * 6)}"
+
+
+def _many(count: int) -> str:
+    return "this change" if count == 1 else f"these {count} changes"
+
+
+# ── For people ──
+
+
+def text(told: Json, *, brief: bool = False) -> str:
+    """A table, then, unless `brief`, what to do about the lines that are not ok, then one line that says it all."""
+    width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
+    findings: Sequence[Json] = told["findings"]
+    lines = [safe(f"Boxes on this host, for {told['user']}"), ""]
+    longest = max(len(finding["name"]) for finding in findings)
+    for finding in findings:
+        head = f"  {_WORDS[finding['state']]:8} {finding['name']:{longest}}  "
+        lines += _wrapped(head, safe(finding["seen"]), width)
+    alike: dict[str, list[Json]] = {}
+    for finding in findings:
+        if finding["state"] != "ok":
+            alike.setdefault(_key(finding), []).append(finding)
+    for group in () if brief else alike.values():
+        lines += ["", *_what_to_do(group, told["options"], width)]
+    return "\n".join([*lines, "", *_summary(told)])
+
+
+def _key(finding: Json) -> str:
+    """The same for those that one and the same remedy helps."""
+    cures: Sequence[Json] = finding["remedies"]
+    return "option" if any(remedy["option"] for remedy in cures) else json.dumps(cures)
+
+
+def _what_to_do(group: Sequence[Json], options: str, width: int) -> list[str]:
+    names = ", ".join(finding["name"] for finding in group)
+    follows = "; ".join(dict.fromkeys(finding["follows"] for finding in group))
+    lines = _wrapped("", safe(f"{_WORDS[group[0]['state']]}: {names}"), width) + _wrapped("  ", safe(follows), width)
+    for remedy in group[0]["remedies"]:
+        words = remedy["text"]
+        if remedy["option"]:
+            words = f"start the container with {options}"
+        elif remedy["page"]:
+            words = f"read {remedy['page']}: {words}"
+        lines += _wrapped("  → ", safe(words), width)
+        if remedy["command"]:
+            lines.append(safe(f"      {remedy['command']}"))
+    return lines
+
+
+def _summary(told: Json) -> list[str]:
+    findings = told["findings"]
+    weaker = sum(finding["state"] == "weaker" for finding in findings)
+    if not told["works"]:
+        mends = any(remedy["mends"] for finding in findings for remedy in finding["remedies"])
+        hint = f" `{remedies.fix()}` mends what can be mended here." if mends and not told["options"] else ""
+        return [f"No box can be made.{hint}"]
+    rest = f"; {weaker} {'thing is' if weaker == 1 else 'things are'} weaker than they could be" if weaker else ""
+    return [f"Boxes can be made{rest}."]
+
+
+def _wrapped(head: str, body: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        head + body,
+        width,
+        subsequent_indent=" " * len(head),
+        drop_whitespace=True,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    ) or [head]
