@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup run test bench lint clean
+.PHONY: help setup run test bench hosts lint clean
 
 # Tests run in this many processes.
 JOBS ?= 2
@@ -13,6 +13,7 @@ help:
 	@echo "make run     start a gateway with demo contracts"
 	@echo "make test    lint, types, layers, and all tests (installs test tools into .tools)"
 	@echo "make bench   measure what the gateway costs"
+	@echo "make hosts   try it in guests under QEMU, which takes hours; one of them: make hosts GUEST=debian12-arm64"
 	@echo "make lint    lint, types and layers only"
 	@echo "make clean   remove what these made"
 
@@ -34,6 +35,10 @@ test:
 
 bench: setup
 	@.venv/bin/ringfence bench
+
+# A guest that was tried with this code already is not tried again (AGAIN=--again: it is); `python -m hosts list` names them.
+hosts: setup
+	@$(PYTHON) -m hosts try $(GUEST) $(AGAIN)
 
 lint: setup
 	$(PYTHON) -m ruff check

@@ -11,6 +11,8 @@ from hosts.guests import GUESTS, Guest, named
 from hosts.machine import Running, disks
 from hosts.places import ROOT, Trouble, need_programs, say
 from hosts.project import as_whom, bring, quoted
+from hosts.results import Results, write
+from hosts.trying import try_guest
 
 
 def _list(_: argparse.Namespace) -> int:
@@ -68,6 +70,16 @@ def _put(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _try(chosen: argparse.Namespace) -> int:
+    guests = [named(name) for name in chosen.guest] or list(GUESTS)
+    good = True
+    for guest in guests:
+        found = try_guest(guest, chosen.source, lambda part: not chosen.part or part.name in chosen.part, chosen.again)
+        good = good and bool(found) and not any(result.failed for result in found)
+        write(ROOT / "docs" / "hosts.md", Results().every(), [guest.name for guest in GUESTS])
+    return 0 if good else 1
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m hosts", description=__doc__)
     commands = parser.add_subparsers(dest="do", required=True)
@@ -86,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--who", choices=["root", "user", "service", "plain"], default="root")
     run.add_argument("command", nargs="+")
     run.set_defaults(call=_run)
+    trying = commands.add_parser("try", help="try everything in some guests, or in all, and write docs/hosts.md")
+    trying.add_argument("guest", nargs="*", choices=[[], *(guest.name for guest in GUESTS)], metavar="GUEST")
+    trying.add_argument("--part", action="append", default=[], help="only this part; may be repeated")
+    trying.add_argument("--again", action="store_true", help="also what has a result already")
+    trying.add_argument("--source", type=Path, default=ROOT, help="the checkout whose code is tried")
+    trying.set_defaults(call=_try)
     put = commands.add_parser("put", parents=[one], help="copy a file into a guest")
     put.add_argument("file", type=Path)
     put.add_argument("target")

@@ -1,4 +1,4 @@
-"""The disks of a guest: a root with the distribution's packages, and a virtual environment with what Ringfence needs."""
+"""The disks of a guest: a root with the distribution's packages, and an environment with what Ringfence needs."""
 
 from __future__ import annotations
 
@@ -40,13 +40,18 @@ def root_image(release: str, machine: str, finish: Callable[[Path], None]) -> Pa
         raise Trouble("a guest's root is made as root, since its files belong to many users: sudo make hosts")
     image.parent.mkdir(parents=True, exist_ok=True)
     tree = CACHE / "images" / f"{release}-{machine}.tree"
-    fresh(tree)
-    say(f"making a root of {release} for {machine} (a few minutes; where the machine is emulated, more)")
     foreign = [] if native(machine) else ["--foreign"]
-    options = ["--variant=minbase", f"--arch={machine}", f"--include={packages}", *foreign]
-    log = image.with_suffix(".log")
-    script = "/usr/share/debootstrap/scripts/sid"
-    run(["debootstrap", *options, release, tree, mirror(), script], log=log)
+    log, unpacked = image.with_suffix(".log"), image.with_suffix(".unpacked")
+    if not unpacked.exists():
+        fresh(tree)
+        say(f"making a root of {release} for {machine} (a few minutes; where the machine is emulated, more)")
+        options = ["--variant=minbase", f"--arch={machine}", f"--include={packages}", *foreign]
+        run(["debootstrap", *options, release, tree, mirror(), "/usr/share/debootstrap/scripts/sid"], log=log)
+        # In a container debootstrap leaves a link there, to what its own host has mounted.
+        if (tree / "proc").is_symlink():
+            (tree / "proc").unlink()
+            (tree / "proc").mkdir()
+        unpacked.touch()
     settle = Path(__file__).parent / "inside" / "settle.sh"
     shutil.copy(settle, tree / "settle.sh")
     (tree / "settle.sh").chmod(0o755)
@@ -59,11 +64,12 @@ def root_image(release: str, machine: str, finish: Callable[[Path], None]) -> Pa
         make_ext4(whole, tree, _MEGABYTES)
     whole.rename(image)
     run(["rm", "-rf", "--one-file-system", tree])
+    unpacked.unlink()
     return image
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of that version on this machine: one that runs, not a version manager's shim for one that is not there."""
+    """A Python of that version on this machine: the program itself, not a version manager's shim."""
     for place in [
         *map(Path, os.environ.get("PATH", "").split(":")),
         *Path.home().glob(f".pyenv/versions/{version}*/bin"),
@@ -75,7 +81,7 @@ def interpreter(version: str) -> str | None:
 
 
 def python_disk(release: str, machine: str, source: Path) -> Path:
-    """A virtual environment for a guest, with the dependencies that a checkout asks for, and the checkout by reference."""
+    """A virtual environment for a guest, with the dependencies of a checkout, and the checkout by reference."""
     version = PYTHONS[release]
     wanted = tomllib.loads((source / "pyproject.toml").read_text())["project"]["dependencies"]
     constraints = source / "constraints.txt"
@@ -91,7 +97,17 @@ def python_disk(release: str, machine: str, source: Path) -> Path:
     platforms.append(f"--platform=manylinux2014_{_WHEELS[machine]}")
     # The same version decides on what a package asks for under conditions.
     python = interpreter(version) or find("python3") or "python3"
-    pip = [python, "-m", "pip", "install", "--quiet", "--target", packages, "--constraint", constraints]
+    pip: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--target",
+        packages,
+        "--constraint",
+        constraints,
+    ]
     tags = ["--only-binary=:all:", f"--python-version={version}", "--implementation=cp", *platforms]
     run([*pip, *tags, *wanted])
     shutil.rmtree(packages / "bin", ignore_errors=True)

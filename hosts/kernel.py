@@ -1,4 +1,4 @@
-"""A kernel of the distribution as QEMU can start it: the kernel, a first file system, and a disk with all its modules."""
+"""A kernel of the distribution as QEMU can start it: the kernel, a first file system, and a disk with its modules."""
 
 from __future__ import annotations
 

@@ -79,6 +79,7 @@ def start(line, order):
         cwd=order.get("cwd", "/"),
         start_new_session=True,
     )
+    assert process.stdout and process.stderr
     streams = {process.stdout: "out", process.stderr: "err"}
     beat, worked = time.monotonic(), busy()
     try:
