@@ -105,12 +105,12 @@ def finish(machine: Machine, suite: str, image: Path) -> None:
     start = [*command(machine, booted, words, log), "-initrd", str(initrd)]
     process = subprocess.Popen([*start, *_disk(image, "raw", "root", writable=True)], preexec_fn=_nice)
     try:
-        size, moved = -1, time.monotonic()
+        seen, moved = (0.0, 0.0), time.monotonic()
         while process.poll() is None:
             time.sleep(2)
-            now = log.stat().st_size if log.exists() else 0
-            if now != size:
-                size, moved = now, time.monotonic()
+            now = (log.stat().st_mtime if log.exists() else 0.0, image.stat().st_mtime)
+            if now != seen:
+                seen, moved = now, time.monotonic()
             if time.monotonic() - moved > SILENCE:
                 raise Trouble(f"the installation does not move; see {log}")
     finally:

@@ -1,4 +1,4 @@
-"""Runs in a guest, as whoever is to be served: one part of what is tried. Its last line says what came of it, as JSON."""
+"""Runs in a guest, as whoever is to be served: one part of what is tried. Its last line is the result, as JSON."""
 
 from __future__ import annotations
 
