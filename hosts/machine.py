@@ -69,7 +69,7 @@ def _board(machine: Machine) -> list[str]:
     else:
         # Whether two processors may run side by side is left to QEMU, which knows the memory orders of both machines.
         how = ["-accel", "tcg", "-cpu", "max"]
-    return [*how, "-M", "virt,gic-version=3" if machine == "arm64" else "q35"]
+    return [*how, "-M", "virt,gic-version=max" if machine == "arm64" else "q35"]
 
 
 def _disk(file: Path, form: str, serial: str, writable: bool = False) -> list[str]:
