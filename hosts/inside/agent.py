@@ -103,6 +103,9 @@ def start(line, order):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
+    finally:
+        process.stdout.close()
+        process.stderr.close()
     line.answer(exit=process.wait())
 
 
