@@ -25,7 +25,7 @@ from ringfence.errors import ConfigError, RingfenceError, Unavailable
 from ringfence.model import Definition
 from ringfence.packages.installing import Wanted
 from ringfence.packages.shelf import AT, Tree
-from ringfence.sandbox.process.zygotes import interpreter
+from ringfence.sandbox.process.configuring import interpreter
 from ringfence.sandbox.tools import TOOLS
 
 _INTRO = """\

@@ -50,6 +50,8 @@ class Box:
         self.pace = shared.pace
         self.host_id: int | None = None
         """Who it is on the host, where that is not the supervisor's own user."""
+        self.whose_id: Json = {}
+        """The same for a person: whether anybody else has that id, and why."""
         self.worker = 0
         """The process that runs the program, as the host counts; inside, and to the zygote, it has other numbers."""
         self.group: Group | None = None
