@@ -295,4 +295,5 @@ def control_says(case: Case, trial: Trial) -> tuple[bool, str]:
     if found:
         return True, f"succeeded: {found}"
     detail = str((trial.claim or {}).get("detail", "")) or ending(trial)
-    return False, f"failed: {detail}"
+    failed = f"failed: {detail}"
+    return False, Late(failed) if trial.report.ended == "timeout" else failed
