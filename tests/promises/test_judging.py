@@ -138,6 +138,9 @@ def test_what_the_clock_stopped_may_have_needed_more_time(props: Props) -> None:
     for asked in (case(), case(judging.misreported(ended="exited")), case(judging.collector_hurt)):
         kept, got = judging.verdict(asked, trial(props, **stopped))
         assert not kept and isinstance(got, judging.Late)
+    waited = {"done": False, "detail": "timed out"}
+    kept, got = judging.verdict(case(owed=(judging.answered("403"),)), trial(props, waited))
+    assert not kept and isinstance(got, judging.Late)
     kept, got = judging.verdict(case(), trial(props, DONE, **stopped))
     assert not kept and not isinstance(got, judging.Late), "harm was done, whatever the clock says"
     assert not isinstance(judging.verdict(case(), trial(props))[1], judging.Late), "it had the time that it wanted"
