@@ -93,11 +93,16 @@ async def test_a_case_breaks_without(step: str) -> None:
 async def test_no_box_is_made_without(step: str) -> None:
     needs_boxes()
     backend = ProcessBackend(without=(step,), depth=0)
+    said = ""
     try:
-        with pytest.raises(Unavailable, match="could not be made"):
-            await backend.run(BoxSpec(Program("python", source=b"pass")))
+        await backend.run(BoxSpec(Program("python", source=b"pass")))
+    except Unavailable as exc:
+        said = exc.message
     finally:
         await backend.close()
+    if step == "identity" and not said and os.geteuid() != 0:
+        pytest.skip("whoever has no other id on the host has the box's as soon as it enters")
+    assert "could not be made" in said
 
 
 async def look(source: str, *, without: tuple[str, ...] = (), limits: Limits | None = None) -> BoxReport:

@@ -314,12 +314,11 @@ class ProcessBackend:
         if baseline.image is None:
             return
         found = rooted.look(box.worker, baseline.mounts)
-        lacking = sorted(name for name, on in found.items() if not on and name not in baseline.without)
-        if lacking:
+        if lacking := selftest.lacking(found, baseline.without):
             box.kill()
             box.ended.add_done_callback(lambda _: box.remove())
-            raise Unavailable("self_test", f"a box with this image as its root lacks: {', '.join(lacking)}")
-        box.isolation |= found
+            raise Unavailable("self_test", f"a box with this image as its root lacks {lacking}")
+        box.isolation |= {name: look.on for name, look in found.items()}
 
     def _baseline(self, spec: BoxSpec) -> Baseline:
         assert self._host is not None
