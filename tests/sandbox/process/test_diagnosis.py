@@ -109,7 +109,7 @@ def test_in_a_container_every_option_is_named_at_once() -> None:
     ("engine", "says"),
     [
         ("docker", "--security-opt systempaths=unconfined"),
-        ("podman", "--security-opt unmask=/proc/*"),
+        ("podman", "--security-opt 'unmask=/proc/*'"),
         ("kubernetes", "procMount: Unmasked"),
         ("dev container", '"runArgs": ["--security-opt", "systempaths=unconfined"]'),
     ],

@@ -90,7 +90,7 @@ _OPTIONS: Mapping[str, Mapping[Cause, str]] = {
         "container_seccomp": "--security-opt seccomp=unconfined",
         "container_apparmor": "--security-opt apparmor=unconfined",
         "apparmor": "--security-opt apparmor=ringfence",
-        "masked_proc": "--security-opt unmask=/proc/*",
+        "masked_proc": "--security-opt 'unmask=/proc/*'",
         "selinux": "--security-opt label=disable",
         "no_setuid": "--user 1000",
         "root_of_few": "--user 1000",
