@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -201,7 +202,8 @@ def close() -> None:
         one.close()
 
 
-os.register_at_fork(after_in_child=_forked)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forked)
 atexit.register(close)
 
 

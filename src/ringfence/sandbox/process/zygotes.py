@@ -28,6 +28,7 @@ from ringfence.sandbox.process.member import Member, ended, new_channel, receive
 from ringfence.sandbox.process.run import memory_file
 from ringfence.sandbox.process.uids import Block, take_block
 from ringfence.sandbox.waiting import when
+from ringfence.system import interpreter
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +51,6 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 
 
 @cache
-def interpreter() -> Path:
-    """The interpreter of boxes, by its real path: a virtual environment's is a link to it."""
-    return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
-
-
 @dataclass(slots=True)
 class Zygote:
     """One zygote process."""
