@@ -24,7 +24,7 @@ from ringfence.box import Attached, Stream
 from ringfence.config.settings import Config
 from ringfence.model import Json, Outcome
 from ringfence.runs import Runs, unwritten
-from ringfence.sandbox.waiting import begun, new_loop
+from ringfence.sandbox.waiting import begun, new_loop, shielded
 from ringfence.wanted import Wanted
 
 T = TypeVar("T")
@@ -80,13 +80,13 @@ class Engine:
     async def run(self, wanted: Wanted, tell: Callable[[Stream, bytes], None] | None) -> Outcome:
         """One run. Raises Unavailable, StoreError where the way cannot be opened."""
         opened = self._opened()
-        runs = opened.result() if opened.done() else await asyncio.shield(opened)
+        runs = opened.result() if opened.done() else await shielded(opened)
         return await runs.run(wanted, origin="sdk", tell=tell)
 
     async def call(self, tool: str, arguments: Json, attached: Attached) -> Outcome:
         """One of our own tools. Raises Unavailable, StoreError where the way cannot be opened."""
         opened = self._opened()
-        runs = opened.result() if opened.done() else await asyncio.shield(opened)
+        runs = opened.result() if opened.done() else await shielded(opened)
         return await runs.call(tool, arguments, attached, origin="sdk")
 
     def _opened(self) -> asyncio.Future[Runs]:
