@@ -32,6 +32,10 @@ _NO_BOX = 125
 _MODULES = {"bench": "bench.command", "box": "box.command", "init": "init.command"}
 
 
+_NO_RE2 = (
+    "RE2, which patterns and redaction need, is not installed: pip install google-re2 "
+    "(on musl it is built from source: docs/other-systems.md)"
+)
 _ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -109,6 +113,10 @@ def main() -> None:
         command_line(sys.argv[1:])()
     except RingfenceError as exc:
         _fail(str(exc))
+    except ModuleNotFoundError as exc:
+        if exc.name != "re2":
+            raise
+        _fail(_NO_RE2)
     except OSError as exc:
         _fail(f"{exc.filename}: {exc.strerror}" if exc.filename and exc.strerror else str(exc))
 
