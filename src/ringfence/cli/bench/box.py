@@ -26,7 +26,7 @@ from ringfence.cli.bench.measure import Row, below, cpu_seconds_of_all, private_
 from ringfence.cli.bench.staging import Case, interleaved, note, own_record, repeated
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.configuring import interpreter
+from ringfence.system import interpreter
 
 _SOURCE = "pass"
 _DATA = ("numpy", "pandas")

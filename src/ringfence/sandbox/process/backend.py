@@ -22,7 +22,7 @@ from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.cgroup import Cgroups, sweep
 from ringfence.sandbox.process.choosing import SYSTEM, choose
-from ringfence.sandbox.process.configuring import INSTALLED, interpreter
+from ringfence.sandbox.process.configuring import INSTALLED
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.delegation import Systemd
 from ringfence.sandbox.process.groups import Groups
@@ -33,6 +33,7 @@ from ringfence.sandbox.process.run import Run
 from ringfence.sandbox.tools import TEMPLATES
 from ringfence.sandbox.waiting import begun, when
 from ringfence.sessions import StaySpec
+from ringfence.system import interpreter
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from ringfence.sandbox.process.denials import Account
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.hub import Hub
 from ringfence.sandbox.process.member import Ended, Member, received
+from ringfence.sandbox.waiting import shielded
 
 CLOSE_SECONDS = 10.0
 
@@ -89,7 +90,7 @@ class Box:
 
     async def closed(self) -> None:
         """Wait until every confinement step is done and the worker is there. Raises Unavailable."""
-        await asyncio.shield(self._closed)
+        await shielded(self._closed)
 
     @property
     def is_in_the_making(self) -> bool:

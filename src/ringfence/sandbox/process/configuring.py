@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from ringfence.sandbox.process import seccomp
 from ringfence.sandbox.process.baseline import Baseline
+from ringfence.system import interpreter
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALLED = f"/workspace/.local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 INSTALLED_PROGRAMS = "/workspace/.local/bin"
 """Where pip puts what a user installs who cannot write beside the interpreter."""
-
-
-@cache
-def interpreter() -> Path:
-    """The interpreter of boxes, by its real path: a virtual environment's is a link to it."""
-    return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
 
 
 def configuration(baseline: Baseline, *, own_ids: bool) -> dict[str, Any]:

@@ -23,13 +23,13 @@ from ringfence.model import Json
 from ringfence.sandbox.process import configuring, ids, mounting
 from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box, Shared
-from ringfence.sandbox.process.configuring import interpreter
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.host import launched
 from ringfence.sandbox.process.member import Member, ended, new_channel, receive
 from ringfence.sandbox.process.run import memory_file
 from ringfence.sandbox.process.uids import Block
 from ringfence.sandbox.waiting import when
+from ringfence.system import interpreter
 
 log = logging.getLogger(__name__)
 
