@@ -128,6 +128,20 @@ async def test_the_files_of_a_session_can_be_used_from_both_sides(backend: Proce
 
 
 @ordinary
+async def test_a_command_has_a_terminal(backend: ProcessBackend) -> None:
+    box = await backend.open(StaySpec())
+    try:
+        said: list[bytes] = []
+        command = Command(("/bin/sh", "-c", "read line; echo $line; stty size"), Limits(), pty=(80, 24))
+        running = await box.command(command, lambda _, data: said.append(data))
+        running.send(b"in\n")
+        assert (await running.over()).exit_status == 0
+        assert b"".join(said).endswith(b"in\r\n24 80\r\n")
+    finally:
+        await box.end()
+
+
+@ordinary
 async def test_a_box_that_sees_folders_of_the_user_is_that_user(backend: ProcessBackend, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     report = await run(backend, "open('/data/made', 'w').write('x')", mounts=(Mount(str(tmp_path), "/data", "rw"),))

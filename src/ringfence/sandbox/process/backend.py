@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from ringfence.box import BoxReport, BoxSpec, Input, Limits, Program, Programs, Serve, SetUp, Stream
+from ringfence.box import CAN_DO_WITHOUT, BoxReport, BoxSpec, Input, Limits, Program, Programs, Serve, SetUp, Stream
 from ringfence.errors import Unavailable
 from ringfence.model import Json
 from ringfence.sandbox.process import guarded, host, inputs, mounting, rooted, selftest
@@ -307,7 +307,7 @@ class ProcessBackend:
             with contextlib.suppress(Unavailable):  # it may need just what was left out
                 return selftest.tested(report, self._inherited, left_out, host.PROTECTIONS)
             return host.Tested({}, "", left_out)
-        given_up = left_out.union(name for name in self._accepted if name in host.CAN_DO_WITHOUT)
+        given_up = left_out.union(name for name in self._accepted if name in CAN_DO_WITHOUT)
         return selftest.tested(report, self._inherited, left_out, given_up)
 
     def _look_at_root(self, box: Box, baseline: Baseline) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ringfence.box import BoxReport, Limits
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process.confine import INSIDE_ID, LOCKED_BYTES, SECURE_BITS
-from ringfence.sandbox.process.host import CAN_DO_WITHOUT, Tested
+from ringfence.sandbox.process.host import Tested
 from ringfence.sandbox.process.template import DEVICES, HOST_NAME
 
 _SPACES = ("user", "pid", "mnt", "ipc", "uts", "net", "cgroup")
