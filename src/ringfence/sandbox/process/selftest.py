@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from ringfence.box import BoxReport, Limits
+from ringfence.box import CAN_DO_WITHOUT, BoxReport, Limits
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process.confine import INSIDE_ID, LOCKED_BYTES, SECURE_BITS
 from ringfence.sandbox.process.host import Tested
