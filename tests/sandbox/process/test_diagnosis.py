@@ -69,6 +69,13 @@ def test_where_everything_was_tried_and_went_well_nothing_is_missing() -> None:
         ("user_namespace", errno.EACCES, UBUNTU, "apparmor", "apparmor_restrict_unprivileged_userns is 1"),
         ("mapping", errno.EPERM, UBUNTU, "apparmor", "apparmor_restrict_unprivileged_userns is 1"),
         ("mounts", errno.EACCES, UBUNTU, "apparmor", "apparmor_restrict_unprivileged_userns is 1"),
+        (
+            "user_namespace",
+            errno.EACCES,
+            replace(HOST, label="strict (enforce)"),
+            "container_apparmor",
+            "strict forbids it",
+        ),
         ("mounts", errno.EACCES, DOCKER, "container_apparmor", "docker-default"),
         ("mounts", errno.EACCES, replace(HOST, selinux=True), "selinux", "SELinux"),
         ("mounts", errno.ENOSYS, replace(HOST, release="5.10.0"), "kernel", "5.10.0"),

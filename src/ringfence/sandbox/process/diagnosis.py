@@ -203,7 +203,7 @@ def _cause(step: str, number: int, around: Surroundings) -> Cause:
     if around.filtered and number in (errno.EPERM, errno.ENOSYS) and step != "mapping":
         return "container_seccomp"
     if number in _REFUSED:
-        if around.label.startswith(_CONFINED):
+        if around.label.startswith(_CONFINED) or around.label.endswith("(enforce)"):
             return "container_apparmor"
         if not around.root and around.settings.get("kernel.apparmor_restrict_unprivileged_userns"):
             return "apparmor"

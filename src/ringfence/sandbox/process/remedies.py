@@ -217,7 +217,7 @@ def cause_of_groups(around: Surroundings, root: Path = Path("/")) -> Cause:
 
 _READ: Mapping[Cause, tuple[str, str]] = {
     "chroot": ("user namespaces cannot be made in a chroot; use a container, or unshare with pivot_root", "chroot"),
-    "container_apparmor": ("the profile that we are started in has to allow mounts", "apparmor"),
+    "container_apparmor": ("the profile that we are started in has to allow user namespaces and mounts", "apparmor"),
     "container_seccomp": ("whoever starts us filters system calls: a service's SystemCallFilter=, say", "seccomp"),
     "groups": ("how limits are held on such a host, and what gives them to the kernel", "control-groups"),
     "kernel": ("a newer kernel", "kernels"),
