@@ -1,4 +1,4 @@
-"""The shape of the source: sizes, layers, what an import costs, and what a fresh clone needs."""
+"""The shape of the source: layers, what an import costs, and what a fresh clone needs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from tests.tooling import ROOT
 
 SOURCE = ROOT / "src" / "ringfence"
 MODULES = sorted(SOURCE.rglob("*.py"))
-EVERY_FILE = MODULES + sorted((ROOT / "tests").rglob("*.py"))
-FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 5
+PARAMETERS = 5
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -41,22 +40,11 @@ def parameters(function: Function) -> int:
     return sum(argument.arg not in ("self", "cls") for argument in every)
 
 
-@pytest.mark.parametrize("path", EVERY_FILE, ids=name)
-def test_file_is_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < FILE_LINES
-
-
 @pytest.mark.parametrize("path", MODULES, ids=name)
-def test_functions_are_short_and_take_few_parameters(path: Path) -> None:
+def test_functions_take_few_parameters(path: Path) -> None:
     # The parameters of a command are the options of the command line.
     most = 99 if path.is_relative_to(SOURCE / "cli") else PARAMETERS
-    long, wide = [], []
-    for function in functions(ast.parse(path.read_text())):
-        if (function.end_lineno or 0) - function.lineno + 1 >= FUNCTION_LINES:
-            long.append(function.name)
-        if parameters(function) > most:
-            wide.append(function.name)
-    assert (long, wide) == ([], [])
+    assert [each.name for each in functions(ast.parse(path.read_text())) if parameters(each) > most] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
@@ -155,4 +143,4 @@ def test_node_tools_have_exact_versions_and_no_addresses() -> None:
 def test_checks_start_from_one_command() -> None:
     for script in (".ci/run", "scripts/setup"):
         assert os.access(ROOT / script, os.X_OK)
-    assert (ROOT / ".ci/run").read_text().splitlines()[-1] == "make test"
+    assert "if make test; then\n" in (ROOT / ".ci/run").read_text()

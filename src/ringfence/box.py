@@ -16,6 +16,8 @@ from typing import Any, Literal, Protocol
 from ringfence.plain import plain
 
 MIB = 1024 * 1024
+CAN_DO_WITHOUT = ("landlock",)
+"""What an operator may accept to do without; a box without any other of its protections would be none."""
 
 Ended = Literal["exited", "signalled", "timeout", "oom", "pids", "disk", "output", "policy", "cancelled", "infra"]
 Limit = Literal["wall", "cpu", "memory", "pids", "disk", "inodes", "files", "file_size", "output"]

@@ -1,28 +1,25 @@
 """Conditions in CEL, checked for names and types when the configuration is read.
 
 One language for `rules[].when`, `approvals.when` and `idempotent.key`. The engine returns a run-time error as a
-value instead of raising it; here it is always raised, so that no caller can take an error for a yes.
+value instead of raising it; here it is always raised, so that no caller can take an error for a yes. There is no engine
+for systems with musl instead of glibc: there a condition is refused when it is read, and everything else works.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
 from typing import Any
-
-from cel_expr_python import cel
 
 from ringfence.model import Call, Contract, Json
 
-_DYN_MAP = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
-_VARIABLES = {
-    "call": _DYN_MAP,
-    "args": _DYN_MAP,
-    "agent": _DYN_MAP,
-    "contract": _DYN_MAP,
-    "environment": cel.Type.STRING,
-}
-_env = cel.NewEnv(variables=_VARIABLES)
+_VARIABLES = ("call", "args", "agent", "contract", "environment")
+_MISSING = (
+    "conditions are written in CEL, and its engine is not installed: pip install cel-expr-python "
+    "(there is none for musl: docs/other-systems.md)"
+)
 _PLACE = re.compile(r"^.*?<input>:(\d+):(\d+): (.*)$", re.MULTILINE)
 
 
@@ -41,10 +38,12 @@ class Expression:
 
     def __init__(self, source: str, *, result: str = "bool") -> None:
         self.source = source
+        cel, environment = _engine()
+        self._error = cel.Type.ERROR
         # Converting what a condition does not mention would cost more than evaluating it.
         self._names = tuple(name for name in _VARIABLES if re.search(rf"\b{name}\b", source))
         try:
-            self._program = _env.compile(source)
+            self._program = environment.compile(source)
         except Exception as exc:  # the binding raises plain RuntimeError and friends for every compile error
             raise _compile_error(exc) from None
         kind = self._program.return_type()
@@ -70,13 +69,25 @@ class Expression:
             value = self._program.eval(data={name: variables[name] for name in self._names if name in variables})
             found = value.value()
             # What is true or false is no error, and nearly everything is; its type is the dearest thing to ask for.
-            if found is not True and found is not False and value.type() == cel.Type.ERROR:
+            if found is not True and found is not False and value.type() == self._error:
                 raise ExpressionError(f"{self.source!r} failed: {found}")
             return found
         except ExpressionError:
             raise
         except Exception as exc:  # a value that the binding cannot convert is an error of the condition too
             raise ExpressionError(f"{self.source!r} failed: {exc}") from None
+
+
+@cache
+def _engine() -> tuple[Any, Any]:
+    """The module of the engine, and what conditions can name there. Raises ExpressionError where it is missing."""
+    try:
+        cel: Any = import_module("cel_expr_python.cel")
+    except ImportError:
+        raise ExpressionError(_MISSING) from None
+    any_map = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
+    named = dict.fromkeys(_VARIABLES, any_map) | {"environment": cel.Type.STRING}
+    return cel, cel.NewEnv(variables=named)
 
 
 def _compile_error(exc: Exception) -> ExpressionError:

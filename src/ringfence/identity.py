@@ -1,20 +1,26 @@
 """Who is calling, and who may answer.
 
 The caller over the gateway is an *agent*; only a *person* approves. On one machine both belong to one account, so
-a caller on loopback must be of the gateway's own user, which the kernel tells; it is then the local agent.
+a caller on loopback must be of the gateway's own user; it is then the local agent. On Linux the kernel tells whose a
+connection is; elsewhere whoever knows what only that user can read proves it.
 """
 
 from __future__ import annotations
 
-import os
-import pwd
+import secrets
 import socket
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 
+from ringfence import system
+from ringfence.audit.keys import kept
+from ringfence.errors import StoreError
 from ringfence.model import EVERY_ROLE, Person, Principal
 
 LOCAL_AGENT = "local"
+TOKEN = "local-token"  # noqa: S105 - the name of its file
+_LEAST_TOKEN = 40
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -25,10 +31,7 @@ _REQUEST = struct.Struct("=BBBBI2s2s16s16sI8s")
 
 def os_user() -> str:
     """Name of the account that this process runs as."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return f"uid-{os.getuid()}"
+    return system.user_name()
 
 
 def person_of(people: Mapping[str, Person], user: str) -> Person | None:
@@ -42,6 +45,22 @@ def local_agent(people: Mapping[str, Person], user: str) -> Principal:
     """The agent of whoever runs the gateway."""
     person = person_of(people, user)
     return Principal(agent=LOCAL_AGENT, person=person.name if person is not None else user)
+
+
+def local_token(folder: Path) -> str:
+    """What a caller of our own user proves itself by where the kernel tells nothing: made once, for its owner to read.
+
+    Raises StoreError for one that others can reach.
+    """
+    made = kept(folder, TOKEN, lambda: secrets.token_urlsafe(32).encode())
+    if len(made) < _LEAST_TOKEN or not made.isascii():
+        raise StoreError(f"{folder / TOKEN} holds no token; remove it and start again")
+    return made.decode("ascii").strip()
+
+
+def known_token(folder: Path) -> str | None:
+    """That of this user, if there is one."""
+    return local_token(folder) if (folder / TOKEN).exists() else None
 
 
 def peer_uid(client: tuple[str, int], server: tuple[str, int]) -> int | None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -18,19 +20,20 @@ from ringfence.box import BoxReport, Mount
 from ringfence.config.settings import Config, SandboxSettings
 from ringfence.egress.dial import check_url
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
-from ringfence.launching import surroundings
 from ringfence.model import Definition, Json, Principal, ServerSpec
 from ringfence.ports import Access, Outward, UpstreamRequest
 from ringfence.runs import NOBODY, provision
 from ringfence.sandbox.executor import Executor
 from ringfence.sandbox.finding import within
-from ringfence.sandbox.launched import BoxedServer
-from ringfence.sandbox.servers import Boxes
 from ringfence.sandbox.wants import Want, wants
 from ringfence.sessions import Opening
 from ringfence.storehouse import verify
 from ringfence.upstream.bare import Bare
 from ringfence.upstream.pool import Pool
+
+if TYPE_CHECKING:
+    from ringfence.sandbox.launched import BoxedServer
+    from ringfence.sandbox.servers import Boxes
 
 _LOOKING = Principal("init")
 _LONGEST_CALL = 60.0
@@ -46,8 +49,9 @@ def provide(pool: Pool, settings: Config, executor: Executor | str, outward: Cal
     elif not isinstance(executor.backend, Opening):
         pool.boxes = Unavailable("no_backend", f"boxes of backend {executor.backend.name} do not stay")
     else:
-        given = surroundings(executor.provision.limits, settings.servers, outward)
-        pool.boxes = boxes = Boxes(executor.backend, replace(given, keeper=executor.keeper))
+        launching: Any = import_module("ringfence.launching")  # which can be loaded only where there are boxes
+        given = launching.surroundings(executor.provision.limits, settings.servers, outward)
+        pool.boxes = boxes = launching.Boxes(executor.backend, replace(given, keeper=executor.keeper))
         executor.provision = replace(executor.provision, mounts=_of_lodgers(boxes, settings))
 
 
@@ -124,7 +128,8 @@ async def look_at(
         backend = make_backend(settings)
     except Unavailable as exc:
         return Look(problem=exc.message)
-    watched = _Watched(Boxes(backend, surroundings(provision(settings).limits, {}, outward)))
+    launching: Any = import_module("ringfence.launching")
+    watched = _Watched(launching.Boxes(backend, launching.surroundings(provision(settings).limits, {}, outward)))
     pool = Pool({spec.name: spec}, {}, _no_consent, _nothing)
     pool.boxes = watched
     found: list[Definition] = []

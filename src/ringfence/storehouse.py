@@ -34,8 +34,8 @@ from ringfence.packages.registries import Credential, Registry
 from ringfence.packages.shelf import AT, FOLDER, Shelf, Tree
 from ringfence.ports import Backend, Packed
 from ringfence.redaction import Stream, Values
-from ringfence.sandbox.process.zygotes import interpreter
 from ringfence.secret import Secret
+from ringfence.system import interpreter
 
 RULE = "registries"
 BESIDE = "registries:beside"

@@ -96,6 +96,8 @@ def test_boxes_are_measured_beside_the_bare_interpreter(
     assert rows["burst of 8 fresh boxes"]["n"] == 8
     if os.geteuid() == 0:
         assert rows["live box, 2 of them: to its first output"]["memory_kb"] > 0
+        of_a_user = [row for name, row in rows.items() if name.startswith("box: run_code, ordinary user, ")]
+        assert [row["baseline"] for row in of_a_user] == ["bare python -c pass, ordinary user"]
     assert os.environ["RINGFENCE_CONFIG"] == "/nowhere/at/all.yaml"
     assert not list(own_home.rglob("ringfence.db")), "nothing was recorded among the user's own"
     assert "box: memory" in capsys.readouterr().err

@@ -83,6 +83,7 @@ def imports(tree: ast.AST) -> list[ast.alias]:
 
 
 LOADED = {node.name for node in imports(ast.parse(Path(launcher.__file__).read_text()))}
+LOADED |= {module.__name__ for module in launcher.PRELOADED}
 
 
 def test_few_shapes_of_limits_are_used_since_boxes_are_kept_ready_by_shape() -> None:

@@ -7,14 +7,14 @@ import pytest
 from ringfence.promises import CATALOGUE
 from ringfence.promises.insession import NOT_THERE, InSession
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.diagnosis import diagnose
+from ringfence.sandbox.process.diagnosis import diagnose_refusals
 from tests.promises.keeping import kept
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_every_promise_is_kept_after_a_hostile_step() -> None:
-    missing = diagnose().missing
+    missing = diagnose_refusals().missing
     if missing:
         pytest.skip(f"no box can be made here: {missing}")
     backend = InSession(ProcessBackend(depth=0))

@@ -130,6 +130,20 @@ def test_a_control_is_asked_whether_it_could_and_not_for_facts(props: Props) -> 
     asked = case(owed=(judging.refused("bpf"),))
     assert judging.control_says(asked, trial(props, DONE)) == (True, "succeeded: read it")
     assert judging.control_says(asked, trial(props, DENIED)) == (False, "failed: EPERM")
+    assert isinstance(judging.control_says(asked, trial(props, ended="timeout"))[1], judging.Late)
+
+
+def test_what_the_clock_stopped_may_have_needed_more_time(props: Props) -> None:
+    stopped: dict[str, Any] = {"ended": "timeout", "limit": "wall"}
+    for asked in (case(), case(judging.misreported(ended="exited")), case(judging.collector_hurt)):
+        kept, got = judging.verdict(asked, trial(props, **stopped))
+        assert not kept and isinstance(got, judging.Late)
+    waited = {"done": False, "detail": "timed out"}
+    kept, got = judging.verdict(case(owed=(judging.answered("403"),)), trial(props, waited))
+    assert not kept and isinstance(got, judging.Late)
+    kept, got = judging.verdict(case(), trial(props, DONE, **stopped))
+    assert not kept and not isinstance(got, judging.Late), "harm was done, whatever the clock says"
+    assert not isinstance(judging.verdict(case(), trial(props))[1], judging.Late), "it had the time that it wanted"
 
 
 def test_the_last_claim_counts_and_only_a_claim() -> None:

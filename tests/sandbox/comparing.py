@@ -19,7 +19,7 @@ from ringfence.box import BoxReport, BoxSpec, Layout, Limits, Listening, Program
 from ringfence.errors import Unavailable
 from ringfence.ports import Backend
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.zygotes import interpreter
+from ringfence.system import interpreter
 from tests.sandbox import ordinary
 
 PYTHON = str(interpreter())

@@ -19,7 +19,7 @@ from ringfence.errors import Refused, Unavailable
 from ringfence.sandbox.capacity import HouseRules
 from ringfence.sandbox.house import House
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.diagnosis import diagnose
+from ringfence.sandbox.process.diagnosis import diagnose_refusals
 from ringfence.sandbox.process.live import LiveBox
 from ringfence.sessions import (
     CellRequest,
@@ -64,7 +64,7 @@ class Home:
 
 @pytest.fixture(scope="module")
 def _boxes() -> None:
-    missing = diagnose().missing
+    missing = diagnose_refusals().missing
     if missing:
         pytest.skip(f"no box can be made here: {missing}")
 

@@ -243,7 +243,7 @@ async def test_a_keeper_that_cannot_be_started_is_unavailable(folder: Path) -> N
         await Keeper(broken).list(ANN)
     assert "ZeroDivisionError" in (folder / "keeper" / "log").read_text()
     stuck = replace(starting(folder), command=(sys.executable, "-c", "import time; time.sleep(60)"), seconds=0.3)
-    with pytest.raises(Unavailable, match="not ready in time"):
+    with pytest.raises(Unavailable, match="not ready, and did nothing more for it"):
         await Keeper(stuck).list(ANN)
 
 

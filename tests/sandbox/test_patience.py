@@ -92,6 +92,11 @@ def test_this_process_is_seen_to_work() -> None:
     assert patience._look((2**22 + 1,)) == (0, False)
 
 
+def test_processes_of_a_group_are_found(idle: int) -> None:
+    assert idle in patience.group(os.getpgid(idle))
+    assert patience.group(2**22 + 1) == []
+
+
 async def test_a_slow_start_gives_everything_more_time() -> None:
     pace = patience.Pace()
     assert pace.allow(10.0) == 10.0

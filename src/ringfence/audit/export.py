@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from ringfence import canonical
+from ringfence import canonical, system
 from ringfence.audit import slots
 from ringfence.audit.chain import (
     ALWAYS,
@@ -79,7 +79,7 @@ def write_export(
     """
     made = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
-        descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.PLAIN, 0o600)
         try:
             with open(descriptor, "wb") as file:
                 report = _write_lines(_Lines(file), records, keys, period)
@@ -87,7 +87,7 @@ def write_export(
                     _refuse_cut(report, checkpoints, keys.public, whole=period.since is None)
                 file.flush()
                 os.fsync(descriptor)
-            made.rename(path)
+            made.replace(path)
         finally:
             made.unlink(missing_ok=True)
     except OSError as exc:

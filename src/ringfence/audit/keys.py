@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
+from ringfence import system
 from ringfence.audit.chain import key_id
 from ringfence.errors import StoreError
 
@@ -45,17 +47,25 @@ class Keys:
 
 def load_or_create(folder: Path) -> Keys:
     """The keys in `folder`; made there at the first start. Raises StoreError for a key that others can reach."""
+    private = _private(folder / PRIVATE, kept(folder, PRIVATE, _new_key))
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_folder(folder)
-        path = folder / PRIVATE
-        if not path.exists():
-            _create(path)
-        private = _load_private(path)
         _publish(folder / PUBLIC, private.public_key())
     except OSError as exc:
         raise StoreError(f"the audit key in {folder} cannot be used: {exc.strerror or exc}") from exc
     return Keys(folder.resolve(), private)
+
+
+def kept(folder: Path, name: str, make: Callable[[], bytes]) -> bytes:
+    """What a file of this folder holds that is its owner's alone; made at the first time. Raises StoreError."""
+    path = folder / name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_folder(folder)
+        if not path.exists():
+            _create(path, make())
+        return _read(path)
+    except OSError as exc:
+        raise StoreError(f"{name} in {folder} cannot be used: {exc.strerror or exc}") from exc
 
 
 def public_key_from_file(path: Path) -> Ed25519PublicKey:
@@ -76,23 +86,26 @@ def _check_folder(folder: Path) -> None:
     info = folder.stat()
     if not stat.S_ISDIR(info.st_mode):
         raise StoreError(f"the key folder {folder} is not a folder")
-    if info.st_uid != os.geteuid():
+    if system.stranger(info):
         raise StoreError(f"the key folder {folder} belongs to another user (uid {info.st_uid})")
-    if info.st_mode & 0o022:
+    if system.open_to_others(info, 0o022):
         # Whoever can write the folder can put another key in the place of this one.
         raise StoreError(f"others can write the key folder {folder}; run: chmod 700 {folder}")
 
 
-def _create(path: Path) -> None:
-    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    made = _write_beside(path, pem, 0o600)
+def _new_key() -> bytes:
+    return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _create(path: Path, data: bytes) -> None:
+    made = _write_beside(path, data, 0o600)
     try:
         os.link(made, path)  # unlike a rename, this never replaces the key that another process made meanwhile
     except FileExistsError:
         pass
     finally:
         made.unlink()
-    _sync_folder(path.parent)
+    system.sync_folder(path.parent)
 
 
 def _publish(path: Path, public: Ed25519PublicKey) -> None:
@@ -101,41 +114,36 @@ def _publish(path: Path, public: Ed25519PublicKey) -> None:
             raise StoreError(f"{path} is not the public half of {PRIVATE} beside it")
         return
     pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    _write_beside(path, pem, 0o644).rename(path)
-    _sync_folder(path.parent)
+    _write_beside(path, pem, 0o644).replace(path)
+    system.sync_folder(path.parent)
 
 
 def _write_beside(path: Path, data: bytes, mode: int) -> Path:
     made = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.PLAIN, mode)
     with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)
+        system.restrict(descriptor, mode)
         file.write(data)
         file.flush()
         os.fsync(descriptor)
     return made
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _load_private(path: Path) -> Ed25519PrivateKey:
+def _read(path: Path) -> bytes:
     # What is checked must be what is read, so both go through one descriptor, and no link is followed.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | system.PRIVATE)
     with open(descriptor, "rb") as file:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
-            raise StoreError(f"the private key {path} is not a plain file")
-        if info.st_uid != os.geteuid():
-            raise StoreError(f"the private key {path} belongs to another user (uid {info.st_uid})")
-        if info.st_mode & 0o077:
-            raise StoreError(f"others can reach the private key {path}; run: chmod 600 {path}")
-        pem = file.read(_MAX_PEM)
+            raise StoreError(f"{path} is not a plain file")
+        if system.stranger(info):
+            raise StoreError(f"{path} belongs to another user (uid {info.st_uid})")
+        if system.open_to_others(info, 0o077):
+            raise StoreError(f"others can reach {path}; run: chmod 600 {path}")
+        return file.read(_MAX_PEM)
+
+
+def _private(path: Path, pem: bytes) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

@@ -101,8 +101,9 @@ def loaded(module: str) -> Any:
 def run(work: Callable[..., Awaitable[T]], *arguments: Any, fast: bool = False) -> T:
     """Run asynchronous work to its end; of several errors at once the first of ours is raised.
 
-    `fast` takes the event loop that is worth its import where many calls are served.
+    `fast` takes the event loop that is worth its import where many calls are served; Windows has none.
     """
+    fast = fast and sys.platform != "win32"
     try:
         return anyio.run(work, *arguments, backend_options={"use_uvloop": True} if fast else None)
     except BaseExceptionGroup as group:

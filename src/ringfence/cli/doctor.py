@@ -234,7 +234,8 @@ def _protections(isolation: Json) -> list[str]:
         verified = f"verified: {how.get('verified')}" if how.get("verified") else "not verified"
         lines.append(safe(f"  {name:20} {'on' if how.get('on') else 'OFF':4} {verified}"))
     for name, how in (isolation.get("limits") or {}).items():
-        lines.append(safe(f"  limit of {name:11} by {how.get('by')}"))
+        why = f": {how['why']}" if how.get("why") else ""
+        lines.append(safe(f"  limit of {name:11} by {how.get('by')}{why}"))
     return lines
 
 

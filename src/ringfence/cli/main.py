@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from importlib import import_module
 
 import typer
 
-from ringfence import __version__
+from ringfence import __version__, system
 from ringfence.cli.terminal import safe
 from ringfence.errors import RingfenceError
 
@@ -26,7 +27,17 @@ VERBS = {
     "audit": "Read, explain, verify and export the audit log.",
     "bench": "Measure what calls and boxes cost on this machine.",
 }
+_BOXED = ("run", "box", "doctor", "wrap", "bench")
+"""Verbs that are about boxes alone. Where there can be none, nothing of them is loaded."""
+_NO_BOX = 125
 _MODULES = {"bench": "bench.command", "box": "box.command", "init": "init.command"}
+
+
+_NO_RE2 = (
+    "RE2, which patterns and redaction need, is not installed: pip install google-re2 "
+    "(on musl it is built from source: docs/other-systems.md)"
+)
+_ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def _version(wanted: bool) -> None:
@@ -72,12 +83,26 @@ def command_line(words: list[str]) -> typer.Typer:
         if verb != named:
             app.command(verb, help=summary)(_not_loaded)
             continue
+        if verb in _BOXED and (why := system.no_boxes()) is not None:
+            app.command(verb, context_settings=_ANY_WORDS)(_needing_linux(summary, why))
+            continue
         found = getattr(import_module(f"ringfence.cli.{_MODULES.get(verb, verb)}"), verb)
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=verb)
         else:
             app.command(verb)(found)
     return app
+
+
+def _needing_linux(summary: str, why: str) -> Callable[[], None]:
+    """A verb that can only say what it would do elsewhere."""
+
+    def command() -> None:
+        print(f"ringfence: {why}", file=sys.stderr)
+        raise typer.Exit(_NO_BOX)
+
+    command.__doc__ = f"{summary}\n\nNot on this system: {why}"
+    return command
 
 
 def _not_loaded() -> None:
@@ -89,6 +114,10 @@ def main() -> None:
         command_line(sys.argv[1:])()
     except RingfenceError as exc:
         _fail(str(exc))
+    except ModuleNotFoundError as exc:
+        if exc.name != "re2":
+            raise
+        _fail(_NO_RE2)
     except OSError as exc:
         _fail(f"{exc.filename}: {exc.strerror}" if exc.filename and exc.strerror else str(exc))
 

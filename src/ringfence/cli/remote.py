@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 import anyio
@@ -37,6 +37,8 @@ class Request:
     """JSON as it was typed: well-formed, and nothing more is promised of it."""
     idempotency_key: str | None = None
     timeout: float | None = None
+    token: str | None = field(default=None, repr=False)
+    """What shows the gateway whose call this is, where it cannot see that by itself."""
 
 
 async def call(request: Request, tell: Callable[[Json], None]) -> Json:
@@ -47,7 +49,7 @@ async def call(request: Request, tell: Callable[[Json], None]) -> Json:
     """
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as http:
-        gateway = _Gateway(http, request.url)
+        gateway = _Gateway(http, request.url, request.token)
         try:
             await gateway.greet()
         except (aiohttp.InvalidURL, ValueError):
@@ -70,10 +72,12 @@ async def call(request: Request, tell: Callable[[Json], None]) -> Json:
 class _Gateway:
     """A session with one gateway."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, token: str | None) -> None:
         self._http = http
         self._url = url
         self._headers = dict(_ACCEPT)
+        if token is not None:
+            self._headers["authorization"] = f"Bearer {token}"
 
     async def greet(self) -> None:
         about = {"name": "ringfence-cli", "version": __version__}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import secrets
 import shlex
@@ -17,7 +18,7 @@ import anyio
 import anyio.abc
 import typer
 
-from ringfence import config
+from ringfence import config, identity, system
 from ringfence.app import App
 from ringfence.cli import common
 from ringfence.cli.demo.narrate import narrate
@@ -90,14 +91,15 @@ async def _main(settings: Config, stdio: bool, listen: tuple[str, int], demo: bo
 async def _http(app: App, listen: tuple[str, int], demo: bool) -> None:
     socket = open_socket(*listen)
     address, port = socket.getsockname()[:2]
-    front = app.http = HttpFront(app.front, same_user(lambda: app.agent), LOOPBACK, port)
+    token = None if system.tells_peers() else identity.local_token(config.key_folder())
+    front = app.http = HttpFront(app.front, same_user(lambda: app.agent, token), LOOPBACK, port)
     listener = Listener(Site(front))
     url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     # What is loaded now stays for good: the collector need not look at it again for every few calls.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    announce(app, url, demo)
+    announce(app, url, demo, token)
     async with anyio.create_task_group() as group:
         group.start_soon(front.sessions.sweep)
         try:
@@ -115,6 +117,9 @@ async def _signals(
     *,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
+    if sys.platform == "win32":  # where an event loop takes no signals; Ctrl-C ends it by itself
+        task_status.started()
+        return
     with anyio.open_signal_receiver(signal.SIGHUP, signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for number in signals:
@@ -125,14 +130,17 @@ async def _signals(
                 await app.reload(asked=True)
 
 
-def announce(app: App, url: str, demo: bool) -> None:
+def announce(app: App, url: str, demo: bool, token: str | None = None) -> None:
     """What a person sees when the gateway is up."""
     tools = [t["name"] for t in app.front.shelf.tools()]
     print(f"Ringfence serves {len(tools)} tools at {url}/mcp: {', '.join(tools) or 'none yet'}", flush=True)
     print(f"State and audit log: {app.store.folder}", flush=True)
     print(f"Console (one-time link, for when it comes): {url}/console?link={secrets.token_urlsafe(16)}\n", flush=True)
     print("Paste into .mcp.json:\n", flush=True)
-    print(f'  {{"mcpServers": {{"ringfence": {{"type": "http", "url": "{url}/mcp"}}}}}}\n', flush=True)
+    entry: dict[str, object] = {"type": "http", "url": f"{url}/mcp"}
+    if token is not None:
+        entry["headers"] = {"Authorization": f"Bearer {token}"}
+    print(f"  {json.dumps({'mcpServers': {'ringfence': entry}})}\n", flush=True)
     if demo:
         command = _own_command()
         print(_TRY.replace("URL", f"{url}/mcp").replace("ringfence ", f"{command} "), flush=True)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from importlib import import_module
+from typing import Any
 
+from ringfence import system
+from ringfence.box import CAN_DO_WITHOUT
 from ringfence.config import narrowing, schema
 from ringfence.config.draft import Draft
 from ringfence.config.nearest import did_you_mean
@@ -15,8 +19,6 @@ from ringfence.egress.names import url as url_parts
 from ringfence.egress.rules import pattern
 from ringfence.expression import Expression, ExpressionError
 from ringfence.packages.entries import Entry
-from ringfence.sandbox.process import choosing
-from ringfence.sandbox.process.host import CAN_DO_WITHOUT
 from ringfence.sandbox.tools import BOX_MAKERS, DECLARABLE, PROGRAMS, RUN_SHELL, TEMPLATES
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
@@ -201,6 +203,8 @@ def _boxed(draft: Draft, capability: Shaped[schema.Capability]) -> None:
 def _commands(draft: Draft, where: Where, commands: schema.Commands) -> None:
     groups = {"allow": commands.allow or [], "ask": commands.ask, "deny": commands.deny}
     seen: dict[str, str] = {}
+    # Which programs there are is known where boxes are; elsewhere the file is for another host.
+    choosing: Any = import_module("ringfence.sandbox.process.choosing") if system.no_boxes() is None else None
     for key, names in groups.items():
         for index, name in enumerate(names):
             place = (*where, key, index)
@@ -208,7 +212,7 @@ def _commands(draft: Draft, where: Where, commands: schema.Commands) -> None:
                 draft.problem(place, f"{name!r} is under {seen[name]} already: one of them")
             elif name in ("sh", "/bin/sh", "/usr/bin/sh") and key != "allow":
                 draft.problem(place, "every command is run by /bin/sh, so it is always there")
-            elif not choosing.exists(name):
+            elif choosing is not None and not choosing.exists(name):
                 text = f"this host has no program {name!r} that boxes see{did_you_mean(name, choosing.names())}"
                 draft.warn(place, text)
             seen.setdefault(name, key)

@@ -29,6 +29,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
+from ringfence import system
 from ringfence.errors import Problem
 
 MAX_BYTES = 1_000_000
@@ -95,7 +96,7 @@ def read_file(path: Path, file: str) -> tuple[str | None, list[Problem]]:
     """The text of a regular file, at most MAX_BYTES of it."""
     try:
         # Not blocking: a pipe in a configuration's place must not hang the gateway.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | system.UNHURRIED)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             return None, [Problem(file, 1, 1, "is not a regular file")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 import socket
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ringfence import system
 from ringfence.errors import Unavailable
 from ringfence.front.http import HttpFront, Identify
 from ringfence.identity import peer_uid
@@ -21,16 +23,17 @@ from ringfence.model import Principal
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _BACKLOG = 2048
+_TELLS = system.tells_peers()
 
 
 class PeerProtocol(HttpToolsProtocol):
-    """Remembers, for as long as a connection lives, which user made it."""
+    """Remembers, for as long as a connection lives, which user made it; where the kernel does not tell, nobody."""
 
     uids: ClassVar[dict[tuple[str, int], int | None]] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.client is not None and self.server is not None and self.server[1] is not None:
+        if _TELLS and self.client is not None and self.server is not None and self.server[1] is not None:
             self.uids[self.client] = peer_uid(self.client, (self.server[0], self.server[1]))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -39,8 +42,23 @@ class PeerProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
 
-def same_user(agent: Callable[[], Principal]) -> Identify:
-    """An identifier of callers: whoever is of our own user is the local agent; nobody else is anybody."""
+def same_user(agent: Callable[[], Principal], token: str | None = None) -> Identify:
+    """An identifier of callers: whoever is of our own user is the local agent; nobody else is anybody.
+
+    With a token a caller shows it; without one the kernel says whose the connection is.
+    """
+    return _by_uid(agent) if token is None else _by_token(agent, f"Bearer {token}".encode())
+
+
+def _by_token(agent: Callable[[], Principal], expected: bytes) -> Identify:
+    def identify(scope: Scope) -> Principal | None:
+        shown = [value for name, value in scope["headers"] if name == b"authorization"]
+        return agent() if len(shown) == 1 and hmac.compare_digest(shown[0], expected) else None
+
+    return identify
+
+
+def _by_uid(agent: Callable[[], Principal]) -> Identify:
     mine = os.getuid()
 
     def identify(scope: Scope) -> Principal | None:

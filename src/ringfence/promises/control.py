@@ -154,7 +154,7 @@ class ControlBackend:
             "inputs": {
                 item.name: base64.b64encode(_content(item.source)).decode() for spec in specs for item in spec.inputs
             },
-            "env": dict(first.env),
+            "env": {"HOME": str(folder), **first.env},  # or what it leaves there stays with whoever started us
             "share": sorted(self._settings.share),
             "features": sorted(self._settings.features),
             "limits": asdict(first.limits),

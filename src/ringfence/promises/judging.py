@@ -23,6 +23,11 @@ def stopped(trial: Trial) -> bool:
     return trial.report.ended == "timeout" and trial.report.limit == "wall"
 
 
+def gave_up(trial: Trial) -> bool:
+    """The program itself did not wait any longer for somebody's answer."""
+    return "timed out" in str((trial.claim or {}).get("detail", ""))
+
+
 def claimed_after(trial: Trial) -> str | None:
     """The program that ran afterwards says so."""
     claim = trial.after
@@ -283,7 +288,7 @@ def verdict(case: Case, trial: Trial) -> tuple[bool, str]:
     for ask in (lambda seen: spoke(case, seen), *case.owed):
         complaint = ask(trial)
         if complaint:
-            return False, Late(complaint) if stopped(trial) else complaint
+            return False, Late(complaint) if stopped(trial) or gave_up(trial) else complaint
     said = trial.after if case.then and trial.after else trial.claim
     detail = str((said or {}).get("detail", ""))
     return True, detail if detail and trial.report.ended == "exited" else ending(trial)
@@ -295,4 +300,5 @@ def control_says(case: Case, trial: Trial) -> tuple[bool, str]:
     if found:
         return True, f"succeeded: {found}"
     detail = str((trial.claim or {}).get("detail", "")) or ending(trial)
-    return False, f"failed: {detail}"
+    failed = f"failed: {detail}"
+    return False, Late(failed) if trial.report.ended == "timeout" else failed

@@ -46,6 +46,7 @@ def main() -> None:
     """Fork for every order, until the harness is gone: `run`, with five descriptors, or `stop PID`."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who is started in the background ignores it
     running: set[int] = set()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 4096, 5)
@@ -369,13 +370,12 @@ def _keyring(order: dict[str, Any]) -> None:
 
 def _capabilities(wanted: int) -> None:
     """All that there are, in every set, or none in effect."""
-    header = struct.pack("II", 0x20080522, 0)
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last = int(file.read())
     every = (1 << (last + 1)) - 1
     sets = (every & wanted, every, every & wanted)
     low, high = (part & 0xFFFFFFFF for part in sets), (part >> 32 for part in sets)
-    _checked(_libc.capset(header, struct.pack("IIIIII", *low, *high)), "capset")
+    _checked(_libc.capset(struct.pack("II", 0x20080522, 0), struct.pack("IIIIII", *low, *high)), "capset")
     for number in range(last + 1) if wanted else ():
         _prctl(_AMBIENT, 2, number)
 

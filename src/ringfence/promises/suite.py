@@ -133,7 +133,11 @@ class _Tries:
             return False, f"not possible here: {case.control.impossible}"
         backend = ControlBackend(self.launcher, case.control)
         try:
-            return await self._tried(backend, case, judging.control_says)
+            could, said = await self._tried(backend, case, judging.control_says)
+            if not could and isinstance(said, judging.Late):
+                longer = replace(self, pace=self.pace * _AGAIN[0])
+                could, said = await longer._tried(backend, case, judging.control_says)
+            return could, said
         except (RingfenceError, OSError, NotHereError, _CannotError) as exc:
             return False, f"not possible here: {exc}"
 

@@ -14,6 +14,7 @@ import os
 from ringfence.errors import Unavailable
 from ringfence.sandbox.beneath import refusal
 from ringfence.sandbox.life import Life, Peer
+from ringfence.sandbox.waiting import shielded
 
 MOST_DOORS = 16
 _MOST_VISITORS = 64
@@ -75,7 +76,7 @@ class _Door:
 
     async def opened(self) -> int:
         try:
-            server = await asyncio.shield(self._opening)
+            server = await shielded(self._opening)
         except OSError as error:
             raise Unavailable("no_ports", f"no port of this host is to be had: {error}") from error
         return int(server.sockets[0].getsockname()[1])

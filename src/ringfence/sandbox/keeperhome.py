@@ -24,11 +24,13 @@ from pathlib import Path
 from ringfence.errors import StoreError, Unavailable
 from ringfence.sandbox.codec import CodecError
 from ringfence.sandbox.keeping import private_folder, storing, taken, write_whole
+from ringfence.sandbox.patience import Patience, group
 from ringfence.sandbox.protocol import error_from_json
 
 _SOCKET, _ADDRESS, _LOCK, _STARTING, _LOG = "socket", "address", "lock", "starting", "log"
 _MOST_LOG = 1024 * 1024
 _PREDECESSOR_SECONDS = 15.0
+_WAITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +143,17 @@ class Starting:
     seconds: float = 30.0
 
 
-def start_if_absent(starting: Starting, seconds: float) -> None:
+def start_if_absent(starting: Starting) -> None:
     """When this returns, somebody listens or just did. For a thread. Raises Unavailable and StoreError."""
-    home, until = starting.home, time.monotonic() + seconds
+    home, seconds = starting.home, starting.seconds
     home.prepare()
-    held = _lock(home.folder / _STARTING, until)
+    # Whoever starts one gives up by itself when that makes no progress; so they have the time that they need.
+    held = _lock(home.folder / _STARTING, time.monotonic() + _WAITS * seconds)
     if held is None:
         raise Unavailable("keeper_start", f"somebody else starts the keeper of {home.folder}, and takes too long")
     try:
         if not _answers(home.address()):
-            _start(starting, until)
+            _start(starting, seconds)
     finally:
         os.close(held)
 
@@ -166,7 +169,7 @@ def _answers(address: str | None) -> bool:
     return True
 
 
-def _start(starting: Starting, until: float) -> None:
+def _start(starting: Starting, seconds: float) -> None:
     log = starting.home.folder / _LOG
     ours, theirs = os.pipe()
     try:
@@ -174,7 +177,7 @@ def _start(starting: Starting, until: float) -> None:
             process = _process(starting, log, theirs)
         finally:
             os.close(theirs)
-        said = _read(ours, until)
+        said = _read(ours, Patience(lambda: group(process.pid), seconds))
         if said is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()  # it leaves a child, which nobody waits for, and is gone
@@ -212,7 +215,7 @@ def _process(starting: Starting, log: Path, ready: int) -> subprocess.Popen[byte
 def _judge(said: bytes | None, log: Path) -> None:
     """Raises Unavailable where the keeper did not say that it is ready."""
     if said is None:
-        raise Unavailable("keeper_start", f"the keeper was not ready in time; its log is {log}")
+        raise Unavailable("keeper_start", f"the keeper was not ready, and did nothing more for it; its log is {log}")
     try:
         answer = json.loads(said)
         if answer.get("ready"):
@@ -223,13 +226,15 @@ def _judge(said: bytes | None, log: Path) -> None:
     raise problem if isinstance(problem, Unavailable | StoreError) else Unavailable("keeper_start", str(problem))
 
 
-def _read(descriptor: int, until: float) -> bytes | None:
-    """All that is said, up to its end; None where that does not come in time."""
+def _read(descriptor: int, patience: Patience) -> bytes | None:
+    """All that is said, up to its end; None where nobody does anything for it any more."""
     said = b""
     while True:
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
-        if not ready:
+        ready, _, _ = select.select([descriptor], [], [], patience.pause)
+        if not ready and patience.is_over():
             return None
+        if not ready:
+            continue
         data = os.read(descriptor, 65_536)
         if not data:
             return said

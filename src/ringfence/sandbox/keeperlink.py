@@ -84,10 +84,9 @@ class Keeper:
                     return await Line.open(address, self._starting.terms)
                 except AbsentError:
                     pass
-            left = until - clock()
-            if left < 0:
+            if clock() > until:
                 raise Unavailable("keeper_start", f"no keeper could be had in {self._starting.seconds:g} s")
-            await asyncio.to_thread(start_if_absent, self._starting, left)
+            await asyncio.to_thread(start_if_absent, self._starting)
             if address is not None:
                 await asyncio.sleep(_AGAIN_SECONDS)
 

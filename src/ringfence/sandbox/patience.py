@@ -7,6 +7,7 @@ from a process that hangs, but its processor time can.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -48,16 +49,43 @@ class Pace:
 
 async def while_they_work(done: asyncio.Future[T], processes: Callable[[], Iterable[int]], seconds: float) -> T:
     """What they are to bring about. Raises TimeoutError where for so long none of them did anything."""
-    idle, before = 0, -1
+    patience = Patience(processes, seconds)
     while True:
-        await asyncio.wait({done}, timeout=seconds / _LOOKS)
+        await asyncio.wait({done}, timeout=patience.pause)
         if done.done():
             return done.result()
-        worked, wants = _look(processes())
-        idle = 0 if wants or worked > before else idle + 1
-        if idle >= _LOOKS or worked > _MOST * seconds * 1e9:
+        if patience.is_over():
             raise TimeoutError
-        before = worked
+
+
+class Patience:
+    """With processes that are to do something; for whoever looks at them again and again."""
+
+    def __init__(self, processes: Callable[[], Iterable[int]], seconds: float) -> None:
+        """`seconds` is how long none of them may do anything."""
+        self.pause = seconds / _LOOKS
+        """From one look to the next."""
+        self._processes = processes
+        self._most = _MOST * seconds * 1e9
+        self._idle, self._before = 0, -1
+
+    def is_over(self) -> bool:
+        worked, wants = _look(self._processes())
+        self._idle = 0 if wants or worked > self._before else self._idle + 1
+        self._before = worked
+        return self._idle >= _LOOKS or worked > self._most
+
+
+def group(leader: int) -> list[int]:
+    """The processes of a process group."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[2]) == leader:
+                found.append(int(name))
+        except (OSError, ValueError, IndexError):
+            continue  # it ended meanwhile
+    return found
 
 
 def _look(processes: Iterable[int]) -> tuple[int, bool]:

@@ -29,6 +29,7 @@ from ringfence.sandbox.snapshots import Snapshot, Snapshots
 from ringfence.sandbox.threads import in_thread
 from ringfence.sandbox.turns import Tasks
 from ringfence.sandbox.volumes import Volumes
+from ringfence.sandbox.waiting import shielded
 from ringfence.sandbox.workspace import Workspace
 from ringfence.sessions import Opening, Owner, SessionInfo, SessionSpec
 
@@ -155,7 +156,7 @@ class Rooms:
         _check(spec)
         making = self.tasks.begin(self._create(owner, spec))
         try:
-            session = await asyncio.shield(making)
+            session = await shielded(making)
         except asyncio.CancelledError:
             making.add_done_callback(self._unwanted)
             raise

@@ -25,6 +25,7 @@ from ringfence.sandbox.launched import BoxedServer
 from ringfence.sandbox.lodger import Lodger
 from ringfence.sandbox.process import guarded
 from ringfence.sandbox.verbs import Keeping
+from ringfence.sandbox.waiting import shielded
 from ringfence.sessions import Command, CommandRequest, Living, Opening, Owner, StaySpec
 
 _ALL_ITS_LIFE = 10**8
@@ -193,7 +194,7 @@ class Boxes:
                 await end()
 
         try:
-            box, _ = await asyncio.shield(shared.opening)
+            box, _ = await shielded(shared.opening)
         except BaseException:
             shared.users -= 1
             if self._shared.get(key) is shared:

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from ringfence.sandbox.waiting import shielded
+
 T = TypeVar("T")
 
 
@@ -55,7 +57,7 @@ async def fed(stream: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], T]
 
 async def _shielded(working: asyncio.Future[T]) -> T:
     working.add_done_callback(_seen)
-    return await asyncio.shield(working)
+    return await shielded(working)
 
 
 def _seen(done: asyncio.Future[T]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ringfence.errors import Refused
 from ringfence.model import Status
+from ringfence.sandbox.waiting import shielded
 
 T = TypeVar("T")
 
@@ -132,7 +133,7 @@ class Tasks:
         return task
 
     async def carry_out(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.shield(self.begin(work))
+        return await shielded(self.begin(work))
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

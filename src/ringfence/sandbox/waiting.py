@@ -32,6 +32,26 @@ def begun(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return asyncio.get_running_loop().create_task(work)
 
 
+async def shielded(work: asyncio.Future[T]) -> T:
+    """Wait for what goes on although whoever waits here may give up.
+
+    So does `asyncio.shield`; from Python 3.14 on it also complains of what fails when nobody waits for it any more,
+    which is what a box does that is no longer wanted.
+    """
+    if not work.done():
+        try:
+            await asyncio.wait((work,))
+        except asyncio.CancelledError:
+            work.add_done_callback(_look_at)
+            raise
+    return work.result()
+
+
+def _look_at(work: asyncio.Future[Any]) -> None:
+    if not work.cancelled():
+        work.exception()
+
+
 async def to_the_end(running: Coroutine[Any, Any, T]) -> T:
     """What is cancelled is told so once, and then has the time that it takes to remove its box."""
     task, over = begun(running), asyncio.Event()

@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -23,7 +24,7 @@ from ringfence.box import Attached, Stream
 from ringfence.config.settings import Config
 from ringfence.model import Json, Outcome
 from ringfence.runs import Runs, unwritten
-from ringfence.sandbox.waiting import begun, new_loop
+from ringfence.sandbox.waiting import begun, new_loop, shielded
 from ringfence.wanted import Wanted
 
 T = TypeVar("T")
@@ -79,13 +80,13 @@ class Engine:
     async def run(self, wanted: Wanted, tell: Callable[[Stream, bytes], None] | None) -> Outcome:
         """One run. Raises Unavailable, StoreError where the way cannot be opened."""
         opened = self._opened()
-        runs = opened.result() if opened.done() else await asyncio.shield(opened)
+        runs = opened.result() if opened.done() else await shielded(opened)
         return await runs.run(wanted, origin="sdk", tell=tell)
 
     async def call(self, tool: str, arguments: Json, attached: Attached) -> Outcome:
         """One of our own tools. Raises Unavailable, StoreError where the way cannot be opened."""
         opened = self._opened()
-        runs = opened.result() if opened.done() else await asyncio.shield(opened)
+        runs = opened.result() if opened.done() else await shielded(opened)
         return await runs.call(tool, arguments, attached, origin="sdk")
 
     def _opened(self) -> asyncio.Future[Runs]:
@@ -201,7 +202,8 @@ def close() -> None:
         one.close()
 
 
-os.register_at_fork(after_in_child=_forked)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forked)
 atexit.register(close)
 
 

@@ -10,13 +10,13 @@ import tarfile
 import tempfile
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from ringfence.box import MIB
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import Json, Status
-from ringfence.sandbox.archive import pack_folder, unpack_into
 from ringfence.sdk.infos import Moved, Progress
 
 T = TypeVar("T")
@@ -27,6 +27,11 @@ Body = bytes | AsyncIterator[bytes]
 OnProgress = Callable[[Progress], object]
 
 _MOST_BYTES, _MOST_FILES = 2**44, 10_000_000
+
+
+def _archive() -> Any:
+    """How folders are packed: by descriptors of folders, which not every system has. Nor has it boxes, then."""
+    return import_module("ringfence.sandbox.archive")
 
 
 async def across(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
@@ -79,7 +84,7 @@ def _pack(folder: Path, file: IO[bytes], left_out: dict[str, str]) -> Json:
     except OSError as exc:
         raise Unavailable("no_input", f"{folder}: {exc.strerror}") from None
     try:
-        for piece in pack_folder(descriptor, left_out):
+        for piece in _archive().pack_folder(descriptor, left_out):
             file.write(piece)
     except OSError as exc:
         raise Unavailable("no_input", f"{folder}: {exc.strerror}") from None
@@ -171,7 +176,7 @@ class Landing:
             raise Unavailable("no_output", f"{self._target}: {exc.strerror}") from None
         try:
             pieces = iter(lambda: self._file.read(MIB), b"")
-            facts = unpack_into(folder, None, pieces, max_bytes=_MOST_BYTES, max_files=_MOST_FILES)
+            facts = _archive().unpack_into(folder, None, pieces, max_bytes=_MOST_BYTES, max_files=_MOST_FILES)
         except OSError as exc:
             raise Refused(Status.FAILED, "no_output", f"{self._target}: {exc.strerror}") from None
         finally:

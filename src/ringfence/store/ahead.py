@@ -12,6 +12,7 @@ import logging
 import os
 from pathlib import Path
 
+from ringfence import system
 from ringfence.audit.chain import ChainVerifier, Findings, Head, Record, is_chain_name
 from ringfence.errors import StoreError
 from ringfence.model import Json
@@ -37,8 +38,7 @@ class AheadFile:
     def __init__(self, folder: Path, chain: str) -> None:
         """Raises OSError."""
         self._path = ahead_path(folder, chain)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(self._path, flags, 0o600)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | system.PRIVATE, 0o600)
         self._end = 0
 
     def append(self, record: Record, salt: bytes | None) -> bool:
@@ -46,7 +46,7 @@ class AheadFile:
         entry = _packed(record, salt)
         if self._end + len(entry) > MAX_BYTES:
             return False
-        if os.pwrite(self._descriptor, entry, self._end) != len(entry):
+        if system.write_at(self._descriptor, entry, self._end) != len(entry):
             return False  # the disk is full: what follows from nothing is not read
         self._end += len(entry)
         return True
@@ -54,7 +54,7 @@ class AheadFile:
     def begin_anew(self) -> None:
         """All that it holds is in the database now, and nowhere else: who erases it there may be another process."""
         try:
-            os.pwrite(self._descriptor, bytes(self._end), 0)
+            system.write_at(self._descriptor, bytes(self._end), 0)
         except OSError as exc:
             log.debug("%s: %s", self._path, exc)  # it follows nothing any more
         self._end = 0
@@ -91,8 +91,7 @@ def read(folder: Path, head: Head) -> list[Noted]:
 
 def _content(path: Path) -> bytes:
     """Whatever somebody put there: no link is followed, and nobody is waited for."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(path, flags), "rb") as file:
+    with open(os.open(path, os.O_RDONLY | system.PRIVATE | system.UNHURRIED), "rb") as file:
         return file.read(MAX_BYTES)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from pathlib import Path
 
+from ringfence import system
 from ringfence.audit import slots
 from ringfence.audit.chain import Checkpoint, Head, is_chain_name
 from ringfence.audit.keys import Keys
@@ -39,16 +39,15 @@ class ChainLock:
     @classmethod
     def take(cls, folder: Path, chain: str) -> ChainLock | None:
         """The lock, or None while another holds it. Raises OSError."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(lock_path(folder, chain), flags, 0o600)
+        descriptor = os.open(lock_path(folder, chain), os.O_RDWR | os.O_CREAT | system.PRIVATE, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
+            taken = system.lock(descriptor)
         except OSError:
             os.close(descriptor)
             raise
+        if not taken:
+            os.close(descriptor)
+            return None
         return cls(descriptor)
 
     def release(self) -> None:
@@ -65,8 +64,7 @@ class CheckpointFile:
         self._chain = chain
         self._path = checkpoint_path(folder, chain)
         self._next = 0
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(self._path, flags, 0o600)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | system.PRIVATE, 0o600)
 
     @classmethod
     def create(cls, folder: Path, head: Head, keys: Keys) -> CheckpointFile:
@@ -75,11 +73,7 @@ class CheckpointFile:
         try:
             _write_all(made._descriptor, slots.EMPTY * slots.SLOTS, 0)
             made.write(head, synced=True)
-            parent = os.open(made._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(parent)
-            finally:
-                os.close(parent)
+            system.sync_folder(made._path.parent)
         except OSError:
             made.close()
             raise
@@ -87,7 +81,7 @@ class CheckpointFile:
 
     def read(self) -> slots.Slots:
         """What the file holds; the next write spares the newest."""
-        data = os.pread(self._descriptor, slots.FILE_BYTES, 0)
+        data = system.read_at(self._descriptor, slots.FILE_BYTES, 0)
         found = slots.read(data, self._chain, self._keys.public)
         self._next = 0 if found.index < 0 else 1 - found.index
         return found
@@ -112,5 +106,5 @@ class CheckpointFile:
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:
     while data:
-        written = os.pwrite(descriptor, data, offset)
+        written = system.write_at(descriptor, data, offset)
         data, offset = data[written:], offset + written

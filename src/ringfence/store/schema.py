@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
+from ringfence import system
 from ringfence.errors import StoreError
 
 T = TypeVar("T")
@@ -35,9 +36,9 @@ def prepare_folder(folder: Path) -> None:
             if not each.exists():
                 each.mkdir(mode=0o700, exist_ok=True)
         info = folder.stat()
-        if info.st_uid != os.geteuid():
+        if system.stranger(info):
             raise StoreError(f"the state folder {folder} belongs to another user (uid {info.st_uid})")
-        if stat.S_IMODE(info.st_mode) & 0o077:
+        if system.open_to_others(info, 0o077):
             if any(folder.iterdir()):
                 # Never tighten a folder that others may be using: it might be /tmp.
                 raise StoreError(f"others can reach the state folder {folder}; run: chmod 700 {folder}")
@@ -45,7 +46,7 @@ def prepare_folder(folder: Path) -> None:
         for name in ("chains", "checkpoints"):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
         _prepare_file(folder / DATABASE)
-        _sync_folder(folder)
+        system.sync_folder(folder)
     except OSError as exc:
         raise StoreError(f"the state folder {folder} cannot be used: {exc.strerror or exc}") from exc
 
@@ -55,20 +56,12 @@ def _prepare_file(path: Path) -> None:
     # One that exists is not opened here: closing it again would drop every lock that this process has on it, and
     # another process could then throw away the write-ahead log that we are still writing to.
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.PLAIN, 0o600))
     info = path.lstat()
     if not stat.S_ISREG(info.st_mode):
         raise StoreError(f"{path} is not a plain file")
-    if stat.S_IMODE(info.st_mode) != 0o600:
+    if system.open_to_others(info, 0o777) != 0o600:
         path.chmod(0o600)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringfence import system
 from ringfence.audit import chain
 from ringfence.audit.chain import Head
 from ringfence.errors import StoreError
@@ -93,7 +94,7 @@ class Writer(threading.Thread):
         self._log_path = f"{self._path}-wal"
         self._file = _identity(self._path)
         self._log = _identity(self._log_path)
-        self._opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._watched = system.watched(folder)
         self._unchanged: tuple[int, int] | None = None
         """The folder's times when the files in it were last looked at."""
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -177,7 +178,7 @@ class Writer(threading.Thread):
                 with self._turn:  # what is written meanwhile would stay behind, and the log never be empty
                     self._move_log("PASSIVE")
         self._drop_connection()
-        os.close(self._opened)
+        system.unwatch(self._watched)
 
     def _settle(self, group: list[Job], *, patient: bool) -> bool:
         """Commit a group, or fail it. False where somebody else has the database, and we are not to wait for them."""
@@ -312,7 +313,7 @@ class Writer(threading.Thread):
 
         Neither can be without a change of the folder, and to ask that is cheaper.
         """
-        folder = os.fstat(self._opened)
+        folder = os.stat(self._watched)
         times = (folder.st_mtime_ns, folder.st_ctime_ns)
         if times == self._unchanged and self._connection is not None:
             return

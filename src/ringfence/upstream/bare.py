@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from os import killpg
 
 import anyio
 import anyio.abc
@@ -92,18 +93,35 @@ class BareServer:
         assert process.stdin is not None
         with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await process.stdin.aclose()
-        for sig in (None, signal.SIGTERM, signal.SIGKILL):
-            if sig is not None:
-                with suppress(ProcessLookupError, PermissionError):
-                    killpg(process.pid, sig)
+        for end in (None, _terminate, _kill):
+            if end is not None:
+                end(process)
             deadline = anyio.current_time() + _GRACE_SECONDS
             while process.returncode is None and anyio.current_time() < deadline:
                 await anyio.sleep(0.01)
             if process.returncode is not None:
                 break
         # Children that outlived their parent are in its group still.
-        with suppress(ProcessLookupError, PermissionError):
-            killpg(process.pid, signal.SIGKILL)
+        _kill(process)
         with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await process.aclose()
         return "" if ended is None else f"it ended with status {ended}"
+
+
+# Windows has no process groups to end: there a server's own children are its own affair.
+
+
+def _terminate(process: anyio.abc.Process) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        if sys.platform == "win32":
+            process.terminate()
+        else:
+            os.killpg(process.pid, signal.SIGTERM)
+
+
+def _kill(process: anyio.abc.Process) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)

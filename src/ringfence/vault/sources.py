@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 
+from ringfence import system
 from ringfence.errors import Unavailable
 from ringfence.model import SecretSpec
 from ringfence.secret import MAX_CHARACTERS
@@ -70,14 +71,14 @@ def _read_file(spec: SecretSpec, before: Found | None) -> Found:
     path = str(spec.options["path"])
     try:
         # A pipe under that name must not hold us up.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | system.UNHURRIED)
     except OSError as error:
         raise missing(spec, f"{path} cannot be read: {error.strerror}") from None
     try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise missing(spec, f"{path} is no file")
-        if about.st_mode & stat.S_IWOTH:
+        if system.open_to_others(about, stat.S_IWOTH):
             raise missing(spec, f"every user of this machine can write {path}: chmod o-w")
         mark = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
         if before is not None and before.mark == mark:

@@ -52,6 +52,17 @@ async def test_standard_input_is_read_to_its_end(backend: ProcessBackend, size: 
     assert (await backend.run(BoxSpec(program))).stdout.text == f"{size}\n"
 
 
+async def test_streams_can_be_opened_again_by_name(backend: ProcessBackend) -> None:
+    read, write = os.pipe()
+    os.write(write, b"in\n")
+    os.close(write)
+    line = "echo out > /dev/stdout; echo err > /dev/stderr; cat /dev/stdin"
+    for stdin in (b"in\n", read):
+        report = await backend.run(BoxSpec(Program("command", argv=("sh", "-c", line), stdin=stdin)))
+        assert (report.stdout.text, report.stderr.text) == ("out\nin\n", "err\n")
+    os.close(read)
+
+
 async def test_standard_input_may_be_a_pipe(backend: ProcessBackend) -> None:
     read, write = os.pipe()
     program = Program("command", argv=("cat",), stdin=read)

@@ -69,6 +69,13 @@ def test_where_everything_was_tried_and_went_well_nothing_is_missing() -> None:
         ("user_namespace", errno.EACCES, UBUNTU, "apparmor", "apparmor_restrict_unprivileged_userns is 1"),
         ("mapping", errno.EPERM, UBUNTU, "apparmor", "apparmor_restrict_unprivileged_userns is 1"),
         ("mounts", errno.EACCES, UBUNTU, "apparmor", "apparmor_restrict_unprivileged_userns is 1"),
+        (
+            "user_namespace",
+            errno.EACCES,
+            replace(HOST, label="strict (enforce)"),
+            "container_apparmor",
+            "strict forbids it",
+        ),
         ("mounts", errno.EACCES, DOCKER, "container_apparmor", "docker-default"),
         ("mounts", errno.EACCES, replace(HOST, selinux=True), "selinux", "SELinux"),
         ("mounts", errno.ENOSYS, replace(HOST, release="5.10.0"), "kernel", "5.10.0"),
@@ -109,7 +116,7 @@ def test_in_a_container_every_option_is_named_at_once() -> None:
     ("engine", "says"),
     [
         ("docker", "--security-opt systempaths=unconfined"),
-        ("podman", "--security-opt unmask=/proc/*"),
+        ("podman", "--security-opt 'unmask=/proc/*'"),
         ("kubernetes", "procMount: Unmasked"),
         ("dev container", '"runArgs": ["--security-opt", "systempaths=unconfined"]'),
     ],
@@ -132,12 +139,12 @@ def test_every_cause_has_a_page_that_exists(engine: Engine | None) -> None:
 def test_an_error_ends_with_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     around = replace(HOST, settings={"kernel.unprivileged_userns_clone": 0})
     found = Diagnosis(around, tuple(judge(refused("user_namespace", errno.EPERM), around)))
-    monkeypatch.setattr(diagnosis, "diagnose", lambda: found)
+    monkeypatch.setattr(diagnosis, "diagnose_refusals", lambda: found)
     told = diagnosis.explained(Unavailable("no_zygote", "no box can be made on this host: PermissionError"))
     assert told.reason_code == "missing_protection"
     assert "kernel.unprivileged_userns_clone is 0" in told.message
     assert told.message.endswith(f"Run `ringfence host` to see what is missing, `{remedies.fix()}` to mend it")
-    monkeypatch.setattr(diagnosis, "diagnose", lambda: Diagnosis(HOST, tuple(judge(ALL, HOST))))
+    monkeypatch.setattr(diagnosis, "diagnose_refusals", lambda: Diagnosis(HOST, tuple(judge(ALL, HOST))))
     told = diagnosis.explained(Unavailable("no_zygote", "it died"))
     assert (told.reason_code, told.message[:7]) == ("no_zygote", "it died") and "ringfence host" in told.message
 
@@ -242,7 +249,7 @@ def test_a_real_refusal_is_explained(what: str, cause: Cause, says: str) -> None
         pytest.skip("this host refuses something else")
     code = (
         "from ringfence.sandbox.process import diagnosis\n"
-        "for each in diagnosis.diagnose().missing: print(each.cause, each.seen, sep='\\t')"
+        "for each in diagnosis.diagnose_refusals().missing: print(each.cause, each.seen, sep='\\t')"
     )
     command = [sys.executable, "-I", "-S", refusing.__file__, what, sys.executable, "-c", code]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT / "src")})

@@ -176,7 +176,7 @@ def of_confinement() -> dict[str, int]:
         **named("MS_BIND MS_REC MS_PRIVATE", (kernel.MS_BIND, kernel.MS_REC, kernel.MS_PRIVATE)),
         "MS_MOVE": cabinet._MS_MOVE,
         **{f"MOUNT_ATTR_{name}": getattr(kernel, f"ATTR_{name}") for name in ["RDONLY", "NOSUID", "NODEV", "NOEXEC"]},
-        "MOUNT_ATTR_IDMAP": mounting._IDMAP,
+        "MOUNT_ATTR_IDMAP": kernel.ATTR_IDMAP,
         "sizeof(struct mount_attr)": struct.calcsize("QQQQ"),
         **named("AT_EMPTY_PATH AT_RECURSIVE", (mounting._EMPTY_PATH, mounting._RECURSIVE)),
         **named("OPEN_TREE_CLONE MOVE_MOUNT_F_EMPTY_PATH", (cabinet._CLONE, cabinet._EMPTY_PATH)),

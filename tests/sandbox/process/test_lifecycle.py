@@ -90,8 +90,19 @@ async def run_many(backend: ProcessBackend, count: int) -> list[tuple[str, ...]]
                 trouble.append(report.trouble)
 
     await asyncio.gather(work(), work(), work())
-    await asyncio.sleep(0.3)  # what was taken is made up for
+    await settled()
     return trouble
+
+
+async def settled() -> None:
+    """Wait until what was taken is made up for: until nothing changes any more, however long that takes."""
+    before: Kept | None = None
+    for _ in range(300):
+        await asyncio.sleep(0.3)
+        after = Kept.now()
+        if before is not None and (after.zygotes, after.groups) == (before.zygotes, before.groups):
+            return
+        before = after
 
 
 async def test_boxes_leave_nothing_behind() -> None:
@@ -310,7 +321,8 @@ async def test_after_a_supervisor_was_killed_nothing_is_left(what: str, tmp_path
         assert len(processes) > 3
         process.kill()
         looking.wait_until(looking.all_gone(processes), 1)
-    assert list(tmp_path.iterdir()) == []
+    # Nothing but the file by whose locks supervisors of one user keep their ids apart.
+    assert {path.name for path in tmp_path.rglob("*")} <= {f"ringfence-{os.geteuid()}", "subids"}
     assert looking.mounts() == mounts
     backend = ProcessBackend(depth=0)
     await backend.run(spec("pass"))  # the next start

@@ -14,7 +14,7 @@ import pytest
 from ringfence.box import BoxSpec, Program
 from ringfence.sandbox.process import host, mending
 from ringfence.sandbox.process.mending import Change, Run, User, Write, make, plan
-from ringfence.sandbox.process.remedies import Cause
+from ringfence.sandbox.process.remedies import Cause, cause_of_groups
 from ringfence.sandbox.process.surroundings import Surroundings
 from tests.sandbox import comparing
 
@@ -161,6 +161,29 @@ def test_systemd_delegates(root: Path) -> None:
     assert mend(root, "delegation") == ["systemctl daemon-reload"]
     assert "Delegate=cpu cpuset io memory pids" in (root / mending.DROP_IN).read_text()
     assert mend(root, "no_user_manager") == ["loginctl enable-linger alice"]
+    assert mend(root, "no_user_bus") == ["systemctl --user --machine=alice@ start dbus.socket"]
+    (root / "usr/bin/apt-get").touch()
+    installs = "apt-get install -y dbus-user-session"
+    assert mend(root, "no_user_manager") == [installs, "loginctl enable-linger alice"]
+    (root / "usr/lib/systemd/user").mkdir(parents=True)
+    (root / "usr/lib/systemd/user/dbus.socket").touch()
+    assert mend(root, "no_user_manager") == ["loginctl enable-linger alice"]
+
+
+def test_why_limits_are_not_the_kernel_s(root: Path) -> None:
+    around = replace(HOST, systemd=True, unified=True)
+    manager = root / "sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service"
+    assert cause_of_groups(around, root) == "no_user_manager"
+    manager.mkdir(parents=True)
+    assert cause_of_groups(around, root) == "no_user_bus"
+    (root / "run/user/1000").mkdir(parents=True)
+    (root / "run/user/1000/bus").touch()
+    (manager / "cgroup.controllers").write_text("memory pids\n")
+    assert cause_of_groups(around, root) == "delegation"
+    (manager / "cgroup.controllers").write_text("cpu memory pids\n")
+    assert cause_of_groups(around, root) == "groups"
+    assert cause_of_groups(replace(around, unified=False), root) == "groups"
+    assert cause_of_groups(replace(around, uid=0), root) == "groups"
 
 
 def test_what_has_no_cure_here_changes_nothing(root: Path) -> None:

@@ -28,11 +28,12 @@ ENOUGH = 20
 """Boxes, after which a zygote has found out which pages those are."""
 FAULTS = "import resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)"
 WITNESSED = """
-import json, os, resource, time
+import json, mmap, os, resource, time
 from ringfence.sandbox.process import pins
 
 PAGE = resource.getpagesize()
-memory = bytearray(1000 * PAGE)
+memory = mmap.mmap(-1, 1000 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory.madvise(mmap.MADV_NOHUGEPAGE)  # what is in huge pages is not looked at
 for at in range(0, len(memory), PAGE):
     memory[at] = 1
 for _ in range(2):

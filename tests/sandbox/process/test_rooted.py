@@ -98,7 +98,7 @@ def test_a_box_is_only_used_as_it_should_be(tmp_path: Path) -> None:
 
     def found(*lines: str) -> set[str]:
         """What is lacking, where the kernel says this."""
-        return {name for name, on in rooted.judge("\n".join(lines).encode(), placed).items() if not on}
+        return {name for name, look in rooted.judge("\n".join(lines).encode(), placed).items() if not look.on}
 
     assert found(*GOOD) == set()
     assert found(*GOOD, line("/usr", kind="ext4")) == {"trees_read_only"}

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -178,3 +179,39 @@ async def test_a_zygote_that_cannot_be_started_leaves_nothing(
         with pytest.raises(Unavailable, match="no process can be started"):
             await backend.run(BoxSpec(Program("python", b"pass"), tenant="another"))
     assert looking.descriptors() <= before
+
+
+# ── What it leaves to others ──
+
+WATCHERS = """
+import ctypes, sys
+held = 0
+while ctypes.CDLL(None).inotify_init1(0) >= 0:
+    held += 1
+print(held, flush=True)
+sys.stdin.read()
+"""
+
+
+MOST_WATCHERS = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+
+
+@pytest.mark.skipif(MOST_WATCHERS > 1024, reason="a user has more file watchers here than a few boxes can hold")
+async def test_boxes_leave_half_of_the_file_watchers_to_others() -> None:
+    backend = ProcessBackend(depth=0)
+    reading, writing = os.pipe()
+    said: list[bytes] = []
+    running: list[asyncio.Task[object]] = []
+    program = BoxSpec(Program("python", WATCHERS.encode(), stdin=reading), Limits(open_files=200))
+    try:
+        for number in range(MOST_WATCHERS // 2 // 32 + 2):  # one after the other, so that one zygote makes them all
+            running.append(asyncio.create_task(backend.run(program, lambda _, data: said.append(data))))
+            async with asyncio.timeout(60):
+                while len(said) <= number:
+                    await asyncio.sleep(0.01)
+        os.close(writing)
+        await asyncio.gather(*running)
+    finally:
+        await backend.close()
+        os.close(reading)
+    assert 0 < sum(map(int, said)) <= MOST_WATCHERS // 2

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict, replace
 
 from mcp import Client
 
 from ringfence import run_code, run_code_async
 from ringfence.box import BoxSpec, Layout, Program
+from ringfence.cli.bench import ordinary
 from ringfence.cli.bench.gateway import free_port, wait_for
 from ringfence.cli.bench.measure import Row, below, cpu_seconds_of_all, private_kb, row
 from ringfence.cli.bench.staging import Case, interleaved, note, own_record, repeated
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.zygotes import interpreter
+from ringfence.system import interpreter
 
 _SOURCE = "pass"
 _DATA = ("numpy", "pandas")
@@ -39,7 +43,8 @@ _HERE = "import time\nprint('here', flush=True)\ntime.sleep(60)\n"
 def run(runs: int, rounds: int = 10) -> list[Row]:
     """`runs` of the cases that matter, fewer of what is slow. Raises Unavailable where there are no boxes here."""
     with _gateway() as url:
-        return asyncio.run(_measure(url, runs, rounds))
+        rows = asyncio.run(_measure(url, runs, rounds))
+    return rows if os.geteuid() else [*rows, *_of_an_ordinary_user(runs, rounds)]
 
 
 async def _measure(url: str, runs: int, rounds: int) -> list[Row]:
@@ -132,6 +137,41 @@ def _over_mcp(client: Client) -> Callable[[], Awaitable[None]]:
 def _checked(ended: str) -> None:
     if ended != "exited":
         raise Unavailable("bench", f"a run that only says `pass` ended as {ended}")
+
+
+# ── As another user ───────────────────────────────────────────────────────────────────────────────
+
+
+def _of_an_ordinary_user(runs: int, rounds: int) -> list[Row]:
+    """What the first cases cost one, from root: the rows of everybody else are their own."""
+    user, group = ordinary.somebody()
+    note(f"box: as an ordinary user ({user})")
+    with tempfile.TemporaryDirectory(prefix="ringfence-bench-") as folder:
+        become = (sys.executable, "-m", "ringfence.cli.bench.ordinary", str(user), str(group), folder)
+        words = (sys.executable, "-m", "ringfence.cli.bench.box", str(runs), str(rounds))
+        done = subprocess.run((*become, *words), capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        note(f"boxes of an ordinary user are not measured: {said[0]}")
+        return []
+    return [Row(**each) for each in json.loads(done.stdout)]
+
+
+async def _as_ourselves(runs: int, rounds: int) -> list[Row]:
+    backend = ProcessBackend()
+    try:
+        report = await backend.run(BoxSpec(Program("python", source=_SOURCE.encode())))
+        who = "an id of its own" if report.isolation["host_id"]["whose"] == "own" else "the user's id"
+        bare = Case("bare python -c pass, ordinary user", _bare(str(interpreter()), "-c", _SOURCE), max(10, runs // 5))
+        cases = [
+            bare,
+            Case("box: run_code, ordinary user", _governed("python"), runs, bare.name),
+            Case("box: the backend alone, ordinary user", _alone(backend), runs, bare.name),
+        ]
+        rows = await interleaved(cases, rounds, "box")
+    finally:
+        await backend.close()
+    return [rows[0], *(replace(each, name=f"{each.name}, {who}") for each in rows[1:])]
 
 
 # ── Many at once ──────────────────────────────────────────────────────────────────────────────────
@@ -240,3 +280,8 @@ def _gateway() -> Iterator[str]:
         finally:
             gateway.terminate()
             gateway.wait(10)
+
+
+if __name__ == "__main__":
+    with own_record():
+        print(json.dumps([asdict(each) for each in asyncio.run(_as_ourselves(int(sys.argv[1]), int(sys.argv[2])))]))

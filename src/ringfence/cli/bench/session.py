@@ -17,10 +17,10 @@ from ringfence.box import MIB
 from ringfence.cli.bench.measure import Row, below, private_kb, row
 from ringfence.cli.bench.staging import Case, Work, interleaved, note, own_record, repeated
 from ringfence.errors import Unavailable
-from ringfence.sandbox.process.zygotes import interpreter
 from ringfence.sdk.blocking import Sandbox
 from ringfence.sdk.execution import Execution
 from ringfence.sdk.infos import SnapshotInfo
+from ringfence.system import interpreter
 
 _DATA = ("numpy", "pandas")
 _LIVE = 20

@@ -25,8 +25,8 @@ from ringfence.errors import ConfigError, RingfenceError, Unavailable
 from ringfence.model import Definition
 from ringfence.packages.installing import Wanted
 from ringfence.packages.shelf import AT, Tree
-from ringfence.sandbox.process.zygotes import interpreter
 from ringfence.sandbox.tools import TOOLS
+from ringfence.system import interpreter
 
 _INTRO = """\
 Ringfence in front of the servers of {file}.

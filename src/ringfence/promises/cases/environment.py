@@ -40,10 +40,9 @@ def _knows_processes(trial: Trial) -> str | None:
 
 def _ids(props: Props, facts: Json) -> Json:
     """Who a box is on the host: its user id there, where that tells anything."""
-    if os.geteuid() != 0:
-        return {"processes": len(box_processes(facts))}  # an ordinary user has one id to give
-    found = _users(facts)
-    ours = str(os.geteuid())
+    found, ours = _users(facts), str(os.geteuid())
+    if os.geteuid() != 0 and found <= {ours}:
+        return {"processes": len(box_processes(facts))}  # without subordinate ids a user has one to give
     neighbour = facts.get("neighbour") or {}
     others = _users(neighbour) if neighbour else set()
     shared = found & {ours, *others}

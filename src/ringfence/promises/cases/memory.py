@@ -8,6 +8,8 @@ from ringfence.promises.judging import answered, limited
 
 _DEFAULT = Limits(wall_seconds=20.0)
 _ENDED = "ended=oom, or the allocation fails with limit=memory"
+_REFUSED = ("EPERM", "ENOSYS", "EACCES", "ENOSPC", "EINVAL", "ENOMEM", "EOPNOTSUPP", "ENOTSUP")
+"""The last two are one: a kernel whose file system has no attributes of users."""
 _START = """
 want = int(given["limits"]["memory_bytes"] * 1.5)
 def bomb(fill):
@@ -28,7 +30,7 @@ def _stopped(trial: Trial) -> str | None:
     report, detail = trial.report, str((trial.claim or {}).get("detail", ""))
     if report.limit == "memory" and report.ended in ("oom", "exited", "signalled"):
         return None
-    if report.ended == "exited" and detail in ("EPERM", "ENOSYS", "EACCES", "ENOSPC", "EINVAL", "ENOMEM"):
+    if report.ended == "exited" and detail in _REFUSED:
         return None
     return f"the facts say ended={report.ended!r}, limit={report.limit!r}; the program {detail!r}"
 

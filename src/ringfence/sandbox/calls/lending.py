@@ -12,6 +12,7 @@ from ringfence.errors import Refused, RingfenceError, Unavailable
 from ringfence.loans import Denial, Lending, Lent, Wish
 from ringfence.ports import Access, Lender
 from ringfence.sandbox.verbs import Keeping
+from ringfence.sandbox.waiting import shielded
 from ringfence.sessions import Owner
 
 log = logging.getLogger("ringfence")
@@ -69,7 +70,7 @@ class Lends:
         if self._listening is None or self._listening.done() or self._begun is None:
             self._name, self._begun = token_hex(16), asyncio.get_running_loop().create_future()
             self._listening = asyncio.get_running_loop().create_task(self._hear(owner, self._name, self._begun))
-        await asyncio.shield(self._begun)
+        await shielded(self._begun)
 
     async def _hear(self, owner: Owner, name: str, begun: asyncio.Future[None]) -> None:
         try:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from ringfence.box import BoxReport, BoxSpec, Input, Limits, Program, Programs, Serve, SetUp, Stream
+from ringfence.box import CAN_DO_WITHOUT, BoxReport, BoxSpec, Input, Limits, Program, Programs, Serve, SetUp, Stream
 from ringfence.errors import Unavailable
 from ringfence.model import Json
 from ringfence.sandbox.process import guarded, host, inputs, mounting, rooted, selftest
@@ -22,6 +22,7 @@ from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.cgroup import Cgroups, sweep
 from ringfence.sandbox.process.choosing import SYSTEM, choose
+from ringfence.sandbox.process.configuring import INSTALLED
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.delegation import Systemd
 from ringfence.sandbox.process.groups import Groups
@@ -29,10 +30,10 @@ from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.outlet import Outlet, check_namespace
 from ringfence.sandbox.process.pool import Pool
 from ringfence.sandbox.process.run import Run
-from ringfence.sandbox.process.zygotes import INSTALLED, interpreter
 from ringfence.sandbox.tools import TEMPLATES
 from ringfence.sandbox.waiting import begun, when
 from ringfence.sessions import StaySpec
+from ringfence.system import interpreter
 
 log = logging.getLogger(__name__)
 
@@ -306,7 +307,7 @@ class ProcessBackend:
             with contextlib.suppress(Unavailable):  # it may need just what was left out
                 return selftest.tested(report, self._inherited, left_out, host.PROTECTIONS)
             return host.Tested({}, "", left_out)
-        given_up = left_out.union(name for name in self._accepted if name in host.CAN_DO_WITHOUT)
+        given_up = left_out.union(name for name in self._accepted if name in CAN_DO_WITHOUT)
         return selftest.tested(report, self._inherited, left_out, given_up)
 
     def _look_at_root(self, box: Box, baseline: Baseline) -> None:
@@ -314,12 +315,11 @@ class ProcessBackend:
         if baseline.image is None:
             return
         found = rooted.look(box.worker, baseline.mounts)
-        lacking = sorted(name for name, on in found.items() if not on and name not in baseline.without)
-        if lacking:
+        if lacking := selftest.lacking(found, baseline.without):
             box.kill()
             box.ended.add_done_callback(lambda _: box.remove())
-            raise Unavailable("self_test", f"a box with this image as its root lacks: {', '.join(lacking)}")
-        box.isolation |= found
+            raise Unavailable("self_test", f"a box with this image as its root lacks {lacking}")
+        box.isolation |= {name: look.on for name, look in found.items()}
 
     def _baseline(self, spec: BoxSpec) -> Baseline:
         assert self._host is not None
@@ -361,9 +361,8 @@ class ProcessBackend:
         return {
             "disk_bytes": limits.disk_bytes,
             "inodes": limits.inodes,
-            # One more where a control group counts: that is to be the first to say no. Our own first process counts
-            # where it has the id of the box.
-            "processes": limits.processes + self._counts("pids") + (os.geteuid() != 0),
+            # One more where a control group counts: that is to be the first to say no.
+            "processes": limits.processes + self._counts("pids"),
             "open_files": limits.open_files,
             # A file that fills the disk is to meet that limit first, which is one of whole pages.
             "file_bytes": limits.file_bytes or limits.disk_bytes + os.sysconf("SC_PAGE_SIZE"),
@@ -387,13 +386,13 @@ class ProcessBackend:
         overshoot = None if self._counts("memory") else overshoot
         listens = spec.listening.allowed
         given = (spec.layout, spec.mounts, spec.root is not None, listens)
-        seen = (tuple(box.isolation.items()), tested.at, given, overshoot)
+        seen = (tuple(box.isolation.items()), tuple(box.whose_id.items()), tested.at, given, overshoot)
         if seen not in self._isolations:
             means = self._means()
             if overshoot is not None:
                 means["memory"]["overshoot_bytes"] = overshoot
             # One and the same for all boxes that are alike: it is large, and whoever writes it down does so once.
-            told = self._host.isolation(box.isolation, tested, spec.layout, means)
+            told = self._host.isolation(box.isolation, tested, spec.layout, means) | {"host_id": box.whose_id}
             if spec.mounts:
                 told["mounts"] = [{"at": each.at, "mode": each.mode} for each in spec.mounts]
             if listens:

@@ -23,6 +23,7 @@ from ringfence.sandbox.process.denials import Account
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.hub import Hub
 from ringfence.sandbox.process.member import Ended, Member, received
+from ringfence.sandbox.waiting import shielded
 
 CLOSE_SECONDS = 10.0
 
@@ -50,6 +51,8 @@ class Box:
         self.pace = shared.pace
         self.host_id: int | None = None
         """Who it is on the host, where that is not the supervisor's own user."""
+        self.whose_id: Json = {}
+        """The same for a person: whether anybody else has that id, and why."""
         self.worker = 0
         """The process that runs the program, as the host counts; inside, and to the zygote, it has other numbers."""
         self.group: Group | None = None
@@ -87,7 +90,7 @@ class Box:
 
     async def closed(self) -> None:
         """Wait until every confinement step is done and the worker is there. Raises Unavailable."""
-        await asyncio.shield(self._closed)
+        await shielded(self._closed)
 
     @property
     def is_in_the_making(self) -> bool:

@@ -305,6 +305,8 @@ class Cgroups:
         self.available = frozenset(role for role in LIMITING if role in folders)
         self.why = {role: why[role] for role in LIMITING if role not in folders}
         """Why the others are not available."""
+        self.of_v1 = any(not folder.v2 for folder in folders.values())
+        """Whether some are of v1, which let in no process of another user."""
         self._folders = dict(folders)
         self._owner = owner
 

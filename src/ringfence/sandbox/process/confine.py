@@ -42,6 +42,10 @@ class Site(Plan):
         self.shape = shape
         self.spaces = spaces
         """Namespaces of the first process that are to be entered."""
+        self.own_id = False
+        """No other box has its id on the host, nor has its zygote."""
+        self.lends = False
+        """What is written in it belongs to the supervisor's user, who could not reach what belongs to another."""
         self.filter: kernel.Filter | None = None
         self.landlock_version = 0
         self.last_capability = 0
@@ -89,15 +93,21 @@ def _mapping(site: Site) -> None:
 
 def own(first: int, outer: int) -> dict[str, bytes]:
     """What is in a box's plan that no other box has: by its first process, and who it is outside of it."""
-    files = {name: b"/proc/%d/%s" % (first, name.encode()) for name in ("setgroups", "uid_map", "gid_map")}
+    files = {name: b"/proc/%d/%s" % (first, name.encode()) for name in ("setgroups", "uid_map", "gid_map", "ns/user")}
     return {**files, "deny": b"deny", "map": b"%d %d 1" % (INSIDE_ID, outer)}
 
 
 def _enter(site: Site) -> None:
-    site.call("setns", HANDLE, site.spaces)
+    # Who makes a file system from outside of the box's user namespace may still say whose its files are.
+    site.call("setns", HANDLE, site.spaces & ~kernel.NEWUSER if site.lends else site.spaces)
+    for name in ("setfsgid", "setfsuid") if site.lends else ():
+        site.call(name, INSIDE_ID)
 
 
 def _identity(site: Site) -> None:
+    if site.lends:
+        places.lend(site)
+        site.call("setns", HANDLE, kernel.NEWUSER)
     site.call("setresgid", INSIDE_ID, INSIDE_ID, INSIDE_ID)
     site.call("setresuid", INSIDE_ID, INSIDE_ID, INSIDE_ID)
     site.call("prctl", kernel.PR_SET_DUMPABLE, 1)  # or the program could not look at its own /proc/self
@@ -175,7 +185,8 @@ def _file_size(site: Site) -> None:
 
 
 def _processes(site: Site) -> None:
-    _limit(site, resource.RLIMIT_NPROC, site.shape["processes"])
+    # Our own first process counts where it has the id of the box.
+    _limit(site, resource.RLIMIT_NPROC, site.shape["processes"] + (not site.own_id))
 
 
 def _memory(site: Site) -> None:
@@ -370,9 +381,17 @@ def flags(without: frozenset[str]) -> int:
     return sum(space.flag for space in NAMESPACES if space.name not in without)
 
 
+def _lending() -> list[Step]:
+    """Whoever makes file systems whose files are to belong to another enters the user namespace only then."""
+    steps = {step.name: step for step in STEPS}
+    late = [steps.pop("identity"), steps.pop("shares")]
+    after = list(steps).index("folders") + 1
+    return [*list(steps.values())[:after], *late, *list(steps.values())[after:]]
+
+
 def plan(site: Site, without: frozenset[str], *, fresh: bool) -> Site:
     """Every step in turn; in a box that is not fresh, those of a process alone."""
-    for step in STEPS:
+    for step in _lending() if site.lends else STEPS:
         if step.name in without or step.rests_on in without or (step.once and not fresh):
             continue
         site.step = step.name

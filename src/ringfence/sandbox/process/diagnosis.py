@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,7 @@ from ringfence.errors import Unavailable
 from ringfence.model import Json
 from ringfence.sandbox.process import remedies, syscalls
 from ringfence.sandbox.process.cgroup import Cgroups
+from ringfence.sandbox.process.delegation import Systemd
 from ringfence.sandbox.process.remedies import Cause, Remedy
 from ringfence.sandbox.process.surroundings import ALL_IDS, Surroundings
 from ringfence.sandbox.process.trying import Tried, attempt, mapped_by_helper, range_of
@@ -112,20 +113,28 @@ class Diagnosis:
         return f"{told}. What to do: `ringfence host`, {', '.join(pages)}"
 
 
-def diagnose(root: Path = Path("/")) -> Diagnosis:
-    """Of this host, for the user that we are. Takes a fraction of a second, and starts programs."""
-    around = Surroundings.read(root)
+def diagnose() -> Diagnosis:
+    """Of this host, for the user that we are. Takes a fraction of a second, starts programs, and may have this process
+    moved to a control group of its own, as for boxes."""
+    found = diagnose_refusals()
+    if found.around.machine not in syscalls.NUMBERS or found.around.system != "linux":
+        return found
+    rest = [] if found.around.root else [_ids(found.around)]
+    rest += _groups(found.around, Cgroups.detect(manager=Systemd()).why)
+    return replace(found, findings=(*found.findings, *rest))
+
+
+def diagnose_refusals() -> Diagnosis:
+    """Only what boxes cannot do without."""
+    around = Surroundings.read()
     if around.system != "linux" or around.machine not in syscalls.NUMBERS:
         return Diagnosis(around, (_unsupported(around),))
-    tried = attempt()
-    findings = [_kernel(around), *judge(tried, around)]
-    findings += [_ids(around)] if not around.root else []
-    return Diagnosis(around, (*findings, *_groups(around, Cgroups.detect().why)))
+    return Diagnosis(around, (_kernel(around), *judge(attempt(), around)))
 
 
 def explained(problem: Unavailable) -> Unavailable:
     """A zygote's failure to start, with its cause and what to do about it."""
-    found = diagnose()
+    found = diagnose_refusals()
     if not found.missing:
         return Unavailable(problem.reason_code, f"{problem.message}. Run `ringfence host` to see what this host gives")
     return Unavailable("missing_protection", f"no box can be made on this host: {found.sentence()}")
@@ -194,7 +203,7 @@ def _cause(step: str, number: int, around: Surroundings) -> Cause:
     if around.filtered and number in (errno.EPERM, errno.ENOSYS) and step != "mapping":
         return "container_seccomp"
     if number in _REFUSED:
-        if around.label.startswith(_CONFINED):
+        if around.label.startswith(_CONFINED) or around.label.endswith("(enforce)"):
             return "container_apparmor"
         if not around.root and around.settings.get("kernel.apparmor_restrict_unprivileged_userns"):
             return "apparmor"

@@ -31,6 +31,11 @@ class Groups:
         """The longest unused first: what a box left behind is gone by the time that its group is wanted again."""
         self._closing = False
 
+    @property
+    def of_v1(self) -> bool:
+        """Whether a box enters groups of v1."""
+        return self._cgroups.of_v1
+
     def take(self, limits: Limits, *, pauses: bool = False) -> Group | None:
         """An empty group under these limits; None where there can be none. Raises OSError."""
         while not pauses and (used := self._used.get(limits)):

@@ -236,7 +236,9 @@ def _flush(name: str, *, silently: bool = False) -> bool:
             stream.flush()
     except Exception as exc:  # likewise
         if name == "stdout" and not silently:
-            where = "on flushing sys.stdout:" if sys.version_info >= (3, 13) else f"in: {stream!r}"
+            where = f"in: {stream!r}"  # as the interpreter itself says it, which changes its words
+            if sys.version_info >= (3, 13):
+                where = f"{'while' if sys.version_info >= (3, 14) else 'on'} flushing sys.stdout:"
             _say(f"Exception ignored {where}\n{type(exc).__name__}: {exc}\n")
         return False
     return True

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 
-from ringfence.box import MIB, BoxSpec, Layout, Limits
+from ringfence.box import CAN_DO_WITHOUT, MIB, BoxSpec, Layout, Limits
 from ringfence.errors import Unavailable
 from ringfence.model import Json
 from ringfence.sandbox.process import confine, landlock, syscalls, template
@@ -44,8 +44,6 @@ _NO_PROTECTION = (
 STEPS = (*template.STEPS, *confine.names())
 PROTECTIONS = tuple(name for name in STEPS if name not in _NO_PROTECTION)
 """By the names of the steps that make them."""
-CAN_DO_WITHOUT = ("landlock",)
-"""What an operator may accept to do without; a box without any of the others would be none."""
 
 
 LAUNCHER = "/usr/local/libexec/ringfence/zygote"

@@ -18,7 +18,7 @@ SIGCHLD = 17
 _SAME_PARENT = 0x8000
 
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
-ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC, ATTR_IDMAP = 1, 2, 4, 8, 0x00100000
 MNT_DETACH = 2
 
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 4, 24, 28
@@ -37,6 +37,8 @@ _NUMBERS = {
         "chdir": 80,
         "setresuid": 117,
         "setresgid": 119,
+        "setfsuid": 122,
+        "setfsgid": 123,
         "setsid": 112,
         "prctl": 157,
         "prlimit64": 302,
@@ -74,6 +76,8 @@ _NUMBERS = {
         "chdir": 49,
         "setresuid": 147,
         "setresgid": 149,
+        "setfsuid": 151,
+        "setfsgid": 152,
         "setsid": 157,
         "prctl": 167,
         "prlimit64": 261,

@@ -28,6 +28,7 @@ from ringfence.sandbox.process.step import Step
 from ringfence.sandbox.process.steps import Interpreter, Running
 from ringfence.sandbox.process.watch import added_up, descendants, used_memory, worked
 from ringfence.sandbox.process.zygotes import Zygote
+from ringfence.sandbox.waiting import shielded
 from ringfence.sessions import Command, Tell
 
 _LASTING_MS, _LASTING_SECONDS = 5000.0, 0.25
@@ -141,7 +142,7 @@ class LiveBox:
         self._next += 1
         member = self._zygote.enter(self.box, self._shape, self._next)
         try:
-            await asyncio.shield(member.ready)
+            await shielded(member.ready)
         except asyncio.CancelledError:
             member.ready.add_done_callback(lambda _: member.kill())
             raise

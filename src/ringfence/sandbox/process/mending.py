@@ -91,9 +91,8 @@ def plan(causes: Collection[Cause], around: Surroundings, user: User | None, roo
         changes += _ids(user, root)
     if "delegation" in causes:
         changes += _delegation(root)
-    if "no_user_manager" in causes and user is not None:
-        why = "a manager of the user's own hands out control groups, also when nobody is logged in"
-        changes.append(Run(("loginctl", "enable-linger", user.name), why))
+    if user is not None and {"no_user_manager", "no_user_bus"} & set(causes):
+        changes += _manager(user, root, running="no_user_bus" in causes)
     return changes
 
 
@@ -146,6 +145,18 @@ def _delegation(root: Path) -> Iterator[Change]:
     if _text(root / DROP_IN) != _DELEGATED:
         yield Write(DROP_IN, _DELEGATED, "systemd hands these controllers to its users' managers")
     yield Run(("systemctl", "daemon-reload"), "has systemd read it; it holds from the user's next login on")
+
+
+def _manager(user: User, root: Path, *, running: bool) -> Iterator[Run]:
+    """One of the user's own, and a bus to ask it on."""
+    if (root / "usr/bin/apt-get").exists() and not (root / "usr/lib/systemd/user/dbus.socket").exists():
+        yield Run(("apt-get", "install", "-y", "dbus-user-session"), "the user's manager is asked over a bus")
+    if running:
+        words = ("systemctl", "--user", f"--machine={user.name}@", "start", "dbus.socket")
+        yield Run(words, "starts the bus of the manager that runs already")
+    else:
+        why = f"a manager of {user.name}'s own hands out control groups, also when nobody is logged in"
+        yield Run(("loginctl", "enable-linger", user.name), why)
 
 
 def _text(path: Path) -> str:

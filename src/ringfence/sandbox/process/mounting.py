@@ -29,7 +29,6 @@ SHARED_SLOT = 1
 _SYSTEM = ("proc", "sys", "dev", "etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "run")
 _OURS = ("/workspace", "/workspace/output", "/workspace/tmp")
 _EMPTY_PATH, _RECURSIVE, _CLONE = 0x1000, 0x8000, 1
-_IDMAP = 0x00100000
 _NEW_NAMESPACE = (
     "import ctypes, os; ctypes.CDLL(None).unshare(0x10000000); os.write(1, b'x'); os.read(0, 1)"  # CLONE_NEWUSER
 )
@@ -202,7 +201,7 @@ def _set(descriptor: int, attributes: int, space: int = 0) -> None:
 def _set_owner(descriptor: int, mount: Placed, space: int) -> None:
     """Whoever owns it and the box are one. Where the file system cannot, what all may read can be read, no more."""
     try:
-        _set(descriptor, _IDMAP, space)
+        _set(descriptor, kernel.ATTR_IDMAP, space)
     except OSError as exc:
         if mount.writable:
             raise Unavailable(

@@ -20,6 +20,7 @@ MOUNTS = b"/m"
 _MS_NOEXEC = 8
 _HERE = -100
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_EMPTY_PATH, _RECURSIVE, _CLONE = 0x1000, 0x8000, 1
 
 
 def _flags(site: Site) -> int:
@@ -92,6 +93,21 @@ def folders(site: Site) -> None:
         if read_only:
             site.call("mount", path, path, None, kernel.MS_BIND, None)
             set_mount(site, path, kernel.ATTR_RDONLY)
+
+
+def lend(site: Site) -> None:
+    """Show the workspace once more, over itself, so that whoever owns it outside and the box are one user.
+
+    The supervisor's descriptors lead to what is underneath: there the same files belong to its own user.
+    """
+    space = site.open_text("ns/user", os.O_RDONLY)
+    flags = _CLONE | os.O_CLOEXEC | _RECURSIVE
+    copy = site.taken(site.call("open_tree", _HERE, WORKSPACE, flags))
+    wanted = struct.pack("QQQQ", kernel.ATTR_IDMAP, 0, 0, space)
+    site.call("mount_setattr", copy, b"", _EMPTY_PATH | _RECURSIVE, wanted, len(wanted))
+    site.call("move_mount", copy, b"", _HERE, WORKSPACE, 4)  # MOVE_MOUNT_F_EMPTY_PATH
+    site.close(copy)
+    site.close(space)
 
 
 def set_mount(site: Site, path: bytes, attributes: int) -> None:

@@ -70,6 +70,10 @@ class Plan:
     def open(self, path: bytes, flags: int) -> int:
         return self.taken(self.call("openat", _HERE, path, flags | os.O_CLOEXEC, 0))
 
+    def open_text(self, path: str, flags: int) -> int:
+        """By name; what it is, each box is given."""
+        return self.taken(self.call("openat", _HERE, self._text(path), flags | os.O_CLOEXEC, 0))
+
     def close(self, descriptor: int) -> None:
         self.call("close", descriptor)
         self._taken.discard(descriptor)
@@ -81,7 +85,7 @@ class Plan:
 
     def write_text(self, path: str, data: str) -> None:
         """Both of them by name; what they are, each box is given."""
-        descriptor = self.taken(self.call("openat", _HERE, self._text(path), os.O_WRONLY | os.O_CLOEXEC, 0))
+        descriptor = self.open_text(path, os.O_WRONLY)
         self._lengths[self.call("write", descriptor, self._text(data), 0)] = data
         self.close(descriptor)
 

@@ -20,6 +20,7 @@ from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.hub import Hub
 from ringfence.sandbox.process.zygotes import Zygote
+from ringfence.sandbox.waiting import shielded
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ class Pool:
 
     async def _zygote(self, baseline: Baseline) -> Zygote:
         idlest = self._idlest(baseline)
-        return idlest if idlest is not None else await asyncio.shield(self._start(baseline))
+        return idlest if idlest is not None else await shielded(self._start(baseline))
 
     def _idlest(self, baseline: Baseline) -> Zygote | None:
         """The least busy one. Another is started where boxes wait for it, up to one for each core, or to succeed it."""

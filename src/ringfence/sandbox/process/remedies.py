@@ -33,6 +33,7 @@ Cause = Literal[
     "no_newuidmap",
     "no_setuid",
     "no_subids",
+    "no_user_bus",
     "no_user_manager",
     "not_linux",
     "root_of_few",
@@ -89,7 +90,7 @@ _OPTIONS: Mapping[str, Mapping[Cause, str]] = {
         "container_seccomp": "--security-opt seccomp=unconfined",
         "container_apparmor": "--security-opt apparmor=unconfined",
         "apparmor": "--security-opt apparmor=ringfence",
-        "masked_proc": "--security-opt unmask=/proc/*",
+        "masked_proc": "--security-opt 'unmask=/proc/*'",
         "selinux": "--security-opt label=disable",
         "no_setuid": "--user 1000",
         "root_of_few": "--user 1000",
@@ -198,13 +199,15 @@ _INSTALLERS = {
 }
 
 
-def cause_of_groups(around: Surroundings) -> Cause:
-    """Why limits are not the kernel's."""
+def cause_of_groups(around: Surroundings, root: Path = Path("/")) -> Cause:
+    """Why limits are not the kernel's, for a user of systemd; elsewhere there is only a page to read."""
     if not (around.systemd and around.unified) or around.root:
         return "groups"
-    manager = Path(f"/sys/fs/cgroup/user.slice/user-{around.uid}.slice/user@{around.uid}.service")
+    manager = root / f"sys/fs/cgroup/user.slice/user-{around.uid}.slice/user@{around.uid}.service"
     if not manager.is_dir():
         return "no_user_manager"
+    if not (root / f"run/user/{around.uid}/bus").exists():
+        return "no_user_bus"
     try:
         given = (manager / "cgroup.controllers").read_text("ascii").split()
     except OSError:
@@ -214,7 +217,7 @@ def cause_of_groups(around: Surroundings) -> Cause:
 
 _READ: Mapping[Cause, tuple[str, str]] = {
     "chroot": ("user namespaces cannot be made in a chroot; use a container, or unshare with pivot_root", "chroot"),
-    "container_apparmor": ("the profile that we are started in has to allow mounts", "apparmor"),
+    "container_apparmor": ("the profile that we are started in has to allow user namespaces and mounts", "apparmor"),
     "container_seccomp": ("whoever starts us filters system calls: a service's SystemCallFilter=, say", "seccomp"),
     "groups": ("how limits are held on such a host, and what gives them to the kernel", "control-groups"),
     "kernel": ("a newer kernel", "kernels"),
@@ -255,8 +258,12 @@ _MAKERS: Mapping[Cause, tuple[Callable[[Surroundings], Remedy], ...]] = {
         lambda _: Remedy("have systemd hand the controllers on", fix(), mends=True),
         _reading("how limits are held", "control-groups"),
     ),
+    "no_user_bus": (
+        lambda _: Remedy("install what the user's bus needs (on Debian dbus-user-session)", fix(), mends=True),
+        _reading("how limits are held", "control-groups"),
+    ),
     "no_user_manager": (
-        lambda _: Remedy("keep a manager for the user running", "sudo loginctl enable-linger $USER", mends=True),
+        lambda _: Remedy("keep a manager for the user running", fix(), mends=True),
         _reading("how limits are held", "control-groups"),
     ),
 }

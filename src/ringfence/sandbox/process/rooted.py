@@ -14,6 +14,7 @@ from pathlib import Path
 from ringfence.box import BoxSpec, Mount, Program
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process import mounting
+from ringfence.sandbox.process.selftest import Found
 from ringfence.sandbox.process.template import DEVICES
 
 COMMANDS = Program("command", argv=("image",))
@@ -65,7 +66,7 @@ def place(root: Path) -> mounting.Placed:
 # ── What a box was seen to be ─────────────────────────────────────────────────────────────────────
 
 
-def look(pid: int, mounts: Iterable[mounting.Placed]) -> dict[str, bool]:
+def look(pid: int, mounts: Iterable[mounting.Placed]) -> dict[str, Found]:
     """What the kernel says of the file systems in a box, by the steps that made them so. Raises Unavailable.
 
     The box that a backend looks at before all others has another root than this one.
@@ -77,21 +78,26 @@ def look(pid: int, mounts: Iterable[mounting.Placed]) -> dict[str, bool]:
     return judge(table, mounts)
 
 
-def judge(table: bytes, mounts: Iterable[mounting.Placed]) -> dict[str, bool]:
+def judge(table: bytes, mounts: Iterable[mounting.Placed]) -> dict[str, Found]:
     """As `look`, by what the kernel said."""
     seen = list(_parsed(table))
     declared = {**dict.fromkeys(_OURS, True), **{each.at: each.writable for each in mounts}}
     around = {at: _innermost(at, declared) for at, _, _ in seen}
     fixed = {at: flags for at, flags, _ in seen if around[at] is None}
     lent = [flags for at, flags, _ in seen if (within := around[at]) is not None and not declared[within]]
-    devices = {f"/dev/{name}" for name in DEVICES}
+    ours = {"/dev", *(f"/dev/{name}" for name in DEVICES)}
+    loose = sorted(",".join(sorted(flags)) for flags in (*fixed.values(), *lent) if not {"ro", "nosuid"} <= flags)
+    strange = sorted(fixed.keys() - {"/"} - ours)
+
+    def found(probe: str, expected: object, saw: object) -> Found:
+        return Found(probe, str(expected), str(saw), saw == expected)
+
     return {
-        "own_root": [kind for at, _, kind in seen if at == "/"] == ["overlay"],
-        "read_only_root": "ro" in fixed.get("/", ()),
-        "trees_read_only": fixed.keys() <= {"/", "/dev", *devices}
-        and all({"ro", "nosuid"} <= flags for flags in (*fixed.values(), *lent)),
-        "own_devices": {"/dev", *devices} <= fixed.keys(),
-        "proc": [at for at, _, kind in seen if kind == "proc"] == ["/proc"],
+        "own_root": found("mounted at /", ["overlay"], [kind for at, _, kind in seen if at == "/"]),
+        "read_only_root": found("the mount at / is read-only", True, "ro" in fixed.get("/", ())),
+        "trees_read_only": found("mounts of others, and flags without ro and nosuid", [], strange + loose),
+        "own_devices": found("devices that are not mounted", [], sorted(ours - fixed.keys())),
+        "proc": found("where a proc file system is mounted", ["/proc"], [at for at, _, kind in seen if kind == "proc"]),
     }
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -97,9 +98,9 @@ class Run:
         program = self.spec.program
         given: list[int] = []
         try:
-            given.append(os.dup(program.stdin) if isinstance(program.stdin, int) else memory_file(program.stdin))
+            given.append(again(program.stdin) if isinstance(program.stdin, int) else memory_file(program.stdin))
             for name in ("stdout", "stderr"):
-                ours, theirs = os.pipe2(os.O_CLOEXEC)
+                ours, theirs = new_pipe()
                 os.set_blocking(ours, False)
                 given.append(theirs)
                 self._captures[ours] = (name, Capture(self.spec.limits.capture_bytes))
@@ -261,6 +262,22 @@ def _unexecutable(name: str) -> int:
         return os.memfd_create(name, flags | _NOEXEC_SEAL)
     except OSError:  # a kernel before 6.3
         return os.memfd_create(name, flags)
+
+
+def new_pipe() -> tuple[int, int]:
+    """A pipe, to read from and to write to. Programs open theirs again by name, and may be another user than we are."""
+    ends = os.pipe2(os.O_CLOEXEC)
+    os.fchmod(ends[1], 0o666)
+    return ends
+
+
+def again(descriptor: int) -> int:
+    """A duplicate for a program. What is a pipe without a name it can open again, as it can its other streams."""
+    copy = os.dup(descriptor)
+    with suppress(OSError):
+        if os.readlink(f"/proc/self/fd/{copy}").startswith("pipe:["):
+            os.fchmod(copy, 0o666)
+    return copy
 
 
 def memory_file(data: bytes) -> int:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from ringfence.box import BoxReport, Limits
+from ringfence.box import CAN_DO_WITHOUT, BoxReport, Limits
 from ringfence.errors import Unavailable
 from ringfence.sandbox.process.confine import INSIDE_ID, LOCKED_BYTES, SECURE_BITS
-from ringfence.sandbox.process.host import CAN_DO_WITHOUT, Tested
+from ringfence.sandbox.process.host import Tested
 from ringfence.sandbox.process.template import DEVICES, HOST_NAME
 
 _SPACES = ("user", "pid", "mnt", "ipc", "uts", "net", "cgroup")
@@ -101,18 +101,23 @@ def tested(report: BoxReport, inherited: Iterable[str], left_out: Collection[str
     except (ValueError, KeyError, IndexError, TypeError) as exc:
         said = report.stderr.text.strip().splitlines()[-1:] or [str(exc)]
         raise Unavailable("self_test", f"a box could not be looked at: {report.ended}, {said[0]}") from None
-    lacking = {name: look for name, look in sorted(found.items()) if not look.on and name not in given_up}
-    if lacking:
-        raise Unavailable("self_test", _told(lacking))
+    if without := lacking(found, given_up):
+        missing = {name for name, look in found.items() if not look.on and name not in given_up}
+        raise Unavailable("self_test", f"a box on this host lacks {without}. {_what_to_do(missing)}")
     on = {name: look.on for name, look in found.items()} | dict.fromkeys(inherited, True)
     return Tested(on, datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), frozenset(left_out))
 
 
-def _told(lacking: dict[str, Found]) -> str:
-    text = f"a box on this host lacks {'; '.join(f'{name} ({look})' for name, look in lacking.items())}."
-    if set(lacking) <= set(CAN_DO_WITHOUT):
-        return f"{text} To run without it, list it under sandbox.accept_missing."
-    return f"{text} Nothing is run in such a box; please report this, with the output of `uname -a`."
+def lacking(found: Mapping[str, Found], given_up: Collection[str]) -> str:
+    """What is not there and was not given up, in words; empty where nothing is."""
+    those = ((name, look) for name, look in sorted(found.items()) if not look.on and name not in given_up)
+    return "; ".join(f"{name} ({look})" for name, look in those)
+
+
+def _what_to_do(missing: Collection[str]) -> str:
+    if set(missing) <= set(CAN_DO_WITHOUT):
+        return "To run without it, list it under sandbox.accept_missing."
+    return "Nothing is run in such a box; please report this, with the output of `uname -a`."
 
 
 def _spaces() -> dict[str, Look]:

@@ -19,7 +19,7 @@ from ringfence.sandbox.claims import Claims
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.member import Ended, Member
 from ringfence.sandbox.process.outputs import Outputs
-from ringfence.sandbox.process.run import INLINE, memory_file, python_words
+from ringfence.sandbox.process.run import INLINE, again, memory_file, new_pipe, python_words
 from ringfence.sandbox.process.step import Place, Step
 from ringfence.sandbox.process.watch import descendants
 from ringfence.sessions import Cell, CellReport, Command, Failure, Shown, Tell
@@ -126,7 +126,7 @@ class Interpreter:
         order |= {"env": dict(cell.env), "figures": list(cell.figures)}
         try:
             for stream in ("stdout", "stderr"):
-                ours, theirs = os.pipe2(os.O_CLOEXEC)
+                ours, theirs = new_pipe()
                 given.append(theirs)
                 step.read_from(ours, stream)
             if len(cell.source) > INLINE:
@@ -228,15 +228,15 @@ class Running:
     def _pipes(self) -> list[int]:
         given: list[int] = []
         if self._command.stdin is None:
-            theirs, self._input = os.pipe2(os.O_CLOEXEC)
+            theirs, self._input = new_pipe()
             os.set_blocking(self._input, False)
             given.append(theirs)
         elif isinstance(self._command.stdin, int):
-            given.append(os.dup(self._command.stdin))
+            given.append(again(self._command.stdin))
         else:
             given.append(memory_file(self._command.stdin))
         for stream in ("stdout", "stderr"):
-            ours, theirs = os.pipe2(os.O_CLOEXEC)
+            ours, theirs = new_pipe()
             given.append(theirs)
             self._step.read_from(ours, stream)
         return given

@@ -89,6 +89,8 @@ def inherit(without: frozenset[str]) -> list[str]:
         os.umask(0o022)
     if "priority" not in without:
         _queue_up()
+    if "shares" not in without:
+        _leave_some()
     for step, limits in _LIMITS.items():
         if step not in without:
             for number, most in limits:
@@ -103,6 +105,15 @@ def _queue_up() -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     if os.getpriority(os.PRIO_PROCESS, 0) < 0:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+def _leave_some() -> None:
+    """What boxes use of these counts for the supervisor's user: all of a zygote's have half of what that user has."""
+    for name in ("instances", "watches"):
+        with open(f"/proc/sys/fs/inotify/max_user_{name}", encoding="ascii") as most:
+            half = int(most.read()) // 2
+        with open(f"/proc/sys/user/max_inotify_{name}", "w", encoding="ascii") as file:
+            file.write(str(half))
 
 
 def give_up(text: str) -> NoReturn:

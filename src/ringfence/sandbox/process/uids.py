@@ -34,10 +34,12 @@ RANGES = (Path("/etc/subuid"), Path("/etc/subgid"))
 
 
 class Block:
-    """User and group ids from `base` on, ours alone until they are released or this process ends."""
+    """User and group ids, ours alone until they are released or this process ends."""
 
-    def __init__(self, base: int, size: int, lock: int) -> None:
+    def __init__(self, base: int, size: int, lock: int, groups: int | None = None) -> None:
         self.base = base
+        self.groups = base if groups is None else groups
+        """Where those of groups begin."""
         self.size = size
         self._lock: int | None = lock
 
@@ -57,19 +59,25 @@ def take_block(folders: Sequence[Path] | None = None) -> Block:
     if folders is None:
         folders = (*FOLDERS, Path(tempfile.gettempdir(), f"ringfence-{os.geteuid()}"))
     taken = [*named_ids(_texts(USERS)), *ranges(_texts(RANGES))]
-    lock = _open_locks(folders)
+    lock = open_locks(folders, "uids")
     try:
         for number in _order():
             base = FIRST + number * SIZE
             if any(span.start < base + SIZE and base < span.stop for span in taken):
                 continue
-            if _locked(lock, number):
+            if lock_range(lock, number, 1):
                 return Block(base, SIZE, lock)
     except OSError as problem:
         os.close(lock)
         raise Unavailable("uids", f"no user ids can be set apart for boxes: {problem.strerror}") from problem
     os.close(lock)
     raise Unavailable("uids", "no user ids can be set apart for boxes: all of them are in use")
+
+
+def map_into(process: int, block: Block) -> None:
+    """Write the maps of its user namespace: there, the ids begin with 0. Raises OSError."""
+    for name, base in (("uid_map", block.base), ("gid_map", block.groups)):
+        Path(f"/proc/{process}/{name}").write_text(f"0 {base} {block.size}", encoding="ascii")
 
 
 def named_ids(texts: Iterable[str]) -> Iterator[range]:
@@ -117,7 +125,7 @@ def _order() -> Iterator[int]:
         yield (start + step) % BLOCKS
 
 
-def _open_locks(folders: Sequence[Path]) -> int:
+def open_locks(folders: Sequence[Path], name: str) -> int:
     """The open file of locks, in the first folder that can be made or is there."""
     problem: OSError | None = None
     for path in folders:
@@ -127,7 +135,7 @@ def _open_locks(folders: Sequence[Path]) -> int:
             problem = refused
             continue
         try:
-            return os.open("uids", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+            return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
         except OSError as refused:
             problem = refused
         finally:
@@ -156,9 +164,9 @@ def _open_folder(path: Path) -> int:
     return folder
 
 
-def _locked(lock: int, number: int) -> bool:
-    """Lock one byte, for this open file rather than for this process: two zygotes of ours are two as well."""
-    wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
+def lock_range(lock: int, start: int, length: int) -> bool:
+    """Lock bytes, for this open file rather than for this process: two zygotes of ours are two as well."""
+    wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
     try:
         fcntl.fcntl(lock, fcntl.F_OFD_SETLK, wanted)
     except BlockingIOError:

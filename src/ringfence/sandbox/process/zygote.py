@@ -59,6 +59,8 @@ class Zygote:
         self._filter: kernel.Filter | None = None
         self._landlock = 0
         self._root = os.getuid() == 0
+        self._own_ids = False
+        """Each box has an id of its own on the host."""
         self._boxes: dict[int, _Box] = {}
         """By the ids of their processes."""
         self._staying: dict[int, _Box] = {}
@@ -89,7 +91,7 @@ class Zygote:
                 choice = marshal.load(file)  # noqa: S302 - it comes from the supervisor
         wanted = [*config["mounts"], *config["image"]]
         clones = [worker.receive(self._control)[1][0] for _ in wanted] if self._root else []
-        self._landlock = landlock.version()
+        self._landlock, self._own_ids = landlock.version(), config["own_ids"]
         with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
             self._last_capability = int(file.read())
         self._pins.wanted = not config["stays"] and not config["image"]
@@ -145,13 +147,13 @@ class Zygote:
         held = template.hold(trees) if trees else []
         for mount in mounts:
             mount.hold()
-        if self._root:
-            # Several ids can only be mapped from outside, by the supervisor.
+        if self._own_ids:
+            # Several ids can only be mapped from outside.
             self._say(f"map {os.getpid()}")
             worker.receive(self._control)
-            os.setgroups([])
-            os.setresgid(0, 0, 0)
-            os.setresuid(0, 0, 0)
+            if problem := preparing.take_ids(None if self._root else self._first):
+                self._say(f"unmapped {problem}")
+                worker.receive(self._control)  # until we are ended
         else:
             for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
                 _write(f"/proc/self/{name}", text)
@@ -221,7 +223,8 @@ class Zygote:
         try:
             box = self._found(order) if process == 0 else self._staying[number]
             site = self._site(order, box, len(given) - 1, fresh=process == 0)
-            site.prepare([given[0], box.handle, *given[1:]], confine.own(box.first, order["slot"] if self._root else 0))
+            who = order["slot"] if self._own_ids else 0
+            site.prepare([given[0], box.handle, *given[1:]], confine.own(box.first, who))
             pid = self._fork_into(box)
         except (OSError, LookupError) as exc:
             worker.close(given)
@@ -295,6 +298,7 @@ class Zygote:
             site = confine.Site(order["shape"], box.spaces & ~kernel.NEWPID, entrances)
             site.filter, site.landlock_version = self._filter, self._landlock
             site.last_capability = self._last_capability
+            site.own_id, site.lends = self._own_ids, self._own_ids and not self._root and fresh
             self._sites[key] = confine.plan(site, frozenset(order["without"]), fresh=fresh)
         return site
 

@@ -10,25 +10,26 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ringfence
 from ringfence.box import Limits
 from ringfence.errors import Unavailable
-from ringfence.sandbox.process import mounting, seccomp
+from ringfence.model import Json
+from ringfence.sandbox.process import configuring, ids, mounting
 from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box, Shared
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.host import launched
 from ringfence.sandbox.process.member import Member, ended, new_channel, receive
 from ringfence.sandbox.process.run import memory_file
-from ringfence.sandbox.process.uids import Block, take_block
+from ringfence.sandbox.process.uids import Block
 from ringfence.sandbox.waiting import when
+from ringfence.system import interpreter
 
 log = logging.getLogger(__name__)
 
@@ -39,20 +40,10 @@ RECYCLE_AFTER = 2000
 _NOTICE = 100  # so many boxes before that, the new one is started
 _AGAIN_SECONDS = 0.002
 _LAST_WORDS = 2000
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
 """Read once, at the start, and so the same for all boxes."""
-INSTALLED = f"/workspace/.local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-INSTALLED_PROGRAMS = "/workspace/.local/bin"
-"""Where pip puts what a user installs who cannot write beside the interpreter."""
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 """Only a process with a single thread can be forked."""
-
-
-@cache
-def interpreter() -> Path:
-    """The interpreter of boxes, by its real path: a virtual environment's is a link to it."""
-    return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
 
 
 @dataclass(slots=True)
@@ -71,7 +62,10 @@ class Zygote:
     _handle: int = -1
     _process: subprocess.Popen[bytes] | None = None
     _control: socket.socket | None = None
+    host_id: Json = field(default_factory=dict)
+    """Whose id its boxes have on the host, for the facts."""
     _block: Block | None = None
+    _mapping: asyncio.Task[None] | None = None
     _boxes: dict[int, Box] = field(default_factory=dict)
     _free: list[int] = field(default_factory=list)
     _ready: asyncio.Future[int] | None = None
@@ -80,11 +74,16 @@ class Zygote:
 
     async def start(self) -> None:
         """Raises Unavailable with the zygote's own words where this host does not let it be."""
-        loop = asyncio.get_running_loop()
-        self._ready = loop.create_future()
-        root = os.geteuid() == 0
-        if root:
-            self._block = take_block()
+        self._block, self.host_id = ids.take(self.baseline, self.shared.groups)
+        try:
+            await self._start()
+        except ids.Unmapped as exc:
+            self._block, self.host_id = None, ids.shared(str(exc))
+            await self._start()
+
+    async def _start(self) -> None:
+        self._ready = asyncio.get_running_loop().create_future()
+        self._handle, self._last_words = -1, bytearray()
         self._free = list(range((self._block.size if self._block else 512) - 1, 0, -1))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._errors, errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -126,26 +125,11 @@ class Zygote:
             raise Unavailable("no_zygote", "the zygote was not ready, and did nothing more for it") from None
 
     def _configure(self) -> None:
-        image = self.baseline.image
-        trees = [] if image is not None else sorted({os.path.realpath(sys.base_prefix), *self.baseline.trees})
-        config: dict[str, Any] = {
-            "trees": trees,
-            "preload": list(self.baseline.preload),
-            "without": list(self.baseline.without),
-        }
-        config["packages"] = [*self.baseline.packages, *([INSTALLED] if self.baseline.installs else [])]
-        config |= {"stays": self.baseline.stays and image is None, "setup": self.baseline.setup}
-        config["mounts"] = [each.words for each in self.baseline.mounts]
-        config["image"] = [] if image is None else [image.words]
-        path = _PATH if image is not None else f"{interpreter().parent}:{_PATH}"
-        config["env"] = {"PATH": path, "HOME": "/workspace", "TMPDIR": "/workspace/tmp"}
-        config["env"] |= {"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box"}
-        if self.baseline.installs:
-            config["env"]["PATH"] += f":{INSTALLED_PROGRAMS}"
+        config = configuring.configuration(self.baseline, own_ids=self._block is not None)
         programs = self.baseline.programs
         parts = ("folders", "hidden", "sealed", "spared")
         chosen = [] if programs is None else [marshal.dumps({name: getattr(programs, name) for name in parts})]
-        files = [memory_file(data) for data in (self._filter(), *chosen)]
+        files = [memory_file(data) for data in (configuring.call_filter(self.baseline), *chosen)]
         try:
             self._tell(config, files)
         finally:
@@ -153,17 +137,9 @@ class Zygote:
                 os.close(descriptor)
         self._hand_over_mounts()
 
-    def _filter(self) -> bytes:
-        given = self.baseline
-        # What is in memory alone could be executed, whatever is mounted how.
-        memfd = "memfd" not in given.without and (given.programs is None or "noexec" in given.without)
-        which: seccomp.Which = {"memfd": memfd, "marks": not given.writes, "listens": given.listens}
-        which["terminals"], which["counted"] = given.stays, "memfd" not in given.without
-        return seccomp.compile_filter(os.uname().machine, **which)
-
     def _hand_over_mounts(self) -> None:
         """One by one. Raises Unavailable. Nobody but root can clone a mount; another zygote opens them by itself."""
-        if self._block is None:
+        if self._block is None or os.geteuid() != 0:
             return
         clones = mounting.clone(self.baseline.mounts, self._block.base + mounting.SHARED_SLOT, self.baseline.image)
         try:
@@ -231,7 +207,9 @@ class Zygote:
         slot = self._free.pop()
         box = Box(self.made, slot, ours, limits, self.shared)
         box.group, box.inherited = group, self.seen
-        box.host_id = None if self._block is None else self._block.base + self._slot(box)
+        box.whose_id = self.host_id
+        if self._block is not None and os.geteuid() == 0:
+            box.host_id = self._block.base + self._slot(box)
         box.bid = partial(self._bid, box)
         self._boxes[box.number] = box
         if stays:
@@ -300,10 +278,9 @@ class Zygote:
         if word == "zygote":
             self.pid, self._handle = int(rest[0]), descriptors[0]
         elif word == "map":
-            assert self._block is not None
-            for name in ("uid_map", "gid_map"):
-                Path(f"/proc/{rest[0]}/{name}").write_text(f"0 {self._block.base} {self._block.size}")
-            self._tell({})
+            self._mapping = asyncio.get_running_loop().create_task(self._map(int(rest[0])))
+        elif word == "unmapped":
+            self._do_without(" ".join(rest))
         elif word == "ready":
             self.seen = rest[1:]
             if self._ready is not None and not self._ready.done():
@@ -322,6 +299,24 @@ class Zygote:
         elif word == "ended":
             box.over(ended(rest[1:]))
             self._release(box)
+
+    async def _map(self, process: int) -> None:
+        assert self._block is not None
+        try:
+            await ids.map_into(process, self._block)
+            if self.alive:
+                self._tell({})
+        except ids.Unmapped as exc:
+            self._do_without(str(exc))
+        except OSError:
+            self._gone()
+
+    def _do_without(self, why: str) -> None:
+        """Ids of its boxes' own: this one is ended, and whoever waits for it starts another."""
+        if self.alive and self._ready is not None and not self._ready.done():
+            self._shut()
+            self._ready.set_exception(ids.Unmapped(why))
+            self._ready.exception()
 
     def _heard_of(self, box: Box, word: str, rest: list[str], descriptors: list[int]) -> None:
         """One of several processes in a box."""
