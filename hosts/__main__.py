@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -113,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     chosen = _parser().parse_args()
+    # Ended from outside, what was started for the time being is ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         need_programs()
         return int(chosen.call(chosen))

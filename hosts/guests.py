@@ -36,7 +36,6 @@ GUESTS = (
     Guest("debian12-backports-arm64", "bookworm", "arm64", "bookworm-backports", "Debian 12, backports kernel"),
     Guest("debian12-backports-amd64", "bookworm", "amd64", "bookworm-backports", "Debian 12, backports kernel"),
     Guest("debian13-arm64", "trixie", "arm64", "trixie", "Debian 13, systemd"),
-    Guest("debian13-amd64", "trixie", "amd64", "trixie", "Debian 13, systemd"),
     Guest(
         "debian13-backports-arm64", "trixie", "arm64", "trixie-backports", "Debian 13, backports kernel", doctor="all"
     ),

@@ -82,8 +82,8 @@ def _plain(module: Path) -> bytes:
     return content
 
 
-def _unpack(packages: Packages, machine: str, tree: Path) -> str:
-    """The kernel and its modules, from whichever packages they are spread over; the answer is its release."""
+def _unpack(packages: Packages, machine: str, tree: Path) -> tuple[Path, Path]:
+    """The kernel and its modules, from whichever packages they are spread over."""
     todo, seen = [f"linux-image-{machine}"], set[str]()
     while todo:
         package = todo.pop()
@@ -91,15 +91,12 @@ def _unpack(packages: Packages, machine: str, tree: Path) -> str:
         if _KEPT_PARTS.match(package):
             packages.fetch(package, tree)
         todo += [other for other in packages.depends(package) if _KEPT_PARTS.match(other) and other not in seen]
-    (image,) = (tree / "boot").glob("vmlinuz-*")
-    return image.name.removeprefix("vmlinuz-")
-
-
-def _modules(tree: Path) -> Path:
-    for place in (tree / "usr" / "lib" / "modules", tree / "lib" / "modules"):
-        if place.is_dir():
-            return place
-    raise Trouble(f"the kernel's packages have no modules under {tree}")
+    # Newer packages have both in one place.
+    images = [*tree.glob("boot/vmlinuz-*"), *tree.glob("usr/lib/modules/*/vmlinuz")]
+    modules = [*tree.glob("lib/modules/*"), *tree.glob("usr/lib/modules/*")]
+    if not images or not modules:
+        raise Trouble(f"the kernel's packages have no kernel or no modules: see {tree}")
+    return images[0], modules[0]
 
 
 def _busybox(machine: str) -> bytes:
@@ -117,17 +114,16 @@ def kernel(suite: str, machine: str) -> Kernel:
     made = place / "release"
     if not made.exists():
         tree = fresh(place) / "tree"
-        release = _unpack(Packages(suite, machine), machine, tree)
+        image, base = _unpack(Packages(suite, machine), machine, tree)
+        release, top = base.name, base.parent
         say(f"preparing kernel {release}")
-        top = _modules(tree)
         run(["depmod", "-b", top.parent.parent, release])
-        base = top / release
         loaded = load_order((base / "modules.dep").read_text(), _WANTED)
         files = {f"modules/{number:02}-{name_of(one)}.ko": _plain(base / one) for number, one in enumerate(loaded)}
         entries = {path: (stat.S_IFREG | 0o644, content) for path, content in files.items()}
         entries["bin/busybox"] = (stat.S_IFREG | 0o755, _busybox(machine))
         (place / "initrd").write_bytes(cpio(entries))
-        (tree / "boot" / f"vmlinuz-{release}").rename(place / "vmlinuz")
+        image.rename(place / "vmlinuz")
         make_ext4(place / "modules.ext4", top, size_of(top) * 5 // 4 + 64)
         run(["rm", "-rf", tree])
         made.write_text(release)
