@@ -17,9 +17,9 @@ from hosts.results import Result, Results, read
 _INSIDE = Path(__file__).parent / "inside"
 
 
-def mark(source: Path, part: Part) -> str:
+def mark(code: str, part: Part) -> str:
     """What a result is of: the code, and how it was tried."""
-    return digest(digest_of(source), (_INSIDE / "tries.py").read_text(), part.argv())
+    return digest(code, (_INSIDE / "tries.py").read_text(), part.argv())
 
 
 def _judged(part: Part, told: dict[str, object]) -> dict[str, object]:
@@ -32,7 +32,7 @@ def _judged(part: Part, told: dict[str, object]) -> dict[str, object]:
     return told
 
 
-def _one(line: Line, guest: Guest, part: Part, source: Path) -> Result:
+def _one(line: Line, guest: Guest, part: Part, marked: str) -> Result:
     say(f"{guest.name}: {part.name} as {part.row}")
     began = time.monotonic()
     output: list[bytes] = []
@@ -49,7 +49,7 @@ def _one(line: Line, guest: Guest, part: Part, source: Path) -> Result:
         guest.name,
         part.row,
         part.name,
-        mark(source, part),
+        marked,
         kernel,
         now,
         seconds,
@@ -65,13 +65,16 @@ def _one(line: Line, guest: Guest, part: Part, source: Path) -> Result:
 def try_guest(guest: Guest, source: Path, wanted: Callable[[Part], bool], again: bool) -> list[Result]:
     """The results of a guest's parts. It is started only if something is left to try in it."""
     kept, found = Results(), []
-    todo = []
+    todo: list[tuple[Part, str]] = []
+    # Looked at once: somebody may go on working on it while a guest tries what was brought to it.
+    code = digest_of(source)
     for part in filter(wanted, parts(guest, source)):
-        before = None if again else kept.find(guest.name, part.key, mark(source, part))
+        marked = mark(code, part)
+        before = None if again else kept.find(guest.name, part.key, marked)
         if before is not None:
             found.append(before)
         else:
-            todo.append(part)
+            todo.append((part, marked))
     if not todo:
         say(f"{guest.name}: everything has been tried with this code")
         return found
@@ -83,8 +86,8 @@ def try_guest(guest: Guest, source: Path, wanted: Callable[[Part], bool], again:
             bring(line, guest, source)
             # The script may be newer than a guest that is up already.
             line.put("/usr/local/lib/hosts/tries.py", (_INSIDE / "tries.py").read_bytes())
-            for part in todo:
-                result = _one(line, guest, part, source)
+            for part, marked in todo:
+                result = _one(line, guest, part, marked)
                 kept.keep(part.key, result)
                 found.append(result)
     except Trouble as trouble:
