@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+from hosts.guests import GUESTS, Guest
 from hosts.mirror import mirror
 from hosts.places import CACHE, Trouble, digest, fresh, make_ext4, run, say, size_of
 
@@ -32,9 +33,11 @@ def native(machine: str) -> bool:
     return _MACHINES.get(os.uname().machine) == machine
 
 
-def root_image(release: str, machine: str, finish: Callable[[Path], None]) -> Path:
+def root_image(guest: Guest, finish: Callable[[Path], None]) -> Path:
     """A root file system, made at its first use. What only the machine itself can do is left to `finish`."""
-    packages = f"{_PACKAGES},{_CONTAINERS}"
+    release, machine = guest.release, guest.machine
+    alike = [other for other in GUESTS if (other.release, other.machine) == (release, machine)]
+    packages = f"{_PACKAGES},{_CONTAINERS}" if any(other.container for other in alike) else _PACKAGES
     image = CACHE / "images" / f"{release}-{machine}-{digest(packages, _MEGABYTES, 1)}.ext4"
     if image.exists():
         return image

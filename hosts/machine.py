@@ -142,7 +142,7 @@ def _overlay() -> bytes:
 
 def disks(guest: Guest, source: Path) -> tuple[Path, Path, Kernel]:
     """What a guest is started from, made at its first use."""
-    root = root_image(guest.release, guest.machine, lambda image: finish(guest.machine, guest.release, image))
+    root = root_image(guest, lambda image: finish(guest.machine, guest.release, image))
     return root, python_disk(guest.release, guest.machine, source), kernel(guest.suite, guest.machine)
 
 
