@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,6 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 """Only a process with a single thread can be forked."""
 
 
-@cache
 @dataclass(slots=True)
 class Zygote:
     """One zygote process."""
