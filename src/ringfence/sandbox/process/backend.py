@@ -28,11 +28,10 @@ from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.outlet import Outlet, check_namespace
 from ringfence.sandbox.process.pool import Pool
 from ringfence.sandbox.process.run import Run
-from ringfence.sandbox.process.zygotes import INSTALLED
+from ringfence.sandbox.process.zygotes import INSTALLED, interpreter
 from ringfence.sandbox.tools import TEMPLATES
 from ringfence.sandbox.waiting import begun, when
 from ringfence.sessions import StaySpec
-from ringfence.system import interpreter
 
 log = logging.getLogger(__name__)
 
