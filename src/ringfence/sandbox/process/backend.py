@@ -33,6 +33,7 @@ from ringfence.sandbox.process.run import Run
 from ringfence.sandbox.tools import TEMPLATES
 from ringfence.sandbox.waiting import begun, when
 from ringfence.sessions import StaySpec
+from ringfence.system import interpreter
 
 log = logging.getLogger(__name__)
 
