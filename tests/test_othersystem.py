@@ -95,7 +95,9 @@ def test_importing_costs_nothing_and_a_box_is_refused_in_words(system: str) -> N
     assert (shown.returncode, shown.stdout.splitlines()) == (0, ["no_backend True"] * 3), shown.stderr
 
 
-@pytest.mark.parametrize("words", [("run", "-c", "1"), ("box", "list"), ("wrap", "--", "ls")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [("run", "-c", "1"), ("box", "list"), ("wrap", "--", "ls"), ("init", "--from", "x")], ids=" ".join
+)
 def test_what_needs_a_box_says_so(system: str, words: tuple[str, ...], tmp_path: Path) -> None:
     shown = ran(system, *("ringfence", *words), cwd=tmp_path)
     assert shown.returncode == 125

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from functools import cache
 from pathlib import Path
 
 if sys.platform == "win32":
@@ -46,6 +47,7 @@ def tells_peers() -> bool:
     return sys.platform == "linux"
 
 
+@cache
 def interpreter() -> Path:
     """The interpreter of boxes, by its real path: a virtual environment's is a link to it."""
     return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from ringfence.box import Limits
 from ringfence.errors import StoreError, Unavailable
 from ringfence.sandbox.keeping import private_folder, storing, taken, write_whole
+from ringfence.sandbox.waiting import shielded
 from ringfence.sessions import Owner, SessionInfo
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Ledger:
         while self._durable < mine:
             if self._syncing is None:
                 self._syncing = asyncio.get_running_loop().create_task(self._sync())
-            await asyncio.shield(self._syncing)
+            await shielded(self._syncing)
 
     def note(self, event: Literal["paused", "resumed"], id_: str, owner: Owner, step: int) -> None:
         """Write it soon."""

@@ -23,6 +23,7 @@ from ringfence.sandbox.ledger import Ledger
 from ringfence.sandbox.mounts import Mounts
 from ringfence.sandbox.threads import in_thread
 from ringfence.sandbox.turns import Countdown, Gate, Tasks, Use
+from ringfence.sandbox.waiting import shielded
 from ringfence.sandbox.workspace import Workspace
 from ringfence.sessions import Living, Owner, SessionInfo, SessionSpec, State, Why
 
@@ -318,7 +319,7 @@ class Life:
         """Once, however often it is asked for. Raises StoreError where the end could not be written down."""
         if self._ending is None:
             self._ending = self.tasks.begin(self._end(why, said))
-        return await asyncio.shield(self._ending)
+        return await shielded(self._ending)
 
     async def _end(self, why: Why, said: str) -> SessionInfo:
         self.state, self._ended_at, self._why = "stopped", now(), why

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.errors import Unavailable
-from ringfence.sandbox.process import mounting, subids
+from ringfence.sandbox.process import kernel, mounting, subids
 from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.uids import SIZE, Block
 
@@ -49,6 +49,7 @@ def with_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(subids, "_release", lambda: (6, 12))
     monkeypatch.setattr(subids, "_folders", lambda: (tmp_path / "locks",))
     monkeypatch.setattr(subids, "_refusals", [])
+    monkeypatch.setattr(kernel, "prctl", lambda _: 0)
 
 
 # ── What was set apart ──
@@ -135,6 +136,9 @@ def test_other_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unavailable, match="steps are left out"):
         subids.take(Baseline(without=("identity",)), by_v1=False)
     subids.take(Baseline(without=("landlock", "memfd")), by_v1=False).release()
+    monkeypatch.setattr(kernel, "prctl", lambda _: 1)
+    with pytest.raises(Unavailable, match="no_new_privs"):
+        subids.take(Baseline(), by_v1=False)
     monkeypatch.setattr(subids, "_release", lambda: (6, 1))
     with pytest.raises(Unavailable, match=r"Linux 6\.3"):
         subids.take(Baseline(), by_v1=False)

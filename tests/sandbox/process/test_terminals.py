@@ -129,9 +129,14 @@ async def test_who_has_a_terminal_sets_how_it_takes_keys(box: LiveBox) -> None:
 
 async def test_a_new_size_is_told(box: LiveBox) -> None:
     source = (
+        # Not in the handler: it may be called in the midst of the first `print`.
         "import os, signal, time\n"
-        "signal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size(), flush=True))\n"
-        "print('ready', flush=True)\nwhile True: time.sleep(0.02)"
+        "told = []\n"
+        "signal.signal(signal.SIGWINCH, lambda *_: told.append(1))\n"
+        "print('ready', flush=True)\n"
+        "while not told: time.sleep(0.02)\n"
+        "print(os.get_terminal_size(), flush=True)\n"
+        "time.sleep(60)"
     )
     async with sitting_at(box, "python3", "-c", source) as screen:
         await screen.expect("ready")

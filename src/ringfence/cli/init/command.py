@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from ringfence import canonical, config
+from ringfence import canonical, config, system
 from ringfence.cli import common
 from ringfence.cli.terminal import confirm, safe
 from ringfence.config import writing
@@ -31,6 +31,8 @@ _Grant = typer.Option(
 )
 _Replace = typer.Option(False, "--replace", help="Replace the file that is there, without a question.")
 _Scripts = typer.Option(False, "--scripts", help="Let install scripts of npm packages run, in a box without network.")
+
+_NO_BOX = 125
 
 
 def init(
@@ -58,6 +60,8 @@ def init(
     ringfence init --learn files                  what does it lack in its box? each as a question, then a diff
     ringfence init --learn files --call 'write_file={"path": "/docs/a", "content": "x"}'
     """
+    if (source is not None or learn is not None or fetch) and (why := system.no_boxes()) is not None:
+        common.fail(f"ringfence: {why}", _NO_BOX)
     if learn is not None:
         if source is not None or yes or scripts or fetch:
             common.fail("--learn goes with --output, --call, --grant and --replace alone", 2)

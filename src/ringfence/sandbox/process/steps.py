@@ -22,6 +22,7 @@ from ringfence.sandbox.process.outputs import Outputs
 from ringfence.sandbox.process.run import INLINE, again, memory_file, new_pipe, python_words
 from ringfence.sandbox.process.step import Place, Step
 from ringfence.sandbox.process.watch import descendants
+from ringfence.sandbox.waiting import shielded
 from ringfence.sessions import Cell, CellReport, Command, Failure, Shown, Tell
 
 GRACE_SECONDS = 1.0
@@ -278,7 +279,7 @@ class Running:
 
     async def over(self) -> BoxReport:
         assert self._over is not None
-        return await asyncio.shield(self._over)
+        return await shielded(self._over)
 
     async def _wait(self) -> BoxReport:
         ended = await asyncio.shield(self._member.ended)

@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from ringfence.errors import Unavailable
+from ringfence.sandbox.process import kernel
 from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.confine import INSIDE_ID
 from ringfence.sandbox.process.uids import SIZE, Block, lock_range, open_locks
@@ -32,6 +33,7 @@ HELPERS = {"user": "newuidmap", "group": "newgidmap"}
 _PLACES = "/usr/bin:/bin:/usr/local/bin:/run/wrappers/bin"
 _NOBODY = 65534
 _SECONDS = 20.0
+_GET_NO_NEW_PRIVS = 39
 _LENDS_SINCE = (6, 3)
 """No older kernel mounts a tmpfs with mapped ids, so there is no need to try."""
 _LEFT_OUT = frozenset({"landlock", "memfd"})
@@ -50,6 +52,8 @@ def take(baseline: Baseline, *, by_v1: bool) -> Block:
         raise Unavailable("uids", _refusals[0])
     if _release() < _LENDS_SINCE:
         raise Unavailable("uids", "this kernel mounts no tmpfs with mapped ids (it needs Linux 6.3)")
+    if kernel.prctl(_GET_NO_NEW_PRIVS):
+        raise Unavailable("uids", "no_new_privs is set (NoNewPrivileges= in a unit), so newuidmap has no privileges")
     if baseline.borrows:
         raise Unavailable("uids", "it is to see folders of this user as this user does")
     if frozenset(baseline.without) - _LEFT_OUT:

@@ -29,7 +29,7 @@ from ringfence.sandbox.process.member import Member, ended, new_channel, receive
 from ringfence.sandbox.process.run import memory_file
 from ringfence.sandbox.process.uids import Block
 from ringfence.sandbox.waiting import when
-from ringfence.system import interpreter
+from ringfence.system import interpreter as interpreter
 
 log = logging.getLogger(__name__)
 
