@@ -136,7 +136,7 @@ def _of_other(whom: mending.User) -> Json:
     runtime = f"/run/user/{whom.uid}"
     if os.path.isdir(runtime):
         env |= {"XDG_RUNTIME_DIR": runtime, "DBUS_SESSION_BUS_ADDRESS": f"unix:path={runtime}/bus"}
-    command = [sys.executable, "-m", "ringfence.cli.main", "host", "--json"]
+    command = [sys.executable, "-I", "-m", "ringfence.cli.main", "host", "--json"]
     try:
         ran = subprocess.run(
             command,
@@ -145,6 +145,9 @@ def _of_other(whom: mending.User) -> Json:
             extra_groups=os.getgrouplist(found.pw_name, found.pw_gid),
             env=env,
             cwd="/",
+            # Nothing of ours is for that user: not the terminal that root types into, and not by way of its session.
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
             capture_output=True,
             text=True,
             timeout=_SECONDS,
@@ -176,7 +179,8 @@ def _fix(told: Json, whom: mending.User | None, *, yes: bool) -> Json | None:
     whom = whom or (None if root else mending.User(os.geteuid(), _name(os.geteuid())))
     changes = mending.plan(causes, Surroundings.read(uid=whom.uid if whom is not None else None), whom)
     if not changes:
-        print("\nThere is nothing to mend here." if told["works"] else "\nNothing of this can be mended from here.")
+        every = all(finding["state"] == "ok" for finding in told["findings"])
+        print("\nThere is nothing to mend here." if every else "\nNothing of this can be mended from here.")
         return None
     shown = "\n".join(["\nTo mend it:", *(_shown(change) for change in changes)])
     if not root:
@@ -186,12 +190,16 @@ def _fix(told: Json, whom: mending.User | None, *, yes: bool) -> Json | None:
         print(safe(shown, lines=True))
     elif not confirm(safe(shown, lines=True), f"Make {_many(len(changes))}?"):
         common.fail("Nothing was changed.")
+    failed = False
     for change in changes:
         problem = mending.make(change)
+        failed = failed or bool(problem)
         print(safe(f"{'FAILED' if problem else 'done'}: {change.shown.splitlines()[0].rstrip(':')} {problem}".rstrip()))
     print("\nAfterwards:", flush=True)
     after = _of_other(whom) if whom is not None else _of_ourselves(settings(None, None).sandbox)
     print(text(after, brief=True))
+    if failed:
+        common.fail("Not every change could be made.")
     return after
 
 
@@ -213,7 +221,7 @@ def text(told: Json, *, brief: bool = False) -> str:
     lines = [safe(f"Boxes on this host, for {told['user']}"), ""]
     longest = max(len(finding["name"]) for finding in findings)
     for finding in findings:
-        head = f"  {_WORDS[finding['state']]:8} {finding['name']:{longest}}  "
+        head = safe(f"  {_WORDS[finding['state']]:8} {finding['name']:{longest}}  ")
         lines += _wrapped(head, safe(finding["seen"]), width)
     alike: dict[str, list[Json]] = {}
     for finding in findings:

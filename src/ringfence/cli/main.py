@@ -27,7 +27,7 @@ VERBS = {
     "audit": "Read, explain, verify and export the audit log.",
     "bench": "Measure what calls and boxes cost on this machine.",
 }
-_BOXED = ("run", "box", "doctor", "wrap", "bench")
+_BOXED = ("run", "box", "host", "doctor", "wrap", "bench")
 """Verbs that are about boxes alone. Where there can be none, nothing of them is loaded."""
 _NO_BOX = 125
 _MODULES = {"bench": "bench.command", "box": "box.command", "init": "init.command"}

@@ -88,13 +88,21 @@ def group(leader: int) -> list[int]:
     return found
 
 
+def _nanoseconds(process: int, state: list[str]) -> int:
+    """Of processor time; in ticks where the kernel was built without better statistics."""
+    try:
+        return int(Path(f"/proc/{process}/schedstat").read_text().split()[0])
+    except FileNotFoundError:
+        return (int(state[11]) + int(state[12])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
 def _look(processes: Iterable[int]) -> tuple[int, bool]:
     """Their processor time in nanoseconds; whether one of them waits for a core, or for a disk."""
     worked, wants = 0, False
     for process in processes:
         try:
             state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            worked += int(Path(f"/proc/{process}/schedstat").read_text().split()[0])
+            worked += _nanoseconds(process, state)
         except (OSError, ValueError, IndexError):
             continue  # it is gone, and another has taken over
         wants = wants or state[0] in "RD"

@@ -12,7 +12,7 @@ import pytest
 from ringfence.sandbox.process import delegation
 from ringfence.sandbox.process.cgroup import Cgroups
 from ringfence.sandbox.process.cgroupfs import write
-from ringfence.sandbox.process.delegation import LEAF, Refused, Systemd
+from ringfence.sandbox.process.delegation import LEAF, Leaving, Refused, Systemd
 from tests.sandbox.process.test_cgroup_v2 import FILES, Kernel
 
 CONTROLLERS = "cpuset cpu io memory pids\n"
@@ -81,8 +81,8 @@ class Manager:
         self.refusal = refusal
         self.asked: list[str] = []
 
-    def move_to_scope(self, own: str, moved: Callable[[], bool]) -> None:
-        self.asked.append(own)
+    def move_to_scope(self, leaving: Leaving, moved: Callable[[], bool]) -> None:
+        self.asked.append(leaving.left[-1])
         if self.refusal:
             raise Refused(self.refusal, "run this")
         scope = self.host.group(self.host.top / "ringfence-1.scope")
@@ -178,7 +178,7 @@ def test_we_leave_no_group_that_somebody_has_bounded(host: Host) -> None:
     manager = Manager(host)
     found = detect(host, manager)
     assert "memory" not in found.available and manager.asked == []
-    assert "memory.max is 1073741824" in found.why["memory"]
+    assert "memory.max of app is 1073741824" in found.why["memory"]
     assert "add `Delegate=yes`" in found.why["memory"]
 
 
@@ -196,8 +196,42 @@ def test_nobody_is_asked_for_controllers_that_the_hierarchy_does_not_have(host: 
     assert manager.asked == []
 
 
+@pytest.mark.parametrize(
+    ("own", "user", "slice_", "left"),
+    [
+        ("user.slice/user-7.slice/session-3.scope", 7, None, ["session-3.scope"]),
+        ("user.slice/user-7.slice/user@7.service/app.slice/a.scope", 7, "app.slice", ["a.scope"]),
+        ("user.slice/user-7.slice/user@7.service/b.slice/b-c.slice/d.service/e", 7, "b-c.slice", ["d.service", "e"]),
+        ("agents.slice/run.service", 7, None, ["agents.slice", "run.service"]),
+        ("user.slice/user-8.slice/session-3.scope", 7, None, ["user.slice", "user-8.slice", "session-3.scope"]),
+        ("system.slice/run.service", 0, "system.slice", ["run.service"]),
+        ("user.slice/user-0.slice/session-1.scope", 0, "user-0.slice", ["session-1.scope"]),
+        ("init.scope", 0, None, ["init.scope"]),
+    ],
+)
+def test_what_is_left_is_known_before_anybody_moves(own: str, user: int, slice_: str | None, left: list[str]) -> None:
+    leaving = Leaving.of(f"/cg/{own}", "/cg", user)
+    assert leaving.slice == slice_
+    assert [path.rpartition("/")[2] for path in leaving.left] == left
+    assert leaving.left[-1] == f"/cg/{own}"
+
+
+def test_the_bounds_of_a_slice_that_would_be_left_count_too(host: Host) -> None:
+    agents = host.group(host.top / "agents.slice")
+    (agents / "memory.high").write_text("4096\n")
+    host.sit_in(host.group(agents / "run.service", f"{os.getpid()}\n"))
+    manager = Manager(host)
+    found = detect(host, manager)
+    if os.geteuid() == 0:  # its scope stays in the slice
+        assert "memory" in found.available
+    else:
+        assert manager.asked == []
+        assert "memory.high of agents.slice is 4096" in found.why["memory"]
+
+
 # ── systemd ───────────────────────────────────────────────────────────────────────────────────────
 
+NOWHERE = Leaving(None, ())
 _BUSCTL = """#!/bin/sh
 printf '%s\\n' "XDG_RUNTIME_DIR=$XDG_RUNTIME_DIR" "$@" > {folder}/said
 {then}
@@ -218,8 +252,12 @@ def systemd(folder: Path, then: str = "", state: str = "active") -> Systemd:
 
 def test_systemd_is_asked_for_a_delegated_scope_with_us_in_it(tmp_path: Path) -> None:
     manager = systemd(tmp_path)
-    manager.move_to_scope("/sys/fs/cgroup/a.slice/b.slice/c.scope", lambda: True)
+    own = tmp_path / "a.slice" / "b.slice" / "c.service"
+    own.mkdir(parents=True)
+    (own / "pids.max").write_text("4711\n")
+    manager.move_to_scope(Leaving.of(str(own), str(tmp_path), os.geteuid()), lambda: True)
     said = (tmp_path / "said").read_text().splitlines()
+    assert said[said.index("TasksMax") + 2] == "4711"
     assert "StartTransientUnit" in said and "org.freedesktop.systemd1.Manager" in said
     at = said.index("Delegate")
     assert said[at : at + 3] == ["Delegate", "b", "true"]
@@ -236,13 +274,13 @@ def test_systemd_is_asked_for_a_delegated_scope_with_us_in_it(tmp_path: Path) ->
 def test_what_systemd_says_no_with_is_said(tmp_path: Path) -> None:
     manager = systemd(tmp_path, "echo 'Call failed: Access denied' >&2; exit 1")
     with pytest.raises(Refused, match="no group of our own: Call failed: Access denied"):
-        manager.move_to_scope("/x", lambda: False)
+        manager.move_to_scope(NOWHERE, lambda: False)
 
 
 def test_who_is_never_moved_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delegation, "_ASK_SECONDS", 0.0)
     with pytest.raises(Refused, match="its state is failed"):
-        systemd(tmp_path, state="failed").move_to_scope("/x", lambda: False)
+        systemd(tmp_path, state="failed").move_to_scope(NOWHERE, lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -259,4 +297,4 @@ def test_a_host_without_a_manager_says_what_is_missing(tmp_path: Path, gone: str
     path = tmp_path / (bus if gone == "bus" else gone)
     path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(Refused, match=says):
-        manager.move_to_scope("/x", lambda: True)
+        manager.move_to_scope(NOWHERE, lambda: True)

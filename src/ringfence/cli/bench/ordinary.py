@@ -60,8 +60,10 @@ def main() -> None:
     os.setgroups([])
     os.setresgid(int(group), int(group), int(group))
     os.setresuid(int(user), int(user), int(user))
-    os.environ |= {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": source}
-    os.execv(command[0], command)  # noqa: S606 - what `bench` has put together
+    # Nothing of root's own is for that user: not its environment, and not its terminal.
+    environment = {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": source, "PATH": os.defpath, "LANG": "C.UTF-8"}
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.execve(command[0], command, environment)  # noqa: S606 - what `bench` has put together
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ class Box:
         self.slot = slot
         self.limits = limits
         self.hub = shared.hub
-        self.account = Account(limits.memory_bytes)
+        self.reclaim: Callable[[], object] = lambda: None
+        self.account = Account(limits.memory_bytes, lambda: self.reclaim())
         self._groups = shared.groups
         self.pace = shared.pace
         self.host_id: int | None = None

@@ -15,11 +15,12 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from ringfence.sandbox.process.cgroupfs import read, write
 
-LEAF = "supervisor"
+LEAF = "ringfence-supervisor"
 """Where a supervisor sits in a delegated group. It is never swept: others of the same container may sit there too."""
 PAGE = "docs/hosts.md#control-groups"
 
@@ -28,6 +29,7 @@ _SYSTEMCTL = "/usr/bin/systemctl"
 _LOOK_SECONDS = 0.002
 _ASK_SECONDS = 1.0
 """After so long without having been moved, systemd is asked whether it still tries."""
+_BOUNDS = ("memory.max", "memory.high", "memory.swap.max", "cpu.max", "cpuset.cpus", "io.max")
 _ROUNDS = 8
 """Processes may be born while a group is emptied."""
 
@@ -39,11 +41,45 @@ class Refused(Exception):
         super().__init__(f"{why}; {remedy}")
 
 
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """What it means to move out of our own group into a scope of the manager's."""
+
+    slice: str | None
+    """The innermost slice that we stay in; None where the manager has no say in it."""
+    left: tuple[str, ...]
+    """The groups that we would not be in any more, and whose bounds would not hold for us."""
+
+    @classmethod
+    def of(cls, own: str, mount: str, user: int) -> Leaving:
+        parts = [part for part in own.removeprefix(mount).split("/") if part]
+        ours = f"user@{user}.service"
+        if user == 0:
+            # A manager of a user has slices, too, which that of the system knows nothing of.
+            stays = next((depth for depth, part in enumerate(parts) if not part.endswith(".slice")), len(parts))
+        elif ours in parts:
+            start = parts.index(ours) + 1
+            stays = start + _last_slice(parts[start:])
+        else:
+            # The user's manager sits in the user's slice, whatever we were started by.
+            home = ["user.slice", f"user-{user}.slice"]
+            stays = len(home) if parts[: len(home)] == home else 0
+        inner = parts[stays - 1] if stays else ""
+        named = inner if inner.endswith(".slice") and (user == 0 or ours in parts[:stays]) else None
+        left = tuple(f"{mount}/{'/'.join(parts[: depth + 1])}" for depth in range(stays, len(parts)))
+        return cls(named, left)
+
+
+def _last_slice(parts: list[str]) -> int:
+    """How many parts lead to the innermost slice."""
+    return max((depth + 1 for depth, part in enumerate(parts) if part.endswith(".slice")), default=0)
+
+
 class Manager(Protocol):
     """Whoever manages the groups of this host."""
 
-    def move_to_scope(self, own: str, moved: Callable[[], bool]) -> None:
-        """Have this process moved from its group (a path within the hierarchy) into a delegated one. Raises Refused."""
+    def move_to_scope(self, leaving: Leaving, moved: Callable[[], bool]) -> None:
+        """Have this process moved from its group into a delegated one. Raises Refused."""
         ...
 
 
@@ -53,9 +89,9 @@ def delegated(own: str, mount: str) -> str | None:
     Raises Refused where there is one that cannot be prepared.
     """
     parent = os.path.dirname(own)
-    if os.path.basename(own) == LEAF and own != mount and (_marked(parent) or _hands_down(parent)):
+    if os.path.basename(own) == LEAF and own != mount and _may(parent) and (_marked(parent) or _hands_down(parent)):
         return parent  # another supervisor, or an earlier one of this process, has prepared it
-    if not (_marked(own) or _is_root_of_a_container(own, mount)):
+    if not _may(own) or not (_marked(own) or _is_root_of_a_container(own, mount)):
         return None
     _empty(own)
     return own
@@ -81,9 +117,17 @@ def _marked(group: str) -> bool:
     return False
 
 
+def _may(group: str) -> bool:
+    """Whether it was delegated to this very user: to make groups below it, and to move processes."""
+    try:
+        return os.stat(group).st_uid == os.geteuid() and os.access(group + "/cgroup.procs", os.W_OK)
+    except OSError:
+        return False
+
+
 def _hands_down(group: str) -> bool:
     with suppress(OSError):
-        return os.access(group, os.W_OK) and "memory" in read(group + "/cgroup.subtree_control").split()
+        return "memory" in read(group + "/cgroup.subtree_control").split()
     return False
 
 
@@ -115,14 +159,24 @@ def _empty(group: str) -> None:
     raise Refused("our group holds processes that we cannot move into a leaf")
 
 
-def bounded(own: str) -> str | None:
-    """Which bound an operator has set on the very group that we are in."""
-    for name in ("memory.max", "memory.high", "cpu.max"):
-        with suppress(OSError):
-            value = read(f"{own}/{name}").split()
-            if value and value[0] != "max":
-                return f"{name} is {value[0]}"
+def bounded(leaving: Leaving) -> str | None:
+    """Which bound an operator has set on a group that we would leave."""
+    for group in leaving.left:
+        for name in _BOUNDS:
+            with suppress(OSError):
+                value = read(f"{group}/{name}").split()
+                if value and value[0] != "max":
+                    return f"{name} of {os.path.basename(group)} is {' '.join(value)}"
     return None
+
+
+def _most_tasks(leaving: Leaving) -> int | None:
+    """The tightest number of processes of the groups that we leave: systemd bounds most by itself, and so do we."""
+    found = []
+    for group in leaving.left:
+        with suppress(OSError, ValueError):
+            found.append(int(read(f"{group}/pids.max")))
+    return min(found, default=None)
 
 
 class Systemd:
@@ -132,7 +186,7 @@ class Systemd:
         self._runtime = runtime
         self._busctl, self._systemctl = commands
 
-    def move_to_scope(self, own: str, moved: Callable[[], bool]) -> None:
+    def move_to_scope(self, leaving: Leaving, moved: Callable[[], bool]) -> None:
         environment, which = self._bus()
         unit = f"ringfence-{os.getpid()}-{time.monotonic_ns()}.scope"
         properties = [
@@ -142,11 +196,11 @@ class Systemd:
             *("CollectMode", "s", "inactive-or-failed"),
         ]
         count = 4
-        if which == "--system":
-            # The limits of the slice that we were in are to hold on.
-            slices = [part for part in own.split("/") if part.endswith(".slice")]
-            if slices:
-                properties += ["Slice", "s", slices[-1]]
+        tasks = _most_tasks(leaving)
+        # The limits of the slice that we were in are to hold on.
+        for name, kind, value in (("Slice", "s", leaving.slice), ("TasksMax", "t", tasks)):
+            if value is not None:
+                properties += [name, kind, str(value)]
                 count += 1
         self._call(
             environment,

@@ -9,6 +9,7 @@ import fcntl
 import os
 import select
 import struct
+from collections.abc import Callable
 
 from ringfence.sandbox.process import listening, seccomp
 
@@ -19,21 +20,28 @@ _CONTINUE = 1  # SECCOMP_USER_NOTIF_FLAG_CONTINUE
 MAX_DENIALS = 20_000
 """Each costs the supervisor a moment; a program that goes on like this has no honest purpose."""
 _AT_ONCE = 64
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _MACHINE = os.uname().machine
 
 
 class Account:
     """Memory that a box has shared among its processes, where no control group counts it.
 
-    It is never given back: how much of a mapping is left when a part of it is unmapped, nobody can tell.
+    How much of a mapping is left when a part of it is unmapped, nobody can tell: so it is given back only when no
+    process has any of it left.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, reclaim: Callable[[], object] = lambda: None) -> None:
+        """`reclaim` sets `taken` back where nothing is shared any more."""
         self._most = most
+        self._reclaim = reclaim
         self.taken = 0
         self.refused = False
 
     def take(self, size: int) -> bool:
+        size = -(-size // _PAGE) * _PAGE
+        if self.taken + size > self._most:
+            self._reclaim()
         if self.taken + size > self._most:
             self.refused = True
             return False
@@ -45,12 +53,12 @@ class Denials:
     """Of one box."""
 
     def __init__(self, descriptor: int | None, account: Account) -> None:
-        self.descriptor = descriptor
         self._account = account
+        self.descriptor = descriptor
         """None where a box was made without the filter that asks."""
         self._poll: select.poll | None = None
         self.total = 0
-        """What was asked, whatever the answer."""
+        """What was asked, whatever the answer, but for memory that was let be shared."""
         self.by_name: dict[str, int] = {}
 
     def answer(self) -> bool:
@@ -76,7 +84,7 @@ class Denials:
                 # Its arguments are in registers, so what goes on is what was asked for.
                 fits = self._account.take(struct.unpack_from("=6Q", question, 32)[1])
                 told, goes_on = (0, _CONTINUE) if fits else (errno.ENOMEM, 0)
-            self.total += 1
+            self.total += not goes_on
             if told in (errno.EPERM, errno.EACCES):
                 self.by_name[name] = self.by_name.get(name, 0) + 1
             with contextlib.suppress(OSError):  # who asked is gone

@@ -206,7 +206,8 @@ def _delegated(own: Folder, proc: str, manager: delegation.Manager) -> Folder:
     given = delegation.delegated(own.path, own.mount)
     if given is not None:
         return Folder(given, True, own.mount)
-    if bound := delegation.bounded(own.path):
+    leaving = delegation.Leaving.of(own.path, own.mount, os.geteuid())
+    if bound := delegation.bounded(leaving):
         raise delegation.Refused(
             f"our own group is bounded ({bound}) and holds processes, so the kernel hands no controller down from it",
             "add `Delegate=yes` to the unit that starts Ringfence",
@@ -216,7 +217,7 @@ def _delegated(own: Folder, proc: str, manager: delegation.Manager) -> Folder:
         folders = own_folders(read(proc + "/self/cgroup"), read(proc + "/self/mountinfo"))
         return next((folder for folder, _ in folders if folder.v2), None)
 
-    manager.move_to_scope(own.path, lambda: now() != own)
+    manager.move_to_scope(leaving, lambda: now() != own)
     moved = now()
     if moved is None or not moved.path.endswith(".scope"):
         raise delegation.Refused("systemd moved us to where we cannot see our group", f"see {delegation.PAGE}")
@@ -234,7 +235,9 @@ def _serves(folder: Folder, roles: set[str], probe: str, *, is_own: bool = True)
             return set(), dict.fromkeys(roles, "our own group is not to be seen where its hierarchy is mounted")
         os.mkdir(path)
     except OSError as problem:
-        return set(), dict.fromkeys(roles, f"no group can be made below our own: {problem.strerror}")
+        return set(), dict.fromkeys(
+            roles, f"no group can be made below our own: {problem.strerror}; see {delegation.PAGE}"
+        )
     # Our own group may be the root, which lacks most files; a new group shows what there is.
     try:
         kind = read(path + "/cgroup.type").strip() if folder.v2 else "domain"

@@ -66,6 +66,7 @@ _NUMBERS = {
         "landlock_create_ruleset": 444,
         "landlock_add_rule": 445,
         "landlock_restrict_self": 446,
+        "kcmp": 312,
     },
     "aarch64": {
         "clone": 220,
@@ -105,6 +106,7 @@ _NUMBERS = {
         "landlock_create_ruleset": 444,
         "landlock_add_rule": 445,
         "landlock_restrict_self": 446,
+        "kcmp": 272,
     },
 }
 NUMBERS = _NUMBERS.get(os.uname().machine, {})

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping
+from functools import partial
 from socket import socket
 from typing import Any
 
@@ -26,11 +27,12 @@ from ringfence.sandbox.process.outputs import Outputs
 from ringfence.sandbox.process.pulse import BUSY_SECONDS, Rhythm
 from ringfence.sandbox.process.step import Step
 from ringfence.sandbox.process.steps import Interpreter, Running
-from ringfence.sandbox.process.watch import added_up, descendants, used_memory, worked
+from ringfence.sandbox.process.watch import added_up, descendants, reclaim, used_memory, worked
 from ringfence.sandbox.process.zygotes import Zygote
 from ringfence.sandbox.waiting import shielded
 from ringfence.sessions import Command, Tell
 
+_ROUNDS = 8
 _LASTING_MS, _LASTING_SECONDS = 5000.0, 0.25
 """From then on a step counts as one that lasts, and so often is looked at it."""
 
@@ -40,6 +42,7 @@ class LiveBox:
 
     def __init__(self, box: Box, zygote: Zygote, shape: Shape, isolation: dict[str, Any]) -> None:
         self.box = box
+        box.reclaim = partial(reclaim, box)
         self.isolation = isolation
         self.held: Held = {}
         self.env: Mapping[str, str] = {}
@@ -231,6 +234,11 @@ class LiveBox:
         if self.box.group is not None:
             with contextlib.suppress(OSError):
                 self.box.group.kill()
+        else:
+            # What has left the process groups of its members, too, and what is born meanwhile.
+            for _ in range(_ROUNDS):
+                if not self._signal_everything(signal.SIGKILL):
+                    break
         for member in list(self.box.members.values()):
             member.kill()
 
@@ -261,14 +269,16 @@ class LiveBox:
         for step in self._steps:
             step.clock.go_on()
 
-    def _signal_everything(self, number: int) -> None:
-        """Twice: what was born meanwhile is found by the second look."""
-        first = self.box.first
+    def _signal_everything(self, number: int) -> bool:
+        """Twice: what was born meanwhile is found by the second look. Whether there was anybody."""
+        first, anybody = self.box.first, False
         for _ in range(2):
             for pid in descendants(first, *self.box.workers):
                 if pid and pid != first:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, number)
+                        anybody = True
+        return anybody
 
     # ── Its end ──
 

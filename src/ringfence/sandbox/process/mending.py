@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import shlex
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -187,16 +188,22 @@ def make(change: Change, root: Path = Path("/"), run: Runner = run) -> str:
         if change.path.startswith("proc/"):
             path.write_text(change.text, "ascii")
             return ""
-        path.parent.mkdir(0o755, parents=True, exist_ok=True)
+        for folder in reversed([each for each in path.parents if not each.exists()]):
+            folder.mkdir()
+            folder.chmod(0o755)  # whatever our own mask says: others are to find what is in it
         # Whole or not at all, and never through a link that lies there.
-        new = path.with_name(f".{path.name}.new")
+        new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, change.mode)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, change.mode)
-            file.write(change.text)
-            file.flush()
-            os.fsync(descriptor)
-        new.rename(path)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(descriptor, change.mode)
+                file.write(change.text)
+                file.flush()
+                os.fsync(descriptor)
+            new.rename(path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
     except OSError as exc:
         return f"/{change.path}: {exc.strerror}"
     return ""

@@ -8,8 +8,11 @@ where that has grown. All idle boxes of a supervisor share one slow timer.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
+
+log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.75
 """How often the processor time of an idle box is asked for."""
@@ -44,7 +47,10 @@ class Pulse:
         if self._idle:
             self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._beat)
         for rhythm in list(self._idle):
-            rhythm.stir()
+            try:
+                rhythm.stir()
+            except OSError as problem:  # of one box, which is just ending
+                log.debug("a box could not be looked at: %s", problem)
 
 
 class Rhythm:

@@ -32,7 +32,7 @@ FILES = {"user": Path("/etc/subuid"), "group": Path("/etc/subgid")}
 HELPERS = {"user": "newuidmap", "group": "newgidmap"}
 _PLACES = "/usr/bin:/bin:/usr/local/bin:/run/wrappers/bin"
 _NOBODY = 65534
-_SECONDS = 20.0
+_SECONDS = 300.0
 _GET_NO_NEW_PRIVS = 39
 _LENDS_SINCE = (6, 3)
 """No older kernel mounts a tmpfs with mapped ids, so there is no need to try."""
@@ -54,7 +54,7 @@ def take(baseline: Baseline, *, by_v1: bool) -> Block:
         raise Unavailable("uids", "this kernel mounts no tmpfs with mapped ids (it needs Linux 6.3)")
     if kernel.prctl(_GET_NO_NEW_PRIVS):
         raise Unavailable("uids", "no_new_privs is set (NoNewPrivileges= in a unit), so newuidmap has no privileges")
-    if baseline.borrows:
+    if baseline.borrows or frozenset(baseline.trees) - frozenset(baseline.packages):
         raise Unavailable("uids", "it is to see folders of this user as this user does")
     if frozenset(baseline.without) - _LEFT_OUT:
         raise Unavailable("uids", "confinement steps are left out")

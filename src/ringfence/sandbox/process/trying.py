@@ -19,7 +19,7 @@ from ringfence.sandbox.process.uids import take_block
 
 _SOURCE_ROOT = str(Path(ringfence.__file__).parent.parent)
 _PROGRAM = str(Path(__file__).with_name("attempt.py"))
-_SECONDS = 60.0
+_SECONDS = 600.0
 """A machine may be slow; a kernel that does not answer at all is not waited for."""
 
 

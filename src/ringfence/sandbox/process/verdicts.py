@@ -339,6 +339,8 @@ UNCOUNTED: Mapping[str, Verdict | Rule] = MappingProxyType(
         "mmap": Rule(
             (
                 Case((Arg(3, (0x40000,), 0x40000),), Verdict("errno", errno.ENOMEM)),
+                # MAP_GROWSDOWN is not of the memory that RLIMIT_DATA bounds.
+                Case((Arg(3, (0x100,), 0x100),), Verdict("errno", errno.ENOMEM)),
                 Case((Arg(3, (0x21,), 0x2F),), SHARED_MAPPING),
             ),
             ALLOW,

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from ringfence.box import Ended, Limit, Limits
+from ringfence.sandbox.process import kernel
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.pulse import Rhythm, worked_ms
+
+_KCMP_VM = 1
 
 Stop = Callable[[Ended, Limit | None], None]
 
@@ -19,6 +23,7 @@ class Watch:
 
     def __init__(self, box: Box, limits: Limits, stop: Stop) -> None:
         self._box = box
+        box.reclaim = partial(reclaim, box)
         self._limits = limits
         self._stop = stop
         self._rhythm = Rhythm(box.hub.pulse, lambda: worked(box), self._look)
@@ -123,7 +128,16 @@ def _used(state: os.statvfs_result) -> int:
 def worked(box: Box) -> float | None:
     """Processor time of all that runs in it, as cheaply as it can be had; None where only a look can tell."""
     counted = box.group.cpu_ms() if box.group is not None else None
-    return counted if counted is not None else worked_ms({*box.known, *box.workers} - {0})
+    if counted is not None:
+        return counted
+    pids = _inside(box)
+    # A child has a clock of its own, which nobody knows before a look.
+    return worked_ms(pids) if pids == set(box.known) else None
+
+
+def _inside(box: Box) -> set[int]:
+    """Its processes, without the first, which never works."""
+    return {pid for pid in descendants(box.first, *box.workers) if pid not in (0, box.first)}
 
 
 def used_memory(box: Box) -> int:
@@ -141,17 +155,22 @@ def added_up(box: Box, enough: int) -> tuple[int, float, int]:
     whole. Only beyond `enough`, or where there are several, is it worth asking which of it they share.
     """
     resident, shared, tables, cpu_ms, count = 0, 0, 0, 0.0, 0
-    first = box.first
-    box.known = [pid for pid in descendants(first, *box.workers) if pid != first]
+    box.known = sorted(_inside(box))
+    of_each: dict[int, tuple[int, int, int]] = {}
     for pid in box.known:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            own, common, for_tables = _memory(f"/proc/{pid}/status", "RssAnon:", "RssShmem:", "VmPTE:")
+            of_each[pid] = own, common, for_tables = _resident(pid)
             resident, shared, tables = resident + own, shared + common, tables + for_tables
             cpu_ms += _cpu_ms(pid)
             count += _threads(pid)
     if resident + shared > enough or count > 1:
-        shares = [_memory(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in box.known]
-        resident, shared = sum(own for own, _ in shares), sum(common for _, common in shares)
+        of_each = _each_once(of_each)
+        # A process can close its maps to us (PR_SET_DUMPABLE); then all that it sees counts as its own.
+        shares = [_shares(pid) or alone for pid, alone in of_each.items()]
+        resident, shared = sum(each[0] for each in shares), sum(each[1] for each in shares)
+        tables = sum(each[2] for each in of_each.values())
+    if box.account.taken and resident + box.account.taken > enough and not _any_shared(box):
+        box.account.taken = 0
     # Files of the workspace that are mapped are shared memory too, but they are disk.
     shared = max(box.account.taken, shared - on_disk(box))
     return resident + shared + tables + _in_sockets(box.workers[0]), cpu_ms, count
@@ -166,6 +185,69 @@ def descendants(*pids: int) -> Iterator[int]:
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):
                 waiting += [int(word) for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+
+
+def reclaim(box: Box) -> None:
+    """Let a box share memory anew, where none of its processes has any left of what it was let share."""
+    if not _any_shared(box):
+        box.account.taken = 0
+
+
+def _any_shared(box: Box) -> bool:
+    """Whether a process has shared memory of no file mapped; what cannot be looked at counts as such."""
+    try:
+        return any(
+            _is_shared(line)
+            for pid in _inside(box)
+            for line in Path(f"/proc/{pid}/maps").read_text("utf-8", "replace").splitlines()
+        )
+    except OSError:
+        return True
+
+
+def _is_shared(line: str) -> bool:
+    """By a line of `maps`: such memory is of a file that has no name but this one, or none at all."""
+    words = line.split(None, 5)
+    named = len(words) == 6 and words[5].startswith("/") and not words[5].startswith("/dev/zero")
+    return words[1].endswith("s") and not named
+
+
+_STATUS = ("RssAnon:", "VmSwap:", "RssShmem:", "VmPTE:")
+
+
+def _resident(pid: int) -> tuple[int, int, int]:
+    """Anonymous memory, shared memory, and page tables of a process."""
+    found = _memory(f"/proc/{pid}/status", *_STATUS)
+    if not found[3]:
+        # Its first thread has ended: of what the others go on with, only they tell.
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found = _memory(f"/proc/{pid}/task/{thread}/status", *_STATUS)
+            if found[3]:
+                break
+    return found[0] + found[1], found[2], found[3]
+
+
+def _each_once(of_each: dict[int, tuple[int, int, int]]) -> dict[int, tuple[int, int, int]]:
+    """Without processes that have the very memory of another one, as between vfork and exec."""
+    once: dict[int, tuple[int, int, int]] = {}
+    for pid, found in of_each.items():
+        alike = [other for other, of_other in once.items() if of_other == found]
+        if not any(_same_memory(pid, other) for other in alike):
+            once[pid] = found
+    return once
+
+
+def _same_memory(one: int, other: int) -> bool:
+    try:
+        return kernel.call("kcmp", one, other, _KCMP_VM, 0, 0) == 0
+    except OSError:
+        return False
+
+
+def _shares(pid: int) -> tuple[int, ...] | None:
+    """Of memory that several processes have, to each its part; None where that cannot be read."""
+    own, swapped, common = _memory(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "SwapPss:", "Pss_Shmem:")
+    return (own + swapped, common) if own or common else None
 
 
 def _memory(path: str, *names: str) -> tuple[int, ...]:
