@@ -345,6 +345,9 @@ async def test_boxes_that_turn_out_not_to_work_are_no_longer_offered(
         async def warm(self, spec: BoxSpec) -> None:
             raise Unavailable("no_zygote", "the kernel says no")
 
+        def weaker(self) -> tuple[str, ...]:
+            return ()
+
     made = boxing.fake()[0]
     made.backend = Broken()
     monkeypatch.setattr(apps, "make_executor", lambda settings, state: made)

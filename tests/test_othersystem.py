@@ -86,7 +86,14 @@ def test_every_verb_has_its_help(system: str) -> None:
     shown = ran(system, "-c", HELP)
     assert shown.returncode == 0, shown.stderr
     said = dict(line.split() for line in shown.stdout.splitlines())
-    assert {verb for verb, needs in said.items() if needs == "True"} == {"run", "box", "doctor", "wrap", "bench"}
+    assert {verb for verb, needs in said.items() if needs == "True"} == {
+        "run",
+        "box",
+        "host",
+        "doctor",
+        "wrap",
+        "bench",
+    }
     assert set(said) == set(VERBS)
 
 
@@ -96,7 +103,9 @@ def test_importing_costs_nothing_and_a_box_is_refused_in_words(system: str) -> N
 
 
 @pytest.mark.parametrize(
-    "words", [("run", "-c", "1"), ("box", "list"), ("wrap", "--", "ls"), ("init", "--from", "x")], ids=" ".join
+    "words",
+    [("run", "-c", "1"), ("box", "list"), ("wrap", "--", "ls"), ("host",), ("init", "--from", "x")],
+    ids=" ".join,
 )
 def test_what_needs_a_box_says_so(system: str, words: tuple[str, ...], tmp_path: Path) -> None:
     shown = ran(system, *("ringfence", *words), cwd=tmp_path)

@@ -203,7 +203,7 @@ def test_another_backend_is_never_replaced_by_this_one(backend: str, text: str) 
 
 def test_elsewhere_than_on_linux_there_is_no_box(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(Unavailable, match="needs Linux, and this is darwin"):
+    with pytest.raises(Unavailable, match="needs Linux, and this is macOS"):
         make_executor(SandboxSettings())
 
 

@@ -85,6 +85,7 @@ def test_defect_11_every_key_of_the_configuration_is_read_by_code() -> None:
 STARTED_AS_PROGRAMS = {
     "ringfence.cli.demo.server": "`serve --demo` starts it as a server of its own",
     "ringfence.sandbox.process.start": "the zygote's program, started by file path",
+    "ringfence.sandbox.process.attempt": "tries what boxes need, started by file path",
     "ringfence.promises.launcher": "makes the namespaces of controls, started by file path",
     "ringfence.cli.bench.lines": "a server that is measured, started by file path",
     "ringfence.promises.probe": "what every hostile program begins with; read, not imported",

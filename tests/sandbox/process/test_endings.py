@@ -149,9 +149,7 @@ async def test_memory(backend: ProcessBackend, source: str) -> None:
     assert report.limit == "memory"
     assert "never" not in report.stdout.text
     if "mmap" in source and report.isolation["limits"]["memory"]["by"] != "cgroup":
-        assert (
-            b"Cannot allocate memory" in report.stderr.head
-        )  # what nobody could count is not given
+        assert b"Cannot allocate memory" in report.stderr.head  # what nobody could count is not given
         return
     assert report.ended == "oom"
     assert (report.usage.peak_memory_bytes or 0) > 240 * MIB

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import ringfence
+from ringfence.config.paths import caller_of_sudo
 from ringfence.sandbox.process import kernel
 
 _NOBODY = 65534
@@ -19,7 +20,7 @@ _NOBODY = 65534
 
 def somebody() -> tuple[int, int]:
     """User and group: who called us with sudo, or the first who has subordinate ids, or nobody."""
-    given = os.environ.get("SUDO_UID", "")
+    given = caller_of_sudo() or ""
     try:
         names = [line.partition(":")[0] for line in Path("/etc/subuid").read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError):

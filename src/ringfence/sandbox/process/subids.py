@@ -103,7 +103,7 @@ def found() -> tuple[tuple[range, ...], tuple[range, ...]]:
 @cache
 def helper(what: str) -> str:
     """The program that maps ids of this kind. Raises Unavailable."""
-    path = shutil.which(HELPERS[what], path=f"{_PLACES}:{os.environ.get('PATH', '')}")
+    path = shutil.which(HELPERS[what], path=_PLACES)
     if path is None:
         raise Unavailable("uids", f"{HELPERS[what]} is not installed (the package is called uidmap or shadow-utils)")
     return path
