@@ -28,6 +28,10 @@ class Result:
     checks: list[dict[str, Any]] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)
+    code: str = ""
+    """A digest of the code that was tried."""
+    of: int = 0
+    """How many parts there are for this row."""
 
     @property
     def failed(self) -> list[str]:
@@ -84,6 +88,8 @@ def limits_by(limits: Mapping[str, str]) -> str:
 
 def _row(results: Sequence[Result]) -> tuple[str, ...]:
     newest = max(results, key=lambda result: result.date)
+    # A row is of one and the same code: what was tried before it changed is no longer told.
+    results = [result for result in results if result.code == newest.code]
     limits, doctor, notes = "–", "–", []
     for result in results:
         if "limits" in result.data:
@@ -100,7 +106,8 @@ def _row(results: Sequence[Result]) -> tuple[str, ...]:
         notes += [f"{result.part}: {name}" for name in result.failed if name != "no promise is broken"]
     checks = sum(len(result.checks) for result in results)
     failed = sum(len(result.failed) for result in results)
-    tried = f"{checks} checks of {len(results)} parts" + (f", {failed} failed" if failed else "")
+    parts = f"{len(results)} of {newest.of}" if newest.of else str(len(results))
+    tried = f"{parts} parts, {checks} checks" + (f", {failed} failed" if failed else "")
     cells = (newest.date[:10], newest.guest, newest.kernel, newest.row, limits, doctor, tried, "; ".join(notes))
     return tuple(cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
 

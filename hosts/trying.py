@@ -32,7 +32,7 @@ def _judged(part: Part, told: dict[str, object]) -> dict[str, object]:
     return told
 
 
-def _one(line: Line, guest: Guest, part: Part, marked: str) -> Result:
+def _one(line: Line, guest: Guest, part: Part, marked: str, code: str, of: int) -> Result:
     say(f"{guest.name}: {part.name} as {part.row}")
     began = time.monotonic()
     output: list[bytes] = []
@@ -56,19 +56,22 @@ def _one(line: Line, guest: Guest, part: Part, marked: str) -> Result:
         told["checks"],  # type: ignore[arg-type]
         told["data"],  # type: ignore[arg-type]
         list(part.words),
+        code,
+        of,
     )
     failed = "; ".join(result.failed)
     say(f"{guest.name}: {part.name} as {part.row}: {'FAILED: ' + failed if failed else 'ok'} ({seconds:.0f} s)")
     return result
 
 
-def try_guest(guest: Guest, source: Path, wanted: Callable[[Part], bool], again: bool) -> list[Result]:
-    """The results of a guest's parts. It is started only if something is left to try in it."""
+def try_guest(guest: Guest, source: Path, wanted: Callable[[Part], bool], again: bool) -> bool:
+    """Whether all wanted parts were tried and none failed. It is started only if something is left to try in it."""
     kept, found = Results(), []
     todo: list[tuple[Part, str]] = []
     # Looked at once: somebody may go on working on it while a guest tries what was brought to it.
     code = digest_of(source)
-    for part in filter(wanted, parts(guest, source)):
+    every = list(parts(guest, source))
+    for part in filter(wanted, every):
         marked = mark(code, part)
         before = None if again else kept.find(guest.name, part.key, marked)
         if before is not None:
@@ -77,7 +80,7 @@ def try_guest(guest: Guest, source: Path, wanted: Callable[[Part], bool], again:
             todo.append((part, marked))
     if not todo:
         say(f"{guest.name}: everything has been tried with this code")
-        return found
+        return not any(result.failed for result in found)
     running = Running(guest.name)
     if not running.alive:
         running.start(guest, source)
@@ -87,7 +90,8 @@ def try_guest(guest: Guest, source: Path, wanted: Callable[[Part], bool], again:
             # The script may be newer than a guest that is up already.
             line.put("/usr/local/lib/hosts/tries.py", (_INSIDE / "tries.py").read_bytes())
             for part, marked in todo:
-                result = _one(line, guest, part, marked)
+                of = sum(each.row == part.row for each in every)
+                result = _one(line, guest, part, marked, code, of)
                 kept.keep(part.key, result)
                 found.append(result)
     except Trouble as trouble:
@@ -95,4 +99,4 @@ def try_guest(guest: Guest, source: Path, wanted: Callable[[Part], bool], again:
         say(f"{guest.name} is given up: {trouble}")
     finally:
         running.stop()
-    return found
+    return len(found) == len(list(filter(wanted, every))) and not any(result.failed for result in found)

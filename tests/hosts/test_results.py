@@ -54,7 +54,7 @@ def test_a_row_says_what_was_tried_and_what_failed() -> None:
     rows = results.table([RUN, replace(DOCTOR, checks=[GOOD, BAD], words=["--class", "F,K"])], "", ["one"])
     assert rows.splitlines()[2:] == [
         "| 2026-11-17 | one | 6.1.0 | root | the kernel | 40 kept, 1 broken, 2 not counted (FK) |"
-        " 3 checks of 2 parts, 1 failed | broken: G05; doctor: its exit code is ours |"
+        " 2 parts, 3 checks, 1 failed | broken: G05; doctor: its exit code is ours |"
     ]
 
 
@@ -79,3 +79,10 @@ def test_rows_of_guests_that_were_not_tried_this_time_stay(tmp_path: Path) -> No
     assert not [row for row in rows if "| one | 6.1.0 |" in row]
     results.write(page, [], ["one"])
     assert "two" not in page.read_text()
+
+
+def test_a_row_is_of_one_code_alone_and_says_how_much_is_left() -> None:
+    old = Result("one", "root", "run", "m", "6.1.0", "2026-11-16T01:00:00+00:00", 1.0, code="a", of=3)
+    new = Result("one", "root", "host", "m", "6.1.0", "2026-11-17T01:00:00+00:00", 1.0, code="b", of=3)
+    row = results.table([old, new], "", ["one"]).splitlines()[2]
+    assert "| 1 of 3 parts, 0 checks |" in row
