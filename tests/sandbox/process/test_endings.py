@@ -312,3 +312,17 @@ async def test_processor_cores(backend: ProcessBackend) -> None:
         assert share < 1.2  # whole cores are all that can be taken away
     report = await run(backend, program.code.decode(), Limits(cpu_cores=float(os.cpu_count() or 1)))
     assert report.ended == "exited"
+
+
+async def test_tcp_holds_no_more_for_a_box_than_a_little_for_each_socket(backend: ProcessBackend) -> None:
+    source = (
+        "import socket\ns = socket.socket()\ns.bind(('127.0.0.1', 0))\ns.connect(s.getsockname())\n"
+        "s.setblocking(False)\nheld = idle = 0\n"
+        "for _ in range(60):\n"  # whoever reads fast is given a larger window
+        "    try: held += s.send(bytes(1 << 20))\n    except BlockingIOError: pass\n"
+        "    try:\n        while True: held -= len(s.recv(1 << 20))\n    except BlockingIOError: pass\n"
+        "while idle < 100:\n"
+        "    try: held += s.send(bytes(1 << 20))\n    except BlockingIOError: idle += 1\n"
+        "print(held < 1_000_000)"
+    )
+    assert (await run(backend, source)).stdout.text == "True\n"

@@ -115,8 +115,16 @@ def _identity(site: Site) -> None:
 
 def _shares(site: Site) -> None:
     # What the box uses of these counts for its user on the host too, and there each user has only so many.
-    for name, most in ((b"inotify_instances", b"32"), (b"inotify_watches", b"16384"), (b"user_namespaces", b"0")):
-        descriptor = site.open(b"/proc/sys/user/max_" + name, os.O_RDWR)
+    bounds = [
+        (b"user/max_inotify_instances", b"32"),
+        (b"user/max_inotify_watches", b"16384"),
+        (b"user/max_user_namespaces", b"0"),
+    ]
+    if site.spaces & kernel.NEWNET:
+        # TCP would enlarge its buffers by itself, to megabytes for each socket, which not every control group counts.
+        bounds += [(b"net/ipv4/tcp_rmem", b"4096\t131072\t262144"), (b"net/ipv4/tcp_wmem", b"4096\t16384\t262144")]
+    for name, most in bounds:
+        descriptor = site.open(b"/proc/sys/" + name, os.O_RDWR)
         site.call("write", descriptor, most, len(most))
         site.reads(descriptor, most)
         site.close(descriptor)
