@@ -70,7 +70,8 @@ def root_image(guest: Guest, finish: Callable[[Path], None]) -> Path:
         make_ext4(whole, tree, _MEGABYTES)
         finish(whole)
     else:
-        run(["chroot", tree, "/settle.sh"], log=log)
+        # In a mount namespace of its own: what is mounted on the way goes with it, however it ends.
+        run(["unshare", "--mount", "chroot", tree, "/settle.sh"], log=log)
         make_ext4(whole, tree, _MEGABYTES)
     whole.rename(image)
     run(["rm", "-rf", "--one-file-system", tree])
