@@ -1,7 +1,7 @@
 #!/bin/busybox sh
 # The first process of a guest: finds its disks, lays our own files over its root, and hands over to its init.
 bb=/bin/busybox
-$bb mkdir -p /proc /sys /dev /root
+$bb mkdir -p /proc /sys /dev /new
 $bb mount -t proc proc /proc
 $bb mount -t sysfs sysfs /sys
 $bb mount -t devtmpfs devtmpfs /dev
@@ -24,18 +24,18 @@ for word in $($bb cat /proc/cmdline); do
     hosts.init=*) init=${word#hosts.init=} ;;
   esac
 done
-$bb mount -t ext4 -o rw "$(disk root)" /root || exec $bb sh
+$bb mount -t ext4 -o rw "$(disk root)" /new || exec $bb sh
 if [ -n "$(disk modules)" ]; then
-  $bb mkdir -p /root/usr/lib/modules
-  $bb mount -t ext4 -o ro "$(disk modules)" /root/usr/lib/modules
+  $bb mkdir -p /new/usr/lib/modules
+  $bb mount -t ext4 -o ro "$(disk modules)" /new/usr/lib/modules
 fi
 if [ -n "$(disk python)" ]; then
-  $bb mkdir -p /root/opt/ringfence
-  $bb mount -t ext4 -o ro "$(disk python)" /root/opt/ringfence
+  $bb mkdir -p /new/opt/ringfence
+  $bb mount -t ext4 -o ro "$(disk python)" /new/opt/ringfence
 fi
-[ -d /overlay ] && $bb cp -a /overlay/. /root/
+[ -d /overlay ] && $bb cp -a /overlay/. /new/
 echo "hosts: starting $init"
 $bb umount /proc
 $bb umount /sys
-$bb mount -o move /dev /root/dev
-exec $bb switch_root /root "$init"
+$bb mount -o move /dev /new/dev
+exec $bb switch_root /new "$init"
