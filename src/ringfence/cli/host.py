@@ -45,7 +45,7 @@ def host(
         None, "--config", help="A ringfence.yaml for the sandbox settings. Left out: the user's own, if any."
     ),
 ) -> None:
-    """Say what this host gives to boxes. What they need is tried, and a box is made; nothing is changed.
+    """Say what this host gives to boxes. It tries what boxes need and makes one; no setting is changed.
 
     Each line is ok, weaker (boxes are made, and do with less) or MISSING (no box is made), with what to do about it.
     With --fix, as root, what can be mended here is: settings, an AppArmor profile, ranges of user ids, delegation by
@@ -60,6 +60,8 @@ def host(
     """
     if fix and as_json:
         common.fail("--fix and --json exclude each other", _USAGE)
+    if yes and not fix:
+        common.fail("--yes goes with --fix", _USAGE)
     whom = _user(user)
     told = _of_other(whom) if whom is not None else _of_ourselves(settings(config_path, None).sandbox)
     if as_json:
