@@ -6,6 +6,7 @@ The number in a test's name is the number of the defect.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,11 +180,14 @@ async def test_defect_06_an_effect_is_not_repeated_or_hidden(outcomes: gateways.
 
 async def test_defect_12_wall_time_is_the_real_duration(outcomes: gateways.Served) -> None:
     async with Client(outcomes.url) as client:
+        began = time.monotonic()
         slow = await client.call_tool("nap", {"seconds": 0.3})
         stopped = await client.call_tool("short_nap", {"seconds": 5})
-    for result, least, most in ((slow, 300, 3000), (stopped, 200, 3000)):
+        most = (time.monotonic() - began) * 1000
+    # A timer may go off as much too early as the clock is coarse.
+    for result, least in ((slow, 299), (stopped, 199)):
         facts = (result.meta or {})["ringfence/facts"]
-        assert least <= facts["wall_ms"] < most
+        assert least <= facts["wall_ms"] <= most
         on_record = gateways.records(outcomes.state, call_id=facts["call_id"], kind="finished")
         assert on_record[0]["facts"]["wall_ms"] == facts["wall_ms"]
         assert facts["isolation"] == {"backend": "remote", "level": "none", "protections": {}}

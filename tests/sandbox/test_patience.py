@@ -13,7 +13,7 @@ import pytest
 from ringfence.box import BoxSpec, Program
 from ringfence.errors import Unavailable
 from ringfence.sandbox import patience
-from ringfence.sandbox.process import host
+from ringfence.sandbox.process import host, zygotes
 from ringfence.sandbox.process.backend import ProcessBackend
 
 pytestmark = pytest.mark.anyio
@@ -114,6 +114,8 @@ async def test_a_zygote_that_hangs_is_told_of(monkeypatch: pytest.MonkeyPatch) -
         pytest.skip(f"no box can be made here: {dict(missing)}")
     monkeypatch.setattr(patience, "IDLE_SECONDS", 0.06)
     monkeypatch.setattr(patience, "_look", lambda _: (0, False))
+    # The starter of a zygote, which never gets to be one: however fast the machine is, it cannot be ready in time.
+    monkeypatch.setattr(zygotes, "launched", lambda _: ["sleep", "infinity"])
     backend = ProcessBackend(depth=0)
     try:
         with pytest.raises(Unavailable, match="the zygote was not ready, and did nothing more for it"):
