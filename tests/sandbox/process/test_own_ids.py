@@ -35,7 +35,7 @@ def why_not() -> str:
         subids.found()
     except Unavailable as exc:
         return exc.message
-    return "" if subids._release() >= subids._LENDS_SINCE else "this kernel mounts no tmpfs with mapped ids"
+    return "" if subids._release() >= subids.LENDS_SINCE else "this kernel mounts no tmpfs with mapped ids"
 
 
 ordinary = pytest.mark.skipif(bool(why_not()), reason=f"no subordinate ids here: {why_not()}")
@@ -241,7 +241,7 @@ async def test_where_ids_cannot_be_mapped_facts_say_so(
 def test_an_ordinary_user_with_subordinate_ids(tmp_path_factory: pytest.TempPathFactory) -> None:
     if not (shutil.which("newuidmap") and shutil.which("newgidmap")):
         pytest.skip("newuidmap and newgidmap are not installed")
-    if subids._release() < subids._LENDS_SINCE:
+    if subids._release() < subids.LENDS_SINCE:
         pytest.skip("this kernel mounts no tmpfs with mapped ids")
     folder = tmp_path_factory.mktemp("ordinary")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__))]

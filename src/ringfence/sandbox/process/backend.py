@@ -358,12 +358,14 @@ class ProcessBackend:
             every = sorted(os.sched_getaffinity(0))
             wanted = max(1, math.ceil(limits.cpu_cores))
             cores = [every[(self._made + n) % len(every)] for n in range(wanted)] if wanted < len(every) else []
+        open_files, sends = host.descriptors(limits.open_files)
         return {
             "disk_bytes": limits.disk_bytes,
             "inodes": limits.inodes,
             # One more where a control group counts: that is to be the first to say no.
             "processes": limits.processes + self._counts("pids"),
-            "open_files": limits.open_files,
+            "open_files": open_files,
+            "sends": sends,
             # A file that fills the disk is to meet that limit first, which is one of whole pages.
             "file_bytes": limits.file_bytes or limits.disk_bytes + os.sysconf("SC_PAGE_SIZE"),
             # For a single process, and counted in ticks; so it comes after the watch, which counts better.

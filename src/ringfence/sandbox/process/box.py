@@ -23,6 +23,7 @@ from ringfence.sandbox.process.denials import Account
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.hub import Hub
 from ringfence.sandbox.process.member import Ended, Member, received
+from ringfence.sandbox.process.uncounted import Watched
 from ringfence.sandbox.waiting import shielded
 
 CLOSE_SECONDS = 10.0
@@ -48,6 +49,7 @@ class Box:
         self.hub = shared.hub
         self.reclaim: Callable[[], object] = lambda: None
         self.account = Account(limits.memory_bytes, lambda: self.reclaim())
+        self.watched = Watched()
         self._groups = shared.groups
         self.pace = shared.pace
         self.host_id: int | None = None

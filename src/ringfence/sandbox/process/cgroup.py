@@ -132,6 +132,12 @@ class Group:
         pids = self._folders.get("pids")
         return pids is not None and self._files.number(pids.path + "/pids.current") == 0
 
+    @property
+    def counts_sockets(self) -> bool:
+        """Whether what waits in sockets is part of `usage`."""
+        memory = self._folders.get("memory")
+        return memory is not None and memory.v2
+
     def usage(self) -> int | None:
         """Bytes in use now, without file cache that the kernel would give up for the asking."""
         memory = self._folders.get("memory")
