@@ -43,7 +43,7 @@ def ringfence(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "ringfence.cli.main", *map(str, arguments)]
 
 
-def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
     """One verb of the command line, run to its end."""
     command = ringfence(*arguments)
     return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text=True, check=False)

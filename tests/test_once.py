@@ -13,6 +13,7 @@ from ringfence.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFaile
 from ringfence.model import Outcome, Principal, Status
 from ringfence.once import Key
 from ringfence.store import KeyRow
+from tests import tooling
 from tests.faking import OK, Said, contract, governed
 
 pytestmark = pytest.mark.anyio
@@ -109,7 +110,7 @@ async def test_whoever_waits_too_long_for_another_is_told(tmp_path: Path) -> Non
         way.servers.hold = anyio.Event()
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: way.call(idempotency_key="k"))
-            await anyio.sleep(0.05)
+            await tooling.until(lambda: way.servers.requests)
             outcome = await way.call(idempotency_key="k")
             assert (outcome.status, outcome.reason_code) == (Status.UNAVAILABLE, "key_busy")
             way.servers.hold.set()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-import time
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,9 @@ from ringfence.model import (
     ServerSpec,
     Status,
 )
+from ringfence.store.sqlite import Store
+from ringfence.store.transaction import Transaction
+from tests import tooling
 from tests.faking import OK, Reply, Said, Way, contract, definition, governed
 from tests.making import rule
 
@@ -202,12 +208,29 @@ async def test_a_withheld_result_is_a_failure_whose_effect_is_unknown(
 # ── Cancelling ──
 
 
+@contextmanager
+def cancelled_once(
+    reached: Callable[[], object], then: Callable[[], None] = lambda: None
+) -> Iterator[anyio.CancelScope]:
+    """Whatever is in the block is cancelled as soon as this is so, however long that takes."""
+    with anyio.CancelScope() as scope:
+
+        async def cancel() -> None:
+            await tooling.until(reached)
+            scope.cancel()
+            asyncio.get_running_loop().call_later(0.05, then)
+
+        cancelling = asyncio.get_running_loop().create_task(cancel())
+        yield scope
+    assert cancelling.done()
+
+
 @pytest.mark.parametrize(("mode", "effect"), [("read", Effect.NONE), ("write", Effect.UNKNOWN)])
 async def test_a_cancelled_call_is_killed_on_record(tmp_path: Path, mode: str, effect: Effect) -> None:
     said = Said(contracts=(contract("echo", mode=mode, rate={"concurrent": 1}),))
     async with governed(tmp_path, said) as way:
         way.servers.hold = anyio.Event()
-        with anyio.move_on_after(0.1) as scope:
+        with cancelled_once(lambda: way.servers.requests) as scope:
             await way.call()
         assert scope.cancelled_caught
         (record,) = way.finished()
@@ -218,22 +241,37 @@ async def test_a_cancelled_call_is_killed_on_record(tmp_path: Path, mode: str, e
 
 
 async def test_a_call_cancelled_while_it_waits_for_a_person_has_no_effect(tmp_path: Path) -> None:
-    said = Said(contracts=(contract("echo", mode="write", approval="always"),), wait=30)
+    said = Said(contracts=(contract("echo", mode="write", approval="always"),), wait=600)
     async with governed(tmp_path, said) as way:
-        with anyio.move_on_after(0.1):
+        with cancelled_once(lambda: way.client.told):
             await way.call()
         (record,) = way.finished()
         assert (record["status"], record["effect"], record["started_seq"]) == ("killed", Effect.NONE, None)
         assert way.client.told[0][0] == "notifications/progress"
 
 
-async def test_a_call_cancelled_while_its_start_is_written_still_closes_once(tmp_path: Path) -> None:
+async def test_a_call_cancelled_while_its_start_is_written_still_closes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, release, asked = threading.Event(), threading.Event(), list[str]()
+    write = Store.write
+
+    def block(tx: Transaction) -> None:
+        begun.set()
+        release.wait(60)
+
+    async def written(self: Store, *job: Any, **how: Any) -> Any:
+        asked.append("asked")
+        return await write(self, *job, **how)
+
     said = Said(contracts=(contract("echo", mode="write"),))
     async with governed(tmp_path, said) as way:
         async with anyio.create_task_group() as group:
-            group.start_soon(way.store.write, lambda tx: time.sleep(0.3))
-            await anyio.sleep(0.05)
-            with anyio.move_on_after(0.05):
+            group.start_soon(way.store.write, block)
+            await tooling.until(begun.is_set)
+            monkeypatch.setattr(Store, "write", written)
+            # It closes on record all the same, for which the writer has to be free again.
+            with cancelled_once(lambda: asked, then=release.set):
                 await way.call(idempotency_key="k", id="call_cut")
         assert way.kinds("call_cut")[-1:] == ["finished"]
         assert way.kinds("call_cut").count("finished") == 1

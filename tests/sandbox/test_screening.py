@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +13,7 @@ from ringfence.redaction import Current
 from ringfence.sandbox.screening import Screen
 from ringfence.secret import Secret
 from ringfence.sessions import CellReport, Failure, Shown, StepReport
+from tests import tooling
 
 VALUE = "correct-horse-battery-staple"
 SHAPE = "AKIA" + "ABCDEFGHIJKLMNOP"
@@ -57,7 +57,7 @@ async def test_at_a_terminal_a_beginning_does_not_wait_for_long() -> None:
     assert tell is not None
     tell("stdout", b"cor")
     assert heard == []
-    await asyncio.sleep(0.3)
+    await tooling.until(lambda: heard)
     assert heard == [b"cor"]
 
 
