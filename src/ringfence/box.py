@@ -94,6 +94,21 @@ class Mount:
     """Why credentials may be among it, in the operator's words."""
 
 
+@plain
+class Outside:
+    """What a box has of the outside."""
+
+    sends: bool = False
+    """A way out of it, to whomever."""
+    writes: bool = False
+    """A folder of the host's that it may write to."""
+    sets_up: bool = False
+    """Set-up code of a user's runs in it before anything else."""
+
+
+NO_OUTSIDE = Outside()
+
+
 # ── What runs in it, and waits ────────────────────────────────────────────────────────────────────
 
 

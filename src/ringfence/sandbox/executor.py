@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ringfence.box import BoxReport, Ran
+from ringfence.box import NO_OUTSIDE, BoxReport, Outside, Ran
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import Answer, Call, Contract, Grant, Json, Principal, Status
 from ringfence.ports import Access, Backend, Lender, Outward, Packed, Packing, Passage
@@ -173,12 +173,12 @@ class Executor:
             return None
         return await self._sessions().state_of(call.principal, session)
 
-    async def reaches(self, call: Call) -> bool:
-        """Whether the session that this call is for has a way out. Raises Refused, Unavailable."""
+    async def outside(self, call: Call) -> Outside:
+        """What the box of the session has that this call is for. Raises Refused, Unavailable."""
         session = call.arguments.get("session")
         if self._keeper is None or not isinstance(session, str):
-            return False
-        return await self._sessions().reaches(call.principal, session)
+            return NO_OUTSIDE
+        return await self._sessions().outside(call.principal, session)
 
     async def resources(self, principal: Principal, *, templates: bool) -> Sequence[Json]:
         """Files that sessions of this caller left. Raises Unavailable, Refused."""
