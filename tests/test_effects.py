@@ -10,16 +10,19 @@ from typing import Any
 import anyio
 import pytest
 
+from ringfence import approval
 from ringfence.audit.explain import explain
 from ringfence.box import NO_OUTSIDE, Attached, Mount, Outside
 from ringfence.effects import NOTHING, Possible, of_start, possible
-from ringfence.model import Contract, Json, Mode, ServerSpec, Transport
+from ringfence.errors import OutcomeUnknown, StoreError, Unavailable, beginning
+from ringfence.model import Contract, Json, Mode, Outcome, Person, ServerSpec, Transport
 from ringfence.runs import Runs
 from ringfence.sandbox.toolkit import KIT
 from ringfence.sandbox.tools import PROGRAMS
 from ringfence.store import Store
 from tests import gateways
 from tests.boxing import faked
+from tests.faking import Said, contract, governed
 from tests.making import READ, WRITE, call
 
 BOX = Contract(name="run", tool="execute_python", transport=Transport.SANDBOXED_EXEC, mode=Mode.HIGH_RISK)
@@ -155,3 +158,51 @@ async def test_a_cancelled_run_in_a_shut_off_box_changed_nothing(
     assert (finished["effect"], finished["facts"]["effect"]) == ("none", "none")
     assert finished["facts"]["explanation"].endswith("network was denied; no side effect was possible")
     assert "nothing outside was changed" in explain(records)
+
+
+# ── What provably never ran ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.anyio
+async def test_a_call_whose_approval_another_call_used_first_never_ran(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", mode="write", approval="always"),), wait=30)
+    async with governed(tmp_path, said) as way:
+        outcomes: list[Outcome] = []
+
+        async def one() -> None:
+            outcomes.append(await way.call())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(one)
+            group.start_soon(one)
+            while not (waiting := way.store.reader().approvals(("pending",))):
+                await anyio.sleep(0.001)
+            approval.answer(way.store, waiting[0].id, Person("bob"), approve=True)
+        ended = sorted((str(each.status), each.facts["effect"]) for each in outcomes)
+        assert ended == [("approval_required", "none"), ("success", "confirmed")]
+        assert len(way.servers.requests) == 1
+
+
+@pytest.mark.anyio
+async def test_a_store_that_fails_after_dispatch_says_nothing_of_whether_it_ran(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", mode="write"),))
+    async with governed(tmp_path, said, [StoreError("the state of sessions could not be written")]) as way:
+        outcome = await way.call()
+        assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == ("unknown", "store", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("problem", "begun", "expected"),
+    [
+        (OSError(24, "Too many open files"), False, Unavailable),
+        (RuntimeError("boom"), False, Unavailable),
+        (ValueError("no such box"), False, ValueError),
+        (Unavailable("no_zygote", "no"), False, Unavailable),
+        (OSError(5, "no"), True, OutcomeUnknown),
+        (ValueError("a number"), True, OutcomeUnknown),
+        (Unavailable("x", "y"), True, Unavailable),
+    ],
+)
+def test_what_fails_before_it_has_begun_never_ran(problem: Exception, begun: bool, expected: type[Exception]) -> None:
+    with pytest.raises(expected), beginning("the box", lambda: begun):
+        raise problem

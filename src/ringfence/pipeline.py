@@ -79,8 +79,12 @@ class Pipeline:
         except OutcomeUnknown as exc:
             outcome = Outcome(Status.UNKNOWN, exc.reason_code, self._guard.message(exc.message))
         except StoreError as exc:
-            log.error("the store failed before the call ran: %s", exc)
-            outcome = Outcome(Status.UNAVAILABLE, "store", "the call could not be recorded, so it was not made")
+            # Once it was dispatched it is the state of sessions that failed, and what was asked may be done.
+            log.error("the store failed %s the call ran: %s", "while" if trip.dispatched else "before", exc)
+            text = "the call could not be recorded, so it was not made"
+            outcome = Outcome(Status.UNAVAILABLE, "store", text)
+            if trip.dispatched:
+                outcome = Outcome(Status.UNKNOWN, "store", "what became of the call could not be recorded")
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 stopped = Outcome(Status.KILLED, "cancelled", "the caller cancelled the call")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringfence.box import NO_OUTSIDE, BoxReport, Outside, Ran
-from ringfence.errors import Refused, Unavailable
+from ringfence.errors import Refused, Unavailable, beginning
 from ringfence.model import Answer, Call, Contract, Grant, Json, Principal, Status
 from ringfence.ports import Access, Backend, Lender, Outward, Packed, Packing, Passage
 from ringfence.sandbox import order
@@ -102,11 +102,12 @@ class Executor:
 
     async def _box(self, grant: Grant, screen: Screen) -> Answer:
         call, contract = grant.call, grant.contract
-        packed = await self._packed(grant)
-        wanted = order.spec(call, contract, self.provision.limits, await self._passage(grant))
-        wanted = wanted if packed is None else replace(wanted, packages=(packed.folder,))
-        if contract.commands is not None:
-            wanted = replace(wanted, programs=order.programs(grant))
+        with beginning("the box"):
+            packed = await self._packed(grant)
+            wanted = order.spec(call, contract, self.provision.limits, await self._passage(grant))
+            wanted = wanted if packed is None else replace(wanted, packages=(packed.folder,))
+            if contract.commands is not None:
+                wanted = replace(wanted, programs=order.programs(grant))
         # What a contract redacts, nobody sees as it comes.
         as_it_comes = call.attached is not None and not contract.redact and contract.result.fields is None
         tell = screen.attached(call.attached).tell if call.attached is not None and as_it_comes else None

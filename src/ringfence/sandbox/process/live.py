@@ -16,7 +16,7 @@ from socket import socket
 from typing import Any
 
 from ringfence.box import Limit, Limits
-from ringfence.errors import Unavailable
+from ringfence.errors import Unavailable, beginning
 from ringfence.sandbox.process.afresh import Started
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.confine import Shape
@@ -115,13 +115,14 @@ class LiveBox:
     async def interpreter(self) -> Interpreter:
         """One more interpreter, with nothing in it but what it is set up with. Raises Unavailable, SetUpFailed."""
         self._check_interpreter()
-        member = await self._member()
-        if self.interpreter_path is None:
-            interpreter = Interpreter(self, member)
-            interpreter.begin()
-            return interpreter
-        started = Started(self, member)
-        await started.start(self.interpreter_path)
+        with beginning("an interpreter"):
+            member = await self._member()
+            if self.interpreter_path is None:
+                interpreter = Interpreter(self, member)
+                interpreter.begin()
+                return interpreter
+            started = Started(self, member)
+            await started.start(self.interpreter_path)
         for source in self._setups:
             await started.set_up(source, self._setup_limits)
         return started
@@ -130,9 +131,10 @@ class LiveBox:
         """Start one. Raises Unavailable."""
         if command.source is not None:
             self._check_interpreter()
-        running = Running(self, await self._member(), command, tell)
-        running.begin()
-        return running
+        with beginning("the command"):
+            running = Running(self, await self._member(), command, tell)
+            running.begin()
+            return running
 
     def _check_interpreter(self) -> None:
         if not self.has_interpreter:

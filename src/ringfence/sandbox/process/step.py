@@ -153,9 +153,15 @@ class Step:
     # ── Its end ──
 
     def stop(self, ended: Ending, limit: Limit | None) -> None:
-        if self.ended is None:
-            self.ended, self.limit = ended, limit
+        if self.end_as(ended, limit):
             self.on_stop()
+
+    def end_as(self, ended: Ending, limit: Limit | None = None) -> bool:
+        """Why it ends, unless there was a reason before: False then."""
+        if self.ended is not None:
+            return False
+        self.ended, self.limit = ended, limit
+        return True
 
     def _look_at_denials(self) -> None:
         if self.member.denials.total - self._denials > MAX_DENIALS:

@@ -109,8 +109,10 @@ class Interpreter:
             self._member.heard = lambda _: None
             self._member.ended.remove_done_callback(gone)  # else a session would keep one for every step
             step.finish(lingers=True)
-        if claims.broken is not None and self.alive:
-            await self._kill()
+        if claims.broken is not None:
+            step.end_as("policy")  # whoever kills it for that, or however it ends by itself: this is why
+            if self.alive:
+                await self._kill()
         return self._report(step, claims)
 
     async def _until(self, over: asyncio.Event, step: Step) -> None:
@@ -177,11 +179,9 @@ class Interpreter:
 
     def _how(self, step: Step, claims: Claims) -> How:
         if step.ended is not None:
-            return step.ended, None, None if self.alive else int(signal.SIGKILL), step.limit
+            return step.ended, None, None if self.alive else signal_of(self._member.ended.result()), step.limit
         if claims.done:
             return "exited", 0 if claims.error is None else 1, None, met(step, self._home)
-        if self.alive:
-            return "policy", None, None, None  # it said what cannot be, and was not listened to any more
         return how(self._member.ended.result(), step, self._home)
 
 
@@ -295,7 +295,7 @@ class Running:
         if step.ended is not None:
             return reported((step.ended, None, int(signal.SIGKILL), step.limit), step, self._home)
         if not self._member.begun:
-            return reported(("infra", None, None, None), step, self._home)
+            raise Unavailable("no_process", "the process of the command ended before the command had begun")
         return reported(how(ended, step, self._home), step, self._home)
 
     def _end_jobs(self) -> None:
@@ -305,6 +305,13 @@ class Running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if os.getsid(pid) == self._member.pid:
                     os.kill(pid, signal.SIGKILL)
+
+
+def signal_of(ended: Ended | None) -> int | None:
+    """Of a process that is gone: the signal that it died of, if it died of one. One that nobody reaped was killed."""
+    if ended is None:
+        return int(signal.SIGKILL)
+    return os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None
 
 
 def high_water(pid: int) -> int:
