@@ -355,6 +355,10 @@ class BoxReport:
     """What was installed for it: names, versions, and what the index says of their bytes."""
     commands: Literal["enforced", "advisory"] | None = None
     """Where the box had only named programs: whether one of them runs code by itself, which then is not limited."""
+    forged: bool = False
+    """Its interpreter said that it was done, and went on: it was ended for that."""
+    late: Mapping[str, Any] | None = None
+    """What was done meanwhile, and since the step before, by what earlier steps left running: no part of this one."""
     planted: tuple[str, ...] = ()
     """In folders that it may write to, made or changed by whoever: what other programs of the host go by or run."""
     trouble: tuple[str, ...] = ()

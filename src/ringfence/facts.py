@@ -110,6 +110,9 @@ def build(ending: Ending) -> Json:
 def _of_session(within: Within) -> Json:
     session = {"id": within.session, "step": within.step, "context": within.context, "state": within.state}
     given: Json = {"inputs": [_file(fact) for fact in within.given]} if within.given else {}
+    step = within.report
+    if step is not None and step.context is not None and step.cell.report.ended == "exited":
+        given["claimed"] = ["exit_status"]  # of a cell, its interpreter says whether it failed
     if within.packages:
         given["packages"] = [dict(package) for package in within.packages]
     return {"session": session, **given}
@@ -167,6 +170,10 @@ def _of_box(report: BoxReport) -> Json:
         seen["commands"] = report.commands
     if report.planted:
         seen["planted"] = list(report.planted)
+    if report.forged:
+        seen["forged"] = True
+    if report.late is not None:
+        seen["late"] = {**report.late}
     if report.packages or inside:
         seen["packages"] = [_uncounted(package) for package in (*report.packages, *inside)]
     if len(report.files) > _MOST_FILES:
@@ -236,6 +243,7 @@ def explanation(ending: Ending, changed: Effect | None = None) -> str:
         _programs(ending),
         _refused_calls(ending),
         _network(ending),
+        _late(ending),
         _what_changed(ending, changed),
     )
     said, within = "; ".join([part for part in parts if part]), ending.within
@@ -289,6 +297,8 @@ def _in_a_box(ending: Ending, ran: Ran) -> str:
             return f"terminated by timeout after {took}"
         case "cancelled":
             return f"cancelled after {took}"
+        case "policy" if report.forged:
+            return f"killed after {took}: its interpreter said that it was done and went on (forged)"
         case "policy":
             return f"killed for breaking the rules of its box after {took}"
         case "oom":
@@ -330,6 +340,18 @@ def _network(ending: Ending) -> str:
         if places:
             said.append(f"{word} {', '.join(places)}")
     return f"network: {'; '.join(said)}" if said else ""
+
+
+def _late(ending: Ending) -> str:
+    late = ending.ran.report.late if ending.ran is not None else None
+    if late is None:
+        return ""
+    parts = [f"{span(late['cpu_ms'])} of processor time"] if late.get("cpu_ms") else []
+    parts += [f"{sum(late['denials'].values())} refused system calls"] if late.get("denials") else []
+    parts += [f"{len(late['files'])} files"] if late.get("files") else []
+    parts += ["requests to the network"] if late.get("network") else []
+    parts += [f"{late['tasks']} threads and processes beside it"] if late.get("tasks") else []
+    return f"left by earlier steps and charged to none: {', '.join(parts)}"
 
 
 def _denied(ending: Ending) -> str:

@@ -171,6 +171,9 @@ def _unlinked(told: Json, trip: Trip) -> Json:
     for part in ("inputs", "files"):
         if told.get(part):
             out[part] = [_file(entry, salt) for entry in told[part][:_MOST_FILES]]
+    late = told.get("late")
+    if late and late.get("files"):
+        out["late"] = {**late, "files": [_file(entry, salt) for entry in late["files"][:_MOST_FILES]]}
     if told.get("skipped"):
         out["skipped"] = len(told["skipped"])
     return out
