@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import canonical, facts, journal
+from ringfence.effects import Possible
 from ringfence.journal import Trip
 from ringfence.model import Contract, Decision, LogPolicy, Mode, Outcome, Receipt, Status
 from ringfence.store import Answered, Approval
@@ -35,7 +36,7 @@ def trip(arguments: dict[str, Any], one: Contract = ECHO) -> Trip:
 def ended(made: Trip, outcome: Outcome) -> dict[str, Any]:
     ending = facts.Ending(
         made.call, outcome.status, outcome.reason_code, made.began_at, made.wall_ms, made.contract, made.decision, True,
-        result=outcome.result,
+        result=outcome.result, possible=made.possible,
     )  # fmt: skip
     return journal.finished(made, outcome, facts.build(ending))
 
@@ -102,7 +103,7 @@ def test_a_record_says_who_what_and_by_whose_leave() -> None:
         "apr_1", "d", "call_0", "p", None, "echo", {"secret": "summary"}, "boss", (), False, 1, "consumed", 1.0, 2.0,
         (Answered("bob", True, 1.5), Answered("eve", False, 1.6)),
     )  # fmt: skip
-    made.started, made.effect_possible = Receipt("c", 7, "h"), True
+    made.started, made.possible = Receipt("c", 7, "h"), Possible(acts=True)
     started, finished = journal.started(made), ended(made, Outcome(Status.SUCCESS, "ok", result={"content": []}))
     assert started["call"] == {
         "id": made.call.id, "kind": "tool", "method": "tools/call", "tool": "echo", "server": "desk", "origin": "sdk",

@@ -53,7 +53,9 @@ def _finite(text: str) -> float:
     return number
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+STRICT: dict[str, Any] = {"object_pairs_hook": _unique, "parse_constant": _no_constant, "parse_float": _finite}
+"""How the library reads what two readers must not read differently."""
+_decoder = json.JSONDecoder(**STRICT)
 
 
 def loads(data: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ringfence import canonical
 from ringfence.box import Ran
+from ringfence.effects import NOTHING, Possible
 from ringfence.errors import SetUpFailed
 from ringfence.model import Call, Contract, Decision, Definition, Json, Outcome, Receipt, Transport
 from ringfence.sessions import Within
@@ -45,8 +46,8 @@ class Trip:
     contract: Contract | None = None
     definition: Definition | None = None
     decision: Decision | None = None
-    reaches: bool = False
-    """Its session has a way out."""
+    possible: Possible = NOTHING
+    """What it may change outside."""
     network: Json | None = None
     """What the box of a server asked for while it answered."""
     approval: Approval | None = None
@@ -65,8 +66,6 @@ class Trip:
     within: Within | None = None
     state: tuple[int, str] | None = None
     """Of its session, where a person is asked: the last step, and the digest of its files."""
-    effect_possible: bool = False
-    """Whether anything outside may change: then what is recorded is on disk first."""
     encoded_result: bytes | None = None
     """The guarded result's canonical form."""
     about: Json | None = None
@@ -77,6 +76,11 @@ class Trip:
         for kept, new in ((self.redactions, rules), (self.secrets, secrets)):
             for name, count in new.items():
                 kept[name] = kept.get(name, 0) + count
+
+    @property
+    def effect_possible(self) -> bool:
+        """Whether anything outside may change: then what is recorded is on disk first."""
+        return bool(self.possible)
 
     @property
     def is_own(self) -> bool:
@@ -167,6 +171,9 @@ def _unlinked(told: Json, trip: Trip) -> Json:
     for part in ("inputs", "files"):
         if told.get(part):
             out[part] = [_file(entry, salt) for entry in told[part][:_MOST_FILES]]
+    late = told.get("late")
+    if late and late.get("files"):
+        out["late"] = {**late, "files": [_file(entry, salt) for entry in late["files"][:_MOST_FILES]]}
     if told.get("skipped"):
         out["skipped"] = len(told["skipped"])
     return out

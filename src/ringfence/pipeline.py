@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import anyio
 
-from ringfence import asking, budget, canonical, facts, journal, once
+from ringfence import asking, budget, canonical, effects, facts, journal, once
 from ringfence.approval import Requirement
 from ringfence.budget import Budget
 from ringfence.dispatch import Dispatcher
@@ -64,8 +64,7 @@ class Pipeline:
             contract = self._contract(rules, trip)
             self._policy(rules, trip, contract)
             self._dispatcher.check(call, contract, trip.decision)  # type: ignore[arg-type]
-            trip.reaches = await self._dispatcher.reaches(call, contract)
-            trip.effect_possible = trip.effect_possible or trip.reaches
+            trip.possible = effects.possible(call, contract, await self._dispatcher.outside(call, contract))
             key, replayed = await self._earlier(rules, trip, contract)
             if replayed is not None:
                 outcome = replayed
@@ -80,8 +79,12 @@ class Pipeline:
         except OutcomeUnknown as exc:
             outcome = Outcome(Status.UNKNOWN, exc.reason_code, self._guard.message(exc.message))
         except StoreError as exc:
-            log.error("the store failed before the call ran: %s", exc)
-            outcome = Outcome(Status.UNAVAILABLE, "store", "the call could not be recorded, so it was not made")
+            # Once it was dispatched it is the state of sessions that failed, and what was asked may be done.
+            log.error("the store failed %s the call ran: %s", "while" if trip.dispatched else "before", exc)
+            text = "the call could not be recorded, so it was not made"
+            outcome = Outcome(Status.UNAVAILABLE, "store", text)
+            if trip.dispatched:
+                outcome = Outcome(Status.UNKNOWN, "store", "what became of the call could not be recorded")
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 stopped = Outcome(Status.KILLED, "cancelled", "the caller cancelled the call")
@@ -105,10 +108,11 @@ class Pipeline:
         trip = Trip(replace(call, server=spec.name, method="server/start"), self.rules.environment)
         trip.contract = implicit_contract(spec)
         trip.isolation = self._dispatcher.isolation(trip.contract)
+        trip.possible = effects.of_start(spec)
         try:
-            # A process on this host may do anything: that it was started is on disk before it is.
+            # What it may do outside, it may do at once: that it was started is on disk before it is.
             work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call.id, journal.started(trip))  # noqa: E731
-            trip.started = await self._store.write(work, durable=spec.url is None)
+            trip.started = await self._store.write(work, durable=trip.effect_possible)
         except StoreError:
             raise Unavailable("store", f"the start of server {spec.name} could not be recorded") from None
         trip.dispatched = True
@@ -137,7 +141,6 @@ class Pipeline:
             trip.contract, trip.definition = capability.contract, capability.definition
         else:
             trip.contract = self._listed(rules, trip)
-        trip.effect_possible = facts.could_act(trip.contract, call.arguments)
         return trip.contract
 
     def _listed(self, rules: Rulebook, trip: Trip) -> Contract:
@@ -355,7 +358,7 @@ class Pipeline:
                 redactions=trip.redactions,
                 ran=trip.ran,
                 within=trip.within,
-                reaches=trip.reaches,
+                possible=trip.possible,
                 network=trip.network,
             )
         )

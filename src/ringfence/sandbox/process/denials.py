@@ -73,6 +73,10 @@ class Denials:
         self.total = 0
         """What was asked, whatever the answer, but for memory that was let be shared."""
         self.by_name: dict[str, int] = {}
+        self.late: dict[str, int] = {}
+        """Of these, apart: those of tasks that no step which runs has to do with."""
+        self.is_late: Callable[[int], bool] = lambda _: False
+        """Whether a task, by its number, is such a one."""
 
     def answer(self) -> bool:
         """Refuse what waits. False once nobody is left who could ask."""
@@ -101,7 +105,8 @@ class Denials:
                 told, goes_on = (0, _CONTINUE) if self._account.watch() else (errno.EMFILE, 0)
             self.total += not goes_on
             if told in (errno.EPERM, errno.EACCES):
-                self.by_name[name] = self.by_name.get(name, 0) + 1
+                counted = self.late if self.is_late(caller) else self.by_name
+                counted[name] = counted.get(name, 0) + 1
             with contextlib.suppress(OSError):  # who asked is gone
                 fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, -told, goes_on))
         return True
