@@ -106,6 +106,8 @@ class PeerProtocol(HttpToolsProtocol):
         self._uid: int | None = None
         self._admitted = False
         self._in_head = True
+        self._begun = False
+        """A request whose headers are still to come."""
         self._head_bytes = 0
         """Since the last request was complete."""
         self._clock: asyncio.TimerHandle | None = None
@@ -125,7 +127,7 @@ class PeerProtocol(HttpToolsProtocol):
             return
         self._terms = OWN_TERMS if own else STRANGE_TERMS
         super().connection_made(transport)
-        self._clock = self.loop.call_later(self._terms.head_seconds, self._too_slow)
+        self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._admitted:
@@ -154,15 +156,15 @@ class PeerProtocol(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade:
                 break  # nothing else is spoken here: the request is served as it is
-        if self._clock is None and not self._is_serving:
-            self._clock = self.loop.call_later(self._terms.head_seconds, self._too_slow)
+        self._start_clock()
 
     def on_message_begin(self) -> None:
+        self._begun = True
         super().on_message_begin()
         self.scope[PEER] = self._uid  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head = self._begun = False
         super().on_headers_complete()
         if self._terms.once:
             self.cycle.keep_alive = False
@@ -174,9 +176,18 @@ class PeerProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._begun and not self.transport.is_closing():
+            self._start_clock()
+
     @property
     def _is_serving(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _start_clock(self) -> None:
+        if self._clock is None and not self._is_serving:
+            self._clock = self.loop.call_later(self._terms.head_seconds, self._too_slow)
 
     def _stop_clock(self) -> None:
         if self._clock is not None:
@@ -188,7 +199,7 @@ class PeerProtocol(HttpToolsProtocol):
         if self._terms.once:
             self._admission.refused(self._uid, "too_slow")
             self.transport.abort()
-        elif self._in_head and self._head_bytes:
+        elif self._begun:
             self._refuse(408, "too_slow", f"a request must begin within {self._terms.head_seconds:g} s")
         else:
             self.transport.close()  # nothing was asked
