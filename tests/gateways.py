@@ -72,6 +72,14 @@ def serve(path: Path) -> Iterator[Served]:
         yield Served(started, f"http://127.0.0.1:{port}/mcp", path, config.load(path).gateway.state)
 
 
+@contextmanager
+def serve_as_configured(path: Path) -> Iterator[tooling.Started]:
+    """The same where its configuration says, while the block lasts."""
+    with tooling.start_process(ringfence("serve", "--config", path), cwd=path.parent) as started:
+        started.wait_for("Paste into .mcp.json", 120)
+        yield started
+
+
 def own_tools() -> list[str]:
     """Tools of our own that a gateway offers on this host without being told to."""
     try:

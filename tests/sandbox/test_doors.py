@@ -87,6 +87,47 @@ def test_another_user_does_not_get_in(home: Path) -> None:
     assert done.stdout == "b''\n", done
 
 
+LISTENER = """python3 -u -c '
+import socket
+with socket.create_server(("127.0.0.1", 8000)) as listener:
+    while True:
+        with listener.accept()[0] as one:
+            data = one.recv(100)
+            with open("/workspace/heard", "ab") as heard:
+                heard.write(data)
+            one.sendall(data)
+'
+"""
+
+
+def test_another_user_who_speaks_and_leaves_is_not_heard(home: Path) -> None:
+    if os.geteuid() != 0 or not os.path.exists(PYTHON):
+        pytest.skip("only root can be somebody else, with an interpreter that everybody may run")
+    with Sandbox.create(listen=True) as box:
+        box.commands.run(LISTENER, background=True)
+        host, _, port = box.get_host(8000).partition(":")
+        code = (
+            "import socket\nfor _ in range(200):\n"
+            f"    with socket.create_connection(({host!r}, {port})) as one: one.sendall(b'stranger ')"
+        )
+        other = {"user": 1_900_000_017, "group": 1_900_000_017, "extra_groups": (), "cwd": "/"}
+        subprocess.run([PYTHON, "-c", code], timeout=120, check=True, **other)  # type: ignore[call-overload]
+        # Who comes after all of them is served after all of them.
+        for _ in range(600):
+            try:
+                with socket.create_connection((host, int(port)), 30) as one:
+                    one.sendall(b"owner")
+                    if one.recv(100) == b"owner":
+                        break
+            except OSError:
+                pass
+            time.sleep(0.1)
+        heard = box.files.read("/workspace/heard")
+        assert "owner" in heard and "stranger" not in heard
+        log = (home / ".local/state/ringfence/keeper/log").read_text()
+        assert "connections to port 8000 of session" in log and len(log.splitlines()) < 100
+
+
 def test_nothing_listens_and_nothing_is_shown_where_nobody_said_so(home: Path) -> None:
     with Sandbox.create() as box:
         done = box.commands.run(SERVER)

@@ -17,6 +17,7 @@ from ringfence.policy import PRESETS
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _HOST_PORT = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]+)(?::(0|[1-9][0-9]{0,4}))?")
+_UNIX = "unix:"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -80,8 +81,17 @@ def listen_address(text: str) -> tuple[str, int]:
 
 
 def listen(text: str) -> str:
-    listen_address(text)
+    path = socket_path(text)
+    if path is None:
+        listen_address(text)
+    elif not path or "\0" in path:
+        raise ValueError(f"{text[:80]!r} names no socket: write unix:PATH")
     return text
+
+
+def socket_path(text: str) -> str | None:
+    """The path of `unix:PATH`; None for an address."""
+    return text.removeprefix(_UNIX) if text.startswith(_UNIX) else None
 
 
 def host_pattern(text: str) -> str:

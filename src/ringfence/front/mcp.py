@@ -25,6 +25,7 @@ from ringfence.errors import RingfenceError
 from ringfence.front import wire
 from ringfence.front.inbound import LOG_LEVEL_KEY, LOG_LEVELS, Asked, ClientChannel, Inbound, PausableChannel
 from ringfence.front.paused import Paused
+from ringfence.front.refusals import Refusals
 from ringfence.front.shelf import Shelf
 from ringfence.model import Call, CallKind, Json, Outcome, Principal
 from ringfence.pipeline import Pipeline
@@ -50,6 +51,7 @@ class McpFront:
         self._watchers: Counter[tuple[str, str]] = Counter()
         self._buses: dict[str, InMemorySubscriptionBus] = {}
         self._listeners: dict[str, ListenHandler] = {}
+        self.refusals = Refusals()
         self.left_files: Callable[[Principal], Awaitable[None]] = _nobody
         """Called when a session of this principal left new files."""
         self._methods: dict[str, Callable[[Asked, Inbound], Awaitable[Json]]] = {
@@ -85,16 +87,21 @@ class McpFront:
     async def _middleware(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         if ctx.request_id is None or not self.answers(ctx.method, ctx.protocol_version):
             return await call_next(ctx)
-        if ctx.protocol_version != MODERN and ctx.session.client_params is None:
-            raise MCPError(INVALID_PARAMS, "the session is not initialized")
         inbound = ctx.request
         assert isinstance(inbound, Inbound)
+        if ctx.protocol_version != MODERN and ctx.session.client_params is None:
+            inbound.reason = "not_initialized"
+            raise MCPError(INVALID_PARAMS, "the session is not initialized")
         declared = wire.declared(ctx.session.client_capabilities)
         return await self.answer(Asked(ctx.method, ctx.params or {}, ctx.protocol_version, inbound, declared))
 
     def answers(self, method: str, version: str) -> bool:
         """Whether a method is ours; the others are the SDK's."""
         return method in self._methods and not (version == MODERN and method in _HANDSHAKE_ONLY)
+
+    def known(self, method: str) -> str | None:
+        """A method's name, if it is none that its caller made up."""
+        return method if method in self._methods or method in ("initialize", "ping", "server/discover") else None
 
     async def answer(self, asked: Asked) -> Json:
         """The result of a method that is ours. Raises MCPError."""
@@ -195,6 +202,7 @@ class McpFront:
     async def _run(self, asked: Asked, inbound: Inbound, call: Call) -> Outcome | Json:
         """The outcome, or the `input_required` answer of a call that waits for its client."""
         assert inbound.outbound is not None
+        inbound.called = True
         if asked.version != MODERN:
             own = ClientChannel(inbound.outbound, asked.capabilities, inbound.log_level[0])
             return await self._pipeline.handle(call, own)
@@ -206,7 +214,10 @@ class McpFront:
         channel.outbound, channel.log_level = inbound.outbound, level
         if state is None:
             return await self._paused.begin(call, channel)
-        return await self._paused.resume(str(state), call, channel)
+        inbound.called = False  # until the call is found that this goes on with
+        outcome = await self._paused.resume(str(state), call, channel)
+        inbound.called = True
+        return outcome
 
     # ── lists ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -39,6 +39,7 @@ async def serve(settings: Config, id: str) -> None:
         await bound.check(app)
         front = McpFront(bound, app.pool, group, __version__)
         front.shelf = BoxShelf(bound, app.pool, id)
+        front.refusals = app.front.refusals
         front.shelf.boxes = app.front.shelf.boxes
         try:
             await StdioFront(front, lambda: app.agent).run()
