@@ -184,12 +184,12 @@ def visible(text: str, *, lines: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return _each(text, _for_terminal, "\n\t" if lines else "")
+    return _each(text, escape, "\n\t" if lines else "")
 
 
 def quotable(text: str, escape: Callable[[str], str], plain: str = "") -> str:
     """The same in the syntax of some language, by whatever escapes one character in it."""
-    return _each(text, escape, plain)
+    return text if text.isascii() and text.isprintable() else _each(text, escape, plain)
 
 
 def _each(text: str, escape: Callable[[str], str], plain: str) -> str:
@@ -208,7 +208,8 @@ def _escape(character: str) -> str:
     return f"\\u{{{ord(character):x}}}"
 
 
-def _for_terminal(character: str) -> str:
+def escape(character: str) -> str:
+    """One character, as `visible` writes it."""
     if character in "\n\t\r":
         return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}[character]
     number = ord(character)

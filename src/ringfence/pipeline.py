@@ -8,6 +8,7 @@ record is safe: no record, no result.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -301,7 +302,8 @@ class Pipeline:
         if isinstance(exc, UpstreamFailed):
             error = {"code": exc.code, "message": message}
             if exc.data is not None and trip.contract is not None:
-                error["data"] = self._guard.redacted(trip.contract, exc.data)
+                with contextlib.suppress(Refused):
+                    error["data"] = self._guard.redacted(trip.contract, exc.data)
         return Outcome(exc.status, exc.reason_code, message, approval_id=exc.approval_id, error=error)
 
     # ── 9 fact, 10 audit ──────────────────────────────────────────────────────────────────────────
