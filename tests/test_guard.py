@@ -377,7 +377,23 @@ def test_messages_are_cleaned_redacted_and_cut() -> None:
     assert guard.message("ssn 123-45", replace(READ, redact=("[0-9-]+",))) == "ssn [redacted]"
     assert len(guard.message("x" * 100_000)) == 4000
     assert "hunt" not in guard.message("x" * 3996 + "hunter2")
+    assert guard.message("odd", most=2) == "od"
     assert guard.message("odd \ud800") == "odd ?"
+
+
+@pytest.mark.parametrize("place", range(3980, 4010))
+def test_a_message_is_cut_where_it_was_to_be_and_never_inside_of_what_goes(place: int) -> None:
+    guard = Guard(Schemas().result_problem, Known())
+    text = "." * place + "hunter2" + " 123-45 " + "." * 5000
+    cut = guard.message(text, replace(READ, redact=("[0-9-]{6}",)))
+    inside = place < 4000 < place + 7 or place + 8 < 4000 < place + 14
+    assert "hunt" not in cut.replace("[secret]", "") and "3-4" not in cut
+    assert cut.startswith("." * min(place - 6, 4000) if inside else "." * min(place, 4000))
+    if not inside:
+        plain = text[:4000].replace("hunter2", "[secret]").replace("123-45", "[redacted]")
+        assert cut == plain
+    half = "." * place + "hunter" + "." * 5000
+    assert guard.message(half) == half[:4000], "what is no secret moves nothing"
 
 
 def test_any_value_can_be_redacted_to_be_kept() -> None:

@@ -35,7 +35,7 @@ _MOST_HITS = 1000
 """A text that a pattern strikes more often is withheld whole: each hit costs another search of the rest."""
 _ASKED = ("allowed", "denied", "failed")
 """What of the `network` fact names hosts that somebody in a box asked for."""
-_MESSAGE_CHARACTERS = 4000
+MESSAGE_CHARACTERS = 4000
 
 _CLASS = "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in invisible.RANGES)
 # On the encoded result, where C0 is written as an escape. May strike where nothing is, never the other way round.
@@ -150,12 +150,27 @@ class Guard:
         seen = item.struck.secrets if isinstance(item.struck, _Struck) else _NOTHING
         return Guarded(item.result, None, dict(item.struck), len(encoded), trust, encoded=kept, secrets=seen)
 
-    def message(self, text: str, contract: Contract | None = None) -> str:
-        """A text of ours or of a server's, fit to be shown."""
+    def message(self, text: str, contract: Contract | None = None, most: int = MESSAGE_CHARACTERS) -> str:
+        """A text of ours or of a server's, fit to be shown, and no more of it than `most` characters."""
         patterns = _compiled(contract.redact) if contract is not None else ()
-        proper = text.encode("utf-8", "replace").decode("utf-8")
-        # Cut last: half a secret is no longer recognised.
-        return self._cleaned(proper, patterns, _Struck())[:_MESSAGE_CHARACTERS]
+        proper = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+        struck = _Struck()
+        if invisible.suspect(proper):
+            proper = self._seen(proper, invisible.escaped(proper), patterns, struck)
+        whole = self._redacted(proper, patterns, struck)
+        return whole if len(proper) <= most else self._cut(proper, patterns, most, whole)
+
+    def _cut(self, text: str, patterns: tuple[Any, ...], place: int, whole: str) -> str:
+        """The beginning of a text, as it is in the redacted whole. The place is one of the text as it came, so that it
+        does not tell how long something was that is gone, and half of what goes is never left."""
+        back = 0
+        while back < place:
+            head, rest = text[: place - back], text[place - back :]
+            clean = self._redacted(head, patterns, _Struck())
+            if clean + self._redacted(rest, patterns, _Struck()) == whole:
+                return clean
+            back = 2 * back + 1
+        return ""
 
     def redacted(self, contract: Contract, value: Any) -> Any:
         """Any JSON value as it may be kept. Raises Refused."""
