@@ -20,7 +20,7 @@ import re2
 
 from ringfence import canonical, invisible
 from ringfence.errors import Refused
-from ringfence.model import Contract, Definition, Json, Status
+from ringfence.model import Contract, Definition, GuardedText, Json, Status, own_words
 from ringfence.ports import Channel, Redactor
 
 log = logging.getLogger("ringfence.guard")
@@ -66,7 +66,7 @@ class Guarded:
     """A result as it may go on, or the problem for which it may not."""
 
     result: Json | None
-    problem: tuple[str, str] | None
+    problem: tuple[str, GuardedText] | None
     """Reason code and text."""
     redactions: Mapping[str, int]
     bytes: int
@@ -89,6 +89,7 @@ class _Item:
     encoded: bytes
     struck: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     problem: tuple[str, str] | None = None
+    """Reason code and text, which may hold names that the tool chose."""
 
     @property
     def complete(self) -> bool:
@@ -132,10 +133,11 @@ class Guard:
         try:
             encoded = canonical.dumps(result)
         except (ValueError, TypeError, RecursionError):
-            return Guarded(None, ("bad_output", "the tool's result is not plain JSON"), {}, 0, trust)
+            return Guarded(None, ("bad_output", own_words("the tool's result is not plain JSON")), {}, 0, trust)
         brackets = encoded.count(b"{") + encoded.count(b"[")  # cheap, and nearly always settles it
         if brackets > canonical.MAX_DEPTH and canonical.depth(result) > canonical.MAX_DEPTH:
-            return Guarded(None, ("bad_output", "the tool's result is nested too deeply"), {}, len(encoded), trust)
+            deep = ("bad_output", own_words("the tool's result is nested too deeply"))
+            return Guarded(None, deep, {}, len(encoded), trust)
         item = _Item(contract, definition, result, encoded)
         for step in self._steps:
             try:
@@ -143,14 +145,15 @@ class Guard:
             except _SameKey:
                 item.problem = ("bad_output", f"in the tool's result {_SAME_KEY}")
             if item.problem is not None:
-                return Guarded(None, item.problem, dict(item.struck), len(encoded), trust)
+                code, text = item.problem
+                return Guarded(None, (code, self.message(text, contract)), dict(item.struck), len(encoded), trust)
         if item.result is result:
             return Guarded(result, None, dict(item.struck), len(encoded), trust, encoded=encoded)
         kept = canonical.dumps(item.result)
         seen = item.struck.secrets if isinstance(item.struck, _Struck) else _NOTHING
         return Guarded(item.result, None, dict(item.struck), len(encoded), trust, encoded=kept, secrets=seen)
 
-    def message(self, text: str, contract: Contract | None = None, most: int = MESSAGE_CHARACTERS) -> str:
+    def message(self, text: str, contract: Contract | None = None, most: int = MESSAGE_CHARACTERS) -> GuardedText:
         """A text of ours or of a server's, fit to be shown, and no more of it than `most` characters."""
         patterns = _compiled(contract.redact) if contract is not None else ()
         proper = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
@@ -158,7 +161,7 @@ class Guard:
         if invisible.suspect(proper):
             proper = self._seen(proper, invisible.escaped(proper), patterns, struck)
         whole = self._redacted(proper, patterns, struck)
-        return whole if len(proper) <= most else self._cut(proper, patterns, most, whole)
+        return GuardedText(whole if len(proper) <= most else self._cut(proper, patterns, most, whole))
 
     def _cut(self, text: str, patterns: tuple[Any, ...], place: int, whole: str) -> str:
         """The beginning of a text, as it is in the redacted whole. The place is one of the text as it came, so that it

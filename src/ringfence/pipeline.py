@@ -24,7 +24,19 @@ from ringfence.errors import OutcomeUnknown, Refused, StoreError, Unavailable, U
 from ringfence.expression import variables
 from ringfence.guard import Guard, GuardedChannel
 from ringfence.journal import Trip
-from ringfence.model import SYSTEM, Call, Contract, Grant, Json, Outcome, Principal, Receipt, ServerSpec, Status
+from ringfence.model import (
+    SYSTEM,
+    Call,
+    Contract,
+    Grant,
+    Json,
+    Outcome,
+    Principal,
+    Receipt,
+    ServerSpec,
+    Status,
+    own_words,
+)
 from ringfence.once import Key, Once
 from ringfence.ports import Channel
 from ringfence.rulebook import Rulebook, implicit_contract, is_listed
@@ -82,16 +94,20 @@ class Pipeline:
             outcome = Outcome(Status.UNKNOWN, exc.reason_code, self._guard.message(exc.message))
         except StoreError as exc:
             log.error("the store failed before the call ran: %s", exc)
-            outcome = Outcome(Status.UNAVAILABLE, "store", "the call could not be recorded, so it was not made")
+            outcome = Outcome(
+                Status.UNAVAILABLE, "store", own_words("the call could not be recorded, so it was not made")
+            )
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                stopped = Outcome(Status.KILLED, "cancelled", "the caller cancelled the call")
+                stopped = Outcome(Status.KILLED, "cancelled", own_words("the caller cancelled the call"))
                 await self._close(trip, key, ticket, stopped)
             raise
         except Exception:  # the edge of the way: a fault of ours must still close the call on record
             log.exception("call %s failed inside the gateway", call.id)
             outcome = Outcome(
-                Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE, "internal", "the gateway itself failed"
+                Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE,
+                "internal",
+                own_words("the gateway itself failed"),
             )
         return await self._close(trip, key, ticket, outcome)
 
@@ -103,7 +119,8 @@ class Pipeline:
         """The start of a server is a call by `system`: on record before it happens, and closed with how it went."""
         how: Json = {"url": spec.url} if spec.url is not None else {"command": list(spec.command)}
         call = Call(canonical.new_id("call"), SYSTEM, spec.name, {**how, "for": principal.key}, "server", "system")
-        trip = Trip(replace(call, server=spec.name, method="server/start"), self.rules.environment)
+        call = replace(call, server=spec.name, method="server/start")
+        trip = Trip(call, self.rules.environment, clean=self._guard.message)
         trip.contract = implicit_contract(spec)
         trip.isolation = self._dispatcher.isolation(trip.contract)
         try:
@@ -120,7 +137,7 @@ class Pipeline:
             outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
             raise
         except BaseException:
-            outcome = Outcome(Status.KILLED, "cancelled", "the start was given up")
+            outcome = Outcome(Status.KILLED, "cancelled", own_words("the start was given up"))
             raise
         finally:
             with anyio.CancelScope(shield=True):
@@ -180,7 +197,7 @@ class Pipeline:
 
     def _replay(self, trip: Trip, call_id: str, kept: Json) -> Outcome:
         trip.replayed_from = call_id
-        return once.unpack(kept)
+        return once.unpack(kept, self._guard.message)
 
     # ── 5 approval, 6 grant ───────────────────────────────────────────────────────────────────────
 
@@ -336,7 +353,7 @@ class Pipeline:
         except StoreError as exc:
             log.error("call %s could not be closed on record: %s", trip.call.id, exc)
             status = Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE
-            lost = Outcome(status, "store", "the outcome could not be recorded, so it is withheld")
+            lost = Outcome(status, "store", own_words("the outcome could not be recorded, so it is withheld"))
             return _completed(lost, self._facts(trip, lost))
         return _completed(outcome, told, receipt)
 
