@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ringfence import canonical, facts, journal
 from ringfence.effects import Possible
 from ringfence.journal import Trip
-from ringfence.model import Contract, Decision, LogPolicy, Mode, Outcome, Receipt, Status
+from ringfence.model import Contract, Decision, GuardedText, LogPolicy, Mode, Outcome, Receipt, Status
 from ringfence.store import Answered, Approval
 from tests.faking import contract, definition, make_call
 
@@ -27,7 +27,7 @@ objects = st.dictionaries(names, values, max_size=4)
 
 
 def trip(arguments: dict[str, Any], one: Contract = ECHO) -> Trip:
-    made = Trip(make_call("echo", arguments, session="s", trace="t"), "development")
+    made = Trip(make_call("echo", arguments, session="s", trace="t"), "development", clean=GuardedText)
     made.contract, made.definition = one, definition("echo")
     made.decision = Decision("dec_1", True, "a read is allowed", rules=("std-read",))
     return made
@@ -122,8 +122,8 @@ def test_a_record_says_who_what_and_by_whose_leave() -> None:
 
 
 def test_a_call_that_is_known_by_its_name_alone_is_recorded_all_the_same() -> None:
-    made = Trip(make_call("ecko", {"x": float("nan"), "y": "\ud800"}, server="desk"), "development")
-    record = ended(made, Outcome(Status.VALIDATION_FAILURE, "unknown_tool", "There is no tool 'ecko'."))
+    made = Trip(make_call("ecko", {"x": float("nan"), "y": "\ud800"}, server="desk"), "development", clean=GuardedText)
+    record = ended(made, Outcome(Status.VALIDATION_FAILURE, "unknown_tool", GuardedText("There is no tool 'ecko'.")))
     assert (record["contract"], record["pin"], record["decision"], record["result"]) == (None, None, None, None)
     assert record["arguments"] == {"digest": None, "bytes": None}
     assert record["message"] == "There is no tool 'ecko'."
@@ -133,7 +133,7 @@ def test_a_call_that_is_known_by_its_name_alone_is_recorded_all_the_same() -> No
 @pytest.mark.parametrize("code", ["upstream_error", "answer_lost", "client_refused", "server_start", "server_down"])
 def test_words_of_others_are_not_recorded(code: str) -> None:
     said = "no user alice@example.org with token 12345"
-    assert said not in json.dumps(ended(trip({}), Outcome(Status.FAILED, code, said)))
+    assert said not in json.dumps(ended(trip({}), Outcome(Status.FAILED, code, GuardedText(said))))
 
 
 def test_time_passes_on_the_way() -> None:

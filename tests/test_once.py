@@ -10,7 +10,7 @@ import pytest
 
 from ringfence import once
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
-from ringfence.model import Outcome, Principal, Status
+from ringfence.model import GuardedText, Outcome, Principal, Status
 from ringfence.once import Key
 from ringfence.store import KeyRow
 from tests import tooling
@@ -150,5 +150,7 @@ def test_a_row_without_its_outcome_is_unknown() -> None:
 
 
 def test_an_outcome_survives_keeping() -> None:
-    outcome = Outcome(Status.FAILED, "tool_error", "m", result={"isError": True, "x": [1]}, trust="untrusted")
-    assert once.unpack(once.pack(outcome)) == outcome
+    outcome = Outcome(
+        Status.FAILED, "tool_error", GuardedText("m"), result={"isError": True, "x": [1]}, trust="untrusted"
+    )
+    assert once.unpack(once.pack(outcome), GuardedText) == outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from ringfence.model import (
     ServerSpec,
     Status,
 )
+from ringfence.redaction import Current
 from ringfence.store.sqlite import Store
 from ringfence.store.transaction import Transaction
 from tests import tooling
@@ -395,3 +397,40 @@ async def test_the_start_of_a_server_is_a_call_by_system(tmp_path: Path) -> None
         with pytest.raises(Unavailable) as refused:
             await way.pipeline.server_start(spec, Principal("analyst"), start)
         assert (refused.value.reason_code, len(seen)) == ("store", 1)
+
+
+TOKEN = "ghp_" + "aB3dE5fG7hJ9kL2mN4pQ6rS8tU1vW0xYzAbC"
+
+
+@pytest.mark.parametrize("log", ["digest", "names"])
+@pytest.mark.parametrize("pad", [0, 30, 60, 150, 190, 3_900, 3_990])
+async def test_names_that_others_chose_reach_neither_caller_nor_record_as_they_are(
+    tmp_path: Path, pad: int, log: str
+) -> None:
+    """Names of a result's and of the arguments' properties, with a secret and escape codes, wherever it is cut."""
+    name = "x" * pad + f" {TOKEN} \x1b[2J\u202e\u200b"
+    strict = {"type": "object", "additionalProperties": False}
+    nested = {"type": "object", "patternProperties": {"x": {"type": "object", "required": ["n"]}}}
+    bad = {"content": [], "structuredContent": {name: {}}}
+    for schema, part in ((strict, "outputSchema"), (nested, "outputSchema"), (strict, "inputSchema")):
+        own = contract("echo", log={"arguments": log, "result": log})
+        said = Said(contracts=(own,), definitions=(definition("echo", **{part: schema}),))
+        folder = tmp_path / f"{part}{len(schema)}"
+        folder.mkdir(exist_ok=True)
+        async with governed(folder, said, [bad]) as way:
+            way.pipeline._guard.redactor = Current(lambda: ())
+            outcome = await way.call("echo", {name: 1} if part == "inputSchema" else {})
+            if pad or part == "inputSchema" or schema is strict:
+                assert outcome.status in (Status.FAILED, Status.VALIDATION_FAILURE)
+            shown = json.dumps([outcome.message, outcome.facts, outcome.error, way.finished()[0]], ensure_ascii=False)
+            assert not any(TOKEN[at : at + 8] in shown for at in range(0, 28, 4))
+            assert not set("\x1b\u202e\u200b") & set(shown) and "\\u001b" not in shown
+
+
+async def test_names_of_sessions_and_traces_are_guarded_on_record(tmp_path: Path) -> None:
+    async with governed(tmp_path) as way:
+        way.pipeline._guard.redactor = Current(lambda: ())
+        odd = "x" * 990 + f" {TOKEN} \x1b[2J"
+        await way.call("echo", {"text": "x"}, session=odd, trace=odd)
+        record = json.dumps(way.finished()[0])
+    assert TOKEN[:12] not in record and "\\u001b" not in record

@@ -349,8 +349,14 @@ class App:
             "notifications/message",
         ):
             contract = self.pipeline.rules.implicit.get(server)
-            if contract is not None:
-                await self._tell(principal, method, self._guard.redacted(contract, params))
+            if contract is None:
+                return
+            try:
+                shown = self._guard.redacted(contract, params)
+            except Refused as exc:
+                log.warning("server %s: its %s is not passed on: %s", server, method, exc)
+                return
+            await self._tell(principal, method, shown)
 
     async def _lists_changed(self, server: str, definitions: list[Definition]) -> None:
         try:
@@ -382,8 +388,8 @@ class App:
         call = Call(canonical.new_id("call"), request.principal, f"{request.server}:{method}", params)
         digest = canonical.digest([request.principal.key, call.tool, params])
         summary: Json = {"tool": call.tool, "server": request.server, "agent": request.principal.agent}
-        summary["arguments"] = self._guard.listed(params)
         try:
+            summary["arguments"] = self._guard.listed(params)
             await approvals.obtain(call, digest, requirement, summary, request.channel)
         except Refused:
             return False

@@ -17,12 +17,23 @@ from ringfence import canonical
 from ringfence.box import Ran
 from ringfence.effects import NOTHING, Possible
 from ringfence.errors import SetUpFailed
-from ringfence.model import Call, Contract, Decision, Definition, Json, Outcome, Receipt, Transport
+from ringfence.model import (
+    Call,
+    Contract,
+    Decision,
+    Definition,
+    GuardedText,
+    Json,
+    Outcome,
+    Receipt,
+    Transport,
+    own_words,
+)
 from ringfence.sessions import Within
 from ringfence.store import Approval
 
 _SAID_BY_OTHERS = frozenset(
-    {"upstream_error", "answer_unusable", "answer_lost", "client_refused", "server_question"}
+    {"upstream_error", "answer_unusable", "answer_lost", "client_refused", "server_question", "bad_output"}
     | {"server_start", "server_listing", "server_version", "server_down", SetUpFailed.REASON}
 )
 """Reasons whose text others had a hand in, a server, a client or code in a box: it may repeat a value, so only the
@@ -30,8 +41,14 @@ reason goes on record."""
 
 
 _NAME_LENGTH = 1000
+"""Characters. What is longer is cut when it is clean: half a secret is no longer recognised."""
 _MOST_FILES = 100
 _MOST_ISOLATIONS = 64
+
+
+def _withheld(_: str) -> GuardedText:
+    """Where there is no guard, nothing is fit to be kept."""
+    return own_words("")
 
 
 @dataclass(slots=True)
@@ -59,8 +76,8 @@ class Trip:
     redactions: dict[str, int] = field(default_factory=dict)
     secrets: dict[str, int] = field(default_factory=dict)
     """What was removed, by secret: for the record alone, since a caller who is told could guess and try."""
-    clean: Callable[[str], str] = str
-    """A text that its caller chose, as it may be kept."""
+    clean: Callable[[str], GuardedText] = _withheld
+    """A text that its caller, its server or a rule chose, as it may be kept."""
     isolation: Json = field(default_factory=dict)
     ran: Ran | None = None
     within: Within | None = None
@@ -101,7 +118,7 @@ def common(trip: Trip) -> Json:
             "id": call.id,
             "kind": call.kind,
             "method": call.method,
-            "tool": call.tool if contract is not None and call.kind == "tool" else trip.clean(_bounded(call.tool)),
+            "tool": call.tool if contract is not None and call.kind == "tool" else _name(trip, call.tool),
             "server": contract.server if contract is not None else call.server,
             "origin": call.origin,
             "principal": {
@@ -110,26 +127,24 @@ def common(trip: Trip) -> Json:
                 "person": principal.person,
                 "kind": principal.kind,
             },
-            "session": call.session,
+            "session": None if call.session is None else _name(trip, call.session),
             "parent": call.parent,
-            "trace": None if call.trace is None else trip.clean(_bounded(call.trace)),
+            "trace": None if call.trace is None else _name(trip, call.trace),
             "environment": trip.environment,
         },
         "contract": None
         if contract is None
         else {"name": contract.name, "digest": contract.digest, "mode": str(contract.mode)},
         "pin": trip.definition.digest if trip.definition is not None else None,
-        "decision": None if decision is None else _decision(decision),
+        "decision": None if decision is None else _decision(decision, trip.clean),
         "approval": None if trip.approval is None else _approval(trip.approval),
-        "arguments": _payload(
-            call.arguments, None, trip.salt, contract.log.arguments if contract is not None else "digest"
-        ),
+        "arguments": _payload(trip, call.arguments, None, contract.log.arguments if contract is not None else "digest"),
     }
 
 
-def _bounded(text: str) -> str:
-    """A name as its caller gave it, whatever it holds: short enough, and encodable."""
-    clean = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+def _name(trip: Trip, text: str) -> str:
+    """A name as its caller gave it, whatever it holds: clean, and short enough."""
+    clean = trip.clean(text)
     return clean if len(clean) <= _NAME_LENGTH else clean[:_NAME_LENGTH] + "…"
 
 
@@ -143,7 +158,7 @@ def finished(trip: Trip, outcome: Outcome, facts: Json) -> Json:
     result: Json | None = None
     if outcome.result is not None:
         level = contract.log.result if contract is not None else "digest"
-        result = _payload(outcome.result, trip.encoded_result, trip.salt, level)
+        result = _payload(trip, outcome.result, trip.encoded_result, level)
     return {
         **(trip.about or common(trip)),
         "status": str(outcome.status),
@@ -196,17 +211,17 @@ def _file(entry: Json, salt: bytes) -> Json:
     return {"bytes": entry["bytes"], "digest": canonical.salted_bytes(entry["sha256"].encode(), salt)}
 
 
-def _decision(decision: Decision) -> Json:
+def _decision(decision: Decision, clean: Callable[[str], GuardedText]) -> Json:
     return {
         "id": decision.id,
         "allowed": decision.allowed,
-        "reason": decision.reason,
+        "reason": clean(decision.reason),
         "rules": list(decision.rules),
         "marks": list(decision.marks),
         "asks": list(decision.asks),
         "sandbox": decision.sandbox,
         "policy_digest": decision.policy_digest,
-        "error": decision.error,
+        "error": None if decision.error is None else clean(decision.error),
     }
 
 
@@ -215,14 +230,14 @@ def _approval(approval: Approval) -> Json:
     return {"id": approval.id, "rule": approval.rule, "by": by}
 
 
-def _payload(value: Json, encoded: bytes | None, salt: bytes, level: str) -> Json:
+def _payload(trip: Trip, value: Json, encoded: bytes | None, level: str) -> Json:
     try:
         text = encoded if encoded is not None else canonical.dumps(value)
     except (ValueError, RecursionError, UnicodeEncodeError):
         return {"digest": None, "bytes": None}  # refused at the contract: it has no canonical form
-    entry: Json = {"digest": canonical.salted_bytes(text, salt), "bytes": len(text)}
+    entry: Json = {"digest": canonical.salted_bytes(text, trip.salt), "bytes": len(text)}
     if level != "digest":
-        entry["names"] = _names(value)
+        entry["names"] = [_name(trip, name) for name in _names(value)]
     return entry
 
 

@@ -24,6 +24,21 @@ Json = dict[str, Any]
 """A JSON object as read from the wire."""
 
 
+class GuardedText(str):
+    """Text that may reach a caller or a record: nothing in it is secret or unseen.
+
+    Only the guard makes one of what others had a hand in (`Guard.message`), and `own_words` of what stands in the
+    source. A test sees to it that nobody else does.
+    """
+
+    __slots__ = ()
+
+
+def own_words(sentence: str) -> GuardedText:
+    """A sentence of ours, as it stands where this is called."""
+    return GuardedText(sentence)
+
+
 class Status(StrEnum):
     """How a call ended. `docs/life-of-a-call.md` has the table."""
 
@@ -338,7 +353,7 @@ class Outcome:
 
     status: Status
     reason_code: str
-    message: str = ""
+    message: GuardedText = GuardedText("")
     """For refusals and failures of ours: one readable sentence."""
     result: Json | None = None
     """The guarded result as it goes to the client, unknown fields kept; None for a refusal."""

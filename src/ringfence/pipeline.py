@@ -8,6 +8,7 @@ record is safe: no record, no result.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -23,7 +24,19 @@ from ringfence.errors import OutcomeUnknown, Refused, StoreError, Unavailable, U
 from ringfence.expression import variables
 from ringfence.guard import Guard, GuardedChannel
 from ringfence.journal import Trip
-from ringfence.model import SYSTEM, Call, Contract, Grant, Json, Outcome, Principal, Receipt, ServerSpec, Status
+from ringfence.model import (
+    SYSTEM,
+    Call,
+    Contract,
+    Grant,
+    Json,
+    Outcome,
+    Principal,
+    Receipt,
+    ServerSpec,
+    Status,
+    own_words,
+)
 from ringfence.once import Key, Once
 from ringfence.ports import Channel
 from ringfence.rulebook import Rulebook, implicit_contract, is_listed
@@ -81,19 +94,22 @@ class Pipeline:
         except StoreError as exc:
             # Once it was dispatched it is the state of sessions that failed, and what was asked may be done.
             log.error("the store failed %s the call ran: %s", "while" if trip.dispatched else "before", exc)
-            text = "the call could not be recorded, so it was not made"
+            text = own_words("the call could not be recorded, so it was not made")
             outcome = Outcome(Status.UNAVAILABLE, "store", text)
             if trip.dispatched:
-                outcome = Outcome(Status.UNKNOWN, "store", "what became of the call could not be recorded")
+                text = own_words("what became of the call could not be recorded")
+                outcome = Outcome(Status.UNKNOWN, "store", text)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                stopped = Outcome(Status.KILLED, "cancelled", "the caller cancelled the call")
+                stopped = Outcome(Status.KILLED, "cancelled", own_words("the caller cancelled the call"))
                 await self._close(trip, key, ticket, stopped)
             raise
         except Exception:  # the edge of the way: a fault of ours must still close the call on record
             log.exception("call %s failed inside the gateway", call.id)
             outcome = Outcome(
-                Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE, "internal", "the gateway itself failed"
+                Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE,
+                "internal",
+                own_words("the gateway itself failed"),
             )
         return await self._close(trip, key, ticket, outcome)
 
@@ -105,7 +121,8 @@ class Pipeline:
         """The start of a server is a call by `system`: on record before it happens, and closed with how it went."""
         how: Json = {"url": spec.url} if spec.url is not None else {"command": list(spec.command)}
         call = Call(canonical.new_id("call"), SYSTEM, spec.name, {**how, "for": principal.key}, "server", "system")
-        trip = Trip(replace(call, server=spec.name, method="server/start"), self.rules.environment)
+        call = replace(call, server=spec.name, method="server/start")
+        trip = Trip(call, self.rules.environment, clean=self._guard.message)
         trip.contract = implicit_contract(spec)
         trip.isolation = self._dispatcher.isolation(trip.contract)
         trip.possible = effects.of_start(spec)
@@ -123,7 +140,7 @@ class Pipeline:
             outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
             raise
         except BaseException:
-            outcome = Outcome(Status.KILLED, "cancelled", "the start was given up")
+            outcome = Outcome(Status.KILLED, "cancelled", own_words("the start was given up"))
             raise
         finally:
             with anyio.CancelScope(shield=True):
@@ -182,7 +199,7 @@ class Pipeline:
 
     def _replay(self, trip: Trip, call_id: str, kept: Json) -> Outcome:
         trip.replayed_from = call_id
-        return once.unpack(kept)
+        return once.unpack(kept, self._guard.message)
 
     # ── 5 approval, 6 grant ───────────────────────────────────────────────────────────────────────
 
@@ -304,7 +321,8 @@ class Pipeline:
         if isinstance(exc, UpstreamFailed):
             error = {"code": exc.code, "message": message}
             if exc.data is not None and trip.contract is not None:
-                error["data"] = self._guard.redacted(trip.contract, exc.data)
+                with contextlib.suppress(Refused):
+                    error["data"] = self._guard.redacted(trip.contract, exc.data)
         return Outcome(exc.status, exc.reason_code, message, approval_id=exc.approval_id, error=error)
 
     # ── 9 fact, 10 audit ──────────────────────────────────────────────────────────────────────────
@@ -337,7 +355,7 @@ class Pipeline:
         except StoreError as exc:
             log.error("call %s could not be closed on record: %s", trip.call.id, exc)
             status = Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE
-            lost = Outcome(status, "store", "the outcome could not be recorded, so it is withheld")
+            lost = Outcome(status, "store", own_words("the outcome could not be recorded, so it is withheld"))
             return _completed(lost, self._facts(trip, lost))
         return _completed(outcome, told, receipt)
 

@@ -81,6 +81,31 @@ async def test_a_tool_is_shown_under_its_contracts_name_and_otherwise_as_the_ser
     assert own.body["name"] == "echo"
 
 
+async def test_what_nobody_sees_in_a_definition_is_escaped(tmp_path: Path) -> None:
+    hidden = "add\U000e0069\U000e0067 \u200bnow\ufe01"
+    schema = {"type": "object", "properties": {f"to{hidden}": {"type": "string", "title": hidden}}}
+    own = definition("echo", description=hidden, title=hidden, inputSchema=schema)
+    async with shelved(tmp_path, Said(contracts=(contract("echo"),), definitions=(own,))) as (shelf, way):
+        (tool,) = shelf.tools()
+        rules = swapped(way.pipeline.rules, ServerSpec("desk", prompts=("*",)), prompts=(
+            prompt("desk", "fine", description=hidden), prompt("desk", f"odd{hidden}")
+        ))  # fmt: skip
+        way.pipeline.rules = rules
+        prompts = shelf.prompts()
+    shown = r"add\u{e0069}\u{e0067} \u{200b}now\u{fe01}"
+    assert (tool["description"], tool["title"]) == (shown, shown)
+    assert tool["inputSchema"]["properties"] == {f"to{shown}": {"type": "string", "title": shown}}
+    assert prompts == [{"name": "fine", "description": shown}]
+
+
+async def test_a_definition_with_keys_that_would_look_the_same_is_not_offered(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"a\u200b": {}, r"a\u{200b}": {}}}
+    odd, fine = definition("odd", inputSchema=schema), definition("fine")
+    said = Said(contracts=(contract("odd", tool="odd"), contract("fine", tool="fine")), definitions=(odd, fine))
+    async with shelved(tmp_path, said) as (shelf, _):
+        assert [tool["name"] for tool in shelf.tools()] == ["fine"]
+
+
 async def test_a_new_rulebook_shows_at_once(tmp_path: Path) -> None:
     async with shelved(tmp_path, Said()) as (shelf, way):
         before = shelf.digest()

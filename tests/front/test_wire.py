@@ -8,7 +8,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from ringfence.front import wire
-from ringfence.model import Json, Outcome, Receipt, Status
+from ringfence.model import GuardedText, Json, Outcome, Receipt, Status
 from ringfence.sessions import Within
 from tests.faking import OK, make_call
 
@@ -18,7 +18,7 @@ OLD, NEW = "2025-11-25", "2026-07-28"
 
 
 def refused(status: Status, code: str = "policy", **more: Any) -> Outcome:
-    return Outcome(status, code, "Refused by policy: no", facts=FACTS, **more)
+    return Outcome(status, code, GuardedText("Refused by policy: no"), facts=FACTS, **more)
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.SUCCESS])

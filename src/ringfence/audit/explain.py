@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from ringfence import invisible
 from ringfence.model import Json
 
 _FEW = 6
@@ -74,8 +75,8 @@ def _texts(value: Any) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    """A record may quote a hostile server; a terminal must not obey it."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    """A record may quote a hostile server; a terminal must not obey it, and its reader must see all of it."""
+    return invisible.visible(text, lines=True)
 
 
 def _time(value: Any) -> str:

@@ -14,6 +14,7 @@ from ringfence import identity
 from ringfence.cli import common
 from ringfence.cli.terminal import confirm, cut, json_text, moment, quoted, safe
 from ringfence.errors import Refused
+from ringfence.guard import UNSEEN
 from ringfence.model import Json, Person
 from ringfence.store import Approval, Reader
 
@@ -172,9 +173,13 @@ def _in_full(approval: Approval) -> Iterator[str]:
 def _removed(approval: Approval) -> Iterator[str]:
     """What the caller sends and is not shown: redacted, or there to deceive whoever reads it."""
     removed = approval.summary.get("removed")
-    if isinstance(removed, dict) and removed:
-        found = ", ".join(f"{count} × {name}" for name, count in removed.items())
+    if not isinstance(removed, dict):
+        return
+    found = ", ".join(f"{count} × {name}" for name, count in removed.items() if name not in UNSEEN)
+    if found:
         yield safe(f"  NOT SHOWN  the arguments hold more than this; removed for display: {found}")
+    if any(name in removed for name in UNSEEN):
+        yield r"  HIDDEN     the arguments hold characters that cannot be seen; they are written as \u{…}"
 
 
 def _what(approval: Approval) -> str:

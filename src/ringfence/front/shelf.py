@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ringfence import canonical
-from ringfence.errors import RingfenceError
+from ringfence import canonical, invisible
+from ringfence.errors import Refused, RingfenceError
 from ringfence.identity import LOCAL_AGENT
-from ringfence.model import Call, Contract, Json, Principal, ServerSpec, Transport
+from ringfence.model import Call, Contract, Definition, Json, Principal, ServerSpec, Transport
 from ringfence.pipeline import Pipeline
 from ringfence.rulebook import Rulebook, allowed_item
 from ringfence.sandbox.addresses import PREFIX
@@ -37,7 +38,10 @@ def _offer(rules: Rulebook, clean: Callable[[Json], Json]) -> _Offer:
         name = capability.contract.name
         if capability.definition is None or _pointless(rules, capability.contract):
             continue
-        body = {**clean(capability.definition.body), "name": name}
+        body = _shown(clean, capability.definition)
+        if body is None:
+            continue
+        body["name"] = name
         if capability.contract.description is not None:
             body["description"] = capability.contract.description
         if capability.contract.result.fields is not None:
@@ -49,6 +53,16 @@ def _offer(rules: Rulebook, clean: Callable[[Json], Json]) -> _Offer:
             in_sessions.add(name)
         tools.append(body)
     return _Offer(rules, tools, header_schemas, frozenset(in_sessions))
+
+
+def _shown(clean: Callable[[Json], Json], definition: Definition) -> Json | None:
+    """A definition as a client may see it; None where it cannot be shown without deceiving somebody."""
+    try:
+        return {**clean(definition.body)}
+    except Refused as exc:
+        kind, name = definition.kind, invisible.visible(definition.name)
+        log.warning("server %s: its %s %s is not offered: %s", definition.server, kind, name, exc)
+        return None
 
 
 def _pointless(rules: Rulebook, contract: Contract) -> bool:
@@ -90,7 +104,8 @@ class Shelf:
     def prompts(self) -> list[Json]:
         names = self._prompt_names()
         prompts, clean = self._pipeline.rules.prompts, self._pipeline.listed
-        return [{**clean(prompts[key].body), "name": name} for name, key in names.items()]
+        shown = ((name, _shown(clean, prompts[key])) for name, key in names.items())
+        return [{**body, "name": name} for name, body in shown if body is not None]
 
     def prompt(self, name: str) -> tuple[str, str] | None:
         """(server, the server's own name) of an offered prompt."""
@@ -100,6 +115,7 @@ class Shelf:
         """Offered names; one that two servers use is preceded by its server's."""
         rules = self._pipeline.rules
         keys = [k for k in rules.prompts if k[0] in rules.servers and allowed_item(rules.servers[k[0]], "prompt", k[1])]
+        keys = [key for key in keys if invisible.name(key[1]) == key[1]]  # a name is sent back as it was shown
         names = [name for _, name in keys]
         return {(n if names.count(n) == 1 else f"{s}.{n}"): (s, n) for s, n in keys}
 
@@ -117,7 +133,8 @@ class Shelf:
                 uri = item.get(key)
                 if isinstance(uri, str) and allowed_item(spec, "resource", uri) and not uri.startswith(PREFIX):
                     self._learn(principal, uri, spec.name)
-                    out.append(self._pipeline.listed(item))
+                    with contextlib.suppress(Refused):
+                        out.append(self._pipeline.listed(item))
         return [*out, *await self._own_resources(principal, templates)]
 
     async def _own_resources(self, principal: Principal, templates: bool) -> Sequence[Json]:

@@ -243,11 +243,13 @@ def test_what_has_a_very_long_path_is_left_out(box: Path, output: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        (b"\xff\xfe", "\\udcff\\udcfe"),
+        (b"\xff\xfe", "\\u{dcff}\\u{dcfe}"),
         (b"new\nline", "new\\nline"),
         (b"\x1b]52;c;aGk=\x07", "\\x1b]52;c;aGk=\\x07"),
-        ("gpj.\u202eexe".encode(), "gpj.\\u202eexe"),
-        ("line\u2028break".encode(), "line\\u2028break"),
+        ("gpj.\u202eexe".encode(), "gpj.\\u{202e}exe"),
+        ("line\u2028break".encode(), "line\\u{2028}break"),
+        ("re\u200bport".encode(), "re\\u{200b}port"),
+        ("report\ufe01".encode(), "report\\u{fe01}"),
         (b"\x7f", "\\x7f"),
     ],
 )
@@ -261,7 +263,7 @@ def test_names_that_deceive_are_left_out_and_shown_harmlessly(box: Path, output:
     assert tree(output) == {"fine"}
 
 
-@pytest.mark.parametrize("name", ["-rf", "a\\b", "$(id)", "..a", "日本", " ", "%2e%2e", "CON", "~"])
+@pytest.mark.parametrize("name", ["-rf", "a\\b", "$(id)", "..a", "日本", "👩\u200d🚀", " ", "%2e%2e", "CON", "~"])
 def test_odd_names_that_harm_nobody_are_kept(box: Path, output: Path, name: str) -> None:
     (box / name).write_text("x")
     assert collected(box, output)[1] == {}
