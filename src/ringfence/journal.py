@@ -71,6 +71,8 @@ class Trip:
     """The guarded result's canonical form."""
     about: Json | None = None
     """What *started* said; *finished* says it again."""
+    left_behind: Json = field(default_factory=dict)
+    """Of the call's `_meta`, what reaches no server: how many keys, and which parts of a trace, and why."""
 
     def strike(self, rules: Mapping[str, int], secrets: Mapping[str, int]) -> None:
         """Something was removed."""
@@ -115,12 +117,36 @@ def common(trip: Trip) -> Json:
         if contract is None
         else {"name": contract.name, "digest": contract.digest, "mode": str(contract.mode)},
         "pin": trip.definition.digest if trip.definition is not None else None,
-        "decision": None if decision is None else _decision(decision),
-        "approval": None if trip.approval is None else _approval(trip.approval),
+        "decision": None if decision is None else of_decision(decision),
+        "approval": None if trip.approval is None else of_approval(trip.approval),
         "arguments": _payload(
             call.arguments, None, trip.salt, contract.log.arguments if contract is not None else "digest"
         ),
+        **_carried(trip),
     }
+
+
+def _carried(trip: Trip) -> Json:
+    """What the call carries to a server beside its arguments, and what of that was left behind."""
+    call = trip.call
+    if not (call.meta or call.traced or call.inputs or trip.left_behind):
+        return {}
+    if trip.contract is None:
+        return {}  # refused before it was known what may go on
+    level = trip.contract.log.arguments
+    told: Json = dict(trip.left_behind)
+    if call.meta:
+        told["meta"] = payload(call.meta, trip.salt, level)
+    if call.inputs:
+        told["inputs"] = payload(call.inputs, trip.salt, level)
+    if call.traced:
+        told["trace"] = {name: payload(text, trip.salt) for name, text in call.traced.items()}
+    return {"carried": told}
+
+
+def payload(value: Any, salt: bytes, level: str = "digest") -> Json:
+    """A value as it goes on record: a digest that says nothing without its salt, and names where they are wanted."""
+    return _payload(value, None, salt, level)
 
 
 def _bounded(text: str) -> str:
@@ -189,7 +215,7 @@ def _file(entry: Json, salt: bytes) -> Json:
     return {"bytes": entry["bytes"], "digest": canonical.salted_bytes(entry["sha256"].encode(), salt)}
 
 
-def _decision(decision: Decision) -> Json:
+def of_decision(decision: Decision) -> Json:
     return {
         "id": decision.id,
         "allowed": decision.allowed,
@@ -200,15 +226,16 @@ def _decision(decision: Decision) -> Json:
         "sandbox": decision.sandbox,
         "policy_digest": decision.policy_digest,
         "error": decision.error,
+        **({"forms": dict(decision.forms)} if decision.forms else {}),
     }
 
 
-def _approval(approval: Approval) -> Json:
+def of_approval(approval: Approval) -> Json:
     by = [{"person": a.person, "at": a.at} for a in approval.answers if a.approve]
     return {"id": approval.id, "rule": approval.rule, "by": by}
 
 
-def _payload(value: Json, encoded: bytes | None, salt: bytes, level: str) -> Json:
+def _payload(value: Any, encoded: bytes | None, salt: bytes, level: str) -> Json:
     try:
         text = encoded if encoded is not None else canonical.dumps(value)
     except (ValueError, RecursionError, UnicodeEncodeError):

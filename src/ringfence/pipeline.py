@@ -12,10 +12,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from urllib.parse import unquote
 
 import anyio
 
-from ringfence import asking, budget, canonical, facts, journal, once
+from ringfence import asking, budget, canonical, carried, facts, journal, once
 from ringfence.approval import Requirement
 from ringfence.budget import Budget
 from ringfence.dispatch import Dispatcher
@@ -26,6 +27,7 @@ from ringfence.journal import Trip
 from ringfence.model import SYSTEM, Call, Contract, Grant, Json, Outcome, Principal, Receipt, ServerSpec, Status
 from ringfence.once import Key, Once
 from ringfence.ports import Channel
+from ringfence.rounds import Rounds
 from ringfence.rulebook import Rulebook, implicit_contract, is_listed
 from ringfence.sandbox.tools import SERVER, complete
 from ringfence.store import Approval, Store, Transaction
@@ -63,6 +65,7 @@ class Pipeline:
         try:
             contract = self._contract(rules, trip)
             self._policy(rules, trip, contract)
+            call = trip.call  # as it goes on
             self._dispatcher.check(call, contract, trip.decision)  # type: ignore[arg-type]
             trip.reaches = await self._dispatcher.reaches(call, contract)
             trip.effect_possible = trip.effect_possible or trip.reaches
@@ -72,7 +75,7 @@ class Pipeline:
             else:
                 ticket = self._budget.admit(call, contract, trip.arguments_digest)
                 grant = await self._grant_or_join(rules, trip, contract, key, channel)
-                outcome = grant if isinstance(grant, Outcome) else await self._carry_out(trip, grant, channel)
+                outcome = grant if isinstance(grant, Outcome) else await self._carry_out(rules, trip, grant, channel)
         except Refused as exc:
             outcome = self._refusal(trip, exc)
         except Unavailable as exc:
@@ -130,15 +133,37 @@ class Pipeline:
     def _contract(self, rules: Rulebook, trip: Trip) -> Contract:
         call = trip.call
         if call.fault is None:
-            trip.arguments_digest = _digest(call)
+            trip.arguments_digest = _digest(replace(call, meta={}) if call.meta else call)
             self._budget.check_loop(call, trip.arguments_digest)
         if call.kind == "tool":
             capability = rules.catalog.resolve(call, rules.environment)
             trip.contract, trip.definition = capability.contract, capability.definition
         else:
             trip.contract = self._listed(rules, trip)
+        if call.meta:
+            self._carry(trip, trip.contract)
         trip.effect_possible = facts.could_act(trip.contract, call.arguments)
         return trip.contract
+
+    def _carry(self, trip: Trip, contract: Contract) -> None:
+        """From here on the call carries what may go on, and nothing else; what a contract lets go on counts as an
+        argument does."""
+        found = carried.split(trip.call.meta, contract.meta)
+        for name, text in list(found.trace.items()):
+            if self._guard.shown(contract, [text, unquote(text)])[1]:
+                del found.trace[name]
+                found.refused[name] = "secret"
+        problem = carried.meta_problem(found.meta) if found.meta else None
+        meta = found.meta if problem is None else {}
+        trip.call = replace(trip.call, meta=meta, traced=found.trace, trace=found.trace.get("traceparent"))
+        trip.left_behind = {
+            **({"stripped": found.stripped} if found.stripped else {}),
+            **({"refused": found.refused} if found.refused else {}),
+        }
+        if problem is not None:
+            raise Refused(Status.VALIDATION_FAILURE, "bad_meta", f"The call cannot be made: {problem}.")
+        if meta:
+            trip.arguments_digest = _digest(trip.call)
 
     def _listed(self, rules: Rulebook, trip: Trip) -> Contract:
         """A resource, prompt or completion: allowed by the server's own list or not at all."""
@@ -218,7 +243,7 @@ class Pipeline:
                 scope = budget.day_scope(trip.call, contract)
                 if not tx.spend(scope, trip.began_at.date().isoformat(), contract.rate.per_day):
                     raise Refused(Status.DENIED, "quota", f"the day's quota of {contract.name} is used up")
-            kept = self._kept(contract, trip.call.arguments, contract.log.arguments)
+            kept = self._kept(contract, _whole(trip.call), contract.log.arguments)
             if kept is not None:
                 tx.put_payload(trip.call.id, "arguments", trip.salt, kept)
             return tx.append("started", trip.call.id, journal.started(trip), salt=trip.salt), approval
@@ -269,10 +294,11 @@ class Pipeline:
 
     # ── 7 dispatch, 8 guard ───────────────────────────────────────────────────────────────────────
 
-    async def _carry_out(self, trip: Trip, grant: Grant, channel: Channel) -> Outcome:
+    async def _carry_out(self, rules: Rulebook, trip: Trip, grant: Grant, channel: Channel) -> Outcome:
         trip.dispatched = True
+        clean = GuardedChannel(self._guard, grant.contract, channel)
         try:
-            answer = await self._dispatcher.run(grant, GuardedChannel(self._guard, grant.contract, channel))
+            answer = await self._dispatcher.run(grant, Rounds(clean, channel, rules, trip, self._guard, self._store))
         except (Unavailable, Refused) as exc:
             if isinstance(exc, Unavailable) or exc.status is Status.VALIDATION_FAILURE:
                 trip.dispatched = False  # provably never started
@@ -384,9 +410,16 @@ def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) ->
     )
 
 
+def _whole(call: Call) -> Json:
+    """The arguments, with what goes to the server beside them."""
+    beside = {"_meta": call.meta, "inputResponses": call.inputs}
+    return {**call.arguments, **{name: value for name, value in beside.items() if value}}
+
+
 def _digest(call: Call) -> str:
     try:
-        return canonical.digest([call.method, call.tool, call.arguments, call.inputs])
+        whole = [call.method, call.tool, call.arguments, call.inputs]
+        return canonical.digest([*whole, call.meta] if call.meta else whole)
     except (ValueError, TypeError, RecursionError):
         raise Refused(Status.VALIDATION_FAILURE, "bad_request", "The arguments are not JSON.") from None
 

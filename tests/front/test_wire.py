@@ -111,7 +111,7 @@ def test_only_what_is_nobodys_own_goes_on_to_a_server() -> None:
         "traceparent": "t",
         "io.modelcontextprotocol/clientInfo": {}, "io.modelcontextprotocol/logLevel": "info",
     }  # fmt: skip
-    assert wire.forwardable(meta) == {"vendor/x": 1, "traceparent": "t", "io.modelcontextprotocol/logLevel": "info"}
+    assert wire.forwardable(meta) == {"vendor/x": 1, "traceparent": "t"}
 
 
 def test_each_revision_gets_its_own_envelope() -> None:

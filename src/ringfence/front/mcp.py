@@ -21,6 +21,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, SubscriptionsListenRequestParams, SubscriptionsListenResult
 
 from ringfence import canonical
+from ringfence.carried import trace_problem
 from ringfence.errors import RingfenceError
 from ringfence.front import wire
 from ringfence.front.inbound import LOG_LEVEL_KEY, LOG_LEVELS, Asked, ClientChannel, Inbound, PausableChannel
@@ -170,9 +171,9 @@ class McpFront:
         inbound, meta = asked.inbound, wire.meta_of(asked.params)
         key = meta.get("ringfence/idempotency_key")
         inputs = asked.params.get("inputResponses")
-        forwarded = wire.forwardable(meta)
-        if asked.version != MODERN:
-            forwarded[LOG_LEVEL_KEY] = inbound.log_level[0]  # a server of 2026-07-28 logs only what is asked for
+        # A server of 2026-07-28 logs only what is asked for; a client of before asked once for its session.
+        level = meta.get(LOG_LEVEL_KEY) if asked.version == MODERN else inbound.log_level[0]
+        parent = meta.get("traceparent")
         return Call(
             id=canonical.new_id("call"),
             principal=inbound.principal,
@@ -185,10 +186,11 @@ class McpFront:
             box=box if isinstance(box := meta.get("ringfence/session"), str) else None,
             session=inbound.session if asked.version != MODERN else None,
             idempotency_key=key if isinstance(key, str) else None,
-            trace=meta.get("traceparent") if isinstance(meta.get("traceparent"), str) else None,
+            trace=parent if trace_problem("traceparent", parent) is None else None,
             fault=inbound.fault,
             method=asked.method,
-            meta=forwarded,
+            meta=wire.forwardable(meta),
+            log_level=level if level in LOG_LEVELS else None,
             inputs=inputs if isinstance(inputs, dict) else None,
         )
 

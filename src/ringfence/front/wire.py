@@ -13,7 +13,6 @@ from ringfence.model import Call, Json, Outcome, Status
 from ringfence.upstream.link import MODERN
 
 _PREFIX = "io.modelcontextprotocol/"
-_LOG_LEVEL = f"{_PREFIX}logLevel"
 _SERVER_INFO = f"{_PREFIX}serverInfo"
 _CACHEABLE = frozenset({"tools/list", "resources/list", "resources/templates/list", "resources/read", "prompts/list"})
 _PASS_ON = (-32021, -32042)
@@ -33,12 +32,8 @@ def declared(capabilities: ClientCapabilities | None) -> Json:
 
 
 def forwardable(meta: Json) -> Json:
-    """Of a client's `_meta`, what is neither MCP's own nor ours."""
-    return {
-        k: v
-        for k, v in meta.items()
-        if k == _LOG_LEVEL or not (k.startswith((_PREFIX, "ringfence/")) or k == "progressToken")
-    }
+    """Of a client's `_meta`, what is neither MCP's own nor ours: its contract says what of it goes on."""
+    return {k: v for k, v in meta.items() if not (k.startswith((_PREFIX, "ringfence/")) or k == "progressToken")}
 
 
 def with_fault(call: Call, fault: str) -> Call:

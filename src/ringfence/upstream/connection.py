@@ -201,7 +201,10 @@ class Connection:
 
             async def ask(method: str, params: Json) -> Json:
                 question = await self._permitted(request, method, params)
-                answer = (await asking({"question": question})).get("question")
+                try:
+                    answer = (await asking({"question": question})).get("question")
+                except Refused as exc:
+                    raise RpcError(-32603, f"there is no answer ({exc.reason_code})") from None
                 if not isinstance(answer, dict):
                     raise RpcError(-32603, "the client gave no answer")
                 return answer
@@ -223,7 +226,10 @@ class Connection:
         exchange: Exchange,
         asking: Callable[[Mapping[str, Json]], Awaitable[Mapping[str, Json]]],
     ) -> Json:
-        params, capabilities = request.params, relayable(self.spec, request.channel.capabilities)
+        sent, capabilities = request.params, relayable(self.spec, request.channel.capabilities)
+        if self.modern and request.log_level is not None:
+            sent = {**sent, "_meta": {**_mapping(sent.get("_meta")), _LOG_LEVEL: request.log_level}}
+        params = sent
         for _ in range(_MAX_ROUNDS):
             result = await self._send(request.method, params, exchange, capabilities, request.definition)
             if result.get("resultType") != "input_required":
@@ -241,7 +247,7 @@ class Connection:
                     answers[key] = {"action": "decline"}
             if questions or not answers:
                 answers.update(await asking(questions))
-            params = {**request.params, "inputResponses": answers}
+            params = {**sent, "inputResponses": answers}
             if "requestState" in result:
                 params["requestState"] = result["requestState"]
         raise Refused(Status.FAILED, "too_many_rounds", f"server {self.spec.name} asked more than {_MAX_ROUNDS} times")
@@ -274,8 +280,6 @@ class Connection:
             params, headers = self._envelope(method, params, capabilities, definition)
         else:
             headers = {"mcp-protocol-version": self.version} if self.version else {}
-            if _LOG_LEVEL in _mapping(params.get("_meta")):
-                params = {**params, "_meta": {k: v for k, v in params["_meta"].items() if k != _LOG_LEVEL}}
         exchange.headers = {**headers, **exchange.own} if exchange.own else headers
         return await self.link.request(method, params, exchange)
 
@@ -325,9 +329,18 @@ class Connection:
             log.debug("server %s offers no subscriptions: %s", self.spec.name, exc.message)
 
 
+_ASPECTS = {"elicitation": ("form", "url"), "sampling": ("context", "tools"), "roots": ()}
+
+
 def relayable(spec: ServerSpec, capabilities: Json) -> Json:
-    """Of the client's capabilities, those that this server may use."""
-    out = {k: v for k, v in capabilities.items() if k in ("elicitation", "sampling", "roots")}
+    """Of the client's capabilities, those that this server may use, told in our own words."""
+    out: Json = {}
+    for name, aspects in _ASPECTS.items():
+        own = capabilities.get(name)
+        if isinstance(own, dict):
+            out[name] = {aspect: {} for aspect in aspects if isinstance(own.get(aspect), dict)}
+    if "roots" in out and _mapping(capabilities["roots"]).get("listChanged") is True:
+        out["roots"]["listChanged"] = True
     if spec.elicitation == "deny":
         out.pop("elicitation", None)
     if spec.sampling == "deny":
