@@ -1,4 +1,4 @@
-"""Answers to a server's questions: fitted to what was asked, matched by rules, shown, bound and recorded, each round."""
+"""Answers to a server's questions: fitted to what was asked, matched by rules, shown, bound and recorded."""
 
 from __future__ import annotations
 
@@ -210,9 +210,7 @@ async def test_nobody_is_asked_about_a_no(tmp_path: Path) -> None:
 
 async def test_a_condition_of_an_approval_sees_the_answers(tmp_path: Path) -> None:
     when = 'has(call.inputs.q) && call.inputs.q.content.folder == "everything"'
-    said = Said(
-        contracts=(contract("echo", approval="large"),), approvals={"large": ApprovalRule("large", when=when)}
-    )
+    said = Said(contracts=(contract("echo", approval="large"),), approvals={"large": ApprovalRule("large", when=when)})
     async with governed(tmp_path, said, [asking([], {"q": FORM})]) as way:
         way.client.answers = {"q": accept(folder="one")}
         assert (await way.call()).ok

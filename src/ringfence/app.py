@@ -346,7 +346,7 @@ class App:
         ):
             contract = self.pipeline.rules.implicit.get(server)
             if contract is not None:
-                await self._tell(principal, method, self._guard.redacted(contract, params))
+                await self._tell(principal, method, self._guard.said(contract, params))
 
     async def _lists_changed(self, server: str, definitions: list[Definition]) -> None:
         try:

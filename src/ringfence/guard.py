@@ -17,10 +17,13 @@ from typing import Any, cast
 import re2
 
 from ringfence import canonical
-from ringfence.model import Contract, Definition, Json
+from ringfence.invisible import folded
+from ringfence.model import Contract, Definition, Json, Transport
 from ringfence.ports import Channel, Redactor
 
 CONTROL = "control_characters"
+FOREIGN = "foreign_keys"
+"""Keys in a server's `_meta` that are ours to write."""
 REPLACEMENT = "[redacted]"
 
 _MOST_HITS = 1000
@@ -91,8 +94,8 @@ class _Item:
 
     @property
     def complete(self) -> bool:
-        """A tool's own success; an error or a question back is held to no output schema."""
-        return not self.result.get("isError") and self.result.get("resultType", "complete") == "complete"
+        """A tool's own success; an error is held to no output schema."""
+        return not self.result.get("isError")
 
 
 class _Struck(Counter[str]):
@@ -113,10 +116,12 @@ class Guard:
         self.redactor = redactor
         """Another takes its place when the configuration does."""
         self._steps: tuple[Callable[[_Item], None], ...] = (
+            self._kind,
             self._size,
             self._schema,
             self._fields,
             self._clean,
+            self._unforged,
         )
 
     def inspect(self, contract: Contract, definition: Definition | None, result: Json) -> Guarded:
@@ -151,6 +156,10 @@ class Guard:
         """Any JSON value as it may be kept."""
         return self.shown(contract, value)[0]
 
+    def said(self, contract: Contract, params: Json) -> Json:
+        """What a server says unasked, as a client may hear it."""
+        return cast("Json", without_forged(self.redacted(contract, params))[0])
+
     def shown(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
         """Any JSON value as a person may see it, and how often each rule struck: they must know that it is not all."""
         struck = _Struck()
@@ -170,6 +179,11 @@ class Guard:
 
     # ── The steps ─────────────────────────────────────────────────────────────────────────────────
 
+    def _kind(self, item: _Item) -> None:
+        # A question back was answered before this. What is neither would pass the next steps by.
+        if item.result.get("resultType", "complete") != "complete":
+            item.problem = ("invalid_result", "the server answered with a type of result that is not known here")
+
     def _size(self, item: _Item) -> None:
         most = item.contract.result.max_bytes
         if len(item.encoded) > most:
@@ -186,7 +200,7 @@ class Guard:
 
     def _fields(self, item: _Item) -> None:
         fields = item.contract.result.fields
-        if fields is None or item.result.get("resultType", "complete") != "complete":
+        if fields is None:
             return
         kept = _only(item.result, frozenset(fields))
         if kept is None:
@@ -201,6 +215,21 @@ class Guard:
         if patterns or self._may_strike(item.encoded) or _suspect(item.encoded):
             struck = _Struck()
             item.result = self._walk(item.result, patterns, struck)
+            item.struck = struck
+
+    def _unforged(self, item: _Item) -> None:
+        # Last, since a key may only become one of ours when it has been cleaned.
+        if item.contract.transport is not Transport.MCP:
+            return
+        places = item.encoded.count(b'"_meta"')
+        if not item.struck and places < 2:  # a look at the one place spares a walk through all
+            meta = item.result.get("_meta")
+            if places == 0 or (isinstance(meta, dict) and not any(map(_is_ours, meta))):
+                return
+        item.result, dropped = without_forged(item.result)
+        if dropped:
+            struck = item.struck if isinstance(item.struck, _Struck) else _Struck()
+            struck[FOREIGN] += dropped
             item.struck = struck
 
     def _may_strike(self, encoded: bytes) -> bool:
@@ -263,6 +292,33 @@ class Guard:
                 struck[f"redact[{index}]"] += count
                 text = clean
         return text
+
+
+def without_forged(value: Any) -> tuple[Any, int]:
+    """What a server said without keys of ours in any `_meta` of it, and how many there were. Its depth is bounded."""
+    if isinstance(value, dict):
+        out: Json = {}
+        dropped = 0
+        changed = False
+        for key, old in value.items():
+            new, inside = without_forged(old)
+            if key == "_meta" and isinstance(new, dict):
+                own = {name: kept for name, kept in new.items() if not _is_ours(name)}
+                inside += len(new) - len(own)
+                new = own if len(own) != len(new) else new
+            changed = changed or new is not old
+            dropped += inside
+            out[key] = new
+        return (out if changed else value), dropped
+    if isinstance(value, list):
+        pairs = [without_forged(item) for item in value]
+        dropped = sum(count for _, count in pairs)
+        return ([item for item, _ in pairs] if dropped else value), dropped
+    return value, 0
+
+
+def _is_ours(key: str) -> bool:
+    return folded(key).casefold().lstrip().startswith("ringfence/")
 
 
 def _suspect(encoded: bytes) -> bool:
@@ -372,4 +428,4 @@ class GuardedChannel:
         return await self._channel.ask(clean)
 
     async def notify(self, method: str, params: Json) -> None:
-        await self._channel.notify(method, self._guard.redacted(self._contract, params))
+        await self._channel.notify(method, self._guard.said(self._contract, params))

@@ -20,7 +20,7 @@ from ringfence.model import Call, Contract, Decision, Definition, Json, Outcome,
 from ringfence.sessions import Within
 from ringfence.store import Approval
 
-_SAID_BY_OTHERS = frozenset(
+SAID_BY_OTHERS = frozenset(
     {"upstream_error", "answer_unusable", "answer_lost", "client_refused", "server_question"}
     | {"server_start", "server_listing", "server_version", "server_down", SetUpFailed.REASON}
 )
@@ -170,7 +170,7 @@ def finished(trip: Trip, outcome: Outcome, facts: Json) -> Json:
         **(trip.about or common(trip)),
         "status": str(outcome.status),
         "reason_code": outcome.reason_code,
-        "message": "" if outcome.reason_code in _SAID_BY_OTHERS else outcome.message,
+        "message": "" if outcome.reason_code in SAID_BY_OTHERS else outcome.message,
         "effect": facts.get("effect"),
         "result": result,
         "facts": _unlinked(facts, trip),

@@ -22,7 +22,7 @@ from ringfence.budget import Budget
 from ringfence.dispatch import Dispatcher
 from ringfence.errors import OutcomeUnknown, Refused, StoreError, Unavailable, UpstreamFailed
 from ringfence.expression import variables
-from ringfence.guard import Guard, GuardedChannel
+from ringfence.guard import Guard, GuardedChannel, without_forged
 from ringfence.journal import Trip
 from ringfence.model import SYSTEM, Call, Contract, Grant, Json, Outcome, Principal, Receipt, ServerSpec, Status
 from ringfence.once import Key, Once
@@ -79,9 +79,9 @@ class Pipeline:
         except Refused as exc:
             outcome = self._refusal(trip, exc)
         except Unavailable as exc:
-            outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
+            outcome = self._problem(trip, Status.UNAVAILABLE, exc.reason_code, exc.message)
         except OutcomeUnknown as exc:
-            outcome = Outcome(Status.UNKNOWN, exc.reason_code, self._guard.message(exc.message))
+            outcome = self._problem(trip, Status.UNKNOWN, exc.reason_code, exc.message)
         except StoreError as exc:
             log.error("the store failed before the call ran: %s", exc)
             outcome = Outcome(Status.UNAVAILABLE, "store", "the call could not be recorded, so it was not made")
@@ -99,7 +99,8 @@ class Pipeline:
 
     def listed(self, item: Json) -> Json:
         """What a server says of what it has, as a client may see it."""
-        return self._guard.listed(item)
+        clean: Json = without_forged(self._guard.listed(item))[0]
+        return clean
 
     async def server_start(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
         """The start of a server is a call by `system`: on record before it happens, and closed with how it went."""
@@ -328,7 +329,11 @@ class Pipeline:
             error = {"code": exc.code, "message": message}
             if exc.data is not None and trip.contract is not None:
                 error["data"] = self._guard.redacted(trip.contract, exc.data)
-        return Outcome(exc.status, exc.reason_code, message, approval_id=exc.approval_id, error=error)
+        trust = _trust(trip, exc.reason_code)
+        return Outcome(exc.status, exc.reason_code, message, trust=trust, approval_id=exc.approval_id, error=error)
+
+    def _problem(self, trip: Trip, status: Status, code: str, text: str) -> Outcome:
+        return Outcome(status, code, self._guard.message(text), trust=_trust(trip, code))
 
     # ── 9 fact, 10 audit ──────────────────────────────────────────────────────────────────────────
 
@@ -408,6 +413,13 @@ def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) ->
         outcome.ran,
         outcome.within,
     )
+
+
+def _trust(trip: Trip, reason_code: str) -> str:
+    """Of the text of a refusal: our own words, or such as a server had a hand in."""
+    if reason_code not in journal.SAID_BY_OTHERS:
+        return "trusted"
+    return trip.contract.result.trust if trip.contract is not None else "untrusted"
 
 
 def _whole(call: Call) -> Json:
