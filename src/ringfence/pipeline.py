@@ -28,7 +28,7 @@ from ringfence.model import SYSTEM, Call, Contract, Grant, Json, Outcome, Princi
 from ringfence.once import Key, Once
 from ringfence.ports import Channel
 from ringfence.rounds import Rounds
-from ringfence.rulebook import Rulebook, implicit_contract, is_listed
+from ringfence.rulebook import Rulebook, implicit_contract, is_listed, settled
 from ringfence.sandbox.tools import SERVER, complete
 from ringfence.store import Approval, Store, Transaction
 
@@ -143,7 +143,7 @@ class Pipeline:
             trip.contract = self._listed(rules, trip)
         if call.meta:
             self._carry(trip, trip.contract)
-        trip.effect_possible = facts.could_act(trip.contract, call.arguments)
+        trip.effect_possible = facts.could_act(trip.contract, trip.call.arguments)
         return trip.contract
 
     def _carry(self, trip: Trip, contract: Contract) -> None:
@@ -173,9 +173,12 @@ class Pipeline:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", call.fault)
         if call.kind == "resource" and call.server == SERVER and SERVER in rules.implicit:
             return rules.implicit[SERVER]
-        spec = rules.servers.get(call.server or "")
-        if spec is None or not is_listed(spec, call):
+        spec, known = rules.servers.get(call.server or ""), settled(call)
+        if spec is None or known is None or not is_listed(spec, known):
             raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", f"no {call.kind} {call.tool!r} is offered")
+        if known is not call:
+            trip.call = call = known
+            trip.arguments_digest = _digest(replace(call, meta={}))
         if call.kind == "prompt":
             trip.definition = rules.prompts.get((spec.name, str(call.arguments.get("name"))))
             if trip.definition is None:

@@ -11,7 +11,7 @@ from ringfence.errors import RingfenceError
 from ringfence.identity import LOCAL_AGENT
 from ringfence.model import Call, Contract, Json, Principal, ServerSpec, Transport
 from ringfence.pipeline import Pipeline
-from ringfence.rulebook import Rulebook, allowed_item
+from ringfence.rulebook import Rulebook, allowed_item, normal_uri
 from ringfence.sandbox.addresses import PREFIX
 from ringfence.sandbox.executor import Executor
 from ringfence.sandbox.tools import SERVER
@@ -115,9 +115,11 @@ class Shelf:
                 continue
             for item in items:
                 uri = item.get(key)
-                if isinstance(uri, str) and allowed_item(spec, "resource", uri) and not uri.startswith(PREFIX):
-                    self._learn(principal, uri, spec.name)
-                    out.append(self._pipeline.listed(item))
+                known = normal_uri(uri) if isinstance(uri, str) else None
+                if known is not None and allowed_item(spec, "resource", known) and not known.startswith(PREFIX):
+                    self._learn(principal, known, spec.name)
+                    # As it will be compared and sent when it is asked for.
+                    out.append(self._pipeline.listed(item if known == uri else {**item, key: known}))
         return [*out, *await self._own_resources(principal, templates)]
 
     async def _own_resources(self, principal: Principal, templates: bool) -> Sequence[Json]:
@@ -134,6 +136,7 @@ class Shelf:
         """The server whose list has this URI: the only one that may, else the one that listed it."""
         if uri.startswith(PREFIX):
             return SERVER
+        uri = normal_uri(uri) or uri
         candidates = [s.name for s in self._with_resources() if allowed_item(s, "resource", uri)]
         if len(candidates) < 2:
             return candidates[0] if candidates else None
