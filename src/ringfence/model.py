@@ -73,7 +73,8 @@ class Transport(StrEnum):
     DIRECT = "direct"
 
 
-CallKind = Literal["tool", "resource", "prompt", "completion", "server"]
+CallKind = Literal["tool", "resource", "prompt", "completion", "listing", "logging", "server"]
+"""`listing` asks a server what resources it has, `logging` tells it which log lines are wanted."""
 Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system"]
 
 

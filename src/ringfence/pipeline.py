@@ -24,7 +24,19 @@ from ringfence.errors import OutcomeUnknown, Refused, StoreError, Unavailable, U
 from ringfence.expression import variables
 from ringfence.guard import Guard, GuardedChannel, without_forged
 from ringfence.journal import Trip
-from ringfence.model import SYSTEM, Call, Contract, Grant, Json, Outcome, Principal, Receipt, ServerSpec, Status
+from ringfence.model import (
+    SYSTEM,
+    Call,
+    Contract,
+    Grant,
+    Json,
+    Outcome,
+    Principal,
+    Receipt,
+    ResultPolicy,
+    ServerSpec,
+    Status,
+)
 from ringfence.once import Key, Once
 from ringfence.ports import Channel
 from ringfence.rounds import Rounds
@@ -35,6 +47,10 @@ from ringfence.store import Approval, Store, Transaction
 log = logging.getLogger("ringfence.pipeline")
 
 _GRANT_SECONDS = 10.0
+_LISTING = ResultPolicy(max_bytes=8_000_000)
+"""All pages of what a server lists come as one result."""
+ASIDE = ("listing", "logging")
+"""Kinds of calls that clients make by themselves, and for which no person is bothered."""
 
 
 class Pipeline:
@@ -173,6 +189,8 @@ class Pipeline:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", call.fault)
         if call.kind == "resource" and call.server == SERVER and SERVER in rules.implicit:
             return rules.implicit[SERVER]
+        if call.kind in ASIDE and call.server is not None and call.server in rules.servers:
+            return replace(rules.implicit[call.server], result=_LISTING)
         spec, known = rules.servers.get(call.server or ""), settled(call)
         if spec is None or known is None or not is_listed(spec, known):
             raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", f"no {call.kind} {call.tool!r} is offered")
@@ -192,6 +210,9 @@ class Pipeline:
         if not decision.allowed:
             code = "policy_error" if decision.error is not None else "policy"
             raise Refused(Status.DENIED, code, f"Refused by policy: {decision.reason}")
+        if decision.asks and trip.call.kind in ASIDE:
+            text = f"Refused by policy: {decision.reason}, and nobody is asked for {trip.call.method}"
+            raise Refused(Status.DENIED, "policy", text)
 
     # ── 3 once ────────────────────────────────────────────────────────────────────────────────────
 
