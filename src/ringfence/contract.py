@@ -142,8 +142,8 @@ def _contradictions(contract: Contract) -> Iterator[Problem]:
         yield ("retry", "attempts"), "a write is retried only where it is idempotent"
     if contract.rate.burst is not None and contract.rate.per_minute is None:
         yield ("rate", "burst"), "a burst needs per_minute"
-    if contract.meta and contract.transport is not Transport.MCP:
-        yield ("meta",), "only a call of transport mcp has a server that its _meta could reach"
+    if contract.meta and contract.transport is Transport.SANDBOXED_EXEC:
+        yield ("meta",), "what runs in a box has no server that _meta could reach"
     if contract.idempotent_key is not None:
         try:
             Expression(contract.idempotent_key, result="text")
