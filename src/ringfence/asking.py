@@ -45,6 +45,10 @@ def summary(guard: Guard, trip: Trip) -> Json:
     contract, call = trip.contract, trip.call
     assert contract is not None and trip.decision is not None
     arguments, removed = guard.shown(contract, call.arguments)
+    beside = {name: value for name, value in (("meta", call.meta), ("inputs", call.inputs)) if value}
+    if beside:
+        beside, more = guard.shown(contract, beside)
+        removed = {name: removed.get(name, 0) + more.get(name, 0) for name in (*removed, *more)}
     shown: Json = {
         "tool": call.tool,
         "server": contract.server,
@@ -56,6 +60,7 @@ def summary(guard: Guard, trip: Trip) -> Json:
         "origin": call.origin,
         "rules": list(trip.decision.rules),
         "reversible": contract.effects.reversible,
+        **beside,
     }
     programs = asked_for(call, contract)
     if programs:

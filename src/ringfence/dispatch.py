@@ -194,6 +194,7 @@ class Dispatcher:
             timeout=timeout,
             definition=grant.definition,
             session=call.session,
+            log_level=call.log_level,
             box=call.box,
             fresh=grant.decision.sandbox or mounts is not None,
             mounts=mounts,
@@ -262,14 +263,12 @@ def _time_left(grant: Grant) -> float:
 
 
 def _params(grant: Grant) -> Json:
-    """The request as the server gets it: exactly the arguments that were validated and digested."""
+    """The request as the server gets it: exactly what was validated, matched by rules and recorded."""
     call = grant.call
     if call.method == "tools/call":
         params: Json = {"name": grant.contract.tool, "arguments": call.arguments}
     else:
         params = dict(call.arguments)
-    if call.inputs is not None:
-        params["inputResponses"] = call.inputs
-    if call.meta:
-        params["_meta"] = dict(call.meta)
+    if call.meta or call.traced:
+        params["_meta"] = {**call.meta, **call.traced}
     return params

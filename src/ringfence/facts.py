@@ -22,7 +22,7 @@ from ringfence.sandbox.wording import limit_words, signal_words, span
 from ringfence.sessions import Within
 
 _NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE})
-_WITHHELD = frozenset({"result_too_large", "bad_output"})
+_WITHHELD = frozenset({"result_too_large", "bad_output", "invalid_result"})
 _MOST_FILES = 1000
 _MOST_DENIALS = 5
 _UNSEEN_NETWORK: Json = {"allowed": None, "denied": None, "bytes_in": None, "bytes_out": None}

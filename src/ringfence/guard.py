@@ -20,7 +20,7 @@ import re2
 
 from ringfence import canonical, invisible
 from ringfence.errors import Refused
-from ringfence.model import Contract, Definition, GuardedText, Json, Status, own_words
+from ringfence.model import Contract, Definition, GuardedText, Json, Status, Transport, own_words
 from ringfence.ports import Channel, Redactor
 
 log = logging.getLogger("ringfence.guard")
@@ -29,6 +29,8 @@ CONTROL = "control_characters"
 INVISIBLE = "invisible"
 UNSEEN = (CONTROL, INVISIBLE)
 """Rules of characters that a reader does not see: gone from results, escaped in all else."""
+FOREIGN = "foreign_keys"
+"""Keys in a server's `_meta` that are ours to write."""
 REPLACEMENT = "[redacted]"
 
 _MOST_HITS = 1000
@@ -93,8 +95,8 @@ class _Item:
 
     @property
     def complete(self) -> bool:
-        """A tool's own success; an error or a question back is held to no output schema."""
-        return not self.result.get("isError") and self.result.get("resultType", "complete") == "complete"
+        """A tool's own success; an error is held to no output schema."""
+        return not self.result.get("isError")
 
 
 class _Struck(Counter[str]):
@@ -121,9 +123,11 @@ class Guard:
         self.redactor = redactor
         """Another takes its place when the configuration does."""
         self._steps: tuple[Callable[[_Item], None], ...] = (
+            self._kind,
             self._size,
             self._schema,
             self._fields,
+            self._unforged,
             self._clean,
         )
 
@@ -179,6 +183,10 @@ class Guard:
         """Any JSON value as it may be kept. Raises Refused."""
         return self.shown(contract, value)[0]
 
+    def said(self, contract: Contract, params: Json) -> Json:
+        """What a server says unasked, as a client may hear it."""
+        return cast("Json", self.redacted(contract, without_forged(params)[0]))
+
     def shown(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
         """Any JSON value as a person may see it, and how often each rule struck: they must know that it is not all.
 
@@ -209,6 +217,11 @@ class Guard:
 
     # ── The steps ─────────────────────────────────────────────────────────────────────────────────
 
+    def _kind(self, item: _Item) -> None:
+        # A question back was answered before this. What is neither would pass the next steps by.
+        if item.result.get("resultType", "complete") != "complete":
+            item.problem = ("invalid_result", "the server answered with a type of result that is not known here")
+
     def _size(self, item: _Item) -> None:
         most = item.contract.result.max_bytes
         if len(item.encoded) > most:
@@ -225,7 +238,7 @@ class Guard:
 
     def _fields(self, item: _Item) -> None:
         fields = item.contract.result.fields
-        if fields is None or item.result.get("resultType", "complete") != "complete":
+        if fields is None:
             return
         kept = _only(item.result, frozenset(fields))
         if kept is None:
@@ -238,9 +251,24 @@ class Guard:
         # Control characters go before redaction looks: they could cut a secret in two that the reader joins again.
         patterns = _compiled(item.contract.redact)
         if patterns or self._may_strike(item.encoded) or _suspect(item.encoded):
-            struck = _Struck(escape=False)
+            struck = item.struck if isinstance(item.struck, _Struck) else _Struck(escape=False)
             item.result = self._walk(item.result, patterns, struck)
             item.struck = struck
+
+    def _unforged(self, item: _Item) -> None:
+        # First, while what hides in a key has not been escaped: it is ours if it would look like one of ours.
+        if item.contract.transport is not Transport.MCP:
+            return
+        places = item.encoded.count(b'"_meta"')
+        if places < 2:  # a look at the one place spares a walk through all
+            meta = item.result.get("_meta")
+            if places == 0 or (isinstance(meta, dict) and not any(map(_is_ours, meta))):
+                return
+        item.result, dropped = without_forged(item.result)
+        if dropped:
+            item.encoded = canonical.dumps(item.result)
+            item.struck = _Struck(escape=False)
+            item.struck[FOREIGN] += dropped
 
     def _may_strike(self, encoded: bytes) -> bool:
         """One look at the encoded result settles it for all texts in it; escapes may hide where a word begins.
@@ -336,6 +364,33 @@ class Guard:
 
 def _without_unseen(text: str) -> str:
     return invisible.without_hidden(invisible.without_controls(text)[0])[0]
+
+
+def without_forged(value: Any) -> tuple[Any, int]:
+    """What a server said without keys of ours in any `_meta` of it, and how many there were. Its depth is bounded."""
+    if isinstance(value, dict):
+        out: Json = {}
+        dropped = 0
+        changed = False
+        for key, old in value.items():
+            new, inside = without_forged(old)
+            if key == "_meta" and isinstance(new, dict):
+                own = {name: kept for name, kept in new.items() if not _is_ours(name)}
+                inside += len(new) - len(own)
+                new = own if len(own) != len(new) else new
+            changed = changed or new is not old
+            dropped += inside
+            out[key] = new
+        return (out if changed else value), dropped
+    if isinstance(value, list):
+        pairs = [without_forged(item) for item in value]
+        dropped = sum(count for _, count in pairs)
+        return ([item for item, _ in pairs] if dropped else value), dropped
+    return value, 0
+
+
+def _is_ours(key: str) -> bool:
+    return invisible.folded(invisible.without_controls(key)[0]).casefold().lstrip().startswith("ringfence/")
 
 
 def _suspect(encoded: bytes) -> bool:
@@ -452,7 +507,7 @@ class GuardedChannel:
 
     async def notify(self, method: str, params: Json) -> None:
         try:
-            clean = self._guard.redacted(self._contract, params)
+            clean = self._guard.said(self._contract, params)
         except Refused as exc:
             log.warning("a server's %s is not passed on: %s", method, exc.message)
             return

@@ -291,3 +291,17 @@ def _compatible() -> dict[str, str]:
         if base != chr(number):
             found[base] = found.get(base, "") + chr(0xFE00 + len(found.get(base, "")))
     return found
+
+
+_ELLIPSIS = "\u2026"
+
+
+def folded(text: str) -> str:
+    """The text in Unicode's form NFKC, without ignorable characters: what looks alike is alike.
+
+    An ellipsis stays one character: as three dots, every shortened sentence would look like a path that climbs.
+    """
+    if text.isascii():
+        return text
+    parts = [unicodedata.normalize("NFKC", part) for part in bare(text).split(_ELLIPSIS)]
+    return bare(_ELLIPSIS.join(parts))  # the form of a filler is another filler

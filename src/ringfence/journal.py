@@ -32,7 +32,7 @@ from ringfence.model import (
 from ringfence.sessions import Within
 from ringfence.store import Approval
 
-_SAID_BY_OTHERS = frozenset(
+SAID_BY_OTHERS = frozenset(
     {"upstream_error", "answer_unusable", "answer_lost", "client_refused", "server_question", "bad_output"}
     | {"server_start", "server_listing", "server_version", "server_down", SetUpFailed.REASON}
 )
@@ -87,6 +87,8 @@ class Trip:
     """The guarded result's canonical form."""
     about: Json | None = None
     """What *started* said; *finished* says it again."""
+    left_behind: Json = field(default_factory=dict)
+    """Of the call's `_meta`, what reaches no server: how many keys, and which parts of a trace, and why."""
 
     def strike(self, rules: Mapping[str, int], secrets: Mapping[str, int]) -> None:
         """Something was removed."""
@@ -136,10 +138,34 @@ def common(trip: Trip) -> Json:
         if contract is None
         else {"name": contract.name, "digest": contract.digest, "mode": str(contract.mode)},
         "pin": trip.definition.digest if trip.definition is not None else None,
-        "decision": None if decision is None else _decision(decision, trip.clean),
-        "approval": None if trip.approval is None else _approval(trip.approval),
-        "arguments": _payload(trip, call.arguments, None, contract.log.arguments if contract is not None else "digest"),
+        "decision": None if decision is None else of_decision(decision, trip.clean),
+        "approval": None if trip.approval is None else of_approval(trip.approval),
+        "arguments": payload(trip, call.arguments, contract.log.arguments if contract is not None else "digest"),
+        **_carried(trip),
     }
+
+
+def _carried(trip: Trip) -> Json:
+    """What the call carries to a server beside its arguments, and what of that was left behind."""
+    call = trip.call
+    if not (call.meta or call.traced or call.inputs or trip.left_behind):
+        return {}
+    if trip.contract is None:
+        return {}  # refused before it was known what may go on
+    level = trip.contract.log.arguments
+    told: Json = dict(trip.left_behind)
+    if call.meta:
+        told["meta"] = payload(trip, call.meta, level)
+    if call.inputs:
+        told["inputs"] = payload(trip, call.inputs, level)
+    if call.traced:
+        told["trace"] = {name: payload(trip, text) for name, text in call.traced.items()}
+    return {"carried": told}
+
+
+def payload(trip: Trip, value: Any, level: str = "digest") -> Json:
+    """A value as it goes on record: a digest that says nothing without its salt, and names where they are wanted."""
+    return _payload(trip, value, None, level)
 
 
 def _name(trip: Trip, text: str) -> str:
@@ -163,7 +189,7 @@ def finished(trip: Trip, outcome: Outcome, facts: Json) -> Json:
         **(trip.about or common(trip)),
         "status": str(outcome.status),
         "reason_code": outcome.reason_code,
-        "message": "" if outcome.reason_code in _SAID_BY_OTHERS else outcome.message,
+        "message": "" if outcome.reason_code in SAID_BY_OTHERS else outcome.message,
         "effect": facts.get("effect"),
         "result": result,
         "facts": _unlinked(facts, trip),
@@ -211,7 +237,7 @@ def _file(entry: Json, salt: bytes) -> Json:
     return {"bytes": entry["bytes"], "digest": canonical.salted_bytes(entry["sha256"].encode(), salt)}
 
 
-def _decision(decision: Decision, clean: Callable[[str], GuardedText]) -> Json:
+def of_decision(decision: Decision, clean: Callable[[str], GuardedText]) -> Json:
     return {
         "id": decision.id,
         "allowed": decision.allowed,
@@ -222,15 +248,16 @@ def _decision(decision: Decision, clean: Callable[[str], GuardedText]) -> Json:
         "sandbox": decision.sandbox,
         "policy_digest": decision.policy_digest,
         "error": None if decision.error is None else clean(decision.error),
+        **({"forms": dict(decision.forms)} if decision.forms else {}),
     }
 
 
-def _approval(approval: Approval) -> Json:
+def of_approval(approval: Approval) -> Json:
     by = [{"person": a.person, "at": a.at} for a in approval.answers if a.approve]
     return {"id": approval.id, "rule": approval.rule, "by": by}
 
 
-def _payload(trip: Trip, value: Json, encoded: bytes | None, level: str) -> Json:
+def _payload(trip: Trip, value: Any, encoded: bytes | None, level: str) -> Json:
     try:
         text = encoded if encoded is not None else canonical.dumps(value)
     except (ValueError, RecursionError, UnicodeEncodeError):

@@ -88,7 +88,8 @@ class Transport(StrEnum):
     DIRECT = "direct"
 
 
-CallKind = Literal["tool", "resource", "prompt", "completion", "server"]
+CallKind = Literal["tool", "resource", "prompt", "completion", "listing", "logging", "server"]
+"""`listing` asks a server what resources it has, `logging` tells it which log lines are wanted."""
 Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system"]
 
 
@@ -136,9 +137,13 @@ class Call:
     """What was wrong with the bytes of the request; such a call is refused and recorded."""
     method: str = "tools/call"
     meta: Json = field(default_factory=dict)
-    """The client's `_meta` that goes on to the server; nothing that MCP or we reserve."""
+    """The client's `_meta`, without what MCP or we reserve. Once its contract is known: what that lets go on."""
+    traced: Mapping[str, str] = field(default_factory=dict)
+    """Its trace context, once that was checked; it goes on to the server, and no digest holds it."""
+    log_level: str | None = None
+    """What the client wants to hear of a server's log lines."""
     inputs: Json | None = None
-    """Answers that a 2026-07-28 client gave before it was asked."""
+    """Answers that a 2026-07-28 client gave before it was asked: used where a server does ask."""
     attached: Attached | None = None
     """Bytes beside the arguments, from a caller in this process."""
 
@@ -215,6 +220,8 @@ class Contract:
     result: ResultPolicy = ResultPolicy()
     effects: Effects = Effects()
     labels: tuple[str, ...] = ()
+    meta: tuple[str, ...] = ()
+    """Keys of a call's `_meta` that may reach the server."""
     record: Literal["facts", "full"] = "facts"
     digest: str = ""
 
@@ -277,6 +284,8 @@ class Rule:
     owasp_asi_id: str | None = None
     modes: tuple[Mode, ...] = ()
     """Only presets set this: a rule of theirs speaks of a contract's mode, not of a name."""
+    normalize: bool = True
+    """Whether its argument patterns are also tried on text with look-alikes made alike."""
     enabled: bool = True
 
 
@@ -299,6 +308,8 @@ class Decision:
     """`warn` and `audit` rules that matched."""
     error: str | None = None
     policy_digest: str = ""
+    forms: tuple[tuple[str, str], ...] = ()
+    """Of each rule that matched by its argument patterns: its id, and the form of the text that it was found in."""
 
 
 @plain

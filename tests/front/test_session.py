@@ -28,9 +28,6 @@ ALICE, BOB = Principal("alice"), Principal("bob")
 class NoPool:
     """No server has anything to say here."""
 
-    async def unsubscribe(self, server: str, principal: Principal, uri: str) -> None:
-        return None
-
     def release(self, session: str) -> None:
         return None
 

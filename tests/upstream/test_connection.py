@@ -174,7 +174,7 @@ async def test_arguments_that_a_tool_wants_as_headers_are_repeated() -> None:
 @pytest.mark.parametrize(("era", "kept"), [({}, False), ({"server_discover": MODERN}, True)])
 async def test_the_log_level_is_said_only_where_it_is_understood(era: Any, kept: bool) -> None:
     made, wire = await opened(far_end(**era))
-    await made.request(asking(params={"_meta": {f"{META}logLevel": "info", "vendor/x": 1}}))
+    await made.request(asking(params={"_meta": {"vendor/x": 1}}, log_level="info"))
     meta = wire.requests[-1][1]["_meta"]
     assert (f"{META}logLevel" in meta, meta["vendor/x"]) == (kept, 1)
 

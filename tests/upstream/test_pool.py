@@ -373,5 +373,6 @@ async def test_changed_lists_are_read_anew_and_other_words_passed_on(monkeypatch
 
 async def test_resources_are_listed_only_where_the_server_has_any(monkeypatch: pytest.MonkeyPatch) -> None:
     async with yard(monkeypatch) as made:
-        assert await made.pool.resources("desk", Principal("a")) == []
+        request = UpstreamRequest("desk", Principal("a"), "resources/list", {}, Client(), 5.0)
+        assert await made.pool.request(request) == {"resources": []}
         assert "resources/list" not in made.wires[0].methods

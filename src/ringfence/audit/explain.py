@@ -117,6 +117,8 @@ def _asked(story: Json, at: Any) -> list[str]:
         "resource": f"Resource {tool}",
         "prompt": f"Prompt {tool}",
         "completion": f"A completion for {tool}",
+        "listing": f"A listing ({tool}) of server {server}",
+        "logging": f"A log level for server {server}",
         "server": f"The start of server {server or tool}",
     }.get(_text(call.get("kind")), tool)
     agent = _text(principal.get("agent"))

@@ -19,6 +19,8 @@ from ringfence.model import Json, Person
 from ringfence.store import Approval, Reader
 
 _WIDTH = 100
+_BESIDE = {"meta": "_meta", "inputs": "answers"}
+"""What a call carries beside its arguments, and what it is called here."""
 _PREFIX = "apr_"
 
 approvals = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -150,6 +152,9 @@ def _summary(approval: Approval) -> Iterator[str]:
     yield f"{approval.id}  {_what(approval)}"
     yield from _about(approval)
     yield f"  arguments  {cut(arguments, _WIDTH)}"
+    for name, word in _BESIDE.items():
+        if approval.summary.get(name):
+            yield f"  {word:<10} {cut(json_text(approval.summary[name], indent=None), _WIDTH)}"
     yield from _removed(approval)
 
 
@@ -167,6 +172,10 @@ def _in_full(approval: Approval) -> Iterator[str]:
         yield "  effect     cannot be undone, by its contract"
     yield "  arguments"
     yield quoted(json_text(approval.summary.get("arguments")), "    | ")
+    for name, word in _BESIDE.items():
+        if approval.summary.get(name):
+            yield f"  {word}"
+            yield quoted(json_text(approval.summary[name]), "    | ")
     yield from _removed(approval)
 
 
