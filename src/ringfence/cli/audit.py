@@ -118,7 +118,10 @@ def explain(
     ringfence audit explain last
     """
     with _log(config_path, demo) as reader:
-        print(safe(explained([record.body for record in reader.story(_find(reader, identifier))]), lines=True))
+        story = [record.body for record in reader.story(_find(reader, identifier))]
+        public = config.key_folder() / PUBLIC
+        key = public_key_from_file(public) if public.exists() else None
+        print(safe(explained(story, key), lines=True))
 
 
 @audit.command()
@@ -161,7 +164,7 @@ def verify(
         return
     key = public_key_from_file(public_key or config.key_folder() / PUBLIC)
     with _log(config_path, demo) as reader:
-        report = verify_live(*reader.evidence(), key)
+        report = verify_live(*reader.evidence(), key, reader.record)
     _conclude(report)
 
 
