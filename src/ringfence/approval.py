@@ -50,6 +50,8 @@ class Approvals:
         self._people = people
         self._conditions = {n: Expression(r.when) for n, r in rules.items() if r.when is not None}
         self._wait = wait_seconds
+        self._making: anyio.CapacityLimiter | None = None
+        """One at a time makes what a person is shown: more threads would leave the loop less of the interpreter."""
 
     def requirement(self, contract: Contract, decision: Decision, variables: Callable[[], Json]) -> Requirement | None:
         """What must be asked for this call, if anything. A condition that fails to evaluate asks."""
@@ -156,7 +158,8 @@ class Approvals:
                 expires_at=now + requirement.expires_seconds,
             )
 
-        asked = await anyio.to_thread.run_sync(question)
+        self._making = self._making or anyio.CapacityLimiter(1)
+        asked = await anyio.to_thread.run_sync(question, limiter=self._making)
         return await self._store.write(lambda tx: tx.ask_approval(asked), durable=True)
 
     async def _await_answer(self, approval: Approval, channel: Channel) -> Approval:
@@ -164,12 +167,13 @@ class Approvals:
         started = anyio.current_time()
         left = approval.expires_at - time.time()
         until = started + min(self._wait, left)
-        while approval.state == "pending" and (now := anyio.current_time()) < until:
-            note = {"progress": now - started, "message": f"waiting for a person to answer {approval.id}"}
-            await channel.notify("notifications/progress", note)
-            with anyio.move_on_after(min(until - now, _PROGRESS_SECONDS)):
-                await self._store.waiting.answered(approval)
-                break
+        if approval.state == "pending" and until > started:
+            with self._store.waiting.answer_to(approval) as answered:
+                while not answered.is_set() and (now := anyio.current_time()) < until:
+                    note = {"progress": now - started, "message": f"waiting for a person to answer {approval.id}"}
+                    await channel.notify("notifications/progress", note)
+                    with anyio.move_on_after(min(until - now, _PROGRESS_SECONDS)):
+                        await answered.wait()
         found = find(self._store, approval.id, brief=True)
         late = left <= self._wait and anyio.current_time() >= until
         return replace(found, state="expired") if late and found.state == "pending" else found

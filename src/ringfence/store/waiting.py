@@ -7,7 +7,8 @@ which questions are still open. What people were shown, which may be large, is n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ringfence.errors import StoreError
 from ringfence.store.reader import Reader
@@ -21,21 +22,22 @@ class Waiting:
 
     def __init__(self, reader: Callable[[], Reader]) -> None:
         self._reader = reader
-        self._waiting: dict[asyncio.Future[None], Approval] = {}
+        self._waiting: dict[asyncio.Event, Approval] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next: asyncio.TimerHandle | None = None
         self._version: int | None = None
 
-    async def answered(self, question: Approval) -> None:
-        """Return once that question no longer waits for an answer. That it may have expired is for others to see."""
+    @contextmanager
+    def answer_to(self, question: Approval) -> Iterator[asyncio.Event]:
+        """Set once that question no longer waits for an answer. That it may have expired is for others to see."""
         self._loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._waiting[future] = question
+        answered = asyncio.Event()
+        self._waiting[answered] = question
         try:
             self._look_again()
-            await future
+            yield answered
         finally:
-            del self._waiting[future]
+            del self._waiting[answered]
             if not self._waiting and self._next is not None:
                 self._next.cancel()
 
@@ -64,6 +66,6 @@ class Waiting:
             self._version = version
         except StoreError:
             return  # whoever waits has a limit, and then hears what is wrong
-        for future, question in self._waiting.items():
-            if question.id not in open_ and not future.done():
-                future.set_result(None)
+        for answered, question in self._waiting.items():
+            if question.id not in open_:
+                answered.set()
