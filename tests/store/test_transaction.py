@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -135,6 +136,28 @@ def test_what_cannot_be_used_any_more_reads_as_expired(store: Store) -> None:
     assert store.reader().approvals(("approved", "denied")) == []
     assert [a.id for a in store.reader().find_approvals("g")] == [gone.id]
     assert store.reader().approval("absent") is None
+
+
+def test_a_question_whose_values_are_erased_is_open_no_more(store: Store) -> None:
+    asked = ask(store)
+    answer(store, asked.id, "alice")
+    assert store.write_sync(lambda tx: tx.erase_payload("call_1"))
+    found = store.reader().approval(asked.id)
+    assert found is not None and (found.state, found.summary) == ("expired", {})
+    assert consume(store, "call_1") is None
+
+
+def test_the_values_of_a_call_are_erased_from_the_question_that_another_call_asked(store: Store) -> None:
+    asked = ask(store)
+    answer(store, asked.id, "alice")
+    assert consume(store, "call_2") is not None
+    assert store.write_sync(lambda tx: tx.erase_payload("call_2"))
+    database = sqlite3.connect(store.folder / "ringfence.db")
+    try:
+        salts = database.execute("SELECT salt FROM records WHERE kind = 'approval_asked'").fetchall()
+    finally:
+        database.close()
+    assert salts == [(None,)]
 
 
 def test_two_processes_race_for_one_approval(store: Store, drive: Drive, verified: Callable[[], None]) -> None:

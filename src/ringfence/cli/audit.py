@@ -150,8 +150,8 @@ def verify(
 ) -> None:
     """Verify the live log against its signed checkpoints, or an export offline.
 
-    Finds edits, deletions, reordering, gaps and a cut end. An export is checked against the key that you name and
-    nothing else is opened, so it can be done on any machine.
+    Finds edits, deletions, reordering, gaps, a cut end, and calls that ran on an approval that the log does not prove.
+    An export is checked against the key that you name and nothing else is opened, so it can be done on any machine.
 
     \b
     ringfence audit verify
