@@ -137,11 +137,11 @@ class Approvals:
         return max(live, key=lambda a: (a.state == "approved", a.asked_at), default=None)
 
     async def _ask(self, call: Call, digest: str, requirement: Requirement, summary: Callable[[], Json]) -> Approval:
-        if self._store.reader().open_questions(call.principal.key) >= _MOST_WAITING:
-            # Whoever answers must be able to read what is asked.
-            raise Refused(Status.DENIED, "throttled", f"{_MOST_WAITING} calls of this agent wait for a person already")
-
         def question() -> ApprovalQuestion:
+            if self._store.reader().open_questions(call.principal.key) >= _MOST_WAITING:
+                # Whoever answers must be able to read what is asked.
+                text = f"{_MOST_WAITING} calls of this agent wait for a person already"
+                raise Refused(Status.DENIED, "throttled", text)
             now = time.time()
             return ApprovalQuestion(
                 digest=digest,

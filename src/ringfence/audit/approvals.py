@@ -31,6 +31,11 @@ _LATE_SECONDS = 60.0
 class NotProven(ValueError):
     """The log does not say that people agreed; the text says what is missing."""
 
+    def __init__(self, problem: str, *, older: bool = False) -> None:
+        super().__init__(problem)
+        self.older = older
+        """Whether an earlier version is to blame, which signed no questions."""
+
 
 @plain
 class Yes:
@@ -100,6 +105,8 @@ def prove(identity: str, records: Iterable[Record], public: Ed25519PublicKey) ->
     found = [entry for record in records if (entry := _entry(record)) is not None and _id(entry[0]) == identity]
     asked = [(body, place) for body, place in found if body["kind"] == ASKED and has_signature(public, body)]
     if len(asked) != 1:
+        if any(body["kind"] == ASKED and "signature" not in body for body, _ in found):
+            raise NotProven("it was asked by a version that signed no questions; have the call made again", older=True)
         raise NotProven("the signed log does not have its question")
     (question, place), *_ = asked
     answers = [

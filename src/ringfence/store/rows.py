@@ -32,10 +32,10 @@ class Expired(Conflict):
 
 
 class Unproven(Conflict):
-    """The tables say more of an approval than the signed log does: somebody changed them."""
+    """The tables say more of an approval than the signed log does."""
 
     def __init__(self, identity: str, problem: str) -> None:
-        super().__init__(f"approval {identity} cannot be used: {problem}. Somebody changed the database")
+        super().__init__(f"approval {identity} cannot be used: {problem}")
         self.identity = identity
 
 

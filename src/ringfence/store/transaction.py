@@ -30,6 +30,7 @@ from ringfence.store.rows import (
     NotFound,
     Part,
     Unproven,
+    approval_by_id,
     approval_from,
     key_row,
     pack,
@@ -39,6 +40,7 @@ from ringfence.store.rows import (
 )
 
 _COPIED = ("call", "contract", "pin", "decision", "approval", "arguments", "durable", "effect_possible")
+_CHANGED = "Somebody changed the database"
 _RUNNING = "INSERT OR REPLACE INTO running (call_id, chain, seq) VALUES (?, ?, ?)"
 _INSERT = "INSERT INTO records (chain, seq, at, kind, call_id, text, hash, salt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -194,7 +196,7 @@ class Transaction:
             "shown": canonical.salted_bytes(question.text.encode(), salt),
         }
         self._append_signed(approvals.ASKED, question.call_id, body, salt)
-        return self._approval(identity, question.asked_at)[0]
+        return self._brief(identity, question.asked_at)
 
     def answer_approval(
         self, identity: str, person: str, approve: bool, now: float, seen: Approval | None = None
@@ -235,7 +237,7 @@ class Transaction:
             "shown": leave.question.get("shown"),
         }
         self._append_signed(approvals.ANSWERED, asked.call_id, body)
-        return self._approval(identity, now)[0]
+        return self._brief(identity, now)
 
     def consume_approval(self, digest: str, call_id: str, now: float) -> Approval | None:
         """Use up an approval of exactly this digest for this call, or None where there is none to use.
@@ -250,9 +252,9 @@ class Transaction:
             found = approval_from(self._connection, row, now)
             leave = self._leave(found)
             if leave.used_by:
-                raise Unproven(found.id, f"call {leave.used_by[0]} has used it already")
+                raise Unproven(found.id, f"call {leave.used_by[0]} has used it already. {_CHANGED}")
             if not leave.complete:
-                raise Unproven(found.id, "the signed log does not have the answers of the people who must agree")
+                raise Unproven(found.id, f"the signed log has not the answers of those who must agree. {_CHANGED}")
             if leave.void is not None or leave.expired(now, system.boot(), system.uptime()):
                 continue
             self._connection.execute(
@@ -261,6 +263,11 @@ class Transaction:
             self.append(approvals.USED, found.call_id, {"approval": found.id, "used_by": call_id})
             return replace(found, state="consumed", consumed_by=call_id, leave=leave)
         return None
+
+    def _brief(self, identity: str, now: float) -> Approval:
+        found = approval_by_id(self._connection, identity, now, brief=True)
+        assert found is not None
+        return found
 
     def _approval(self, identity: str, now: float) -> tuple[Approval, str]:
         """And the text of its summary, which is not taken apart here."""
@@ -279,7 +286,7 @@ class Transaction:
         try:
             leave = approvals.prove(asked.id, map(record_from, rows), self._keys.public)
         except NotProven as exc:
-            raise Unproven(asked.id, str(exc)) from None
+            raise Unproven(asked.id, str(exc) if exc.older else f"{exc}. {_CHANGED}") from None
         place = leave.place
         row = self._connection.execute(
             "SELECT salt FROM records WHERE chain = ? AND seq = ?", (place.chain, place.seq)
@@ -289,7 +296,7 @@ class Transaction:
         if shown is not None:
             stated["shown"] = canonical.salted_bytes(shown.encode(), salt)
         if any(leave.question.get(name) != value for name, value in stated.items()):
-            raise Unproven(asked.id, "it is not what was asked by the signed log")
+            raise Unproven(asked.id, f"it is not what was asked by the signed log. {_CHANGED}")
         return leave
 
     # ── Idempotency keys ──
