@@ -18,7 +18,18 @@ from ringfence.budget import Budget
 from ringfence.contract import Catalog, Schemas, build
 from ringfence.dispatch import Dispatcher, Surroundings
 from ringfence.guard import Guard
-from ringfence.model import ApprovalRule, Call, Contract, Definition, Json, NetworkSpec, Outcome, Principal, ServerSpec
+from ringfence.model import (
+    ApprovalRule,
+    Call,
+    Contract,
+    Definition,
+    Json,
+    NetworkSpec,
+    Outcome,
+    Person,
+    Principal,
+    ServerSpec,
+)
 from ringfence.pipeline import Pipeline
 from ringfence.policy import Policy
 from ringfence.ports import UpstreamRequest
@@ -175,6 +186,7 @@ class Said:
     rules: tuple[Any, ...] = ()
     preset: str = "permissive"
     approvals: Mapping[str, ApprovalRule] = field(default_factory=dict)
+    people: Mapping[str, Person] = field(default_factory=dict)
     networks: Mapping[str, NetworkSpec] = field(default_factory=dict)
     server: ServerSpec = DESK
     definitions: tuple[Definition, ...] = ()
@@ -190,7 +202,7 @@ def rulebook(said: Said, store: Store) -> Rulebook:
         environment=said.environment,
         catalog=Catalog({c.name: c for c in said.contracts}, own, schemas=Schemas()),
         policy=Policy(said.rules, preset=said.preset, environment=said.environment),
-        approvals=Approvals(store, said.approvals, wait_seconds=said.wait, single_user=True),
+        approvals=Approvals(store, said.approvals, said.people, wait_seconds=said.wait),
         servers={"desk": said.server},
         prompts={("desk", d.name): d for d in said.prompts},
         implicit={"desk": implicit_contract(said.server)},

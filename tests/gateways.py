@@ -112,7 +112,7 @@ def verified(state: Path) -> Report:
     """What a check of the live log against its checkpoints finds."""
     reader = Reader.open(state)
     try:
-        return verify_live(*reader.evidence(), keys().public)
+        return verify_live(*reader.evidence(), keys().public, reader.record)
     finally:
         reader.close()
 

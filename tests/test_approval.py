@@ -39,7 +39,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def approvals(store: Store, wait: float = 0.0, *, single_user: bool = False) -> Approvals:
-    return Approvals(store, RULES, wait_seconds=wait, single_user=single_user)
+    people = {} if single_user else {"alice": ALICE, "bob": BOB}
+    return Approvals(store, RULES, people, wait_seconds=wait)
 
 
 def required(store: Store, asks: tuple[str, ...], own: str, arguments: Json | None = None, **more: Any) -> Any:
@@ -85,7 +86,7 @@ def asked(store: Store, **changes: Any) -> Any:
 
     async def ask() -> None:
         wanted = replace(ONE, **changes)
-        await approvals(store).obtain(call, f"digest of {wanted.names}", wanted, {"tool": "pay"}, Client())
+        await approvals(store).obtain(call, f"digest of {wanted.names}", wanted, lambda: {"tool": "pay"}, Client())
 
     with pytest.raises(Refused) as refused:
         anyio.run(ask)
@@ -147,7 +148,7 @@ def test_what_is_settled_or_unknown_cannot_be_answered(store: Store) -> None:
 
 
 async def obtain(store: Store, wait: float, client: Client, requirement: Requirement = ONE) -> None:
-    await approvals(store, wait).obtain(make_call("pay"), "digest", requirement, {"tool": "pay"}, client)
+    await approvals(store, wait).obtain(make_call("pay"), "digest", requirement, lambda: {"tool": "pay"}, client)
 
 
 async def test_an_answer_ends_the_waiting(store: Store) -> None:
@@ -194,7 +195,7 @@ async def test_identical_calls_share_one_question(store: Store) -> None:
             await obtain(store, 0, Client())
         identities.add(refused.value.approval_id)
     assert len(identities) == 1
-    again = await approvals(store).ask_again(make_call("pay"), "digest", ONE, {})
+    again = await approvals(store).ask_again(make_call("pay"), "digest", ONE, dict)
     assert again.approval_id in identities, "while it waits, a new question is the same one"
 
 
@@ -206,5 +207,5 @@ async def test_an_answer_is_no_good_for_another_digest(store: Store) -> None:
     )
     await obtain(store, 0, Client())
     with pytest.raises(Refused) as other:
-        await approvals(store).obtain(make_call("pay"), "another", ONE, {}, Client())
+        await approvals(store).obtain(make_call("pay"), "another", ONE, dict, Client())
     assert other.value.approval_id != given.id

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import canonical, facts, journal
+from ringfence.audit.approvals import Leave, Yes
+from ringfence.audit.chain import Head
 from ringfence.effects import Possible
 from ringfence.journal import Trip
 from ringfence.model import Contract, Decision, GuardedText, LogPolicy, Mode, Outcome, Receipt, Status
@@ -101,7 +103,8 @@ def test_a_record_says_who_what_and_by_whose_leave() -> None:
     made = trip({"a": 1}, replace(ECHO, mode=Mode.WRITE))
     made.approval = Approval(
         "apr_1", "d", "call_0", "p", None, "echo", {"secret": "summary"}, "boss", (), False, 1, "consumed", 1.0, 2.0,
-        (Answered("bob", True, 1.5), Answered("eve", False, 1.6)),
+        (Answered("bob", True, 1.5), Answered("eve", True, 1.6)),
+        leave=Leave("apr_1", {"rule": "boss"}, Head("c", 3, "q"), (Yes("bob", 1.5, Head("d", 2, "a")),)),
     )  # fmt: skip
     made.started, made.possible = Receipt("c", 7, "h"), Possible(acts=True)
     started, finished = journal.started(made), ended(made, Outcome(Status.SUCCESS, "ok", result={"content": []}))
@@ -113,7 +116,10 @@ def test_a_record_says_who_what_and_by_whose_leave() -> None:
     assert started["contract"] == {"name": "echo", "digest": ECHO.digest, "mode": "write"}
     assert started["pin"] == definition("echo").digest
     assert started["decision"]["rules"] == ["std-read"]
-    assert started["approval"] == {"id": "apr_1", "rule": "boss", "by": [{"person": "bob", "at": 1.5}]}
+    assert started["approval"] == {
+        "id": "apr_1", "rule": "boss", "asked": {"chain": "c", "seq": 3, "hash": "q"},
+        "by": [{"person": "bob", "at": 1.5, "chain": "d", "seq": 2, "hash": "a"}],
+    }, "what a table says of answers is no evidence"  # fmt: skip
     assert (started["durable"], started["effect_possible"]) == (True, True)
     shared = set(started) - {"durable", "effect_possible"}
     assert {name: finished[name] for name in shared} == {name: started[name] for name in shared}

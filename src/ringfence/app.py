@@ -42,7 +42,7 @@ from ringfence.runs import make_executor, own_contracts, own_definitions, own_li
 from ringfence.safe import Safe, quiet
 from ringfence.sandbox.executor import Executor
 from ringfence.sandbox.tools import SERVER
-from ringfence.store import Store
+from ringfence.store import Store, Transaction, Unproven
 from ringfence.storehouse import verify
 from ringfence.upstream.pool import Pool
 
@@ -238,8 +238,8 @@ class App:
             approvals=Approvals(
                 self.store,
                 settings.approvals,
+                settings.people,
                 wait_seconds=settings.gateway.approval_wait_seconds,
-                single_user=not settings.people,
             ),
             servers=settings.servers,
             prompts=prompts,
@@ -386,15 +386,24 @@ class App:
         approvals = self.pipeline.rules.approvals
         requirement = Requirement(("always",), (), ALWAYS.expires_seconds, not self.config.people, 1)
         call = Call(canonical.new_id("call"), request.principal, f"{request.server}:{method}", params)
-        digest = canonical.digest([request.principal.key, call.tool, params])
-        summary: Json = {"tool": call.tool, "server": request.server, "agent": request.principal.agent}
+        digest = canonical.digest([request.principal.key, call.tool, params, approvals.terms(requirement)])
+        shown: Json = {"tool": call.tool, "server": request.server, "agent": request.principal.agent}
+
+        def use(tx: Transaction) -> bool:
+            used = tx.consume_approval(digest, call.id, time.time())
+            if used is not None and used.leave is not None and (problem := approvals.doubt(used.leave)) is not None:
+                raise Unproven(used.id, problem)
+            return used is not None
+
         try:
-            summary["arguments"] = self._guard.listed(params)
+            summary = lambda: {**shown, "arguments": self._guard.listed(params)}  # noqa: E731
             await approvals.obtain(call, digest, requirement, summary, request.channel)
+            return await self.store.write(use, durable=True)
         except Refused:
             return False
-        used = await self.store.write(lambda tx: tx.consume_approval(digest, call.id, time.time()), durable=True)
-        return used is not None
+        except Unproven as exc:
+            log.error("a server's question is refused: %s", exc)
+            return False
 
 
 def _stamps(files: tuple[Path, ...]) -> list[tuple[int, int] | None]:

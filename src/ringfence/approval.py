@@ -1,25 +1,27 @@
 """A person's leave for one exact call: asked once, answered by somebody entitled, consumed once.
 
 What is approved is a digest over everything that matters of the call. Any change makes another digest and so
-another question. The state lives in the store, so an answer may come from another process, or after a restart.
+another question. The state lives in the store, so an answer may come from another process, or after a restart; what it
+is worth, the signed log alone says.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
+import anyio.to_thread
 
+from ringfence.audit.approvals import Leave
 from ringfence.errors import Refused
 from ringfence.expression import Expression, ExpressionError
 from ringfence.model import ApprovalRule, Call, Contract, Decision, Json, Person, Status
 from ringfence.ports import Channel
-from ringfence.store import Approval, ApprovalQuestion, NotFound, Store
+from ringfence.store import Approval, ApprovalQuestion, NotFound, Store, Unproven
 
 ALWAYS = ApprovalRule(name="always")
-_POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 2.0
 _MOST_WAITING = 200
 
@@ -40,13 +42,16 @@ class Approvals:
     """Asks, waits, and tells whether a call may go on. Consuming is part of the grant."""
 
     def __init__(
-        self, store: Store, rules: Mapping[str, ApprovalRule], *, wait_seconds: float, single_user: bool
+        self, store: Store, rules: Mapping[str, ApprovalRule], people: Mapping[str, Person], *, wait_seconds: float
     ) -> None:
+        """Without `people` there is one person, who has every role."""
         self._store = store
         self._rules = {**rules, "always": ALWAYS}
+        self._people = people
         self._conditions = {n: Expression(r.when) for n, r in rules.items() if r.when is not None}
         self._wait = wait_seconds
-        self._single_user = single_user
+        self._making: anyio.CapacityLimiter | None = None
+        """One at a time makes what a person is shown: more threads would leave the loop less of the interpreter."""
 
     def requirement(self, contract: Contract, decision: Decision, variables: Callable[[], Json]) -> Requirement | None:
         """What must be asked for this call, if anything. A condition that fails to evaluate asks."""
@@ -61,9 +66,31 @@ class Approvals:
             roles=tuple("|".join(sorted(r.roles)) for r in rules if r.roles),
             expires_seconds=min(r.expires_seconds for r in rules),
             # Where only one person exists, nobody else could answer.
-            self_approval=self._single_user or all(r.self_approval for r in rules),
+            self_approval=not self._people or all(r.self_approval for r in rules),
             people=max(r.people for r in rules),
         )
+
+    def terms(self, requirement: Requirement) -> Json:
+        """What an answer is bound to besides its call: the rules that ask for it, and who may give it."""
+        rules = [self._rules.get(name, ApprovalRule(name)) for name in requirement.names]
+        able = [p for p in self._people.values() if p.holds(requirement.roles)]
+        return {
+            "rules": [
+                [r.name, r.when, sorted(r.roles), float(r.expires_seconds), r.self_approval, r.people] for r in rules
+            ],
+            "people": [[p.name, sorted(p.roles), p.os_user] for p in sorted(able, key=lambda p: p.name)],
+            "asked": [list(requirement.roles), requirement.self_approval, requirement.people],
+        }
+
+    def doubt(self, leave: Leave) -> str | None:
+        """Why what the log has for this call is not the agreement of people who may give it; None if it is."""
+        asked_for, roles = leave.question.get("asked_for"), tuple(leave.question.get("roles") or ())
+        own = leave.question.get("self_approval") is True
+        for yes in leave.agreed if self._people else ():
+            person = self._people.get(yes.person)
+            if person is None or not person.holds(roles) or (person.name == asked_for and not own):
+                return f"{yes.person} may not answer it by the configuration in force"
+        return None
 
     def _applies(self, name: str, variables: Callable[[], Json]) -> bool:
         condition = self._conditions.get(name)
@@ -74,12 +101,18 @@ class Approvals:
         except ExpressionError:
             return True
 
-    async def obtain(self, call: Call, digest: str, requirement: Requirement, summary: Json, channel: Channel) -> None:
-        """Return when an approval for `digest` is there to be consumed; raise Refused otherwise."""
+    async def obtain(
+        self, call: Call, digest: str, requirement: Requirement, summary: Callable[[], Json], channel: Channel
+    ) -> None:
+        """Return when an approval for `digest` is there to be consumed; raise Refused otherwise.
+
+        `summary` makes what a person is shown. It may be a large thing to make, so that is done when somebody is to be
+        asked, and not on the loop.
+        """
         approval = self._standing(digest)
         if approval is None:
             approval = await self._ask(call, digest, requirement, summary)
-        approval = await self._await_answer(approval.id, channel)
+        approval = await self._await_answer(approval, channel)
         if approval.state == "expired":
             approval = await self._ask(call, digest, requirement, summary)  # nobody can answer the old one any more
         if approval.state == "denied":
@@ -87,7 +120,9 @@ class Approvals:
         if approval.state not in ("approved", "consumed"):
             raise waiting(approval)
 
-    async def ask_again(self, call: Call, digest: str, requirement: Requirement, summary: Json) -> Refused:
+    async def ask_again(
+        self, call: Call, digest: str, requirement: Requirement, summary: Callable[[], Json]
+    ) -> Refused:
         """Another call consumed the answer first: a new question for this one."""
         return waiting(await self._ask(call, digest, requirement, summary))
 
@@ -101,45 +136,51 @@ class Approvals:
         ]
         return max(live, key=lambda a: (a.state == "approved", a.asked_at), default=None)
 
-    async def _ask(self, call: Call, digest: str, requirement: Requirement, summary: Json) -> Approval:
-        now = time.time()
-        open_questions = self._store.reader().approvals(("pending",))
-        if sum(a.principal == call.principal.key for a in open_questions) >= _MOST_WAITING:
-            # Whoever answers must be able to read what is asked.
-            raise Refused(Status.DENIED, "throttled", f"{_MOST_WAITING} calls of this agent wait for a person already")
-        question = ApprovalQuestion(
-            digest=digest,
-            call_id=call.id,
-            principal=call.principal.key,
-            person=call.principal.person,
-            tool=call.tool,
-            summary=summary,
-            rule="+".join(requirement.names),
-            roles=requirement.roles,
-            self_approval=requirement.self_approval,
-            people=requirement.people,
-            asked_at=now,
-            expires_at=now + requirement.expires_seconds,
-        )
-        return await self._store.write(lambda tx: tx.ask_approval(question), durable=True)
+    async def _ask(self, call: Call, digest: str, requirement: Requirement, summary: Callable[[], Json]) -> Approval:
+        def question() -> ApprovalQuestion:
+            if self._store.reader().open_questions(call.principal.key) >= _MOST_WAITING:
+                # Whoever answers must be able to read what is asked.
+                text = f"{_MOST_WAITING} calls of this agent wait for a person already"
+                raise Refused(Status.DENIED, "throttled", text)
+            now = time.time()
+            return ApprovalQuestion(
+                digest=digest,
+                call_id=call.id,
+                principal=call.principal.key,
+                person=call.principal.person,
+                tool=call.tool,
+                summary=summary(),
+                rule="+".join(requirement.names),
+                roles=requirement.roles,
+                self_approval=requirement.self_approval,
+                people=requirement.people,
+                asked_at=now,
+                expires_at=now + requirement.expires_seconds,
+            )
 
-    async def _await_answer(self, approval_id: str, channel: Channel) -> Approval:
+        self._making = self._making or anyio.CapacityLimiter(1)
+        asked = await anyio.to_thread.run_sync(question, limiter=self._making)
+        return await self._store.write(lambda tx: tx.ask_approval(asked), durable=True)
+
+    async def _await_answer(self, approval: Approval, channel: Channel) -> Approval:
+        """The question once it has an answer, or as it stands when there is no more time for one."""
         started = anyio.current_time()
-        told = started - _PROGRESS_SECONDS
-        while True:
-            approval = find(self._store, approval_id)
-            now = anyio.current_time()
-            if approval.state != "pending" or now - started >= self._wait:
-                return approval
-            if now - told >= _PROGRESS_SECONDS:
-                told = now
-                note = {"progress": now - started, "message": f"waiting for a person to answer {approval_id}"}
-                await channel.notify("notifications/progress", note)
-            await anyio.sleep(_POLL_SECONDS)
+        left = approval.expires_at - time.time()
+        until = started + min(self._wait, left)
+        if approval.state == "pending" and until > started:
+            with self._store.waiting.answer_to(approval) as answered:
+                while not answered.is_set() and (now := anyio.current_time()) < until:
+                    note = {"progress": now - started, "message": f"waiting for a person to answer {approval.id}"}
+                    await channel.notify("notifications/progress", note)
+                    with anyio.move_on_after(min(until - now, _PROGRESS_SECONDS)):
+                        await answered.wait()
+        found = find(self._store, approval.id, brief=True)
+        late = left <= self._wait and anyio.current_time() >= until
+        return replace(found, state="expired") if late and found.state == "pending" else found
 
 
-def find(store: Store, approval_id: str) -> Approval:
-    approval = store.reader().approval(approval_id)
+def find(store: Store, approval_id: str, *, brief: bool = False) -> Approval:
+    approval = store.reader().approval(approval_id, brief=brief)
     if approval is None:
         raise NotFound(f"there is no approval {approval_id!r}")
     return approval
@@ -153,6 +194,10 @@ def waiting(approval: Approval) -> Refused:
         f"— then make the same call again.",
         approval_id=approval.id,
     )
+
+
+def unproven(exc: Unproven) -> Refused:
+    return Refused(Status.DENIED, "approval_unproven", str(exc), approval_id=exc.identity)
 
 
 def refused(approval: Approval) -> Refused:
@@ -175,10 +220,14 @@ def objection(approval: Approval, person: Person) -> str | None:
     return None
 
 
-def answer(store: Store, approval_id: str, person: Person, *, approve: bool) -> Approval:
-    """Record a person's answer. Raises Refused when they may not give it."""
-    approval = find(store, approval_id)
-    problem = objection(approval, person)
+def answer(store: Store, approval_id: str, person: Person, *, approve: bool, seen: Approval | None = None) -> Approval:
+    """Record a person's answer to the question as they have `seen` it. Raises Refused when they may not give it."""
+    asked = find(store, approval_id) if seen is None else seen
+    problem = objection(asked, person)
     if problem is not None:
         raise Refused(Status.DENIED, "not_entitled", problem)
-    return store.write_sync(lambda tx: tx.answer_approval(approval_id, person.name, approve, time.time()), durable=True)
+    given = store.write_sync(
+        lambda tx: tx.answer_approval(approval_id, person.name, approve, time.time(), asked), durable=True
+    )
+    store.waiting.wake()
+    return given

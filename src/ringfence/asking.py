@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from ringfence import canonical
+from ringfence.approval import Requirement
 from ringfence.guard import Guard
 from ringfence.journal import Trip
 from ringfence.model import Call, Contract, Decision, Json
 from ringfence.rulebook import Rulebook
 from ringfence.sandbox.order import asked_for
+from ringfence.store import Approval, Transaction, Unproven
 
 
-def binding(rules: Rulebook, trip: Trip, contract: Contract) -> str:
+def binding(rules: Rulebook, trip: Trip, contract: Contract, requirement: Requirement) -> str:
     """The digest of all that matters of a call: change any of it and it is another question.
 
-    In a session that is its last step and the files in it, too: when another step came between, the answer is void.
+    That is also which rules ask and who may answer: once they are tightened, what was asked or answered before is void.
+    In a session it is its last step and the files in it, too: when another step came between, the answer is void.
     """
     bound: Json = {
         "principal": [trip.call.principal.key, trip.call.principal.person],
@@ -25,10 +29,22 @@ def binding(rules: Rulebook, trip: Trip, contract: Contract) -> str:
         "contract": contract.digest,
         "policy": rules.policy.digest,
         "environment": rules.environment,
+        "approval": rules.approvals.terms(requirement),
     }
     if trip.state is not None:
         bound["session"] = [trip.call.arguments.get("session"), *trip.state]
     return canonical.digest(bound)
+
+
+def use(rules: Rulebook, tx: Transaction, digest: str, call_id: str) -> Approval | None:
+    """What people agreed to, from now on used; None where there is nothing of the kind. Raises Unproven."""
+    approval = tx.consume_approval(digest, call_id, time.time())
+    if approval is None:
+        return None
+    problem = "nothing proves it" if approval.leave is None else rules.approvals.doubt(approval.leave)
+    if problem is not None:
+        raise Unproven(approval.id, problem)
+    return approval
 
 
 def for_programs(decision: Decision, call: Call, contract: Contract) -> Decision:

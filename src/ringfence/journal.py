@@ -114,26 +114,8 @@ class Trip:
 def common(trip: Trip) -> Json:
     """The keys that *started* and *finished* share."""
     call, contract, decision = trip.call, trip.contract, trip.decision
-    principal = call.principal
     return {
-        "call": {
-            "id": call.id,
-            "kind": call.kind,
-            "method": call.method,
-            "tool": call.tool if contract is not None and call.kind == "tool" else _name(trip, call.tool),
-            "server": contract.server if contract is not None else call.server,
-            "origin": call.origin,
-            "principal": {
-                "tenant": principal.tenant,
-                "agent": principal.agent,
-                "person": principal.person,
-                "kind": principal.kind,
-            },
-            "session": None if call.session is None else _name(trip, call.session),
-            "parent": call.parent,
-            "trace": None if call.trace is None else _name(trip, call.trace),
-            "environment": trip.environment,
-        },
+        "call": of_call(trip),
         "contract": None
         if contract is None
         else {"name": contract.name, "digest": contract.digest, "mode": str(contract.mode)},
@@ -142,6 +124,29 @@ def common(trip: Trip) -> Json:
         "approval": None if trip.approval is None else of_approval(trip.approval),
         "arguments": payload(trip, call.arguments, contract.log.arguments if contract is not None else "digest"),
         **_carried(trip),
+    }
+
+
+def of_call(trip: Trip) -> Json:
+    """Which call it is, and whose."""
+    call, contract, principal = trip.call, trip.contract, trip.call.principal
+    return {
+        "id": call.id,
+        "kind": call.kind,
+        "method": call.method,
+        "tool": call.tool if contract is not None and call.kind == "tool" else _name(trip, call.tool),
+        "server": contract.server if contract is not None else call.server,
+        "origin": call.origin,
+        "principal": {
+            "tenant": principal.tenant,
+            "agent": principal.agent,
+            "person": principal.person,
+            "kind": principal.kind,
+        },
+        "session": None if call.session is None else _name(trip, call.session),
+        "parent": call.parent,
+        "trace": None if call.trace is None else _name(trip, call.trace),
+        "environment": trip.environment,
     }
 
 
@@ -253,8 +258,8 @@ def of_decision(decision: Decision, clean: Callable[[str], GuardedText]) -> Json
 
 
 def of_approval(approval: Approval) -> Json:
-    by = [{"person": a.person, "at": a.at} for a in approval.answers if a.approve]
-    return {"id": approval.id, "rule": approval.rule, "by": by}
+    """By what the log proves of it, and where; what a table says is no evidence."""
+    return {"id": approval.id, "by": []} if approval.leave is None else approval.leave.as_told()
 
 
 def _payload(trip: Trip, value: Any, encoded: bytes | None, level: str) -> Json:

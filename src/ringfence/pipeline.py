@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import anyio
 
 from ringfence import asking, budget, canonical, carried, effects, facts, journal, once
-from ringfence.approval import Requirement
+from ringfence.approval import Requirement, unproven
 from ringfence.budget import Budget
 from ringfence.dispatch import Dispatcher
 from ringfence.errors import OutcomeUnknown, Refused, StoreError, Unavailable, UpstreamFailed
@@ -44,7 +44,7 @@ from ringfence.ports import Channel
 from ringfence.rounds import Rounds
 from ringfence.rulebook import Rulebook, implicit_contract, is_listed, settled
 from ringfence.sandbox.tools import SERVER, complete
-from ringfence.store import Approval, Store, Transaction
+from ringfence.store import Approval, Store, Transaction, Unproven
 
 log = logging.getLogger("ringfence.pipeline")
 
@@ -268,10 +268,7 @@ class Pipeline:
             if key is not None and tx.take_key(key.scope, key.name, key.request_digest, trip.call.id) is not None:
                 raise _KeyTaken
             if requirement is not None:
-                approval = tx.consume_approval(digest, trip.call.id, time.time())
-                if approval is None:
-                    raise _AlreadyUsed
-                trip.approval = approval
+                approval = trip.approval = self._use(rules, tx, digest, trip.call.id)
             if contract.rate.per_day is not None:
                 scope = budget.day_scope(trip.call, contract)
                 if not tx.spend(scope, trip.began_at.date().isoformat(), contract.rate.per_day):
@@ -297,8 +294,12 @@ class Pipeline:
         except _AlreadyUsed:
             trip.approval = None
             assert requirement is not None
-            shown = asking.summary(self._guard, trip)
+            shown = lambda: asking.summary(self._guard, trip)  # noqa: E731
             raise await rules.approvals.ask_again(trip.call, digest, requirement, shown) from None
+        except Unproven as exc:
+            trip.approval = trip.about = None
+            log.error("call %s is refused: %s", trip.call.id, exc)
+            raise unproven(exc) from None
         except (Refused, StoreError):
             trip.approval = trip.about = None  # rolled back: the approval was not used
             raise
@@ -313,17 +314,46 @@ class Pipeline:
             after_step=trip.state[0] if trip.state is not None else None,
         )
 
+    @staticmethod
+    def _use(rules: Rulebook, tx: Transaction, digest: str, call_id: str) -> Approval:
+        """The leave that this call runs on, from now on used. Raises Unproven, or _AlreadyUsed where there is none."""
+        approval = asking.use(rules, tx, digest, call_id)
+        if approval is None:
+            raise _AlreadyUsed
+        return approval
+
     async def _leave(self, rules: Rulebook, trip: Trip, requirement: Requirement, channel: Channel) -> str:
         """A person's leave for the call as it is now; where its session went on meanwhile, they are asked anew."""
         contract = trip.contract
         assert contract is not None
         trip.state = await self._dispatcher.state(trip.call, contract)
         while True:
-            digest = asking.binding(rules, trip, contract)
-            await rules.approvals.obtain(trip.call, digest, requirement, asking.summary(self._guard, trip), channel)
+            digest = asking.binding(rules, trip, contract, requirement)
+            shown = lambda: asking.summary(self._guard, trip)  # noqa: E731
+            await rules.approvals.obtain(trip.call, digest, requirement, shown, channel)
+            if self.rules is not rules and self._changed(rules, trip, requirement):
+                text = "The rules were changed while this call waited for a person; make it again to have them asked."
+                raise Refused(Status.DENIED, "rules_changed", text)
             seen, trip.state = trip.state, await self._dispatcher.state(trip.call, contract)
             if trip.state == seen:
                 return digest
+
+    def _changed(self, rules: Rulebook, trip: Trip, requirement: Requirement) -> bool:
+        """Whether people were asked by rules, or about a contract, that are no longer in force."""
+        now = self.rules
+        assert trip.contract is not None
+        fresh = replace(trip)
+        try:
+            if trip.call.kind == "tool":
+                found = now.catalog.resolve(trip.call, now.environment)
+                fresh.contract, fresh.definition = found.contract, found.definition
+            else:
+                fresh.contract = self._listed(now, fresh)
+        except Refused:
+            return True
+        return asking.binding(now, fresh, fresh.contract, requirement) != asking.binding(
+            rules, trip, trip.contract, requirement
+        )
 
     # ── 7 dispatch, 8 guard ───────────────────────────────────────────────────────────────────────
 

@@ -7,12 +7,13 @@ and is on record before it is sent. For each round of questions anew.
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringfence import asking, canonical, journal
+from ringfence.approval import unproven
 from ringfence.errors import Refused, StoreError
 from ringfence.expression import variables
 from ringfence.guard import Guard
@@ -21,7 +22,9 @@ from ringfence.model import Call, Contract, Decision, Json, Status
 from ringfence.ports import Channel
 from ringfence.rulebook import Rulebook
 from ringfence.schema import Schema, Unusable
-from ringfence.store import Approval, Store, Transaction
+from ringfence.store import Approval, Store, Transaction, Unproven
+
+log = logging.getLogger("ringfence.rounds")
 
 RECORD = "answered"
 
@@ -79,6 +82,7 @@ class Rounds:
         call = replace(self.trip.call, inputs=answers)
         decision = self.rules.policy.decide(call, contract)
         body: Json = {
+            "call": journal.of_call(self.trip),
             "round": self.count,
             "methods": sorted({str(question.get("method")) for question in questions.values()}),
             "answers": journal.payload(self.trip, answers, contract.log.arguments),
@@ -102,8 +106,8 @@ class Rounds:
             return
         about = [self.trip.arguments_digest, self.count, call.inputs]
         asked = replace(self.trip, call=call, decision=decision, arguments_digest=canonical.digest(about))
-        digest = asking.binding(self.rules, asked, contract)
-        shown = asking.summary(self.guard, asked)
+        digest = asking.binding(self.rules, asked, contract, requirement)
+        shown = lambda: asking.summary(self.guard, asked)  # noqa: E731
         try:
             await self.rules.approvals.obtain(call, digest, requirement, shown, self.client)
             await self._record(body, digest)
@@ -117,7 +121,7 @@ class Rounds:
         def work(tx: Transaction) -> Approval | None:
             approval = None
             if digest is not None:
-                approval = tx.consume_approval(digest, self.trip.call.id, time.time())
+                approval = asking.use(self.rules, tx, digest, self.trip.call.id)
                 if approval is None:
                     text = "the approval of this answer was used or ran out meanwhile"
                     raise Refused(Status.FAILED, "approval_required", text)
@@ -127,6 +131,10 @@ class Rounds:
 
         try:
             await self.store.write(work, durable=self.trip.effect_possible or digest is not None)
+        except Unproven as exc:
+            log.error("an answer in call %s is not sent on: %s", self.trip.call.id, exc)
+            refused = unproven(exc)
+            raise Refused(Status.FAILED, refused.reason_code, refused.message) from None
         except StoreError:
             raise Refused(Status.FAILED, "store", "an answer could not be recorded, so it was not sent on") from None
 

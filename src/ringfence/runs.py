@@ -233,8 +233,8 @@ class Runs:
             approvals=Approvals(
                 store,
                 settings.approvals,
+                settings.people,
                 wait_seconds=settings.gateway.approval_wait_seconds,
-                single_user=not settings.people,
             ),
             servers={},
             prompts={},

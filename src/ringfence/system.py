@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -51,6 +52,23 @@ def tells_peers() -> bool:
 def interpreter() -> Path:
     """The interpreter of boxes, by its real path: a virtual environment's is a link to it."""
     return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
+
+
+# ── Time ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def uptime() -> float:
+    """Seconds on a clock that nobody can set; where the system has such a one, it goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+
+
+@cache
+def boot() -> str | None:
+    """Which start of the machine `uptime` counts from; None where nobody says so."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
+    except OSError:
+        return None
 
 
 # ── Accounts ──────────────────────────────────────────────────────────────────────────────────────

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfence.audit.chain import Head, seal_signed
 from ringfence.audit.explain import explain
-from ringfence.model import Status
+from ringfence.audit.keys import load_or_create
+from ringfence.model import Json, Status
 
 DIGEST = "sha256:1234abcd" + "0" * 56
 BASE: dict[str, Any] = {
@@ -45,6 +48,15 @@ BASE: dict[str, Any] = {
 STARTED = {"kind": "started", "chain": "c1", "seq": 4, "at": 1767225601.0, **BASE}
 
 
+ANSWERED: Json = {
+    "kind": "approval_answered",
+    "approval": "apr_1",
+    "person": "Alice",
+    "approve": True,
+    "at": 1767225600.0,
+}
+
+
 def finished(status: str, **more: Any) -> dict[str, Any]:
     facts = {"wall_ms": 12.34, "isolation": {"backend": "none", "level": "none"}}
     ended = {"status": status, "reason_code": "", "message": "", "effect": "none", "facts": facts, "started_seq": 4}
@@ -56,7 +68,7 @@ def refused(status: str, **more: Any) -> list[dict[str, Any]]:
 
 
 def test_success_tells_the_whole_way() -> None:
-    assert explain([STARTED, finished("success", effect="confirmed")]) == (
+    assert explain([ANSWERED, STARTED, finished("success", effect="confirmed")]) == (
         "create_ticket was asked by agent local over mcp-http in development at 2026-01-01 00:00:01 UTC."
         " Contract create_ticket (write, sha256:1234abcd…) applied."
         " The definition accepted for it is sha256:1234abcd…."
@@ -143,12 +155,39 @@ def test_a_refusing_policy_names_its_rules_and_errors() -> None:
 
 
 def test_an_answer_is_told_once_and_a_refusal_by_name() -> None:
-    answered = {"kind": "approval_answered", "approval": "apr_1", "person": "Alice", "approve": True, "at": 1.0}
-    assert explain([answered, STARTED, finished("success")]).count("Alice approved") == 1
-    denied = {**answered, "person": "Bob", "approve": False}
-    assert "Bob refused it at 1970-01-01 00:00:01 UTC (approval apr_1)." in explain([denied, *refused("denied")])
-    unnamed = finished("success", approval={"id": "apr_1"})
-    assert "It was approved (approval apr_1)." in explain([STARTED, unnamed])
+    assert explain([ANSWERED, STARTED, finished("success")]).count("Alice approved") == 1
+    denied = {**ANSWERED, "person": "Bob", "approve": False}
+    assert "Bob refused it at 2026-01-01 00:00:00 UTC (approval apr_1)." in explain([denied, *refused("denied")])
+
+
+def test_approved_is_said_only_where_the_answers_of_people_are_on_record() -> None:
+    unproven = "Approval apr_1 was used for it, and the log does not prove that anybody gave it."
+    claimed = explain([STARTED, finished("success")])
+    assert unproven in claimed and "approved" not in claimed, "what the call's own record claims is no proof"
+    asked = {"kind": "approval_asked", "approval": "apr_1", "rule": "two", "people": 2, "at": 1767225600.0}
+    assert unproven in explain([asked, ANSWERED, STARTED, finished("success")]), "one of two people"
+    assert unproven in explain([ANSWERED, {**ANSWERED, "person": "Bob", "approve": False}, STARTED])
+    both = explain([asked, ANSWERED, {**ANSWERED, "person": "Bob"}, STARTED, finished("success")])
+    assert unproven not in both and "Alice approved it" in both and "Bob approved it" in both
+
+
+def test_an_answer_is_told_as_an_approval_only_by_its_signature(tmp_path: Path) -> None:
+    keys = load_or_create(tmp_path / "keys")
+    body = {"approval": "apr_1", "person": "Alice", "approve": True, "shown": "sha256:0123456789abcdef"}
+    signed = seal_signed(keys.private, Head("c1"), 1767225600.0, ("approval_answered", "call_1"), body).body
+    place = {"chain": "c1", "seq": 1, "hash": "0"}
+    ran = finished("success", approval={"id": "apr_1", "asked": place, "by": []})
+    told = explain([signed, STARTED, ran], keys.public)
+    assert "Alice approved it at 2026-01-01 00:00:00 UTC (approval apr_1, shown sha256:01234567…)." in told
+    forged = explain([{**signed, "person": "Bob"}, STARTED, ran], keys.public)
+    assert "Bob approved" not in forged and "is not signed and proves nothing" in forged
+    assert "does not prove that anybody gave it" in forged
+
+
+def test_an_approval_that_became_void_is_told() -> None:
+    void = {"kind": "approval_void", "approval": "apr_1", "why": "clock_set_back", "at": 1767225600.0}
+    told = explain([void, *refused("approval_required")])
+    assert "Approval apr_1 became void at 2026-01-01 00:00:00 UTC (clock set back)." in told
 
 
 def test_who_and_whence() -> None:

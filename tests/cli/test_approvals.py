@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,4 +197,22 @@ def test_two_people_must_agree(store: Store) -> None:
         terminal.type("y\n")
         assert terminal.end() == 0
         assert "1 of 2 people approved it; it still waits." in terminal.shown
+    assert state(asked) == "pending"
+
+
+def test_a_question_that_somebody_changed_in_the_database_is_not_answered(store: Store) -> None:
+    asked = ask(store, {"amount": 5000})
+    database = sqlite3.connect(config.state_folder() / "ringfence.db", timeout=30)
+    try:
+        database.execute(
+            "UPDATE approvals SET summary = json_set(summary, '$.arguments.amount', 5) WHERE id = ?", (asked.id,)
+        )
+        database.commit()
+    finally:
+        database.close()
+    with at_terminal("approvals", "approve", asked.id) as terminal:
+        terminal.expect("[y/N] ")
+        terminal.type("y\n")
+        assert terminal.end() == 1
+        assert "Somebody changed the database" in terminal.shown
     assert state(asked) == "pending"

@@ -208,7 +208,7 @@ class Stage:
     def assert_verifies(self) -> None:
         """The whole log against itself and what was signed about it."""
         with self.reading() as reader:
-            report = verify_live(*reader.evidence(), self.keys.public)
+            report = verify_live(*reader.evidence(), self.keys.public, reader.record)
         assert report.ok, str(report)
 
     def assert_kept(self, receipts: Iterable[Json]) -> None:

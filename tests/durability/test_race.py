@@ -223,6 +223,7 @@ async def test_who_may_answer(stage: Stage) -> None:
     people = {
         "me": {"os_user": ME, "roles": ["manager"]},
         "boss": {"roles": ["manager"]},
+        "chair": {"roles": ["manager"]},
         "clerk": {"roles": ["clerk"]},
     }
     rules = {"two": {"roles": ["manager"], "people": 2}}

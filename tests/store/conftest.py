@@ -64,7 +64,7 @@ def verified(folder: Path, keys: Keys) -> Callable[[], None]:
     def check() -> None:
         reader = Reader.open(folder)
         try:
-            report = verify_live(*reader.evidence(), keys.public)
+            report = verify_live(*reader.evidence(), keys.public, reader.record)
         finally:
             reader.close()
         assert report.ok, str(report)

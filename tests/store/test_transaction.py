@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,15 +17,16 @@ from ringfence.model import Definition
 from ringfence.store import Approval, ApprovalQuestion, Conflict, Expired, NotFound, Store, Transaction
 from tests.store.conftest import Drive
 
-NOW = 1_000_000.0
+NOW = time.time()
+DAY = 86400.0
 QUESTION = ApprovalQuestion(
-    digest="sha256:d",
+    digest="binding-of-d",
     call_id="call_1",
     principal="local/agent",
     tool="create_ticket",
     rule="manager",
     asked_at=NOW,
-    expires_at=NOW + 60,
+    expires_at=NOW + DAY,
     summary={"args": {"title": "Secret é"}},
     person="carol",
     roles=("manager", "owner"),
@@ -61,9 +63,10 @@ def test_identical_questions_are_one_while_it_waits(store: Store) -> None:
         ("manager", "owner"),
         "carol",
     )
-    assert again.summary == {"args": {"title": "Secret é"}}
+    found = store.reader().approval(first.id)
+    assert found is not None and found.summary == {"args": {"title": "Secret é"}}
     assert kinds(store) == ["approval_asked", "approval_asked"]
-    late = ask(store, replace(QUESTION, asked_at=NOW + 60, expires_at=NOW + 120))
+    late = ask(store, replace(QUESTION, asked_at=NOW + DAY, expires_at=NOW + 2 * DAY))
     assert late.id != first.id
 
 
@@ -82,15 +85,15 @@ def test_an_approval_is_used_once(store: Store) -> None:
     assert (used.id, used.state, used.consumed_by, used.answers[0].person) == (asked.id, "consumed", "call_1", "alice")
     assert consume(store, "call_2") is None
     assert ask(store).id != asked.id
-    assert kinds(store) == ["approval_asked", "approval_answered", "approval_asked"]
+    assert kinds(store) == ["approval_asked", "approval_answered", "approval_used", "approval_asked"]
 
 
 def test_an_approval_is_bound_to_its_digest_and_time(store: Store) -> None:
     asked = ask(store)
     answer(store, asked.id, "alice")
     assert consume(store, "c", digest="sha256:other") is None
-    assert consume(store, "c", now=NOW + 60) is None
-    assert consume(store, "c", now=NOW + 59) is not None
+    assert consume(store, "c", now=NOW + DAY) is None
+    assert consume(store, "c", now=NOW + DAY - 1) is not None
 
 
 def test_one_denial_denies(store: Store) -> None:
@@ -115,7 +118,7 @@ def test_several_people_must_agree_each_once(store: Store) -> None:
 def test_too_late_and_unknown(store: Store) -> None:
     asked = ask(store)
     with pytest.raises(Expired):
-        answer(store, asked.id, "alice", now=NOW + 60)
+        answer(store, asked.id, "alice", now=NOW + DAY)
     with pytest.raises(NotFound):
         answer(store, "apr_absent", "alice")
     assert issubclass(Expired, Conflict) and issubclass(NotFound, StoreError)
@@ -125,8 +128,7 @@ def test_too_late_and_unknown(store: Store) -> None:
 def test_what_cannot_be_used_any_more_reads_as_expired(store: Store) -> None:
     now = time.time()
     waiting = ask(store, replace(QUESTION, digest="w", asked_at=now, expires_at=now + 60))
-    gone = ask(store, replace(QUESTION, digest="g"))
-    answer(store, gone.id, "alice")
+    gone = ask(store, replace(QUESTION, digest="g", asked_at=now - DAY, expires_at=now - 1))
     found = store.reader().approval(gone.id)
     assert found is not None and found.state == "expired"
     assert [a.id for a in store.reader().approvals()] == [waiting.id]
@@ -134,6 +136,28 @@ def test_what_cannot_be_used_any_more_reads_as_expired(store: Store) -> None:
     assert store.reader().approvals(("approved", "denied")) == []
     assert [a.id for a in store.reader().find_approvals("g")] == [gone.id]
     assert store.reader().approval("absent") is None
+
+
+def test_a_question_whose_values_are_erased_is_open_no_more(store: Store) -> None:
+    asked = ask(store)
+    answer(store, asked.id, "alice")
+    assert store.write_sync(lambda tx: tx.erase_payload("call_1"))
+    found = store.reader().approval(asked.id)
+    assert found is not None and (found.state, found.summary) == ("expired", {})
+    assert consume(store, "call_1") is None
+
+
+def test_the_values_of_a_call_are_erased_from_the_question_that_another_call_asked(store: Store) -> None:
+    asked = ask(store)
+    answer(store, asked.id, "alice")
+    assert consume(store, "call_2") is not None
+    assert store.write_sync(lambda tx: tx.erase_payload("call_2"))
+    database = sqlite3.connect(store.folder / "ringfence.db")
+    try:
+        salts = database.execute("SELECT salt FROM records WHERE kind = 'approval_asked'").fetchall()
+    finally:
+        database.close()
+    assert salts == [(None,)]
 
 
 def test_two_processes_race_for_one_approval(store: Store, drive: Drive, verified: Callable[[], None]) -> None:

@@ -33,6 +33,8 @@ CLOSED = "chain_closed"
 _CHAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _RESERVED = frozenset({"v", "chain", "seq", "prev", "at", "kind", "call_id"})
 _SIGNED = b"ringfence/1\0"
+_SIGNED_RECORD = b"ringfence/1 record\0"
+"""So that neither kind of signature is ever good for the other."""
 
 
 def is_chain_name(name: object) -> bool:
@@ -91,6 +93,28 @@ def seal(head: Head, at: float, kind: str, call_id: str | None, body: Json) -> R
     if text.count(b"[") + text.count(b"{") > canonical.MAX_DEPTH and canonical.depth(body) > canonical.MAX_DEPTH:
         raise ValueError(f"a record body may not be nested deeper than {canonical.MAX_DEPTH} levels")
     return Record(head.chain, seq, at, kind, call_id, text.decode(), hashlib.sha256(text).hexdigest())
+
+
+def seal_signed(private: Ed25519PrivateKey, head: Head, at: float, about: tuple[str, str | None], body: Json) -> Record:
+    """The record that follows `head`, `about` its kind and call, with a signature of its own over all the rest of it.
+
+    It proves by itself what otherwise only the chain up to its checkpoint does. Raises ValueError.
+    """
+    bare = seal(head, at, *about, body)
+    return seal(head, at, *about, {**body, "signature": private.sign(_SIGNED_RECORD + bare.text.encode()).hex()})
+
+
+def has_signature(public: Ed25519PublicKey, body: Json) -> bool:
+    """Whether a record, read as an object, was sealed with this key's signature."""
+    bare = dict(body)
+    signature = bare.pop("signature", None)
+    if not isinstance(signature, str):
+        return False
+    try:
+        public.verify(bytes.fromhex(signature), _SIGNED_RECORD + canonical.dumps(bare))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 # ── Reports ───────────────────────────────────────────────────────────────────────────────────────

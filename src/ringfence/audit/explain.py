@@ -1,7 +1,8 @@
 """Why one call was allowed or refused, in sentences, from its records alone.
 
 Records come from the log and may be of any age or damaged: whatever is missing is left out, never guessed, and
-nothing here raises for it.
+nothing here raises for it. That somebody approved a call is told only where the record of their answer is there; what
+the call's own record says of it is a claim.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from ringfence import invisible
+from ringfence.audit.chain import has_signature
 from ringfence.model import Json
 
 _FEW = 6
 
 
-def explain(records: list[Json]) -> str:
-    """Tell the story of the one call whose record bodies, and those of its approvals, are given."""
+def explain(records: list[Json], public: Ed25519PublicKey | None = None) -> str:
+    """Tell the story of the one call whose record bodies, and those of its approvals, are given.
+
+    With the public key, an answer counts only by its signature, where calls of its time name their answers.
+    """
     ordered = sorted(records, key=_order)
     started = _last(ordered, "started")
     finished = _last(ordered, "finished")
@@ -31,7 +38,7 @@ def explain(records: list[Json]) -> str:
         parts += _asked(story, (started or story).get("at"))
         parts += _contract(story)
         parts += _policy(story)
-    parts += _approval(story, ordered)
+    parts += _approval(story, ordered, public)
     parts += _grant(started, finished)
     parts += _isolation(story, started)
     parts += _secrets(ordered)
@@ -178,17 +185,11 @@ def _policy(story: Json) -> list[str]:
     return out
 
 
-def _approval(story: Json, records: list[Json]) -> list[str]:
+def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None) -> list[str]:
     used = _part(story, "approval")
     identity = _text(used.get("id"))
     out: list[str] = []
     told: set[tuple[str, str]] = set()
-    for person in (p for p in _list(used.get("by")) if isinstance(p, dict)):
-        name = _text(person.get("person")) or "Somebody"
-        told.add((identity, name))
-        out.append(f"{name} approved it{_at(person.get('at'))} (approval {identity}).")
-    if identity and not out:
-        out.append(f"It was approved (approval {identity}).")
     for record in records:
         name, approval = _text(record.get("person")), _text(record.get("approval"))
         if _kind(record) == "approval_asked":
@@ -200,9 +201,30 @@ def _approval(story: Json, records: list[Json]) -> list[str]:
             out.insert(0, text)
         elif _kind(record) == "approval_answered" and (approval, name) not in told:
             told.add((approval, name))
-            verb = "approved" if record.get("approve") is True else "refused"
-            out.append(f"{name or 'Somebody'} {verb} it{_at(record.get('at'))} (approval {approval}).")
+            agreed = record.get("approve") is True
+            if agreed and "asked" in used and public is not None and not has_signature(public, record):
+                out.append(f"An answer of {name or 'somebody'} (approval {approval}) is not signed and proves nothing.")
+                continue
+            shown = f", shown {_short(record.get('shown'))}" if _text(record.get("shown")) else ""
+            verb = "approved" if agreed else "refused"
+            out.append(f"{name or 'Somebody'} {verb} it{_at(record.get('at'))} (approval {approval}{shown}).")
+        elif _kind(record) == "approval_void":
+            why = _text(record.get("why")).replace("_", " ")
+            out.append(f"Approval {approval} became void{_at(record.get('at'))}{f' ({why})' if why else ''}.")
+    if identity and not _proven(identity, records, public if "asked" in used else None):
+        out.append(f"Approval {identity} was used for it, and the log does not prove that anybody gave it.")
     return out
+
+
+def _proven(identity: str, records: list[Json], public: Ed25519PublicKey | None) -> bool:
+    """Whether the answers of enough people are among the records, and no refusal."""
+    about = [record for record in records if _text(record.get("approval")) == identity]
+    answers = [record for record in about if _kind(record) == "approval_answered"]
+    agreed = {_text(r.get("person")) for r in answers if public is None or has_signature(public, r)}
+    asked = _last(about, "approval_asked") or {}
+    people = asked.get("people")
+    enough = len(agreed) >= (people if isinstance(people, int) else 1) > 0
+    return enough and all(record.get("approve") is True for record in answers)
 
 
 def _grant(started: Json | None, finished: Json | None) -> list[str]:

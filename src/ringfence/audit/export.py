@@ -1,7 +1,8 @@
 """Evidence: an export that verifies offline, and the check of the live log against its checkpoints.
 
-An export is lines of JSON: a header, every record's exact text with its hash, one signed closing per chain, and one
-signed closing line that covers every byte before it. The public key always comes from outside, never from the file.
+An export is lines of JSON: a header, every record's exact text with its hash, those answers of people that calls in it
+ran on and that lie outside of it, one signed closing per chain, and one signed closing line that covers every byte
+before it. The public key always comes from outside, never from the file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence import canonical, system
 from ringfence.audit import slots
+from ringfence.audit.approvals import ApprovalVerifier, Proof
 from ringfence.audit.chain import (
     ALWAYS,
     MAX_RECORD_BYTES,
@@ -67,7 +69,7 @@ class _Lines:
 
 def write_export(
     path: Path,
-    records: Iterable[Record],
+    records: Iterable[Record | Proof],
     keys: Keys,
     period: Period = ALWAYS,
     checkpoints: Checkpoints | None = None,
@@ -95,12 +97,15 @@ def write_export(
     return report
 
 
-def _write_lines(out: _Lines, records: Iterable[Record], keys: Keys, period: Period) -> Report:
+def _write_lines(out: _Lines, records: Iterable[Record | Proof], keys: Keys, period: Period) -> Report:
     at, span = time.time(), {"from": period.since, "to": period.until}
     out.write(canonical.dumps({"format": FORMAT, "v": 1, "at": at, "key": keys.id, **span}))
     findings = Findings()
     chains: dict[str, ChainVerifier] = {}
     for record in records:
+        if isinstance(record, Proof):
+            out.write(canonical.dumps({"hash": record.record.hash, "proof": record.record.text}))
+            continue
         verifier = chains.get(record.chain)
         if verifier is None:
             verifier = chains[record.chain] = ChainVerifier(record.chain, findings, partial=period.since is not None)
@@ -160,6 +165,7 @@ class _Reading:
         self._chains: dict[str, ChainVerifier] = {}
         self._closings: dict[str, Checkpoint] = {}
         self._before: dict[str, str] = {}
+        self._approvals = ApprovalVerifier(self._found, public)
         self._closed = False
 
     def take(self, line: bytes) -> bool:
@@ -188,6 +194,11 @@ class _Reading:
             self._take_header(value)
         elif isinstance(value, dict) and value.keys() == {"hash", "text"}:
             self._take_record(value)
+        elif isinstance(value, dict) and value.keys() == {"hash", "proof"}:
+            if not self._approvals.vouch(str(value["proof"]), str(value["hash"])):
+                self._found.add(
+                    f"line {self._number} is no proof: it has no signature that verifies with the given key"
+                )
         elif isinstance(value, dict) and value.keys() == {"signature", "statement"}:
             self._take_signed(value, line)
         else:
@@ -198,6 +209,7 @@ class _Reading:
             self._found.add(f"the first line is not the header of a {FORMAT}")
             return
         self._header = value
+        self._approvals.partial = value.get("from") is not None or value.get("to") is not None
 
     def _take_record(self, value: Json) -> None:
         text, digest = value["text"], value["hash"]
@@ -215,6 +227,8 @@ class _Reading:
             partial = self._header is not None and self._header.get("from") is not None
             verifier = self._chains[name] = ChainVerifier(name, self._found, partial=partial)
         body = verifier.feed(text, digest)
+        if body is not None:
+            self._approvals.feed(body, digest)
         previous = (body or {}).get("previous")
         if isinstance(previous, dict) and is_chain_name(previous.get("chain")):
             self._before[name] = previous["chain"]
@@ -272,6 +286,7 @@ class _Reading:
     def report(self) -> Report:
         if not self._closed:
             self._found.add("the export ends without a closing line that verifies: its end was cut off or replaced")
+        self._approvals.finish()
         heads = tuple(chain.head for _, chain in sorted(self._chains.items()))
         count = sum(chain.count for chain in self._chains.values())
         return Report(tuple(self._found.faults), tuple(self._found.notes), count, heads)
@@ -307,10 +322,17 @@ def _compare(found: Findings, chain: ChainVerifier, closing: Checkpoint) -> None
 
 
 def verify_live(
-    records: Mapping[str, Iterable[Record]], checkpoints: Checkpoints, public_key: Ed25519PublicKey
+    records: Mapping[str, Iterable[Record]],
+    checkpoints: Checkpoints,
+    public_key: Ed25519PublicKey,
+    find: Callable[[str, int], Record | None] = lambda chain, seq: None,
 ) -> Report:
-    """Check every chain of the database against itself and against its checkpoint file."""
+    """Check every chain of the database against itself and against its checkpoint file.
+
+    `find` gives the record at a place, where one was written while the others were read.
+    """
     found = Findings()
+    approvals = ApprovalVerifier(found, public_key)
     heads: dict[str, Head] = {}
     count = 0
     wanted: dict[str, list[tuple[str, int, str]]] = {}
@@ -319,7 +341,7 @@ def verify_live(
         held = slots.Slots(None, -1, 0)
         if name in checkpoints:
             held = slots.read(checkpoints[name], name, public_key)
-        live = _Live(name, found, held.newest, wanted)
+        live = _Live(name, approvals, found, held.newest, wanted)
         for record in records.get(name, ()):
             live.feed(record)
         live.finish(held, has_file=name in checkpoints)
@@ -332,6 +354,11 @@ def verify_live(
                 found.add(f"was opened after record {seq} of chain {name}, which is missing", by)
             elif name > by:
                 _compare_opening(found, heads[name], Head(name, seq, digest), by)
+    for place in approvals.wanted():
+        late = find(place.chain, place.seq)
+        if late is not None:
+            approvals.vouch(late.text, late.hash)
+    approvals.finish()
     return Report(tuple(found.faults), tuple(found.notes), count, tuple(reversed(heads.values())))
 
 
@@ -348,10 +375,16 @@ class _Live:
     """One chain of the database beside what was signed about it."""
 
     def __init__(
-        self, name: str, found: Findings, held: Checkpoint | None, wanted: dict[str, list[tuple[str, int, str]]]
+        self,
+        name: str,
+        approvals: ApprovalVerifier,
+        found: Findings,
+        held: Checkpoint | None,
+        wanted: dict[str, list[tuple[str, int, str]]],
     ) -> None:
         self.verifier = ChainVerifier(name, found)
         self._name = name
+        self._approvals = approvals
         self._found = found
         self._held = held
         self._wanted = wanted
@@ -361,6 +394,7 @@ class _Live:
         body = self.verifier.feed(record.text, record.hash)
         if body is None:
             return
+        self._approvals.feed(body, record.hash)
         beside = {"chain": record.chain, "seq": record.seq, "at": record.at, "kind": record.kind}
         beside["call_id"] = record.call_id
         for field, value in beside.items():

@@ -107,7 +107,7 @@ def _answer(identifier: str, config_path: Path | None, demo: bool, *, approve: b
         common.fail("Nothing was answered; the question still waits.")
     with common.writing(folder) as store:
         try:
-            settled = asking.answer(store, approval.id, person, approve=approve)
+            settled = asking.answer(store, approval.id, person, approve=approve, seen=approval)
         except Refused as exc:
             common.fail(exc.message)
     if settled.state == "pending":

@@ -118,7 +118,10 @@ def explain(
     ringfence audit explain last
     """
     with _log(config_path, demo) as reader:
-        print(safe(explained([record.body for record in reader.story(_find(reader, identifier))]), lines=True))
+        story = [record.body for record in reader.story(_find(reader, identifier))]
+        public = config.key_folder() / PUBLIC
+        key = public_key_from_file(public) if public.exists() else None
+        print(safe(explained(story, key), lines=True))
 
 
 @audit.command()
@@ -147,8 +150,8 @@ def verify(
 ) -> None:
     """Verify the live log against its signed checkpoints, or an export offline.
 
-    Finds edits, deletions, reordering, gaps and a cut end. An export is checked against the key that you name and
-    nothing else is opened, so it can be done on any machine.
+    Finds edits, deletions, reordering, gaps, a cut end, and calls that ran on an approval that the log does not prove.
+    An export is checked against the key that you name and nothing else is opened, so it can be done on any machine.
 
     \b
     ringfence audit verify
@@ -161,7 +164,7 @@ def verify(
         return
     key = public_key_from_file(public_key or config.key_folder() / PUBLIC)
     with _log(config_path, demo) as reader:
-        report = verify_live(*reader.evidence(), key)
+        report = verify_live(*reader.evidence(), key, reader.record)
     _conclude(report)
 
 

@@ -13,6 +13,7 @@ from ringfence.store.rows import (
     KeyRow,
     NotFound,
     Payload,
+    Unproven,
 )
 from ringfence.store.sqlite import Store
 from ringfence.store.transaction import Transaction
@@ -32,4 +33,5 @@ __all__ = [
     "Recovered",
     "Store",
     "Transaction",
+    "Unproven",
 ]

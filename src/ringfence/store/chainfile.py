@@ -60,7 +60,7 @@ class CheckpointFile:
     """Signs a chain's head into the slot that does not hold the last good checkpoint."""
 
     def __init__(self, folder: Path, chain: str, keys: Keys) -> None:
-        self._keys = keys
+        self.keys = keys
         self._chain = chain
         self._path = checkpoint_path(folder, chain)
         self._next = 0
@@ -82,7 +82,7 @@ class CheckpointFile:
     def read(self) -> slots.Slots:
         """What the file holds; the next write spares the newest."""
         data = system.read_at(self._descriptor, slots.FILE_BYTES, 0)
-        found = slots.read(data, self._chain, self._keys.public)
+        found = slots.read(data, self._chain, self.keys.public)
         self._next = 0 if found.index < 0 else 1 - found.index
         return found
 
@@ -93,7 +93,7 @@ class CheckpointFile:
         log is what a crash leaves anyway, and a slot is one sector, so it reaches the disk whole or not at all.
         """
         checkpoint = Checkpoint(head.chain, head.seq, head.hash, head.seq, time.time())
-        slot = slots.pack(checkpoint.sign(self._keys.private))
+        slot = slots.pack(checkpoint.sign(self.keys.private))
         _write_all(self._descriptor, slot, self._next * slots.SLOT_BYTES)
         if synced:
             _sync(self._descriptor)

@@ -9,12 +9,14 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from ringfence.audit.chain import ALWAYS, Period, Record, is_chain_name
+from ringfence.audit.approvals import Proof, references
+from ringfence.audit.chain import ALWAYS, Head, Period, Record, is_chain_name
 from ringfence.audit.slots import FILE_BYTES
 from ringfence.errors import StoreError
 from ringfence.model import Definition
 from ringfence.store.rows import (
     APPROVAL,
+    BRIEF,
     RECORD,
     Approval,
     KeyRow,
@@ -23,6 +25,7 @@ from ringfence.store.rows import (
     approval_by_id,
     approval_from,
     key_row,
+    last_time,
     pin_rows,
     record_from,
 )
@@ -32,6 +35,7 @@ _PAGE = 500
 """Rows per query: a slow consumer must not hold an old view of the database open."""
 
 _WAITING: tuple[str, ...] = ("pending",)
+_UNANSWERED = "SELECT id FROM approvals WHERE state = 'pending' AND asked_at >= ?"
 
 
 class Wanted(TypedDict, total=False):
@@ -106,26 +110,41 @@ class Reader:
         )
         return [str(row[0]) for row in rows]
 
-    def approval_records(self, identity: str) -> list[Record]:
-        """The records of one approval: asked, and each answer."""
-        asked = self.approval(identity)
-        if asked is None:
-            return []
-        found = self.records(call_id=asked.call_id)
+    def record(self, chain: str, seq: int) -> Record | None:
+        """The record at one place."""
+        rows = self._all(f"{RECORD} WHERE chain = ? AND seq = ?", [chain, seq])
+        return record_from(rows[0]) if rows else None
+
+    def approval_records(self, identity: str, asked_by: str | None = None) -> list[Record]:
+        """The records of one approval: asked, each answer, and what became of it. `asked_by` is the call that asked,
+        where that is known."""
+        if asked_by is None:
+            asked = self.approval(identity, brief=True)
+            if asked is None:
+                return []
+            asked_by = asked.call_id
+        found = self.records(call_id=asked_by)
         return [r for r in found if r.kind.startswith("approval_") and r.body.get("approval") == identity]
 
     def story(self, call_id: str) -> list[Record]:
         """Everything that `explain` needs of one call: its own records and those of the approvals it used."""
         own = list(self.records(call_id=call_id))
         rows = self._all("SELECT id FROM approvals WHERE call_id = ? OR consumed_by = ?", [call_id, call_id])
-        used = {str(row[0]) for row in rows}
+        used: dict[str, str | None] = {str(row[0]): None for row in rows}
         for record in own:
             approval = record.body.get("approval")
             if isinstance(approval, dict) and isinstance(approval.get("id"), str):
-                used.add(approval["id"])
+                used[approval["id"]] = self._asked_by(approval.get("asked"))
         places = {(record.chain, record.seq) for record in own}
-        more = [r for identity in sorted(used) for r in self.approval_records(identity)]
+        more = [r for identity, by in sorted(used.items()) for r in self.approval_records(identity, by)]
         return [*own, *(r for r in more if (r.chain, r.seq) not in places)]
+
+    def _asked_by(self, place: Any) -> str | None:
+        """The call whose question is at this place of the log, which says more than a table."""
+        if not isinstance(place, dict) or not isinstance(place.get("seq"), int):
+            return None
+        asked = self.record(str(place.get("chain")), place["seq"])
+        return None if asked is None else asked.call_id
 
     # ── Evidence ──
 
@@ -146,42 +165,72 @@ class Reader:
         checkpoints = self.checkpoints()
         return {name: self.records(chain=name) for name in self.chains()}, checkpoints
 
-    def period(self, period: Period = ALWAYS) -> Iterator[Record]:
-        """What `write_export` takes: of each chain, everything from its first to its last record in the period.
+    def period(self, period: Period = ALWAYS) -> Iterator[Record | Proof]:
+        """What `write_export` takes: of each chain, everything from its first to its last record in the period, and
+        what proves the leave of calls in it where that lies outside.
 
         A clock that was set back must not tear a gap, so what lies between the two always belongs to it.
         """
         since = float("-inf") if period.since is None else period.since
         until = float("inf") if period.until is None else period.until
+        spans: dict[str, tuple[int, int]] = {}
+        wanted: dict[Head, None] = {}
         for name in self.chains():
             first, last = self._all(
                 "SELECT min(seq), max(seq) FROM records WHERE chain = ? AND at >= ? AND at < ?", [name, since, until]
             )[0]
             if first is not None:
-                yield from self._pages(["chain = ?", "seq >= ?", "seq <= ?"], [name, first, last], {"chain": name})
+                spans[name] = (first, last)
+                for record in self._pages(["chain = ?", "seq >= ?", "seq <= ?"], [name, first, last], {"chain": name}):
+                    wanted.update(dict.fromkeys(references(record.text)))
+                    yield record
+        for place in wanted:
+            first, last = spans.get(place.chain, (0, -1))
+            if not first <= place.seq <= last and (outside := self.record(place.chain, place.seq)) is not None:
+                yield Proof(outside)
 
     # ── The rest ──
 
-    def approval(self, identity: str) -> Approval | None:
+    def approval(self, identity: str, *, brief: bool = False) -> Approval | None:
+        """With what people are shown, or, in `brief`, without it."""
         with _readable():
-            return approval_by_id(self._connection, identity, time.time())
+            return approval_by_id(self._connection, identity, self._now(), brief=brief)
 
     def approvals(self, states: Collection[str] = _WAITING) -> list[Approval]:
         """The approvals in these states, the oldest question first."""
         stored = {*states, *(("pending", "approved") if "expired" in states else ())}
         marks = ", ".join("?" * len(stored))
-        return self._approvals(f"state IN ({marks}) ORDER BY asked_at", [*stored], states)
+        found = self._approvals(f"{APPROVAL} WHERE state IN ({marks}) ORDER BY asked_at", [*stored])
+        return [approval for approval in found if approval.state in states]
 
     def find_approvals(self, digest: str) -> list[Approval]:
-        """Every approval of exactly this call, the newest first."""
-        return self._approvals("digest = ? ORDER BY asked_at DESC", [digest], None)
+        """Every approval of exactly this call, in brief, the newest first."""
+        return self._approvals(f"{BRIEF} WHERE digest = ? ORDER BY asked_at DESC", [digest])
 
-    def _approvals(self, where: str, values: list[str], states: Collection[str] | None) -> list[Approval]:
-        now = time.time()
-        rows = self._all(f"{APPROVAL} WHERE {where}", values)
+    def _approvals(self, query: str, values: list[str]) -> list[Approval]:
+        rows = self._all(query, values)
         with _readable():
-            found = [approval_from(self._connection, row, now) for row in rows]
-        return [approval for approval in found if states is None or approval.state in states]
+            now = self._now()
+            return [approval_from(self._connection, row, now) for row in rows]
+
+    def open_questions(self, principal: str) -> int:
+        """How many questions of this principal wait for an answer."""
+        with _readable():
+            now = self._now()
+        counted = "SELECT count(*) FROM approvals WHERE state = 'pending' AND principal = ? AND expires_at > ?"
+        return int(self._all(counted, [principal, now])[0][0])
+
+    def unanswered(self, since: float) -> set[str]:
+        """The ids of all questions asked since then that have no answer; what people are shown is not read for it."""
+        return {str(row[0]) for row in self._all(_UNANSWERED, [since])}
+
+    def version(self) -> int:
+        """Changes when anybody else writes to the database. This costs next to nothing."""
+        return int(self._all("PRAGMA data_version")[0][0])
+
+    def _now(self) -> float:
+        """What the time must be at least: no clock that was set back makes anything young again."""
+        return max(time.time(), last_time(self._connection))
 
     def key(self, scope: str, key: str) -> KeyRow | None:
         with _readable():

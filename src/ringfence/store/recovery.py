@@ -35,13 +35,15 @@ class Recovered:
 
 
 @contextlib.contextmanager
-def durable_transaction(connection: sqlite3.Connection, head: Head) -> Iterator[Transaction]:
+def durable_transaction(
+    connection: sqlite3.Connection, head: Head, keys: Keys, due: float = 0.0
+) -> Iterator[Transaction]:
     """One synced transaction outside the writer's thread, before that runs. Raises StoreError."""
     try:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
         try:
-            yield Transaction(connection, head)
+            yield Transaction(connection, head, keys, due)
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:
@@ -121,7 +123,7 @@ class Recovery:
             self._damaged[name] = f"no checkpoint of chain {name} verifies with this key"
             return
         closed: list[str] = []
-        with durable_transaction(self._connection, Head(name)) as transaction:
+        with durable_transaction(self._connection, Head(name), self._keys) as transaction:
             last, fault = self._tail(name, held.seq, held.head)
             if fault is not None:
                 self._damaged[name] = fault
@@ -136,7 +138,7 @@ class Recovery:
             head = transaction.head
         self._calls += closed
         self._attempt(name, lambda: file.write(head, synced=True))
-        with durable_transaction(self._connection, head):
+        with durable_transaction(self._connection, head, self._keys):
             self._settle(name)
         ahead.remove(ahead.ahead_path(self._folder, name))
         self._chains.append(name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ringfence import canonical
+from ringfence.audit.approvals import Leave
 from ringfence.audit.chain import Record
 from ringfence.errors import StoreError
 from ringfence.model import Definition, Json
@@ -30,6 +31,14 @@ class Expired(Conflict):
     """Its time is over."""
 
 
+class Unproven(Conflict):
+    """The tables say more of an approval than the signed log does."""
+
+    def __init__(self, identity: str, problem: str) -> None:
+        super().__init__(f"approval {identity} cannot be used: {problem}")
+        self.identity = identity
+
+
 @dataclass(frozen=True, slots=True)
 class ApprovalQuestion:
     """What is asked of people, before it is stored."""
@@ -48,6 +57,11 @@ class ApprovalQuestion:
     roles: tuple[str, ...] = ()
     self_approval: bool = False
     people: int = 1
+    text: str = field(init=False, repr=False, compare=False)
+    """The summary for its column; made with the question, so that no transaction is held up for it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", pack(self.summary))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +93,8 @@ class Approval:
     expires_at: float
     answers: tuple[Answered, ...] = ()
     consumed_by: str | None = None
+    leave: Leave | None = None
+    """What the log proves of it, where that was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +140,8 @@ APPROVAL = (
     "SELECT id, digest, call_id, principal, person, tool, summary, rule, roles, self_approval, people, state,"
     " asked_at, expires_at, consumed_by FROM approvals"
 )
+BRIEF = APPROVAL.replace(" summary,", " '{}',")
+"""Without what people are shown, which may be large."""
 KEY = "SELECT scope, key, request_digest, call_id, state, outcome, at FROM keys WHERE scope = ? AND key = ?"
 PIN = "SELECT server, name, digest, body, kind FROM pins"
 RECORD = "SELECT id, chain, seq, at, kind, call_id, text, hash FROM records"
@@ -157,9 +175,17 @@ def approval_from(connection: sqlite3.Connection, row: tuple[Any, ...], now: flo
     )
 
 
-def approval_by_id(connection: sqlite3.Connection, identity: str, now: float) -> Approval | None:
-    row = connection.execute(f"{APPROVAL} WHERE id = ?", (identity,)).fetchone()
+def approval_by_id(
+    connection: sqlite3.Connection, identity: str, now: float, *, brief: bool = False
+) -> Approval | None:
+    row = connection.execute(f"{BRIEF if brief else APPROVAL} WHERE id = ?", (identity,)).fetchone()
     return None if row is None else approval_from(connection, row, now)
+
+
+def last_time(connection: sqlite3.Connection) -> float:
+    """The time in the newest record; a tampered file may hold any type there."""
+    row = connection.execute("SELECT at FROM records ORDER BY id DESC LIMIT 1").fetchone()
+    return float(row[0]) if row is not None and isinstance(row[0], int | float) else 0.0
 
 
 def key_row(connection: sqlite3.Connection, scope: str, key: str) -> KeyRow | None:

@@ -28,8 +28,10 @@ from ringfence.store.ahead import AheadFile
 from ringfence.store.chainfile import ChainLock, CheckpointFile
 from ringfence.store.reader import Reader
 from ringfence.store.recovery import Recovered, Recovery, durable_transaction
+from ringfence.store.rows import last_time
 from ringfence.store.schema import DATABASE, connect, migrate, prepare_folder
 from ringfence.store.transaction import Transaction
+from ringfence.store.waiting import Waiting
 from ringfence.store.writer import Job, Writer, nothing
 
 T = TypeVar("T")
@@ -58,6 +60,7 @@ class Store:
         self._catching_up_at = 0.0
         self.written = asyncio.Event()
         """Set when something was written by a call of this process, for whoever tells of it."""
+        self.waiting = Waiting(self.reader)
 
     @classmethod
     def open(cls, folder: Path, keys: Keys) -> Store:
@@ -76,6 +79,10 @@ class Store:
 
     @classmethod
     def _begin(cls, folder: Path, keys: Keys, connection: sqlite3.Connection) -> Store:
+        try:
+            due = last_time(connection)
+        except sqlite3.Error as exc:
+            raise StoreError(f"the log could not be read: {exc}") from exc
         recovery = Recovery(connection, folder, keys)
         recovered = recovery.sweep()
         chain = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(5)}"
@@ -88,9 +95,10 @@ class Store:
             if lock is None:
                 raise StoreError(f"chain {chain} is in use")
             checkpoints = CheckpointFile.create(folder, Head(chain), keys)
-            with durable_transaction(connection, Head(chain)) as transaction:
+            with durable_transaction(connection, Head(chain), keys, due) as transaction:
                 connection.execute("INSERT INTO chains (chain) VALUES (?)", (chain,))
                 transaction.append("chain_opened", None, _opening(connection, keys))
+                transaction.mark_set_back()
                 recovery.adopt(transaction)
                 transaction.forget_before(time.time() - KEPT_SECONDS)
                 head = transaction.head

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import time
+from dataclasses import replace
 from typing import Any, Literal
 
-from ringfence import canonical
-from ringfence.audit import chain
+from ringfence import canonical, system
+from ringfence.audit import approvals, chain
+from ringfence.audit.approvals import Leave, NotProven
 from ringfence.audit.chain import Head
+from ringfence.audit.keys import Keys
 from ringfence.errors import StoreError
 from ringfence.model import Definition, Json, Receipt
 from ringfence.store.ahead import Noted
+from ringfence.store.clock import TOLERANCE
 from ringfence.store.rows import (
     APPROVAL,
+    BRIEF,
+    RECORD,
     Approval,
     ApprovalQuestion,
     Conflict,
@@ -22,15 +29,18 @@ from ringfence.store.rows import (
     KeyRow,
     NotFound,
     Part,
+    Unproven,
     approval_by_id,
     approval_from,
     key_row,
     pack,
     pin_rows,
+    record_from,
     unpack,
 )
 
 _COPIED = ("call", "contract", "pin", "decision", "approval", "arguments", "durable", "effect_possible")
+_CHANGED = "Somebody changed the database"
 _RUNNING = "INSERT OR REPLACE INTO running (call_id, chain, seq) VALUES (?, ?, ?)"
 _INSERT = "INSERT INTO records (chain, seq, at, kind, call_id, text, hash, salt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -38,8 +48,12 @@ _INSERT = "INSERT INTO records (chain, seq, at, kind, call_id, text, hash, salt)
 class Transaction:
     """Handed to each piece of work; not to be kept after it returns."""
 
-    def __init__(self, connection: sqlite3.Connection, head: Head) -> None:
+    def __init__(self, connection: sqlite3.Connection, head: Head, keys: Keys, due: float) -> None:
         self._connection = connection
+        self._keys = keys
+        self._due = due
+        """What the time of day must be at least."""
+        self.began = time.time()
         self.head = head
         """The end of the chain as this transaction would leave it."""
         self.erased = False
@@ -77,6 +91,31 @@ class Transaction:
         self.head = record.head
         return Receipt(record.chain, record.seq, record.hash)
 
+    def _append_signed(self, kind: str, call_id: str, body: Json, salt: bytes | None = None) -> None:
+        """Add a record that is proof by itself."""
+        try:
+            record = chain.seal_signed(self._keys.private, self.head, time.time(), (kind, call_id), body)
+        except ValueError as exc:
+            raise StoreError(f"a record cannot be written: {exc}") from None
+        self._insert(record, salt)
+        self.head = record.head
+
+    def mark_set_back(self) -> bool:
+        """Put it on record where the time of day was set back. Questions that are open are void then: whether they
+        would have expired meanwhile, nobody can tell. True where it was."""
+        now = self.began
+        if now >= self._due - TOLERANCE:
+            return False
+        rows = self._connection.execute(
+            "SELECT id, call_id FROM approvals WHERE state IN ('pending', 'approved') AND expires_at > ?", (now,)
+        ).fetchall()
+        self.append(approvals.SET_BACK, None, {"from": self._due, "to": now, "void": len(rows)})
+        for identity, call_id in rows:
+            self._connection.execute("UPDATE approvals SET state = 'expired' WHERE id = ?", (identity,))
+            self.append(approvals.VOID, call_id, {"approval": identity, "why": approvals.SET_BACK})
+        self._due = now
+        return True
+
     def _insert(self, record: chain.Record, salt: bytes | None) -> None:
         row = (record.chain, record.seq, record.at, record.kind, record.call_id, record.text, record.hash, salt)
         try:
@@ -113,12 +152,13 @@ class Transaction:
     def ask_approval(self, question: ApprovalQuestion) -> Approval:
         """Put a question to people, or join the identical one that still waits. A new one is recorded."""
         row = self._connection.execute(
-            f"{APPROVAL} WHERE digest = ? AND state = 'pending' AND expires_at > ? ORDER BY asked_at LIMIT 1",
-            (question.digest, question.asked_at),
+            f"{BRIEF} WHERE digest = ? AND state = 'pending' AND expires_at > ? ORDER BY asked_at LIMIT 1",
+            (question.digest, max(question.asked_at, self._due)),
         ).fetchone()
         if row is not None:
             return approval_from(self._connection, row, question.asked_at)
         identity = canonical.new_id("apr")
+        self.written += len(question.text)
         self._connection.execute(
             "INSERT INTO approvals (id, digest, call_id, principal, person, tool, summary, rule, roles, self_approval,"
             " people, state, asked_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?)",
@@ -129,7 +169,7 @@ class Transaction:
                 question.principal,
                 question.person,
                 question.tool,
-                pack(question.summary),
+                question.text,
                 question.rule,
                 pack(list(question.roles)),
                 question.self_approval,
@@ -138,7 +178,9 @@ class Transaction:
                 question.expires_at,
             ),
         )
-        # Neither summary nor digest: the one holds values, the other could be tried against guesses of them.
+        salt = os.urandom(16)
+        seconds = question.expires_at - question.asked_at
+        # Neither summary nor plain digests: the one holds values, the others could be tried against guesses of them.
         body = {
             "approval": identity,
             "tool": question.tool,
@@ -149,51 +191,113 @@ class Transaction:
             "people": question.people,
             "self_approval": question.self_approval,
             "expires_at": question.expires_at,
+            "until": {"boot": system.boot(), "uptime": system.uptime() + seconds},
+            "bound": canonical.salted_bytes(question.digest.encode(), salt),
+            "shown": canonical.salted_bytes(question.text.encode(), salt),
         }
-        self.append("approval_asked", question.call_id, body)
-        return self._approval(identity, question.asked_at)
+        self._append_signed(approvals.ASKED, question.call_id, body, salt)
+        return self._brief(identity, question.asked_at)
 
-    def answer_approval(self, identity: str, person: str, approve: bool, now: float) -> Approval:
-        """Record one person's answer. Who may answer is for the caller to know; here each answers once.
+    def answer_approval(
+        self, identity: str, person: str, approve: bool, now: float, seen: Approval | None = None
+    ) -> Approval:
+        """Record one person's answer to the question as they have `seen` it. Who may answer is for the caller to know;
+        here each answers once.
 
-        Raises NotFound, Expired, or Conflict where the question is settled or the person has answered it.
+        Raises NotFound, Expired, Conflict where the question is settled or the person has answered it, or Unproven
+        where it is not the one that was asked.
         """
-        asked = self._approval(identity, now)
+        now = max(now, self._due)
+        asked, shown = self._approval(identity, now)
         if asked.state == "expired":
             raise Expired(f"approval {identity} has expired")
         if asked.state != "pending":
             raise Conflict(f"approval {identity} is already {asked.state}")
-        if any(answer.person == person for answer in asked.answers):
+        leave = self._leave(asked, shown)
+        if seen is not None and (_question(seen), pack(seen.summary)) != (_question(asked), shown):
+            raise Conflict(f"approval {identity} was changed while it was being read")
+        if leave.void is not None or leave.expired(now, system.boot(), system.uptime()):
+            raise Expired(f"approval {identity} has expired")
+        if person in (*leave.refused_by, *(yes.person for yes in leave.agreed)):
             raise Conflict(f"{person} has already answered approval {identity}")
         self._connection.execute(
-            "INSERT INTO answers (approval_id, person, approve, at) VALUES (?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO answers (approval_id, person, approve, at) VALUES (?, ?, ?, ?)",
             (identity, person, approve, now),
         )
-        given = sum(answer.approve for answer in asked.answers) + approve
-        state = "denied" if not approve else "approved" if given >= asked.people else "pending"
+        given = len(leave.agreed) + approve
+        state = "denied" if not approve or leave.refused_by else "approved" if given >= asked.people else "pending"
         self._connection.execute("UPDATE approvals SET state = ? WHERE id = ?", (state, identity))
-        body = {"approval": identity, "tool": asked.tool, "person": person, "approve": approve, "state": state}
-        self.append("approval_answered", asked.call_id, body)
-        return self._approval(identity, now)
+        body = {
+            "approval": identity,
+            "tool": asked.tool,
+            "person": person,
+            "approve": approve,
+            "state": state,
+            "asked": leave.place.hash,
+            "shown": leave.question.get("shown"),
+        }
+        self._append_signed(approvals.ANSWERED, asked.call_id, body)
+        return self._brief(identity, now)
 
     def consume_approval(self, digest: str, call_id: str, now: float) -> Approval | None:
-        """Use up an approval of exactly this digest for this call, or None where there is none to use."""
-        row = self._connection.execute(
-            f"{APPROVAL} WHERE digest = ? AND state = 'approved' AND expires_at > ? ORDER BY asked_at LIMIT 1",
-            (digest, now),
-        ).fetchone()
-        if row is None:
-            return None
-        self._connection.execute(
-            "UPDATE approvals SET state = 'consumed', consumed_by = ? WHERE id = ?", (call_id, row[0])
-        )
-        return self._approval(row[0], now)
+        """Use up an approval of exactly this digest for this call, or None where there is none to use.
 
-    def _approval(self, identity: str, now: float) -> Approval:
-        found = approval_by_id(self._connection, identity, now)
-        if found is None:
-            raise NotFound(f"there is no approval {identity}")
+        Raises Unproven where a table says that there is one and the signed log does not.
+        """
+        now = max(now, self._due)
+        rows = self._connection.execute(
+            f"{BRIEF} WHERE digest = ? AND state = 'approved' AND expires_at > ? ORDER BY asked_at", (digest, now)
+        ).fetchall()
+        for row in rows:
+            found = approval_from(self._connection, row, now)
+            leave = self._leave(found)
+            if leave.used_by:
+                raise Unproven(found.id, f"call {leave.used_by[0]} has used it already. {_CHANGED}")
+            if not leave.complete:
+                raise Unproven(found.id, f"the signed log has not the answers of those who must agree. {_CHANGED}")
+            if leave.void is not None or leave.expired(now, system.boot(), system.uptime()):
+                continue
+            self._connection.execute(
+                "UPDATE approvals SET state = 'consumed', consumed_by = ? WHERE id = ?", (call_id, found.id)
+            )
+            self.append(approvals.USED, found.call_id, {"approval": found.id, "used_by": call_id})
+            return replace(found, state="consumed", consumed_by=call_id, leave=leave)
+        return None
+
+    def _brief(self, identity: str, now: float) -> Approval:
+        found = approval_by_id(self._connection, identity, now, brief=True)
+        assert found is not None
         return found
+
+    def _approval(self, identity: str, now: float) -> tuple[Approval, str]:
+        """And the text of its summary, which is not taken apart here."""
+        row = self._connection.execute(f"{APPROVAL} WHERE id = ?", (identity,)).fetchone()
+        if row is None:
+            raise NotFound(f"there is no approval {identity}")
+        return approval_from(self._connection, (*row[:6], "{}", *row[7:]), now), str(row[6])
+
+    def _leave(self, asked: Approval, shown: str | None = None) -> Leave:
+        """What the log proves of it; that must be what the tables say. Raises Unproven."""
+        kinds = (approvals.ASKED, approvals.ANSWERED, approvals.USED, approvals.VOID)
+        marks = ", ".join("?" * len(kinds))
+        rows = self._connection.execute(
+            f"{RECORD} WHERE call_id = ? AND kind IN ({marks}) ORDER BY id", (asked.call_id, *kinds)
+        ).fetchall()
+        try:
+            leave = approvals.prove(asked.id, map(record_from, rows), self._keys.public)
+        except NotProven as exc:
+            raise Unproven(asked.id, str(exc) if exc.older else f"{exc}. {_CHANGED}") from None
+        place = leave.place
+        row = self._connection.execute(
+            "SELECT salt FROM records WHERE chain = ? AND seq = ?", (place.chain, place.seq)
+        ).fetchone()
+        salt = row[0] if row is not None and isinstance(row[0], bytes) else b""
+        stated = {**_question(asked), "bound": canonical.salted_bytes(asked.digest.encode(), salt)}
+        if shown is not None:
+            stated["shown"] = canonical.salted_bytes(shown.encode(), salt)
+        if any(leave.question.get(name) != value for name, value in stated.items()):
+            raise Unproven(asked.id, f"it is not what was asked by the signed log. {_CHANGED}")
+        return leave
 
     # ── Idempotency keys ──
 
@@ -270,6 +374,16 @@ class Transaction:
             "UPDATE approvals SET summary = '{}' WHERE (call_id = ? OR consumed_by = ?) AND summary <> '{}'",
             (call_id, call_id),
         ).rowcount
+        used = "SELECT call_id, id FROM approvals WHERE consumed_by = ?"
+        for asked_by, identity in self._connection.execute(used, (call_id,)).fetchall():
+            gone += self._connection.execute(
+                "UPDATE records SET salt = NULL WHERE call_id = ? AND instr(text, ?) AND salt IS NOT NULL",
+                (asked_by, identity),
+            ).rowcount
+        # Nobody can be shown any more what they would agree to.
+        self._connection.execute(
+            "UPDATE approvals SET state = 'expired' WHERE call_id = ? AND state IN ('pending', 'approved')", (call_id,)
+        )
         self.erased = self.erased or gone > 0
         return gone > 0
 
@@ -291,6 +405,21 @@ class Transaction:
             (scope, day, limit),
         )
         return spent.rowcount == 1
+
+
+def _question(asked: Approval) -> Json:
+    """What the record of a question says in plain words."""
+    return {
+        "call_id": asked.call_id,
+        "tool": asked.tool,
+        "principal": asked.principal,
+        "asked_for": asked.person,
+        "rule": asked.rule,
+        "roles": list(asked.roles),
+        "people": asked.people,
+        "self_approval": asked.self_approval,
+        "expires_at": asked.expires_at,
+    }
 
 
 def _lost(text: str | None) -> Json:

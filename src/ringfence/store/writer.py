@@ -29,6 +29,8 @@ from ringfence.errors import StoreError
 from ringfence.model import Json, Receipt
 from ringfence.store.ahead import AheadFile, Noted
 from ringfence.store.chainfile import CheckpointFile
+from ringfence.store.clock import TOLERANCE, Clock
+from ringfence.store.rows import last_time
 from ringfence.store.schema import BUSY_SECONDS, DATABASE, connect
 from ringfence.store.transaction import Transaction
 
@@ -87,6 +89,9 @@ class Writer(threading.Thread):
         self._doubtful: Head | None = None
         """The head that a failed commit would have made; the disk may yet show that it did."""
         self._covered = head.seq
+        self._clock = Clock(time.time())
+        self._version: int | None = None
+        """Of the database, as we left it: another one, and another process has written."""
         self._unmoved = 0
         self._full = False
         self._patient = True
@@ -148,7 +153,10 @@ class Writer(threading.Thread):
             if self._closed or self._connection is None or not self._jobs.empty():
                 return None
             self._check_files()
-            record = chain.seal(self._head, time.time(), kind, call_id, body)
+            now = time.time()
+            if now < self._clock.due - TOLERANCE:
+                return None  # first that is put on record
+            record = chain.seal(self._head, now, kind, call_id, body)
             if not self._ahead.append(record, salt):
                 return None
             self._noted.append((record, salt))
@@ -210,15 +218,21 @@ class Writer(threading.Thread):
                 self._full = durable
             if not self._begin(connection, patient):
                 return False
-            transaction = Transaction(connection, self._head)
+            (version,) = connection.execute("PRAGMA data_version").fetchone()
+            if version != self._version:
+                self._clock.learn(last_time(connection))
+                self._version = version
+            transaction = Transaction(connection, self._head, self._checkpoints.keys, self._clock.due)
             if self._noted:
                 transaction.take_along(self._noted)
-            if self._perform(connection, transaction, group):
+            set_back = transaction.mark_set_back()
+            if self._perform(connection, transaction, group) or set_back:
                 transaction.put_running()
                 self._doubtful = transaction.head
                 connection.execute("COMMIT")
                 self._head = self._kept = transaction.head
                 self._doubtful = None
+                self._clock.tick(transaction.began)
                 self._caught_up()
             else:
                 connection.execute("ROLLBACK")
@@ -303,7 +317,7 @@ class Writer(threading.Thread):
             self._caught_up()
         self._kept = found
         self._head = self._noted[-1][0].head if self._noted else found
-        self._doubtful, self._full, self._patient = None, False, True
+        self._doubtful, self._full, self._patient, self._version = None, False, True, None
         self._connection = connection
         self._log = _identity(self._log_path)
         return connection

@@ -1,0 +1,283 @@
+"""What the log proves of a person's leave: what was asked, who answered what and when, and which call used it.
+
+A question and each answer are records with signatures of their own; an answer names the question by its hash, and the
+question holds digests of what it is for and of what people are shown. Whoever changes the tables of the store, or adds
+records to the log, makes no such signature; so a table only says where to look.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from ringfence import canonical
+from ringfence.audit.chain import Findings, Head, Record, has_signature
+from ringfence.model import Json
+from ringfence.plain import plain
+
+ASKED = "approval_asked"
+ANSWERED = "approval_answered"
+USED = "approval_used"
+VOID = "approval_void"
+SET_BACK = "clock_set_back"
+_RUNS = ("started", "answered")
+"""Records of what may run on leave: a call, and what its caller answers to a server in the course of it."""
+_RUNS_ON = '"approval":{"asked":'
+_LATE_SECONDS = 60.0
+"""Between the look at the clock and the record of the start; a busy machine needs its time."""
+
+
+class NotProven(ValueError):
+    """The log does not say that people agreed; the text says what is missing."""
+
+    def __init__(self, problem: str, *, older: bool = False) -> None:
+        super().__init__(problem)
+        self.older = older
+        """Whether an earlier version is to blame, which signed no questions."""
+
+
+@plain
+class Yes:
+    """One person's agreement, and its record."""
+
+    person: str
+    at: float
+    place: Head
+
+
+@plain
+class Leave:
+    """What the log proves of one approval."""
+
+    id: str
+    question: Json
+    """The body of the record of the question."""
+    place: Head
+    agreed: tuple[Yes, ...] = ()
+    refused_by: tuple[str, ...] = ()
+    used_by: tuple[str, ...] = ()
+    void: str | None = None
+    """Why it is good for nothing any more."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether as many people agreed as were asked for, and none refused."""
+        return len({yes.person for yes in self.agreed}) >= _count(self.question) and not self.refused_by
+
+    def expired(self, now: float, boot: str | None, uptime: float) -> bool:
+        """Judged by the time of day and by the time that has passed since the question: the later counts."""
+        until = self.question.get("until")
+        if isinstance(until, dict) and boot is not None and until.get("boot") == boot:
+            passed = until.get("uptime")
+            if isinstance(passed, int | float) and uptime >= passed:
+                return True
+        expires_at = self.question.get("expires_at")
+        return not isinstance(expires_at, int | float) or now >= expires_at
+
+    def as_told(self) -> Json:
+        """As the record of the call says on what it runs: by places in the log."""
+        by = [{"person": yes.person, "at": yes.at, **_told(yes.place)} for yes in self.agreed]
+        return {"id": self.id, "rule": self.question.get("rule"), "asked": _told(self.place), "by": by}
+
+
+@plain
+class Proof:
+    """A question or an answer that a call of an export ran on, and that lies outside of it."""
+
+    record: Record
+
+
+def references(text: str) -> list[Head]:
+    """Where the question and the answers are that a call, by the text of this record, ran on."""
+    # A look for the words first: most calls run without, and to read their records would take long.
+    if _RUNS_ON not in text:
+        return []
+    try:
+        body = canonical.loads(text)
+    except canonical.NotCanonical:
+        return []
+    return _places(body.get("approval")) if isinstance(body, dict) and body.get("kind") in _RUNS else []
+
+
+def prove(identity: str, records: Iterable[Record], public: Ed25519PublicKey) -> Leave:
+    """What these records prove of an approval. Raises NotProven where they do not even prove that it was asked for."""
+    found = [entry for record in records if (entry := _entry(record)) is not None and _id(entry[0]) == identity]
+    asked = [(body, place) for body, place in found if body["kind"] == ASKED and has_signature(public, body)]
+    if len(asked) != 1:
+        if any(body["kind"] == ASKED and "signature" not in body for body, _ in found):
+            raise NotProven("it was asked by a version that signed no questions; have the call made again", older=True)
+        raise NotProven("the signed log does not have its question")
+    (question, place), *_ = asked
+    answers = [
+        (body, at)
+        for body, at in found
+        if body["kind"] == ANSWERED and body.get("asked") == place.hash and has_signature(public, body)
+    ]
+    return Leave(
+        identity,
+        question,
+        place,
+        tuple(Yes(str(b.get("person")), float(b["at"]), at) for b, at in answers if b.get("approve") is True),
+        tuple(str(b.get("person")) for b, _ in answers if b.get("approve") is not True),
+        tuple(str(b.get("used_by")) for b, _ in found if b["kind"] == USED),
+        next((str(b.get("why")) for b, _ in found if b["kind"] == VOID), None),
+    )
+
+
+def _entry(record: Record) -> tuple[Json, Head] | None:
+    """By its text alone: what stands beside it in the table can be anything."""
+    try:
+        body = canonical.loads(record.text)
+    except canonical.NotCanonical:
+        return None
+    if not isinstance(body, dict) or not isinstance(body.get("at"), int | float):
+        return None
+    place = _place({**body, "hash": hashlib.sha256(record.text.encode("utf-8", "surrogatepass")).hexdigest()})
+    return None if place is None or not isinstance(body.get("kind"), str) else (body, place)
+
+
+def _id(body: Json) -> Any:
+    return body.get("approval")
+
+
+def _count(question: Json) -> int:
+    people = question.get("people")
+    return max(1, people) if isinstance(people, int) else 1
+
+
+def _told(place: Head) -> Json:
+    return {"chain": place.chain, "seq": place.seq, "hash": place.hash}
+
+
+def _place(told: Any) -> Head | None:
+    if not isinstance(told, dict):
+        return None
+    chain, seq, digest = told.get("chain"), told.get("seq"), told.get("hash")
+    good = isinstance(chain, str) and isinstance(seq, int) and isinstance(digest, str)
+    return Head(chain, seq, digest) if good else None  # type: ignore[arg-type]
+
+
+# ── Every call of a log ───────────────────────────────────────────────────────────────────────────
+
+
+class ApprovalVerifier:
+    """Given every record of a log in any order of its chains, finds calls that ran on leave that it does not have."""
+
+    def __init__(self, findings: Findings, public: Ed25519PublicKey) -> None:
+        self.partial = False
+        """Whether a part of a log is all there is."""
+        self._findings = findings
+        self._public = public
+        self._records: dict[str, Json] = {}
+        """Questions and answers by their hash."""
+        self._runs: list[Json] = []
+        self._void: dict[str, str] = {}
+
+    def feed(self, body: Json, digest: str) -> None:
+        """A record that its chain has."""
+        kind = body["kind"]
+        if kind in _RUNS:
+            if body.get("approval") is not None or (kind == "started" and _asks(body)):
+                self._runs.append({name: body.get(name) for name in ("chain", "seq", "at", "call", "approval")})
+        elif kind in (ASKED, ANSWERED):
+            self._records[digest] = body
+        elif kind == VOID:
+            self._void[str(_id(body))] = str(body.get("why"))
+
+    def vouch(self, text: str, digest: str) -> bool:
+        """A question or answer from outside of what is verified, which its own signature must prove."""
+        entry = _entry(Record("", 0, 0.0, "", None, text, digest))
+        if entry is None or entry[1].hash != digest or not has_signature(self._public, entry[0]):
+            return False
+        if entry[0]["kind"] in (ASKED, ANSWERED):
+            self._records[digest] = entry[0]
+        return True
+
+    def wanted(self) -> list[Head]:
+        """Where questions and answers are that calls ran on and that were not seen."""
+        places = [place for run in self._runs for place in _places(run["approval"])]
+        return list(dict.fromkeys(place for place in places if place.hash not in self._records))
+
+    def finish(self) -> None:
+        """All was seen that there is."""
+        used: dict[str, str] = {}
+        for run in self._runs:
+            told = run["approval"] if isinstance(run["approval"], dict) else {}
+            identity = told.get("id")
+            call = run["call"].get("id") if isinstance(run["call"], dict) else None
+            problem = self._problem(run, told)
+            if problem is None and used.setdefault(str(identity), str(call)) != str(call):
+                problem = f"ran on approval {identity}, which call {used[str(identity)]} had used"
+            if problem is not None:
+                self._findings.add(f"call {call} {problem}", run["chain"], run["seq"])
+
+    def _problem(self, run: Json, told: Json) -> str | None:
+        identity = told.get("id")
+        if not isinstance(identity, str):
+            return "ran without the approval that policy demanded"
+        if identity in self._void:
+            return f"ran on approval {identity}, which was void ({self._void[identity]})"
+        if "asked" not in told:
+            return self._older(identity, told)
+        question = self._signed(told["asked"], identity, ASKED)
+        if question is None:
+            return f"ran on approval {identity}, which nobody was asked for by this log"
+        place = _place(told["asked"])
+        agreed = set()
+        for entry in told.get("by") or ():
+            answer = self._signed(entry, identity, ANSWERED)
+            if answer is not None and answer.get("approve") is True and place and answer.get("asked") == place.hash:
+                agreed.add(answer.get("person"))
+        if len(agreed) < _count(question):
+            wanted = _count(question)
+            return f"ran on approval {identity}, which this log has {len(agreed)} of {wanted} people agree to"
+        return _mismatch(run, identity, question)
+
+    def _signed(self, told: Any, identity: str, kind: str) -> Json | None:
+        place = _place(told)
+        body = None if place is None else self._records.get(place.hash)
+        if body is None or body["kind"] != kind or _id(body) != identity:
+            return None
+        return body if has_signature(self._public, body) else None
+
+    def _older(self, identity: str, told: Json) -> str | None:
+        """Of a version whose answers had no signatures: each who is named must be on record all the same."""
+        if self.partial:
+            return None  # it may have been answered before
+        answered = [b for b in self._records.values() if b["kind"] == ANSWERED and _id(b) == identity]
+        agreed = {str(body.get("person")) for body in answered if body.get("approve") is True}
+        named = {str(by.get("person")) for by in told.get("by") or () if isinstance(by, dict)}
+        if not named or not named <= agreed:
+            return f"ran on approval {identity}, to which nobody agreed by this log"
+        return None
+
+
+def _asks(body: Json) -> bool:
+    decision = body.get("decision")
+    return isinstance(decision, dict) and bool(decision.get("asks"))
+
+
+def _places(approval: Any) -> list[Head]:
+    if not isinstance(approval, dict):
+        return []
+    by = approval.get("by")
+    told = [approval.get("asked"), *(by if isinstance(by, list) else [])]
+    return [place for place in map(_place, told) if place is not None]
+
+
+def _mismatch(run: Json, identity: str, question: Json) -> str | None:
+    """What was asked was about another call, or about one of another time."""
+    call = run["call"] if isinstance(run["call"], dict) else {}
+    principal = call.get("principal")
+    caller = f"{principal.get('tenant')}/{principal.get('agent')}" if isinstance(principal, dict) else None
+    # The names of resources and prompts are kept in a cleaned form.
+    tool = question.get("tool") if call.get("kind") != "tool" else call.get("tool")
+    if (question.get("tool"), question.get("principal")) != (tool, caller):
+        return f"ran on approval {identity}, which was for another call"
+    at, asked_at, expires_at = run["at"], question["at"], question.get("expires_at")
+    if not isinstance(expires_at, int | float) or at >= expires_at + _LATE_SECONDS:
+        return f"ran on approval {identity} after that had expired"
+    return f"ran on approval {identity} before that was asked for" if at < asked_at - _LATE_SECONDS else None
