@@ -171,12 +171,17 @@ async def test_a_kill_before_each_write_and_sync_of_a_call(stage: Stage, call: s
     config, told = stage.configure(), list[Said]()
     for step in range(1, steps + 1):
         gateway = stage.start(config)
-        with failing(gateway.pid, [], f"{call}:signal=KILL:when={step}"), anyio.move_on_after(tooling.PATIENCE):
-            async with anyio.create_task_group() as group:
-                group.start_soon(call_once, stage, gateway, step, told)
-                while tooling.alive(gateway.pid) and len(told) < step:
+        with failing(gateway.pid, [], f"{call}:signal=KILL:when={step}"):
+            with anyio.move_on_after(tooling.PATIENCE):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(call_once, stage, gateway, step, told)
+                    before = len(told)
+                    while tooling.alive(gateway.pid) and len(told) == before:
+                        await anyio.sleep(0.005)
+                    group.cancel_scope.cancel()
+            with anyio.move_on_after(2):  # what it writes behind an answer
+                while tooling.alive(gateway.pid):
                     await anyio.sleep(0.005)
-                group.cancel_scope.cancel()
         if tooling.alive(gateway.pid):
             gateway.kill()
         stage.assert_kept(receipts(told))
