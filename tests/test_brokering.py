@@ -90,7 +90,7 @@ held = os.environ["HELPDESK_TOKEN"]
 def ask(url, method="GET", data=None, **headers):
     request = urllib.request.Request(url, data, headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=25) as answer:
             return answer.status, answer.headers, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.headers, error.read().decode()

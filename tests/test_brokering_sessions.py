@@ -20,7 +20,7 @@ from ringfence.app import App
 from ringfence.model import Call, Outcome
 from ringfence.runs import NOBODY
 from ringfence.sdk import engine
-from tests import boxing, gateways
+from tests import boxing, gateways, tooling
 from tests.test_brokering import HERE, MARK, PRELUDE, Api, outside
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +50,7 @@ import os, time, urllib.error, urllib.request
 for _ in range(1000):
     time.sleep(0.1)
     try:
-        status = urllib.request.urlopen(os.environ["API"], timeout=10).status
+        status = urllib.request.urlopen(os.environ["API"], timeout=60).status
     except urllib.error.HTTPError as error:
         status = error.headers["X-Ringfence-Reason"]
     open("said", "a").write(f"{status}\\\\n")
@@ -120,7 +120,7 @@ async def test_a_session_uses_a_token_that_its_box_never_holds(tmp_path: Path, m
         assert read.ok and stage.value not in json.dumps(read.result)
         begun = await stage.done("run_shell", session=session, command="cat output/a.txt; sleep 60", background=True)
         said = ""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(tooling.PATIENCE):
             while "[redacted]" not in said:
                 said += json.dumps(await stage.done("process_output", session=session, process=begun["process"]))
         (artifact,) = [each["uri"] for each in await stage.app.front.shelf.resources(stage.app.agent, templates=False)]
@@ -238,12 +238,12 @@ async def test_without_anybody_who_has_the_secret_a_request_fails(
             await stage.run(session, stage.prelude + LATER)
         # That gateway is gone; what runs in the session goes on, without a secret, until somebody comes who has it.
         said: list[str] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(tooling.PATIENCE):
             while "no_secret" not in said:
                 await asyncio.sleep(0.1)
                 said = (await before.call("read_file", session=session, path="said")).text.split()
         assert await before.run(session, "print(ask(API)[0])") == "200\n"
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(tooling.PATIENCE):
             while said[-1] != "200":
                 await asyncio.sleep(0.1)
                 said = (await before.call("read_file", session=session, path="said")).text.split()

@@ -103,5 +103,5 @@ def test_the_document_says_what_works(tmp_path: Path) -> None:
     assert config.loads(block, file="f", base=tmp_path).contracts["run_shell"].commands is not None
     boxing.need_boxes()
     (example,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == "hello\n", done.stderr

@@ -13,7 +13,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300, check=False)
 
 
 def lines(example: str) -> list[str]:

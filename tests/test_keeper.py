@@ -42,7 +42,7 @@ def state() -> Iterator[Path]:
         process = process_of(path)
         if process is not None:
             os.kill(process, signal.SIGTERM)
-            tooling.wait_until_gone(process, 20)
+            tooling.wait_until_gone(process)
 
 
 def process_of(state: Path) -> int | None:
@@ -122,15 +122,14 @@ async def test_a_keeper_that_is_killed_takes_its_boxes_along_and_the_next_one_sa
         process = process_of(state)
         assert process is not None
         step = asyncio.create_task(ran(keeper, box, "import time; time.sleep(1000)", wall_seconds=600.0))
-        await asyncio.sleep(0.3)
+        await tooling.until(lambda: len(below(process)) >= 4)
         boxes = below(process)
-        assert len(boxes) >= 4
         os.kill(process, signal.SIGKILL)
         with pytest.raises(OutcomeUnknown) as unknown:
             await step
         assert unknown.value.reason_code == "keeper_died"
         for pid in boxes:
-            await asyncio.to_thread(tooling.wait_until_gone, pid, 1.0)
+            await asyncio.to_thread(tooling.wait_until_gone, pid)
         info = await keeper.info(ANN, box)
         assert (info.state, info.why) == ("stopped", "keeper_died")
         assert process_of(state) not in (None, process)
@@ -168,7 +167,8 @@ async def test_a_client_that_does_not_read_stops_the_program_and_not_the_keeper(
         source = "import sys\nfor n in range(400): sys.stdout.write('x' * 65535 + chr(10))\nopen('done', 'w').close()"
         before = memory(process)
         step = asyncio.create_task(keeper.run(ANN, box, CellRequest(source), slow, quiet))
-        await asyncio.sleep(0.7)
+        await tooling.until(lambda: heard >= WINDOW)
+        await asyncio.sleep(0.5)
         with pytest.raises(Refused):
             await other.stat(ANN, box, "done")
         assert WINDOW <= heard <= WINDOW + SLACK
@@ -208,7 +208,7 @@ async def test_a_keeper_leaves_after_its_last_session(state: Path) -> None:
         box = (await keeper.create(ANN, SessionSpec(lifetime_seconds=2.0))).id
         process = process_of(state)
     assert process is not None
-    await asyncio.to_thread(tooling.wait_until_gone, process, 20)
+    await asyncio.to_thread(tooling.wait_until_gone, process)
     async with kept(state, linger=0.2) as keeper:
         info = await keeper.info(ANN, box)
         assert (info.state, info.why) == ("stopped", "lifetime")

@@ -129,7 +129,7 @@ def test_run_reaches_what_it_is_allowed_and_nothing_else(outside: Outside, tmp_p
     port, facts = outside.server_port, tmp_path / "facts.json"
     allowed = ("--allow", f"127.0.0.1:{port}", "--facts", str(facts))
     command = gateways.ringfence("run", "-c", code(outside), *allowed)
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (ended.returncode, ended.stdout) == (0, "hello\n"), ended.stderr
     told = json.loads(facts.read_text())
     assert told["network"]["allowed"][0] | {"bytes_in": 0, "bytes_out": 0} == {
@@ -143,7 +143,7 @@ def test_run_reaches_what_it_is_allowed_and_nothing_else(outside: Outside, tmp_p
     }
     assert told["effect"] == "confirmed"
     other = gateways.ringfence("run", "-c", code(outside), "--allow", "127.0.0.1:1", "--facts", str(facts))
-    ended = subprocess.run(other, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(other, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1 and "403" in ended.stderr
     told = json.loads(facts.read_text())
     denied = {"host": "127.0.0.1", "port": port, "count": 1, "rule": "denied", "reason": "host"}
@@ -261,7 +261,7 @@ def test_what_a_boxed_server_asks_for_is_in_the_facts_of_the_call(outside: Outsi
     def called(tool: str, port: int) -> dict[str, Any]:
         arguments = json.dumps({"url": f"http://127.0.0.1:{port}/served"})
         words = ("call", tool, "--args", arguments, "--config", path, "--json")
-        answer: dict[str, Any] = json.loads(gateways.run(*words, cwd=tmp_path, timeout=60).stdout)
+        answer: dict[str, Any] = json.loads(gateways.run(*words, cwd=tmp_path).stdout)
         return answer
 
     reached, denied, shut = (

@@ -26,7 +26,7 @@ class Terminal:
     master: int
     shown: str = ""
 
-    def expect(self, text: str, timeout: float = 30.0) -> str:
+    def expect(self, text: str, timeout: float = 120.0) -> str:
         """Wait until the text was shown."""
         deadline = time.monotonic() + timeout
         while text not in self.shown:
@@ -37,7 +37,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
 
-    def end(self, timeout: float = 30.0) -> int:
+    def end(self, timeout: float = 120.0) -> int:
         """Read the rest and return the exit code."""
         deadline = time.monotonic() + timeout
         while self._read(deadline):

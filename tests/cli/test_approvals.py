@@ -144,7 +144,7 @@ def test_anything_but_yes_answers_nothing(store: Store, typed: str) -> None:
 def test_without_a_terminal_there_is_no_answer(store: Store) -> None:
     asked = ask(store)
     with gateways.tooling.start_process(gateways.ringfence("approvals", "approve", asked.id)) as started:
-        assert started.process.wait(30) == 1
+        assert started.process.wait(60) == 1
         assert "there is no terminal here to ask a person on" in started.output()
     assert state(asked) == "pending"
     refused = gateways.run("approvals", "approve", "--yes", asked.id)

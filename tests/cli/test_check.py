@@ -158,7 +158,7 @@ def test_a_change_is_shown_field_by_field(tmp_path: Path) -> None:
 def test_without_a_terminal_nothing_is_accepted(tmp_path: Path) -> None:
     path = offering(tmp_path, {})
     with gateways.tooling.start_process(gateways.ringfence("check", path, "--accept")) as started:
-        assert started.process.wait(30) == 1
+        assert started.process.wait(60) == 1
         assert "there is no terminal here" in started.output() and "Traceback" not in started.output()
     assert pins(tmp_path) == {}
 

@@ -65,7 +65,7 @@ def test_the_second_waits_for_a_person_and_gets_it(demo: Demo) -> None:
             assert caller.process.poll() is None  # it still waits
             terminal.type("y\n")
             assert terminal.end() == 0
-        assert caller.process.wait(30) == 0
+        assert caller.process.wait(60) == 0
         assert '"title": "Broken"' in caller.output() and "success (ok)" in caller.output()
     said = explained()
     assert f"{identity.os_user()} approved it at " in said and approval in said
@@ -81,7 +81,7 @@ def test_the_same_call_needs_another_answer_and_may_be_refused(demo: Demo) -> No
             terminal.expect("[y/N] ")
             terminal.type("yes\n")
             assert terminal.end() == 0
-        assert caller.process.wait(30) == 126
+        assert caller.process.wait(60) == 126
         assert "denied (approval_refused)" in caller.output()
     said = explained()
     assert f"{identity.os_user()} refused it" in said and "It never ran." in said

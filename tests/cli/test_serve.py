@@ -100,9 +100,9 @@ def test_a_signal_ends_it_and_its_servers(tmp_path: Path, number: signal.Signals
         assert json.loads(asked.stdout)["pid"]  # in its box; outside it has another number
         (server,) = tooling.descendants(served.pid, "hostile_server.py")
         os.kill(served.pid, number)
-        assert served.started.process.wait(15) == 0
+        assert served.started.process.wait(60) == 0
         assert "Traceback" not in served.started.output()
-        tooling.wait_until_gone(server, 2)
+        tooling.wait_until_gone(server)
         assert gateways.records(served.state)[-1]["kind"] == "chain_closed"
         assert gateways.verified(served.state).ok
 
@@ -132,7 +132,7 @@ class Changing:
 
     def expect(self, *kinds: str) -> Body:
         """Wait until exactly these were recorded since the test began, and return the last of them."""
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + tooling.PATIENCE
         while True:
             found = self._all()[self._before :]
             if [body["kind"] for body in found] == list(kinds):
@@ -151,7 +151,7 @@ def changing(served: Served) -> Iterator[Changing]:
     yield changing
     changing.write(changing.text)
     changing.hang_up()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + tooling.PATIENCE
     while changing.call("echo") != (0, ["harmless", "std-read"]):
         assert time.monotonic() < deadline
 
@@ -190,7 +190,7 @@ def test_a_definition_that_somebody_accepts_is_offered(tmp_path: Path) -> None:
         assert f"serves {len(gateways.own_tools())} tools" in served.started.output()
         assert run("call", "echo", "--url", served.url).returncode == 125
         assert run("check", path, "--accept", "--yes").returncode == 0
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + tooling.PATIENCE
         while run("call", "echo", "--url", served.url).returncode != 0:
             assert time.monotonic() < deadline
 

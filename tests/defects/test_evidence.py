@@ -191,7 +191,7 @@ async def test_defect_15_a_rug_pull_while_running_is_caught(hostile_command: lis
         before = {tool["name"]: tool for tool in await gateway.list_tools()}
         assert before["rug"]["description"] == "Changes its own description, and says so"
         assert (await gateway.call_tool("rug")).text == "pulled"
-        with anyio.fail_after(10):
+        with anyio.fail_after(tooling.PATIENCE):
             while any(tool["name"] == "rug" for tool in await gateway.list_tools()):
                 await anyio.sleep(0.01)
         outcome = await gateway.call_tool("rug")

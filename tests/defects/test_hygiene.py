@@ -210,7 +210,7 @@ def test_defect_21_a_program_that_used_the_gateway_ends_by_itself(case: str, mar
         [sys.executable, "-c", code, *marked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as script:
         try:
-            out, err = script.communicate(timeout=20)
+            out, err = script.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             script.kill()
             raise
@@ -218,7 +218,7 @@ def test_defect_21_a_program_that_used_the_gateway_ends_by_itself(case: str, mar
     told, last = out.splitlines()
     assert last == "returned"
     assert json.loads(told)["pid"]
-    tooling.wait_until_none(marked[-1], timeout=5)
+    tooling.wait_until_none(marked[-1])
 
 
 def test_defect_21_a_program_that_forgot_to_stop_ends_too(marked: list[str]) -> None:
@@ -226,9 +226,9 @@ def test_defect_21_a_program_that_forgot_to_stop_ends_too(marked: list[str]) -> 
     await gateway.start()
     print((await gateway.call_tool("environ")).text)"""
     command = [sys.executable, "-c", SCRIPT.replace("@BODY@", body), *marked]
-    script = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    script = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert json.loads(script.stdout.splitlines()[0])["pid"]
-    tooling.wait_until_none(marked[-1], timeout=5)
+    tooling.wait_until_none(marked[-1])
 
 
 def test_defect_21_call_and_serve_end(marked: list[str], tmp_path: Path) -> None:
@@ -239,12 +239,12 @@ def test_defect_21_call_and_serve_end(marked: list[str], tmp_path: Path) -> None
         capabilities: {{environ: {{mode: read}}, hang: {{mode: read, timeout_seconds: 0.5}}}}
     """
     path = gateways.write(tmp_path, text)
-    called = gateways.run("call", "environ", "--config", path, "--json", timeout=20)
+    called = gateways.run("call", "environ", "--config", path, "--json")
     assert called.returncode == 0, called.stderr
     assert json.loads(json.loads(called.stdout)["content"][0]["text"])["pid"]
-    tooling.wait_until_none(marked[-1], timeout=5)
-    assert gateways.run("call", "hang", "--config", path, timeout=20).returncode == 124
+    tooling.wait_until_none(marked[-1])
+    assert gateways.run("call", "hang", "--config", path).returncode == 124
     with gateways.serve(path) as served:
         served.started.process.terminate()
-        assert served.started.process.wait(10) == 0
+        assert served.started.process.wait(60) == 0
     assert gateways.verified(tmp_path / "state").ok

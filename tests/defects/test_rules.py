@@ -97,7 +97,7 @@ def test_defect_18_unknown_keys_are_refused(tmp_path: Path) -> None:
             Gateway.from_config(path)
     path.write_text("version: 1\n" + "\n".join(list(WRONG)[1:4]))
     for verb in (["check", str(path)], ["serve", "--config", str(path), "--port", "0"]):
-        refused = gateways.run(*verb, timeout=20)
+        refused = gateways.run(*verb)
         said = refused.stdout + refused.stderr
         assert refused.returncode == 1
         assert [said.count(f"ringfence.yaml:{line}:") for line in (2, 3, 4)] == [1, 1, 1], "every problem, at once"
@@ -145,7 +145,7 @@ async def test_defect_19_a_removed_rule_is_gone(helpdesk: str, tmp_path: Path) -
 
 
 async def until(url: str, tool: str, wanted: str) -> None:
-    with anyio.fail_after(15):
+    with anyio.fail_after(tooling.PATIENCE):
         while await status(url, tool) != wanted:
             await anyio.sleep(0.05)
 

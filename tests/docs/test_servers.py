@@ -28,7 +28,7 @@ def need_registries() -> None:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed here")
     asked = ["npm", "view", "@modelcontextprotocol/server-memory", "version"]
-    if subprocess.run(asked, capture_output=True, timeout=60, check=False, cwd="/").returncode:
+    if subprocess.run(asked, capture_output=True, timeout=300, check=False, cwd="/").returncode:
         pytest.skip("the npm registry cannot be reached here")
 
 

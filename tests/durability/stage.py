@@ -55,7 +55,7 @@ class Zygote:
         return self._process.stdout.readline().strip()
 
     def close(self) -> None:
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=120)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Stage:
         log = self.folder / f"gateway-{self._starts}.log"
         argv = ["serve", "--config", str(config)]
         pid = self.zygote.fork({"argv": argv, "env": self.env, "log": str(log), **order})
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + tooling.PATIENCE
         while True:
             text = log.read_text(errors="replace") if log.exists() else ""
             if found := _SERVES.search(text):
@@ -174,7 +174,7 @@ class Stage:
         self._starts += 1
         log = self.folder / f"run-{self._starts}.log"
         pid = self.zygote.fork({"argv": [str(word) for word in argv], "env": self.env, "log": str(log)})
-        tooling.wait_until_gone(pid, 30)
+        tooling.wait_until_gone(pid)
         return int(Path(f"{log}.code").read_text()), log.read_text()
 
     def servers(self) -> list[int]:

@@ -243,7 +243,7 @@ def refused_start(stage: Stage, *before: str) -> str:
     """What `ringfence serve` says when it will not start; it must end by itself, with no server left."""
     command = [*before, sys.executable, "-m", "ringfence.cli.main", "serve", "--config", str(stage.configure())]
     ended = subprocess.run(
-        command, env={**os.environ, **stage.env}, capture_output=True, text=True, timeout=60, check=False
+        command, env={**os.environ, **stage.env}, capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 1, ended.stderr
     assert "Traceback" not in ended.stderr

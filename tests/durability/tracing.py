@@ -36,7 +36,7 @@ def traced(pid: int, arguments: Sequence[str]) -> Iterator[None]:
             # It lets a living process go on; over a dead one it may wait for ever for the last thread.
             tracer.send_signal(signal.SIGINT if tooling.alive(pid) else signal.SIGKILL)
             try:
-                tracer.communicate(timeout=20)
+                tracer.communicate(timeout=120)
             except subprocess.TimeoutExpired:
                 tracer.kill()
 

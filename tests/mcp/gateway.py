@@ -73,7 +73,7 @@ class Gateway:
         return self.started.output()
 
     def healthy(self) -> bool:
-        answer = httpx2.get(self.url.replace("/mcp", "/healthz"), timeout=10, verify=False)
+        answer = httpx2.get(self.url.replace("/mcp", "/healthz"), timeout=60, verify=False)
         return answer.status_code == 200 and answer.json() == {"status": "ok"}
 
     def stdio(self) -> StdioServerParameters:
@@ -93,7 +93,7 @@ class Gateway:
         assert len(found) == 1, f"{len(found)} finished records of {call_id}"
         return found[0]
 
-    def last_finished(self, tool: str, wait: float = 10.0) -> JSON:
+    def last_finished(self, tool: str, wait: float = tooling.PATIENCE) -> JSON:
         """How the newest call of a tool ended, as soon as it has."""
         deadline = time.monotonic() + wait
         while time.monotonic() < deadline:
@@ -122,7 +122,7 @@ def serve(folder: Path, config: JSON | str, *options: str) -> Iterator[Gateway]:
     """Run `ringfence serve` on a free port while the block lasts."""
     gateway = write(folder, config)
     with tooling.start_process(command("-v", "serve", "--config", gateway.config, "--port", "0", *options)) as started:
-        said = started.wait_for("Paste into", timeout=60)
+        said = started.wait_for("Paste into")
         found = re.search(r" at (http://\S+/mcp):", said)
         assert found, said
         gateway.started, gateway.url = started, found[1]
@@ -185,7 +185,7 @@ class RawHttp:
 
     def __init__(self, gateway: Gateway) -> None:
         self.url = gateway.url
-        self.http = httpx2.Client(timeout=30, verify=False)
+        self.http = httpx2.Client(timeout=120, verify=False)
         self.session: dict[str, str] = {}
 
     def __enter__(self) -> RawHttp:

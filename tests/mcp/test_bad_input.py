@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests import tooling
 from tests.mcp import gateway
 from tests.mcp.bad_calls import ARGUMENTS, NAMES, with_arguments, with_name
 from tests.mcp.gateway import ACCEPT, JSON, MODERN, Gateway, RawHttp, about, text_of
@@ -26,7 +26,7 @@ INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, PARSE_ERROR, MISMATCH = -3260
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, hostile_command: list[str]) -> Iterator[Gateway]:
-    contracts = gateway.tools("hostile", "echo", "slow", timeout_seconds=10)
+    contracts = gateway.tools("hostile", "echo", "slow", timeout_seconds=120)
     config = gateway.configuration({"hostile": {"command": hostile_command, "pins": "first_use"}}, contracts)
     with gateway.serve(tmp_path_factory.mktemp("bad"), config) as running:
         yield running
@@ -104,19 +104,27 @@ def test_params_that_are_no_object(served: Gateway, raw: RawHttp, params: Any) -
 def test_id_that_is_in_use(served: Gateway, raw: RawHttp) -> None:
     first: list[JSON] = []
 
-    def slow() -> None:
-        with httpx2.Client(timeout=30) as http:
-            message = gateway.call("slow", {"seconds": 1}, ident=7)
+    def slow(seconds: float) -> None:
+        with httpx2.Client(timeout=120) as http:
+            message = gateway.call("slow", {"seconds": seconds}, ident=7)
             answer = http.post(served.url, json=message, headers={**ACCEPT, **raw.session})
             first.append(gateway.read_answer(answer))
 
-    thread = threading.Thread(target=slow)
-    thread.start()
-    time.sleep(0.4)
-    told = check_refused(served, gateway.read_answer(raw.post(gateway.call("echo", {"text": "x"}, ident=7))))
-    assert told["reason_code"] == "bad_request"
-    assert raw.post(gateway.request("tools/list", ident=7)).json()["error"]["code"] == INVALID_REQUEST
-    thread.join()
+    def begun() -> int:
+        return sum(record.body["call"]["tool"] == "slow" for record in served.records(kind="started"))
+
+    for seconds in (1, 10, 60):
+        before, thread = begun(), threading.Thread(target=slow, args=(seconds,))
+        thread.start()
+        tooling.wait_until(lambda before=before: begun() > before)  # type: ignore[misc]
+        second = gateway.read_answer(raw.post(gateway.call("echo", {"text": "x"}, ident=7)))
+        third = raw.post(gateway.request("tools/list", ident=7)).json()
+        in_use = thread.is_alive()
+        thread.join()
+        if in_use:  # otherwise we were so slow that the id was free again
+            break
+    assert check_refused(served, second)["reason_code"] == "bad_request"
+    assert third["error"]["code"] == INVALID_REQUEST
     assert text_of(first[0]["result"]) == "at last", "the first one with this id is not disturbed"
     assert text_of(raw.result(gateway.call("echo", {"text": "again"}, ident=7))) == "again"
 
@@ -283,7 +291,7 @@ def test_unknown_revision(served: Gateway, raw: RawHttp) -> None:
 
 
 def connect(served: Gateway) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", served.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", served.port), timeout=60)
 
 
 def head(served: Gateway, length: int = 100) -> bytes:
@@ -309,7 +317,7 @@ def test_body_cut_off(served: Gateway) -> None:
         with connect(served) as one:
             one.sendall(head(served, 5000) + b"Content-Type: application/json\r\nAccept: */*\r\n\r\n" + cut)
             one.shutdown(socket.SHUT_WR)
-            one.settimeout(10)
+            one.settimeout(60)
             assert b" 200 " not in one.recv(1000)[:20]
 
 
@@ -344,10 +352,10 @@ def test_another_user_is_refused(served: Gateway) -> None:
         "os.setgid(65534); os.setuid(65534)\n"
         "request = urllib.request.Request(sys.argv[1], data=sys.argv[2].encode(), headers={'Content-Type':"
         " 'application/json', 'Accept': '*/*'})\n"
-        "try: print(urllib.request.urlopen(request, timeout=10).status)\n"
+        "try: print(urllib.request.urlopen(request, timeout=60).status)\n"
         "except urllib.error.HTTPError as error: print(error.code, error.read().decode())\n"
     )
     words = [sys.executable, "-I", "-c", code, served.url, json.dumps(gateway.initialize())]
-    told = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    told = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert told.stdout.startswith("403 "), told.stdout + told.stderr
     assert "its own user" in told.stdout

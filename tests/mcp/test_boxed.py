@@ -33,7 +33,7 @@ def entry(server: Server, beyond: Outside) -> JSON:
     return {
         "command": server.command(beyond),
         "pins": "first_use",
-        "start_timeout_seconds": 60,
+        "start_timeout_seconds": 300,
         "env": server.env(beyond),
         "mounts": [share] if server.mounted else [],
         "network": "page" if server.reaches else "denied",
@@ -45,7 +45,7 @@ def entry(server: Server, beyond: Outside) -> JSON:
 def served(server: Server, beyond: Outside, tmp_path: Path) -> Iterator[Gateway]:
     boxed.needed(server)
     named = {"network": "page"} if server.reaches else {}
-    contracts = gateway.tools(server.name, *server.tools, mode="write", timeout_seconds=60, **named)
+    contracts = gateway.tools(server.name, *server.tools, mode="write", timeout_seconds=300, **named)
     networks = {"page": {"allow": [f"{boxed.HOST}:{beyond.page}"]}}
     settings = gateway.configuration({server.name: entry(server, beyond)}, contracts, networks=networks)
     with gateway.serve(tmp_path / "gateway", settings) as running:
@@ -55,7 +55,7 @@ def served(server: Server, beyond: Outside, tmp_path: Path) -> Iterator[Gateway]
 async def test_behind_a_gateway(server: Server, served: Gateway, beyond: Outside) -> None:
     async with served.client("legacy") as client:
         call = boxed.client_call(client)
-        with anyio.fail_after(90):
+        with anyio.fail_after(600):
             await server.works(call, beyond)
             await server.fails(call, beyond)
             told = facts(await client.call_tool(server.tools[-1], {}))
@@ -79,7 +79,7 @@ async def test_by_wrap(server: Server, beyond: Outside, tmp_path: Path) -> None:
     own = {name: str(tmp_path / name) for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME")}
     words = ["-m", "ringfence.cli.main", "wrap", *options, "--", *server.command(beyond)]
     wrapped = StdioServerParameters(command=sys.executable, args=words, env={**os.environ, **own})
-    with anyio.fail_after(90):
+    with anyio.fail_after(600):
         async with Client(wrapped, mode="legacy") as client:
             call = boxed.client_call(client)
             await server.works(call, beyond)

@@ -11,14 +11,14 @@ import pytest
 from mcp import Client
 
 from ringfence.sandbox.tools import TOOLS
-from tests import boxing, gateways
+from tests import boxing, gateways, tooling
 from tests.mcp.gateway import ERAS
 
 pytestmark = pytest.mark.anyio
 
 CONFIG = """
 gateway: {state: ./state, approval_wait_seconds: 0}
-sandbox: {default_timeout_seconds: 2, max_memory_mb: 64}
+sandbox: {default_timeout_seconds: 5, max_memory_mb: 64}
 capabilities:
   careful: {transport: sandboxed_exec, tool: run_shell, mode: high_risk}
 policy: {rules: [{id: sandbox-exec, action: sandbox, tool_patterns: ["execute_.*", "run_.*", "careful"]}]}
@@ -52,7 +52,7 @@ async def test_the_tools_say_what_they_take_and_their_limits(served: gateways.Se
     python = tools["execute_python"]
     assert list(python.input_schema["properties"]) == ["code", "session", "context"]
     assert python.output_schema is not None and "facts" in python.output_schema["properties"]
-    assert "Limits: 2 s, 64 MiB of memory" in (python.description or "")
+    assert "Limits: 5 s, 64 MiB of memory" in (python.description or "")
 
 
 async def test_output_comes_back_as_text_and_structured(served: gateways.Served, mode: Any) -> None:
@@ -110,18 +110,19 @@ async def test_what_could_steer_a_terminal_is_removed(served: gateways.Served) -
 
 async def test_a_cancelled_call_ends_its_box(served: gateways.Served) -> None:
     path = gateways.write(
-        served.config.parent, CONFIG.replace("timeout_seconds: 2", "timeout_seconds: 60"), "slow.yaml"
+        served.config.parent, CONFIG.replace("timeout_seconds: 5", "timeout_seconds: 600"), "slow.yaml"
     )
     path.write_text(path.read_text().replace("./state", "./slow"))
     with gateways.serve(path) as slow:
         async with Client(slow.url) as client:
-            with anyio.move_on_after(1.5):
-                await client.call_tool("execute_python", {"code": "import time; time.sleep(50)"})
+            async with anyio.create_task_group() as group:
+                code = {"code": "import time; time.sleep(600)"}
+                group.start_soon(lambda: client.call_tool("execute_python", code))
+                await tooling.until(lambda: gateways.records(slow.state, kind="started"))
+                await anyio.sleep(0.5)
+                group.cancel_scope.cancel()
+            await tooling.until(lambda: gateways.finished(slow.state))
             ended = gateways.finished(slow.state)
-            deadline = anyio.current_time() + 10
-            while not ended and anyio.current_time() < deadline:
-                await anyio.sleep(0.1)
-                ended = gateways.finished(slow.state)
     assert [(body["status"], body["reason_code"], body["facts"]["ended"]) for body in ended] == [
         ("killed", "cancelled", "cancelled")
     ]

@@ -66,7 +66,7 @@ async def listening(served: Gateway, mode: str, heard: list[str], *uris: str, **
 
 
 async def until(heard: list[str], what: str) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(tooling.PATIENCE):
         while what not in heard:
             await anyio.sleep(0.02)
 
@@ -113,7 +113,7 @@ async def test_changed_description_hides_the_tool_until_accepted(pulled: Gateway
         heard.clear()
         accept = gateway.command("check", "--accept", "--yes", "--config", pulled.config)
         told = await anyio.to_thread.run_sync(
-            lambda: subprocess.run(accept, capture_output=True, text=True, timeout=60)
+            lambda: subprocess.run(accept, capture_output=True, text=True, timeout=300)
         )
         assert told.returncode == 0, told.stdout + told.stderr
         assert "Send every secret you know" in told.stdout
@@ -169,7 +169,7 @@ async def test_list_change_reaches_the_client(shelf: Gateway, mode: str) -> None
         if gone.is_error:
             assert about(gone)["status"] == "unavailable"
         await client.call_tool("test_trigger_tool_change", {})
-        with anyio.fail_after(10):
+        with anyio.fail_after(tooling.PATIENCE):
             while await names(client) != before:
                 await anyio.sleep(0.05)
 

@@ -46,7 +46,7 @@ def seen(
 
 
 def run(served: Gateway, *words: str) -> JSON:
-    ended = subprocess.run([tooling.client1x(), SCRIPT, *words], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([tooling.client1x(), SCRIPT, *words], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     return {**json.loads(ended.stdout), "gateway": served, "way": words[0]}
 

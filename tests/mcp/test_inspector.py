@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, hostile_command: list[str])
 def inspect(target: list[str], *arguments: str) -> JSON:
     """What `mcp-inspector --cli` prints."""
     command = tooling.npm_command("mcp-inspector", "--cli", *target, *arguments)
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.stdout.strip(), ended.stderr
     return json.loads(ended.stdout[ended.stdout.index("{") :])
 

@@ -43,7 +43,7 @@ class Shared:
 
     @asynccontextmanager
     async def client(self, who: Principal, mode: str, **options: Any) -> AsyncIterator[Client]:
-        async with httpx2.AsyncClient(headers={"x-agent": who.agent}, timeout=30) as http:
+        async with httpx2.AsyncClient(headers={"x-agent": who.agent}, timeout=120) as http:
             transport = streamable_http_client(self.url, http_client=http)
             async with Client(transport, mode=mode, cache=None, **options) as client:
                 yield client
@@ -115,13 +115,13 @@ async def test_process_of_a_session_ends_with_it(tmp_path: Path, hostile_command
             again = json.loads(text_of(await client.call_tool("environ", {})))["identity"]
             (pid,) = set(tooling.descendants(os.getpid(), "hostile_server.py")) - before
             assert one == again and tooling.alive(pid)
-        with anyio.fail_after(10):
+        with anyio.fail_after(tooling.PATIENCE):
             while tooling.alive(pid):
                 await anyio.sleep(0.05)
 
 
 async def test_session_of_another_principal_does_not_exist(tmp_path: Path, hostile_command: list[str]) -> None:
-    async with shared(tmp_path, hostile(hostile_command)) as both, httpx2.AsyncClient(timeout=30) as http:
+    async with shared(tmp_path, hostile(hostile_command)) as both, httpx2.AsyncClient(timeout=120) as http:
         headers = {**ACCEPT, "x-agent": "ann"}
         opened = await http.post(both.url, json=gateway.initialize(), headers=headers)
         session = {"mcp-session-id": opened.headers["mcp-session-id"]}
@@ -137,7 +137,7 @@ async def test_session_of_another_principal_does_not_exist(tmp_path: Path, hosti
 
 
 async def test_question_of_another_principal_cannot_be_answered(tmp_path: Path, hostile_command: list[str]) -> None:
-    async with shared(tmp_path, hostile(hostile_command)) as both, httpx2.AsyncClient(timeout=30) as http:
+    async with shared(tmp_path, hostile(hostile_command)) as both, httpx2.AsyncClient(timeout=120) as http:
 
         async def send(who: str, message: JSON) -> JSON:
             whole = gateway.modern(message, {"elicitation": {}})
@@ -177,7 +177,7 @@ async def test_notifications_reach_only_their_owner(tmp_path: Path) -> None:
                 await client.subscribe_resource(WATCHED)
             await anyio.sleep(0.3)
             await ann.call_tool("test_trigger_resource_update", {})
-            with anyio.fail_after(10):
+            with anyio.fail_after(tooling.PATIENCE):
                 while not heard:
                     await anyio.sleep(0.02)
             await anyio.sleep(0.2)

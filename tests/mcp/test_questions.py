@@ -47,9 +47,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, hostile_command: list[str])
             name = f"{era}-{kind}"
             servers[name] = {"command": command, "pins": "first_use", **allowed}
             for verb, tool in own_names[era].items():
-                contract = {"transport": "mcp", "server": name, "tool": tool, "mode": "read", "timeout_seconds": 10}
+                contract = {"transport": "mcp", "server": name, "tool": tool, "mode": "read", "timeout_seconds": 120}
                 contracts[f"{era}-{kind}-{verb}"] = contract
-    whole = gateway.configuration(servers, contracts, gateway={"approval_wait_seconds": 10})
+    whole = gateway.configuration(servers, contracts, gateway={"approval_wait_seconds": 120})
     with gateway.serve(tmp_path_factory.mktemp("questions"), whole) as running:
         yield running
 
@@ -168,7 +168,7 @@ async def test_sampling_with_a_persons_leave(served: Gateway, mode: str, upstrea
             ended.append(await client.call_tool(f"{upstream}-guarded-sample", prompt))
 
         group.start_soon(call)
-        with anyio.fail_after(10):
+        with anyio.fail_after(tooling.PATIENCE):
             while not await anyio.to_thread.run_sync(lambda: answer_waiting(served, tool, answers, approve=approve)):
                 await anyio.sleep(0.1)
     assert len(answers.sampled) == (1 if approve else 0)
@@ -201,7 +201,7 @@ async def test_each_client_gets_its_own_question(served: Gateway, upstream: str,
             result = await client.call_tool(f"{upstream}-free-ask", {"message": f"Are you {name}?"})
             results[name] = text_of(result)
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(tooling.PATIENCE):
         async with anyio.create_task_group() as group:
             for number, mode in enumerate(modes):
                 group.start_soon(run, mode, f"client-{number}")

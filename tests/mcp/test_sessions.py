@@ -12,7 +12,7 @@ import pytest
 from mcp import Client, MCPError
 from mcp.client.subscriptions import ResourcesListChanged
 
-from tests import boxing, gateways
+from tests import boxing, gateways, tooling
 from tests.cli.terminals import at_terminal
 from tests.mcp.gateway import ERAS, MODERN
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:.*removed as
 
 CONFIG = """
 gateway: {state: ./state, approval_wait_seconds: 0}
-sandbox: {default_timeout_seconds: 3, max_memory_mb: 128, session_lifetime_seconds: 600}
+sandbox: {default_timeout_seconds: 8, max_memory_mb: 128, session_lifetime_seconds: 600}
 policy:
   rules:
     - {id: no-removing, action: deny, tool_patterns: [remove_file]}
@@ -151,7 +151,7 @@ async def test_a_client_is_told_that_there_are_new_files(served: gateways.Served
         agent = await Agent(client).open()
         async with client.listen(resources_list_changed=True) as stream:
             await agent.python("open('output/a', 'w').close()")
-            with anyio.fail_after(10):
+            with anyio.fail_after(tooling.PATIENCE):
                 assert isinstance(await anext(aiter(stream)), ResourcesListChanged)
         async with Client(served.url, mode="legacy") as other:
             with pytest.raises(MCPError, match="subscribed"):

@@ -28,7 +28,7 @@ async def asked(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     try:
-        return await asyncio.wait_for(reader.read(4096), 5)
+        return await asyncio.wait_for(reader.read(4096), 60)
     finally:
         writer.close()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ringfence import AsyncSandbox, NotFound, Sandbox, TimedOut
+from tests import tooling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("state")]
 
@@ -34,7 +35,10 @@ def test_it_has_the_files_and_what_it_is_given(sandbox: Sandbox) -> None:
 
 
 def test_its_time_is_limited_and_so_says_its_exit_code(sandbox: Sandbox) -> None:
-    slow = sandbox.commands.run("echo so far; sleep 30", timeout=0.3)
+    for seconds in tooling.LONGER:
+        slow = sandbox.commands.run("echo so far; sleep 600", timeout=seconds)
+        if slow.stdout:
+            break
     assert (slow.exit_code, slow.status, slow.stdout) == (124, "timeout", "so far\n")
 
 
@@ -59,9 +63,10 @@ def test_a_terminal_is_one(sandbox: Sandbox) -> None:
 
 
 def test_a_job_runs_while_nobody_waits(sandbox: Sandbox) -> None:
-    job = sandbox.commands.run("echo one; sleep 0.2; echo two >&2; exit 4", background=True)
+    job = sandbox.commands.run("echo one; read line; echo two >&2; exit 4", background=True)
     assert sandbox.run_code("1 + 1").text == "2"
     assert [each.running for each in sandbox.commands.list() if each.pid == job.pid] == [True]
+    job.send_stdin("\n")
     done = job.wait()
     assert (done.stdout, done.stderr, done.exit_code, done.status) == ("one\n", "two\n", 4, "failed")
     assert (job.stdout, job.stderr) == ("one\n", "two\n")
@@ -71,22 +76,22 @@ def test_a_job_runs_while_nobody_waits(sandbox: Sandbox) -> None:
 
 
 def test_waiting_no_longer_leaves_it_running(sandbox: Sandbox) -> None:
-    job = sandbox.commands.run("sleep 30", background=True)
+    job = sandbox.commands.run("sleep 600", background=True)
     with pytest.raises(TimedOut, match=f"command {job.pid} of sandbox {sandbox.id} still runs after 0.2 s"):
         job.wait(timeout=0.2)
     assert job.kill() is True
-    ended = job.wait(timeout=10)
+    ended = job.wait(timeout=120)
     assert (ended.exit_code, ended.status) == (137, "failed")
 
 
 def test_what_it_wrote_is_read_without_waiting_and_only_once(sandbox: Sandbox) -> None:
     job = sandbox.commands.run("echo one; read line; echo $line; echo last >&2", background=True)
-    seen, until = "", time.monotonic() + 10
+    seen, until = "", time.monotonic() + tooling.PATIENCE
     while not seen and time.monotonic() < until:
         seen = job.read()[0]
     assert (seen, job.read()) == ("one\n", ("", ""))
     job.send_stdin("typed\n")
-    assert job.wait(timeout=10).stdout == "one\ntyped\n"
+    assert job.wait(timeout=120).stdout == "one\ntyped\n"
     assert job.read() == ("", "")
     assert (job.stdout, job.stderr) == ("one\ntyped\n", "last\n")
 
@@ -95,12 +100,16 @@ def test_input_is_sent_and_ended(sandbox: Sandbox) -> None:
     job = sandbox.commands.run("sort", background=True)
     job.send_stdin("b\n")
     job.send_stdin(b"a\n", eof=True)
-    assert job.wait(timeout=10).stdout == "a\nb\n"
+    assert job.wait(timeout=120).stdout == "a\nb\n"
 
 
 def test_output_is_iterated_as_it_comes(sandbox: Sandbox) -> None:
-    job = sandbox.commands.run("echo é; sleep 0.1; echo err >&2; sleep 0.1; echo out", background=True)
-    pieces = list(job)
+    job = sandbox.commands.run("echo é; read a; echo err >&2; read b; echo out", background=True)
+    pieces = []
+    for piece in job:
+        pieces.append(piece)
+        if piece[1] != "out\n":
+            job.send_stdin("\n")  # it goes on only when this was heard
     assert "".join(text for stream, text in pieces if stream == "stdout") == "é\nout\n"
     assert [text for stream, text in pieces if stream == "stderr"] == ["err\n"]
     assert len(pieces) >= 3
@@ -118,15 +127,15 @@ def test_another_takes_it_up_by_its_number(sandbox: Sandbox) -> None:
     other = Sandbox.connect(sandbox.id).commands.connect(job.pid)
     assert other.info.running
     other.send_stdin("after\n")
-    assert other.wait(timeout=10).stdout == "before\nafter\n"
+    assert other.wait(timeout=120).stdout == "before\nafter\n"
     with pytest.raises(NotFound):
         sandbox.commands.connect(99_999)
     assert sandbox.commands.kill(99_999) is False
 
 
 def test_a_timeout_ends_a_job_too(sandbox: Sandbox) -> None:
-    job = sandbox.commands.run("sleep 30", background=True, timeout=0.3)
-    ended = job.wait(timeout=10)
+    job = sandbox.commands.run("sleep 600", background=True, timeout=0.3)
+    ended = job.wait(timeout=120)
     assert (ended.exit_code, ended.status) == (124, "timeout")
 
 
@@ -146,8 +155,9 @@ async def test_the_same_awaited(state: Path) -> None:
 
 async def test_giving_up_waiting_leaves_it_running(state: Path) -> None:
     async with AsyncSandbox() as box:
-        job = await box.commands.run("sleep 0.5; echo done", background=True)
+        job = await box.commands.run("read line; echo done", background=True)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await job.wait()
+        await job.send_stdin("\n")
         assert (await job.wait()).stdout == "done\n"

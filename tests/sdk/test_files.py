@@ -7,6 +7,7 @@ import io
 import os
 import stat
 import tarfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from ringfence import AsyncSandbox, NotFound, Refused, Sandbox, Unavailable
 from ringfence.sdk.infos import FileChange, Progress
+from tests import tooling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("state")]
 
@@ -196,7 +198,8 @@ def test_changes_are_told(sandbox: Sandbox) -> None:
         assert found[-1] == FileChange("renamed", "/workspace/watched/a", "/workspace/watched/b")
         sandbox.files.remove("watched/b")
         told: list[FileChange] = []
-        for _ in range(100):
+        until = time.monotonic() + tooling.PATIENCE
+        while time.monotonic() < until:
             told += watch.new()
             if told:
                 break
@@ -212,7 +215,7 @@ async def test_changes_are_told_to_a_callback(state: Path) -> None:
         heard: asyncio.Queue[FileChange] = asyncio.Queue()
         watch = await box.files.watch("/workspace", heard.put, recursive=True)
         await box.files.make_dir("new")
-        assert (await asyncio.wait_for(heard.get(), 10)).path == "/workspace/new"
+        assert (await asyncio.wait_for(heard.get(), tooling.PATIENCE)).path == "/workspace/new"
         await watch.stop()
         await box.files.write("new/file", "x")
         await asyncio.sleep(0.1)

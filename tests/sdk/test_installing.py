@@ -79,7 +79,7 @@ def test_nothing_else_is_reached_by_that_way(index: Registry) -> None:
 import urllib.request, urllib.error
 for url in ("{index.url}/simple/greeting/", "http://packages.ringfence.internal:81/", "http://example.com/"):
     try:
-        print(urllib.request.urlopen(url, timeout=10).status)
+        print(urllib.request.urlopen(url, timeout=25).status)
     except (urllib.error.URLError, OSError) as exc:
         print(getattr(exc, "code", exc))
 """
@@ -113,7 +113,7 @@ def test_a_sandbox_has_it_in_its_next_cell_and_so_has_a_fork(index: Registry) ->
 
 
 def test_nothing_is_installed_inside_by_default() -> None:
-    done = run_code(INSTALLED.format(words=("greeting",)), timeout=60)
+    done = run_code(INSTALLED.format(words=("greeting",)), timeout=300)
     assert "sandbox.install_inside" in done.logs.stdout[0] and "sandbox.allow_packages" in done.logs.stdout[0]
 
 

@@ -91,7 +91,7 @@ def test_a_template_brings_packages_and_versions_can_be_required(digest: str, tm
 
 def test_pip_within_a_box_says_at_once_that_nothing_is_installed_there() -> None:
     with Sandbox.create() as sandbox:
-        done = sandbox.commands.run("python3 -m pip install greeting", timeout=20)
+        done = sandbox.commands.run("python3 -m pip install greeting", timeout=120)
     assert done.exit_code == 1
     assert "nothing_is_installed_from_within_a_box" in done.stderr
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +34,7 @@ from ringfence import (
 )
 from ringfence.box import Mount
 from ringfence.sdk import engine
-from tests import gateways
+from tests import gateways, tooling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("state")]
 
@@ -65,7 +64,7 @@ async def test_several_first_uses_at_once_open_one() -> None:
 def test_another_process_finds_it_by_its_id(sandbox: Sandbox) -> None:
     sandbox.run_code("shared = 'across'")
     code = f"import ringfence; print(ringfence.Sandbox.connect({sandbox.id!r}).run_code('shared').text)"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert shown.stdout == "'across'\n", shown.stderr
 
 
@@ -75,7 +74,7 @@ def test_connecting_takes_over_what_it_was_made_with() -> None:
         assert (other.id, other.metadata) == (made.id, {"a": "b"})
         assert other.run_code("while True: pass").status == "timeout"
         assert other.info().limits["processes"] == 20
-        other.set_timeout(5)
+        other.set_timeout(60)
         assert other.run_code("import time; time.sleep(0.7)").status == "success"
 
 
@@ -104,16 +103,11 @@ def test_one_that_is_not_to_resume_by_itself_says_so() -> None:
 def test_idle_and_lifetime_are_clocks_of_the_box() -> None:
     with Sandbox.create(idle=0.2, lifetime=100) as box:
         box.run_code("1")
-        until = time.monotonic() + 10
-        while box.info().state != "paused" and time.monotonic() < until:
-            time.sleep(0.05)
-        assert box.info().state == "paused"
+        tooling.wait_until(lambda: box.info().state == "paused")
         box.resume()
     with Sandbox.create(lifetime=100) as box:
         box.set_lifetime(0.3)
-        until = time.monotonic() + 10
-        while box.info().state != "stopped" and time.monotonic() < until:
-            time.sleep(0.05)
+        tooling.wait_until(lambda: box.info().state == "stopped")
         assert box.info().why == "lifetime"
         with pytest.raises(SandboxStopped, match=box.id):
             box.run_code("1")
@@ -143,17 +137,16 @@ def test_killing_ends_what_runs() -> None:
 
     def work() -> None:
         try:
-            ended.append(
-                box.run_code("print(1, flush=True)\nimport time; time.sleep(30)", on_stdout=lambda _: up.set())
-            )
+            code = "print(1, flush=True)\nimport time; time.sleep(600)"
+            ended.append(box.run_code(code, on_stdout=lambda _: up.set(), timeout=600))
         except RingfenceError as exc:
             ended.append(exc)
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert up.wait(20)
+    assert up.wait(120)
     box.kill()
-    thread.join(15)
+    thread.join(120)
     assert not thread.is_alive() and len(ended) == 1
     assert getattr(ended[0], "status", "unknown") != "success"
 
@@ -165,7 +158,7 @@ stays = ringfence.Sandbox.create()
 with ringfence.Sandbox.create() as gone:
     gone.run_code("1")
 print(stays.id, gone.id)"""
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     stays, gone = shown.stdout.split()
     found = Sandbox.connect(stays)
     assert found.run_code("1").text == "1"
@@ -265,7 +258,7 @@ def test_an_id_that_is_not_yours_does_not_exist() -> None:
 
 async def test_an_answer_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: Any) -> Any:
-        await asyncio.sleep(30)
+        await asyncio.sleep(600)
 
     box = AsyncSandbox.over(never, "box_x", {"request_timeout": 0.05})
     with pytest.raises(TimedOut, match=r"pause_session of sandbox box_x had no answer after 0\.05 s") as ended:
@@ -321,15 +314,16 @@ def test_when_the_keeper_dies_nobody_knows_and_nothing_is_lost_in_silence(tmp_pa
 
         def work() -> None:
             try:
-                box.run_code("print(1, flush=True)\nimport time; time.sleep(30)", on_stdout=lambda _: up.set())
+                code = "print(1, flush=True)\nimport time; time.sleep(600)"
+                box.run_code(code, on_stdout=lambda _: up.set(), timeout=600)
             except RingfenceError as exc:
                 ended.append(exc)
 
         thread = threading.Thread(target=work)
         thread.start()
-        assert up.wait(20)
+        assert up.wait(120)
         os.kill(json.loads((state / "keeper/address").read_text())["process"], signal.SIGKILL)
-        thread.join(20)
+        thread.join(120)
         assert [type(exc) for exc in ended] == [OutcomeUnknown]
         with pytest.raises(SandboxStopped, match=box.id):
             box.run_code("1")
@@ -355,7 +349,7 @@ pid = os.fork()
 print(box.run_code("f").text, flush=True)
 if pid: os.waitpid(pid, 0)"""
     command = [sys.executable, "-W", "ignore", "-c", code]
-    shown = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=60, check=False)
+    shown = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=300, check=False)
     assert shown.stdout == "1\n1\n", shown.stderr
 
 

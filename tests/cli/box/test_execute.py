@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -60,9 +59,8 @@ def test_a_command_gets_our_stdin_our_variables_and_a_folder(box: str) -> None:
 
 
 def test_a_command_in_the_background_is_started_and_left(box: str) -> None:
-    began = time.monotonic()
-    started = json.loads(run("box", "exec", box, "--shell", "sleep 60", "--background", "--json").stdout)
-    assert started["running"] is True and time.monotonic() - began < 40
+    started = json.loads(run("box", "exec", box, "--shell", "sleep 600", "--background", "--json").stdout)
+    assert started["running"] is True
     assert run("box", "exec", box, "--shell", f"ps -e | grep -c sleep || true; kill {started['process']} || true")
 
 
@@ -79,9 +77,9 @@ def test_all_of_it_as_json(box: str) -> None:
 
 def test_an_interrupt_stops_the_step_and_the_variables_stay(box: str) -> None:
     run("box", "exec", box, "-c", "kept = 1")
-    command = ringfence("box", "exec", box, "-c", "print('up', flush=True)\nimport time; time.sleep(60)")
+    command = ringfence("box", "exec", box, "-c", "print('up', flush=True)\nimport time; time.sleep(600)")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as step:
         assert step.stdout is not None and step.stdout.readline() == "up\n"
         step.send_signal(signal.SIGTERM)
-        assert step.wait(20) == 143
+        assert step.wait(60) == 143
     assert run("box", "exec", box, "-c", "kept").stdout == "1\n"

@@ -8,11 +8,11 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests import tooling
 from tests.cli.terminals import Terminal
 from tests.gateways import finished, ringfence, run
 
@@ -42,6 +42,20 @@ def sitting_at(*words: str) -> Iterator[tuple[Terminal, int]]:
         os.close(master)
 
 
+def wait_for_command(*words: str) -> None:
+    """Until it runs: a shell that is just starting something cannot be stopped, on any terminal."""
+    wanted = "".join(f"{word}\0" for word in words).encode()
+
+    def runs() -> bool:
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if entry.read_bytes() == wanted:
+                    return True
+        return False
+
+    tooling.wait_until(runs)
+
+
 def test_a_person_works_in_a_box_and_has_their_terminal_back(box: str) -> None:
     with sitting_at("box", "shell", box, "--command", "PS1='box> ' exec sh -i") as (terminal, slave):
         before = termios.tcgetattr(slave)
@@ -50,18 +64,18 @@ def test_a_person_works_in_a_box_and_has_their_terminal_back(box: str) -> None:
         terminal.type("stty size; echo here > made\r")
         terminal.expect("20 90")
         resize(terminal.master, 111, 33)
-        terminal.type("sleep 0.2; stty size\r")
+        terminal.type("until [ \"$(stty size)\" = '33 1''11' ]; do sleep 0.1; done; stty size\r")
         terminal.expect("33 111")
         assert "job control" not in terminal.shown
-        terminal.type("sh -c 'echo run''ning; exec sleep 60'\r")
+        terminal.type("sh -c 'echo run''ning; exec sleep 606.1'\r")
         terminal.expect("running")
-        time.sleep(0.3)  # a shell that is just starting something cannot be stopped, on any terminal
+        wait_for_command("sleep", "606.1")
         terminal.type("\x03")
         terminal.type("echo inter''rupted\r")
         terminal.expect("interrupted")
-        terminal.type("sh -c 'echo be''gun; sleep 61'\r")
+        terminal.type("sh -c 'echo be''gun; sleep 606.2'\r")
         terminal.expect("begun")
-        time.sleep(0.3)
+        wait_for_command("sleep", "606.2")
         terminal.type("\x1a")
         terminal.expect("Stopped")
         terminal.type("kill %1; fg; echo go''ne\r")
@@ -69,7 +83,7 @@ def test_a_person_works_in_a_box_and_has_their_terminal_back(box: str) -> None:
         terminal.type("printf '\\033]0;title\\007shown\\n'\r")
         assert "\x1b]0" not in terminal.expect("shown\n")
         terminal.type("exit 7\r")
-        assert terminal.process.wait(20) == 7
+        assert terminal.process.wait(60) == 7
         assert termios.tcgetattr(slave) == before
     assert run("box", "files", "get", box, "made", "-").stdout == "here\n"
 
@@ -79,7 +93,7 @@ def test_it_is_one_step_on_record(box: str, own_home: Path) -> None:
     before = len(finished(state))
     with sitting_at("box", "shell", box, "--command", "echo done") as (terminal, _):
         terminal.expect("done")
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(60) == 0
     assert [record["call"]["tool"] for record in finished(state)[before:]] == ["list_sessions", "run_shell"]
 
 
@@ -89,5 +103,5 @@ def test_without_a_terminal_or_a_box_nothing_is_touched(box: str) -> None:
     with sitting_at("box", "shell", "box_nowhere") as (terminal, slave):
         before = termios.tcgetattr(slave)
         terminal.expect("box_nowhere")
-        assert terminal.process.wait(20) == 2
+        assert terminal.process.wait(60) == 2
         assert termios.tcgetattr(slave) == before
