@@ -104,7 +104,7 @@ class Interpreter:
         self._rested = False
         claims, over = Claims(self._cells), asyncio.Event()
         step = Step(self._home, self._member, cell.limits, self._home.box.hub, tell)
-        self._running = step
+        self._running, step.told = step, cell.told
         step.on_stop = lambda: self._stop(over)
         step.on_time = lambda: claims.done and self._doubt(step, over)
 
