@@ -123,7 +123,7 @@ class Others:
                 late = not self._running or not self._belongs_to_a_step(task)
                 self._theirs[task.tid] = _Use(task, late, used, used)
         self.tasks = sum(use.late for use in self._theirs.values())
-        self.look()
+        self._look_at_reaped()
 
     def look(self) -> None:
         """What they used until now; who has ended meanwhile had used at least what was seen last."""
@@ -132,6 +132,9 @@ class Others:
                 self._theirs[task.tid].look()
             elif task.tid not in self._own:
                 self._sort(task)
+        self._look_at_reaped()
+
+    def _look_at_reaped(self) -> None:
         for pid in {use.task.process for use in self._theirs.values() if use.task.process != self._main}:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 now = _reaped_ms(pid)
@@ -194,16 +197,21 @@ class Tasks:
 
     def __init__(self, box: Box) -> None:
         self._box = box
+        self._first = 0
         self._known: dict[int, _Task] = {}
 
     def all(self) -> list[_Task]:
-        try:
-            listed = tasks(self._box)
-        except OSError:
-            return []
+        listed = self.numbers()
         for gone in self._known.keys() - set(listed):
             self._known.pop(gone).close()
         return [task for tid in listed if (task := self.get(tid)) is not None]
+
+    def numbers(self) -> list[int]:
+        self._first = self._first or self._box.first
+        try:
+            return tasks(self._box, self._first)
+        except OSError:  # the box is just ending
+            return []
 
     def get(self, tid: int) -> _Task | None:
         """None where it is gone."""
@@ -277,16 +285,15 @@ class _Use:
         return (self.last_ns - self.first_ns) / 1e6
 
 
-def tasks(box: Box) -> list[int]:
-    """Every thread of every process in a box, without its first process, which never works."""
+def tasks(box: Box, first: int) -> list[int]:
+    """Every thread of every process in a box, without its `first` process, which never works."""
     listed = box.group.tasks() if box.group is not None else None
     if listed is None:
         listed = []
-        for pid in descendants(box.first, *box.workers):
+        for pid in descendants(first, *box.workers):
             with contextlib.suppress(OSError):
                 listed += [int(tid) for tid in os.listdir(f"/proc/{pid}/task")] if pid else []
         listed = list(dict.fromkeys(listed))
-    first = box.first
     return [tid for tid in listed if tid != first]
 
 

@@ -21,7 +21,7 @@ from ringfence.sandbox.process.afresh import Started
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.guarded import Held
-from ringfence.sandbox.process.late import Late, Others, Tasks, tasks
+from ringfence.sandbox.process.late import Late, Others, Tasks
 from ringfence.sandbox.process.member import Member
 from ringfence.sandbox.process.outlet import Outlet
 from ringfence.sandbox.process.outputs import Outputs
@@ -213,9 +213,7 @@ class LiveBox:
             return count > self._first_tasks + len(members) or bool(self._steps)
         if self.box.group is None:  # the processor time that it begins with was added up just now
             return self.box.tasks > len(members) or bool(self._steps)
-        with contextlib.suppress(OSError):
-            return len(tasks(self.box)) > len(members)
-        return False
+        return len(self._tasks.numbers()) > len(members)
 
     def late_of(self, step: Step) -> Mapping[str, Any] | None:
         """The fact of what earlier steps left, for a step that is over. What was told once is not told again."""
