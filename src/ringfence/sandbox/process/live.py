@@ -85,6 +85,8 @@ class LiveBox:
         self._rest: _Rest | None = None
         """Since the last step was over."""
         self._untold = Late()
+        self._newcomers: list[int] = []
+        """Processes that we started since: what they need to begin, no step has left."""
 
     def settle(self) -> None:
         """Once it is closed: take over its first worker. Raises Unavailable."""
@@ -169,6 +171,7 @@ class LiveBox:
         except asyncio.CancelledError:
             member.ready.add_done_callback(lambda _: member.kill())
             raise
+        self._newcomers.append(member.pid)
         return member
 
     # ── Watching ──
@@ -198,10 +201,12 @@ class LiveBox:
 
     def _charge_late(self, step: Step) -> None:
         """What was done since the last step was over, by what earlier ones left, is told with this one, but apart."""
-        rest = self._rest
+        rest, newcomers = self._rest, self._newcomers
+        self._newcomers = []
         if rest is None or (step.cpu_before == rest.cpu_ms and worked_ms(rest.known) == rest.worked_ms is not None):
             return  # who has not run has written nothing
-        step.late.cpu_ms = max(0.0, step.cpu_before - rest.cpu_ms)
+        begun = sum((task.used_ns() or 0) / 1e6 for pid in newcomers if (task := self._tasks.get(pid)) is not None)
+        step.late.cpu_ms = max(0.0, step.cpu_before - rest.cpu_ms - begun)
         step.late.files = self.outputs.changed()[0]
         step.late.network = self.outlet.since(rest.network) if self.outlet is not None else None
 
@@ -223,7 +228,8 @@ class LiveBox:
         self._untold.add(step.late)
         if not step.told:
             return None
-        told, self._untold = self._untold.told(), Late()
+        if (told := self._untold.told()) is not None:
+            self._untold = Late()
         return told
 
     def _busy_seconds(self) -> float:

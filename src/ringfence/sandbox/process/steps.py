@@ -126,16 +126,15 @@ class Interpreter:
         try:
             self._order(cell, step, name or f"<cell {self._cells - self._unnumbered}>")
             await self._until(over, step)
+            if claims.broken is not None:
+                step.end_as("policy")  # whoever kills it for that, or however it ends by itself: this is why
+                await self.end()
         finally:
             self._running = None
             self._member.heard = lambda _: None
             self._member.ended.remove_done_callback(gone)  # else a session would keep one for every step
             step.finish(lingers=True)
             self._member.on_denial = self._look_between(self._member.denials.total)
-        if claims.broken is not None:
-            step.end_as("policy")  # whoever kills it for that, or however it ends by itself: this is why
-            if self.alive:
-                await self._kill()
         return self._report(step, claims)
 
     # ── Its main thread ──
