@@ -88,6 +88,8 @@ class Cell:
     """Of these, the clock and the two for output hold for one cell; the others are the box's."""
     env: Mapping[str, str] = field(default_factory=dict)
     figures: tuple[str, ...] = ("png",)
+    told: bool = True
+    """False: nobody is told of it, as of what we say to an interpreter ourselves."""
 
 
 @plain

@@ -6,12 +6,14 @@ import asyncio
 import gc
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ringfence import AsyncSandbox, Result, Sandbox, canonical
-from tests import tooling
+from ringfence.box import Mount
+from tests import gateways, tooling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("state")]
 
@@ -179,3 +181,58 @@ async def test_a_callback_that_raises_stops_the_work_and_the_sandbox_goes_on() -
             await box.run_code(code, on_stdout=refuse, timeout=600)
         assert time.monotonic() - began < 300
         assert (await box.run_code("u")).text == "1"
+
+
+FORGE = """
+import gc, _socket
+next(each for each in gc.get_objects() if isinstance(each, _socket.socket)).send(
+    b'{"t":"done","id":%d,"ok":true,"left_out":0}'
+)
+while True: pass
+"""
+
+
+def test_a_cell_that_says_done_and_goes_on_is_told_as_forged_and_the_next_one_is_not_charged(state: Path) -> None:
+    with Sandbox.create() as box:
+        forged = box.run_code(FORGE % 1, timeout=0.5)
+        honest = box.run_code("1 + 1")
+    assert (forged.status, forged.alive) == ("killed", False)
+    assert forged.error is not None and forged.error.name == "forged"
+    told = forged.facts
+    assert (told["ended"], told["limit"], told["forged"], told["exit_status"]) == ("policy", "wall", True, None)
+    assert "said that it was done and went on (forged)" in told["explanation"]
+    assert told["usage"]["cpu_ms"] > honest.facts["usage"]["cpu_ms"]
+    assert (honest.text, honest.facts["ended"], honest.facts.get("late")) == ("2", "exited", None)
+    assert honest.facts["claimed"] == ["exit_status"], "that it did not fail is its interpreter's word"
+    recorded = [record["facts"] for record in gateways.records(state, kind="finished")]
+    assert [each.get("forged") for each in recorded[-3:-1]] == [True, None]
+
+
+def test_what_a_cell_left_running_stands_apart_in_the_facts_and_on_record(state: Path) -> None:
+    left = """
+import threading, time
+used = [0.0]
+def spin():
+    while True: used[0] = time.thread_time()
+threading.Thread(target=spin, daemon=True).start()
+"""
+    with Sandbox.create() as box:
+        box.run_code(left)
+        beside = box.run_code("began = used[0]\nwhile used[0] < began + 0.3: time.sleep(0.01)", timeout=120)
+    late = beside.facts["late"]
+    assert late["tasks"] == 1 and late["cpu_ms"] >= 250 > beside.facts["usage"]["cpu_ms"]
+    assert "left by earlier steps and charged to none: " in beside.facts["explanation"]
+    recorded = gateways.records(state, kind="finished")[-2]["facts"]
+    assert recorded["late"] == late
+
+
+def test_a_session_with_a_writable_mount_may_change_it_by_code_and_by_files(state: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with Sandbox.create(mounts=[Mount(str(tmp_path), "/workspace/host", "rw")]) as box:
+        step = box.run_code("1")
+        box.files.write("/workspace/host/by-file", b"x")
+        box.files.list("/workspace/host")
+    assert (tmp_path / "by-file").read_bytes() == b"x"
+    assert step.facts["effect"] == "confirmed"
+    started = {record["call"]["tool"]: record["effect_possible"] for record in gateways.records(state, kind="started")}
+    assert (started["execute_python"], started["write_file"], started["list_files"]) == (True, True, False)

@@ -116,7 +116,7 @@ class Contexts:
     async def _say(self, context: Context, source: str) -> CellReport | None:
         assert context.interpreter is not None
         try:
-            return await context.run(context.interpreter, Cell(source.encode(), _OURS), unheard, unseen)
+            return await context.run(context.interpreter, Cell(source.encode(), _OURS, told=False), unheard, unseen)
         except RingfenceError:
             return None
 

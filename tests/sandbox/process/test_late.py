@@ -259,6 +259,10 @@ async def test_an_honest_step_has_nothing_late(box: LiveBox) -> None:
     for source in ("1", "import subprocess; subprocess.run(['true'])", "import threading", "2"):
         done = await run(interpreter, source)
         assert (done.report.ended, done.report.late, done.report.forged) == ("exited", None, False)
+    for _ in range(3):
+        command = await box.command(Command(("/bin/sh", "-c", "exit 0")), nothing)
+        assert (await command.over()).late is None
+        assert (await run(await box.interpreter(), "1")).report.late is None, "what it takes to start one is not late"
 
 
 # ── How it is told ──

@@ -61,6 +61,8 @@ class Box:
         self.group: Group | None = None
         self.known: list[int] = []
         """Its processes when somebody last looked, without the first, which never works."""
+        self.tasks = 0
+        """Their threads, where no control group counts."""
         self.descriptors: dict[str, int] = {}
         self.trouble: list[str] = []
         self.begun = False

@@ -32,6 +32,8 @@ LEAST_PROCESSES = 2
 """No box has fewer, so a peak that is no higher can stay: the next one will be at least as high."""
 
 HANDLES = 128
+_A_PAGE = 4000
+"""Bytes; of a longer list a single read gives only the beginning."""
 
 
 @plain
@@ -132,9 +134,12 @@ class Group:
         if not self._folders:
             return None
         folder = next((each for each in self._folders.values() if each.v2), next(iter(self._folders.values())))
-        # Opened anew: of a list that was read a moment ago, v1 gives the same once more.
-        listed = read(folder.path + ("/cgroup.threads" if folder.v2 else "/tasks")).split()
-        return [int(tid) for tid in listed if tid != "0"]
+        path = folder.path + ("/cgroup.threads" if folder.v2 else "/tasks")
+        listed = self._files.read(path) if folder.v2 else b""
+        if not listed or len(listed) > _A_PAGE:
+            # Opened anew, to the end: of a list that was read a moment ago, v1 gives the same once more.
+            listed = read(path).encode()
+        return [int(tid) for tid in listed.split() if tid != b"0"]
 
     def tasks_now(self) -> int | None:
         """How many threads there are in the group, what waits to be reaped included; None where nobody counts."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ _AS_IT_WAITS = (b"0x1", b"0x22")
 _WAITS_IN = b"skb_wait"
 _TICKS_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
 _WORTH_TELLING_MS = 1.0
+_MOST_OPEN = 64
 
 
 class MainThread:
@@ -32,25 +33,32 @@ class MainThread:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._files: dict[str, int] = {}
+        self._look: Callable[[], bool] = self._is_in_its_call
 
     def waits(self) -> bool:
-        """Whether it does just now. Where the kernel tells us less of others' processes, that it sleeps is enough."""
-        try:
-            called = self._read("syscall").split()
-            if called[:1] == [b"running"] or len(called) < 5:
-                return False
-            return called[0] == _WAITS and tuple(called[3:5]) == _AS_IT_WAITS
-        except PermissionError:
-            place = self._read("wchan")
-            return _WAITS_IN in place if place not in (b"", b"0") else self._sleeps()
-        except FileNotFoundError:
-            return self._sleeps()
+        """Whether it does just now. Where the kernel tells us less of others' processes, that it sleeps is enough.
 
-    def _sleeps(self) -> bool:
+        Raises ProcessLookupError where it is gone.
+        """
+        try:
+            return self._look()
+        except (PermissionError, FileNotFoundError):
+            self._look = self._is_in_its_place
+            return self._look()
+
+    def _is_in_its_call(self) -> bool:
+        called = self._read("syscall").split()
+        return called[:1] == [_WAITS] and tuple(called[3:5]) == _AS_IT_WAITS
+
+    def _is_in_its_place(self) -> bool:
+        """Less exact: where in the kernel it sleeps; where even that is not told, whether it does."""
+        place = self._read("wchan")
+        if place not in (b"", b"0"):
+            return _WAITS_IN in place
         return self._read("stat").rpartition(b")")[2].split()[:1] == [b"S"]
 
     def _read(self, name: str) -> bytes:
-        """Raises OSError: PermissionError where it is not for us, ProcessLookupError where it is gone."""
+        """Raises PermissionError where it is not for us, ProcessLookupError where it is gone."""
         if name not in self._files:
             self._files[name] = os.open(f"/proc/{self._pid}/task/{self._pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         return os.pread(self._files[name], 4096, 0)
@@ -73,6 +81,15 @@ class Late:
     """Processes and threads that earlier steps left and that ran on beside this one: what it left of files and asked
     of the network may be theirs."""
 
+    def add(self, more: Late) -> None:
+        """What came to it; of tasks and of the network, what is newer stands for all."""
+        self.cpu_ms += more.cpu_ms
+        for name, count in more.denials.items():
+            self.denials[name] = self.denials.get(name, 0) + count
+        self.files += more.files
+        self.network = more.network or self.network
+        self.tasks = more.tasks or self.tasks
+
     def told(self) -> dict[str, Any] | None:
         """As a fact; None where there is nothing to tell."""
         out: dict[str, Any] = {}
@@ -92,54 +109,53 @@ class Late:
 class Others:
     """Whoever was in a box when a step began, and what comes of them: nothing that they do is the step's."""
 
-    def __init__(self, box: Box, main: int, running: Collection[int]) -> None:
+    def __init__(self, tasks: Tasks, main: int, running: Collection[int]) -> None:
         """`main` is the step's own thread, `running` those of steps that run beside it, whose tasks are not late."""
-        self._box = box
+        self._tasks = tasks
         self._main = main
         self._running = frozenset(running)
-        self._theirs: dict[int, _Task] = {}
+        self._theirs: dict[int, _Use] = {}
         self._own: set[int] = {main}
         self._reaped: dict[int, tuple[float, float]] = {}
         """Of processes, by theirs: what children that they waited for had used, first and last."""
-        with contextlib.suppress(OSError):
-            for tid in tasks(box):
-                if tid not in self._own and (task := _Task.seen(tid)) is not None:
-                    task.late = not self._belongs_to_a_step(task)
-                    self._theirs[tid] = task
-        self.tasks = sum(task.late for task in self._theirs.values())
-        self.look()
+        for task in tasks.all():
+            if task.tid != main and (used := task.used_ns()) is not None:
+                late = not self._running or not self._belongs_to_a_step(task)
+                self._theirs[task.tid] = _Use(task, late, used, used)
+        self.tasks = sum(use.late for use in self._theirs.values())
+        self._look_at_reaped()
 
     def look(self) -> None:
         """What they used until now; who has ended meanwhile had used at least what was seen last."""
-        with contextlib.suppress(OSError):
-            for tid in tasks(self._box):
-                if tid in self._theirs:
-                    self._theirs[tid].look()
-                elif tid not in self._own:
-                    self._sort(tid)
-        for pid in {task.process for task in self._theirs.values() if task.process != self._main}:
+        for task in self._tasks.all():
+            if task.tid in self._theirs:
+                self._theirs[task.tid].look()
+            elif task.tid not in self._own:
+                self._sort(task)
+        self._look_at_reaped()
+
+    def _look_at_reaped(self) -> None:
+        for pid in {use.task.process for use in self._theirs.values() if use.task.process != self._main}:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 now = _reaped_ms(pid)
                 self._reaped[pid] = (self._reaped.get(pid, (now, now))[0], now)
 
-    def _sort(self, tid: int) -> bool:
-        """A task that was not there before: whether it is theirs, which is so if whoever made it is."""
-        task = _Task.seen(tid, since_birth=True)
-        theirs = task is not None and self._made_by_them(task)
-        if theirs and task is not None:
-            maker = self._theirs.get(task.parent) or self._theirs.get(task.process)
-            task.late = maker.late if maker is not None else True
-            self._theirs[tid] = task
-        else:
-            self._own.add(tid)
-        return theirs
+    def _sort(self, task: _Task) -> bool:
+        """One that was not there before: whether it is theirs, which is so if whoever made it is."""
+        used = task.used_ns()
+        if used is None or not self._made_by_them(task):
+            self._own.add(task.tid)
+            return False
+        maker = self._theirs.get(task.parent) or self._theirs.get(task.process)
+        self._theirs[task.tid] = _Use(task, maker.late if maker is not None else True, 0, used)
+        return True
 
     def _made_by_them(self, task: _Task) -> bool:
         if task.process != task.tid:  # a thread
             return task.process != self._main and task.process in self._theirs
         if task.parent == self._main:
             # Of our own process, but perhaps of a thread that an earlier step left: each thread has its own children.
-            left = any(each.process == self._main for each in self._theirs.values())
+            left = any(use.task.process == self._main for use in self._theirs.values())
             return left and task.tid not in _children(self._main)
         return task.parent in self._theirs
 
@@ -149,7 +165,7 @@ class Others:
             if pid in self._running:
                 return True
             seen.add(pid)
-            found = _Task.seen(pid)
+            found = self._tasks.get(pid)
             pid = found.parent if found is not None else 0
         return False
 
@@ -157,21 +173,62 @@ class Others:
         """Whether a task is one of them."""
         if tid in self._theirs or tid in self._own:
             return tid in self._theirs
-        return self._sort(tid)
+        task = self._tasks.get(tid)
+        return task is not None and self._sort(task)
 
     @property
     def cpu_ms(self) -> float:
         """All that they used since the step began."""
-        return sum(task.cpu_ms for task in self._theirs.values()) + self._by_reaped(self._reaped)
+        return sum(use.cpu_ms for use in self._theirs.values()) + self._by_reaped(self._reaped)
 
     @property
     def late_ms(self) -> float:
         """The same, without those of steps that run beside it."""
-        late = [task for task in self._theirs.values() if task.late]
-        return sum(task.cpu_ms for task in late) + self._by_reaped({task.process for task in late})
+        late = [use for use in self._theirs.values() if use.late]
+        return sum(use.cpu_ms for use in late) + self._by_reaped({use.task.process for use in late})
 
     def _by_reaped(self, pids: Iterable[int]) -> float:
         return sum(last - first for first, last in (self._reaped[pid] for pid in pids if pid in self._reaped))
+
+
+class Tasks:
+    """The threads of all processes in a box, as they were last seen. What each used is asked again and again, so it
+    stays open: to open a file of /proc takes longer than to read it."""
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+        self._first = 0
+        self._known: dict[int, _Task] = {}
+
+    def all(self) -> list[_Task]:
+        listed = self.numbers()
+        for gone in self._known.keys() - set(listed):
+            self._known.pop(gone).close()
+        return [task for tid in listed if (task := self.get(tid)) is not None]
+
+    def numbers(self) -> list[int]:
+        self._first = self._first or self._box.first
+        try:
+            return tasks(self._box, self._first)
+        except OSError:  # the box is just ending
+            return []
+
+    def get(self, tid: int) -> _Task | None:
+        """None where it is gone."""
+        known = self._known.get(tid)
+        if known is not None and known.used_ns() is not None:
+            return known
+        if known is not None:  # another has its number by now, or nobody
+            self._known.pop(tid).close()
+        task = _Task.seen(tid, keep=len(self._known) < _MOST_OPEN)
+        if task is not None:
+            self._known[tid] = task
+        return task
+
+    def close(self) -> None:
+        for task in self._known.values():
+            task.close()
+        self._known.clear()
 
 
 @dataclass(slots=True)
@@ -181,47 +238,63 @@ class _Task:
     tid: int
     process: int
     parent: int
-    first_ns: int
-    last_ns: int
-    late: bool = True
+    _descriptor: int
 
     @classmethod
-    def seen(cls, tid: int, *, since_birth: bool = False) -> _Task | None:
-        """None where it is gone."""
+    def seen(cls, tid: int, *, keep: bool) -> _Task | None:
+        """None where it is gone. `keep`: what it used stays open."""
         try:
             with open(f"/proc/{tid}/status", encoding="utf-8", errors="replace") as file:
                 text = file.read()
             process, parent = (int(text.partition(f"\n{name}:\t")[2].split()[0]) for name in ("Tgid", "PPid"))
-            used = _used_ns(tid)
+            descriptor = os.open(f"/proc/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC) if keep else -1
         except (OSError, ValueError, IndexError):
             return None
-        return cls(tid, process, parent, 0 if since_birth else used, used)
+        return cls(tid, process, parent, descriptor)
+
+    def used_ns(self) -> int | None:
+        """Processor time; None where it is gone."""
+        try:
+            if self._descriptor >= 0:
+                return int(os.pread(self._descriptor, 100, 0).split()[0])
+            with open(f"/proc/{self.tid}/schedstat", "rb") as file:
+                return int(file.read().split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@dataclass(slots=True)
+class _Use:
+    """What a task used since a step began."""
+
+    task: _Task
+    late: bool
+    first_ns: int
+    last_ns: int
 
     def look(self) -> None:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            self.last_ns = max(self.last_ns, _used_ns(self.tid))
+        self.last_ns = max(self.last_ns, self.task.used_ns() or 0)
 
     @property
     def cpu_ms(self) -> float:
         return (self.last_ns - self.first_ns) / 1e6
 
 
-def tasks(box: Box) -> list[int]:
-    """Every thread of every process in a box, without its first process, which never works."""
+def tasks(box: Box, first: int) -> list[int]:
+    """Every thread of every process in a box, without its `first` process, which never works."""
     listed = box.group.tasks() if box.group is not None else None
     if listed is None:
         listed = []
-        for pid in descendants(box.first, *box.workers):
+        for pid in descendants(first, *box.workers):
             with contextlib.suppress(OSError):
                 listed += [int(tid) for tid in os.listdir(f"/proc/{pid}/task")] if pid else []
         listed = list(dict.fromkeys(listed))
-    first = box.first
     return [tid for tid in listed if tid != first]
-
-
-def _used_ns(tid: int) -> int:
-    with open(f"/proc/{tid}/schedstat", "rb") as file:
-        return int(file.read().split()[0])
 
 
 def _reaped_ms(pid: int) -> float:

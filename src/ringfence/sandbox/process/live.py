@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from socket import socket
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringfence.box import Limit, Limits
 from ringfence.errors import Unavailable, beginning
@@ -21,11 +21,11 @@ from ringfence.sandbox.process.afresh import Started
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.guarded import Held
-from ringfence.sandbox.process.late import Others
+from ringfence.sandbox.process.late import Late, Others, Tasks
 from ringfence.sandbox.process.member import Member
 from ringfence.sandbox.process.outlet import Outlet
 from ringfence.sandbox.process.outputs import Outputs
-from ringfence.sandbox.process.pulse import BUSY_SECONDS, Rhythm
+from ringfence.sandbox.process.pulse import BUSY_SECONDS, Rhythm, worked_ms
 from ringfence.sandbox.process.step import Step
 from ringfence.sandbox.process.steps import Interpreter, Running
 from ringfence.sandbox.process.watch import added_up, descendants, reclaim, used_memory, worked
@@ -36,6 +36,16 @@ from ringfence.sessions import Command, Tell
 _ROUNDS = 8
 _LASTING_MS, _LASTING_SECONDS = 5000.0, 0.25
 """From then on a step counts as one that lasts, and so often is looked at it."""
+
+
+class _Rest(NamedTuple):
+    """How a box was when the last step was over and none ran any more."""
+
+    cpu_ms: float
+    network: Mapping[str, Any]
+    known: list[int]
+    """Its processes then, and what they had used, where no control group counts: to the nanosecond."""
+    worked_ms: float | None
 
 
 class LiveBox:
@@ -71,8 +81,12 @@ class LiveBox:
         self._ooms = self._denied = 0
         self._first_tasks = 0
         """Of its own, which are there before anything runs in it."""
-        self._rest: tuple[float, Mapping[str, Any]] | None = None
-        """Since the last step was over and none runs: what the box had used by then, and asked of the network."""
+        self._tasks = Tasks(box)
+        self._rest: _Rest | None = None
+        """Since the last step was over."""
+        self._untold = Late()
+        self._newcomers: list[int] = []
+        """Processes that we started since: what they need to begin, no step has left."""
 
     def settle(self) -> None:
         """Once it is closed: take over its first worker. Raises Unavailable."""
@@ -157,6 +171,7 @@ class LiveBox:
         except asyncio.CancelledError:
             member.ready.add_done_callback(lambda _: member.kill())
             raise
+        self._newcomers.append(member.pid)
         return member
 
     # ── Watching ──
@@ -164,9 +179,9 @@ class LiveBox:
     def began(self, step: Step) -> None:
         if not self._steps:
             self._charge_late(step)
-        if self._is_anybody_else_in(step):
+        if self._is_anybody_else_in():
             running = {each.member.pid for each in self._steps}
-            step.others = Others(self.box, step.member.pid, running)
+            step.others = Others(self._tasks, step.member.pid, running)
         self._steps.add(step)
         if self.outlet is not None:
             step.network_before = self.outlet.facts()
@@ -180,37 +195,42 @@ class LiveBox:
         if not self._steps:
             self._rhythm.rest()  # what a step left behind may go on
             if step.cpu_after is not None:
-                self._rest = (step.cpu_after, self.outlet.facts() if self.outlet is not None else {})
+                network = self.outlet.facts() if self.outlet is not None else {}
+                known = list(self.box.known) if self.box.group is None else []
+                self._rest = _Rest(step.cpu_after, network, known, worked_ms(known))
 
     def _charge_late(self, step: Step) -> None:
         """What was done since the last step was over, by what earlier ones left, is told with this one, but apart."""
-        if self._rest is None:
-            return
-        used, network = self._rest
-        step.late.cpu_ms = max(0.0, step.cpu_before - used)
-        if step.cpu_before == used and self.box.group is not None:
+        rest, newcomers = self._rest, self._newcomers
+        self._newcomers = []
+        if rest is None or (step.cpu_before == rest.cpu_ms and worked_ms(rest.known) == rest.worked_ms is not None):
             return  # who has not run has written nothing
+        begun = sum((task.used_ns() or 0) / 1e6 for pid in newcomers if (task := self._tasks.get(pid)) is not None)
+        step.late.cpu_ms = max(0.0, step.cpu_before - rest.cpu_ms - begun)
         step.late.files = self.outputs.changed()[0]
-        step.late.network = self.outlet.since(network) if self.outlet is not None else None
+        step.late.network = self.outlet.since(rest.network) if self.outlet is not None else None
 
-    def _is_anybody_else_in(self, step: Step) -> bool:
+    def _is_anybody_else_in(self) -> bool:
         """Whether there are tasks in it which are not the ones that we started, each with its one thread."""
         members = [member.pid for member in self.box.members.values() if member.pid]
         count = self.box.group.tasks_now() if self.box.group is not None else None
         if count is not None:
             return count > self._first_tasks + len(members) or bool(self._steps)
-        known = [pid for pid in self.box.known if pid not in members]
-        with contextlib.suppress(OSError):
-            return bool(known or self._steps) or len(os.listdir(f"/proc/{step.member.pid}/task")) > 1
-        return False
+        if self.box.group is None:  # the processor time that it begins with was added up just now
+            return self.box.tasks > len(members) or bool(self._steps)
+        return len(self._tasks.numbers()) > len(members)
 
     def late_of(self, step: Step) -> Mapping[str, Any] | None:
         """The fact of what earlier steps left, for a step that is over. What was told once is not told again."""
         for denials in self.box.denials():
-            for name, count in denials.late.items():
-                step.late.denials[name] = step.late.denials.get(name, 0) + count
+            step.late.add(Late(denials=denials.late))
             denials.late.clear()
-        return step.late.told()
+        self._untold.add(step.late)
+        if not step.told:
+            return None
+        if (told := self._untold.told()) is not None:
+            self._untold = Late()
+        return told
 
     def _busy_seconds(self) -> float:
         """What runs on and on is looked at less often, where the kernel itself holds the limit of memory."""
@@ -350,6 +370,7 @@ class LiveBox:
         while self._steps:  # what they wrote is still to be read
             await asyncio.sleep(0.005)
         self._rhythm.stop()
+        self._tasks.close()
         if self.outlet is not None:
             await self.outlet.close()
         return "" if self.box.remove() else "; ".join(self.box.trouble)

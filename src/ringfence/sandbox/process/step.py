@@ -90,6 +90,8 @@ class Step:
         self.cpu_after: float | None = None
         self._cpu_seen = 0.0
         self.late = Late()
+        self.told = True
+        """Somebody is told of it; else what is late is told with the next."""
         self.others: Others | None = None
         """Who else is in the box, if anybody is."""
         self._denied = dict(member.denials.by_name)

@@ -104,7 +104,7 @@ class Interpreter:
         self._rested = False
         claims, over = Claims(self._cells), asyncio.Event()
         step = Step(self._home, self._member, cell.limits, self._home.box.hub, tell)
-        self._running = step
+        self._running, step.told = step, cell.told
         step.on_stop = lambda: self._stop(over)
         step.on_time = lambda: claims.done and self._doubt(step, over)
 
@@ -126,16 +126,15 @@ class Interpreter:
         try:
             self._order(cell, step, name or f"<cell {self._cells - self._unnumbered}>")
             await self._until(over, step)
+            if claims.broken is not None:
+                step.end_as("policy")  # whoever kills it for that, or however it ends by itself: this is why
+                await self.end()
         finally:
             self._running = None
             self._member.heard = lambda _: None
             self._member.ended.remove_done_callback(gone)  # else a session would keep one for every step
             step.finish(lingers=True)
             self._member.on_denial = self._look_between(self._member.denials.total)
-        if claims.broken is not None:
-            step.end_as("policy")  # whoever kills it for that, or however it ends by itself: this is why
-            if self.alive:
-                await self._kill()
         return self._report(step, claims)
 
     # ── Its main thread ──

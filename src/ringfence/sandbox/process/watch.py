@@ -172,6 +172,7 @@ def added_up(box: Box, enough: int) -> tuple[int, float, int]:
             resident, shared, tables = resident + own, shared + common, tables + for_tables
             cpu_ms += _cpu_ms(pid)
             count += _threads(pid)
+    box.tasks = count
     if resident + shared > enough or count > 1:
         of_each = _each_once(of_each)
         # A process can close its maps to us (PR_SET_DUMPABLE); then all that it sees counts as its own.
