@@ -7,7 +7,6 @@ connection is; elsewhere whoever knows what only that user can read proves it.
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import struct
@@ -83,15 +82,10 @@ def peer_uid(connection: socket.socket) -> int | None:
 
 
 def _unix_peer(connection: socket.socket) -> int | None:
-    """Who connected: the kernel noted it then.
-
-    What is in a box, or in another container, has a network of its own, and by TCP could not be here either: a socket
-    that it finds in a folder makes it none of our user's own programs.
-    """
+    """Who connected: the kernel noted it then. From a box nobody comes by TCP, and so not by a socket in a folder."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, uid, _ = _CREDENTIALS.unpack(found)
-    same = os.path.samestat(os.stat(f"/proc/{process}/ns/net"), os.stat("/proc/self/ns/net"))
-    return int(uid) if same else None
+    return int(uid) if system.same_network(process) else None
 
 
 def _tcp_peer(connection: socket.socket) -> int | None:

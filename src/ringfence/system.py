@@ -48,6 +48,15 @@ def tells_peers() -> bool:
     return sys.platform == "linux"
 
 
+def same_network(process: int) -> bool:
+    """Whether a process has the network that we have: what is in a box, or in another container, does not, and is none
+    of our user's own programs though it has their number. One that is gone, or that we may not look at, has not."""
+    try:
+        return os.path.samestat(os.stat(f"/proc/{process}/ns/net"), os.stat("/proc/self/ns/net"))
+    except OSError:
+        return False
+
+
 @cache
 def interpreter() -> Path:
     """The interpreter of boxes, by its real path: a virtual environment's is a link to it."""

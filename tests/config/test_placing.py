@@ -128,3 +128,37 @@ def test_where_any_server_may_have_the_tool_it_is_a_warning(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
     found = loaded(narrowed("s", "./docs", "/docs", "ro").replace("server: s, ", ""), tmp_path)
     assert ["name its server, or: " in str(warning) for warning in found.warnings] == [True]
+
+
+# ── The gateway's socket ──
+
+
+@pytest.mark.parametrize(
+    ("written", "where"), [("g.sock", "g.sock"), ("run/../g.sock", "g.sock"), ("/run/g", "/run/g")]
+)
+def test_a_gateway_may_listen_at_a_path(tmp_path: Path, written: str, where: str) -> None:
+    gateway = loaded(f'gateway: {{listen: "unix:{written}"}}', tmp_path).gateway
+    assert gateway.socket == tmp_path / where
+    assert (gateway.host, gateway.port) == ("127.0.0.1", 8700), "for whoever wants it at an address after all"
+    assert loaded("", tmp_path).gateway.socket is None
+    assert loaded("", tmp_path).digest != loaded(f'gateway: {{listen: "unix:{written}"}}', tmp_path).digest
+
+
+def test_a_path_that_no_socket_can_have_is_a_problem(tmp_path: Path) -> None:
+    assert "names no socket" in problems('gateway: {listen: "unix:"}', tmp_path)[0]
+    assert "too long for a socket" in problems(f'gateway: {{listen: "unix:/{"x" * 107}"}}', tmp_path)[0]
+    assert loaded(f'gateway: {{listen: "unix:/{"x" * 106}"}}', tmp_path).gateway.socket is not None
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw"])
+def test_a_socket_that_boxes_would_see_is_a_problem(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "link").symlink_to("shared")
+    mount = f"{{host: shared, at: /workspace/input, mode: {mode}}}"
+    server = f"servers: {{s: {{command: [x], mounts: [{mount}]}}}}"
+    own = f"capabilities: {{execute_python: {{transport: sandboxed_exec, filesystem: {{mounts: [{mount}]}}}}}}"
+    for text in (server, own):
+        for path in ("shared/g.sock", "link/g.sock", "shared/new/g.sock"):
+            found = problems(f'gateway: {{listen: "unix:{path}"}}\n{text}', tmp_path)
+            assert len(found) == 1 and "mounts.0" in found[0] and found[0].startswith("f:1:")
+        assert loaded(f'gateway: {{listen: "unix:beside/g.sock"}}\n{text}', tmp_path).gateway.socket

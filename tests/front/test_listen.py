@@ -14,8 +14,10 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from ringfence import system
 from ringfence.errors import Unavailable
 from ringfence.front import listen
+from ringfence.front.http import PEER
 from ringfence.front.listen import Admission, Listener, open_socket, unix_socket
 from ringfence.front.refusals import Refusal, Refusals
 
@@ -47,7 +49,7 @@ class Plain:
         self.served += 1
         while (await receive()).get("more_body"):
             pass
-        body = f"user {scope.get(listen.PEER)}".encode()
+        body = f"user {scope.get(PEER)}".encode()
         head = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -291,7 +293,7 @@ def test_a_folder_that_somebody_keeps_locked_is_one_clear_sentence(
     monkeypatch.setattr(listen, "_LOCK_SECONDS", 0.0)
     held = os.open(tmp_path, os.O_RDONLY)
     try:
-        assert listen.system.lock(held)
+        assert system.lock(held)
         with pytest.raises(Unavailable, match="has locked"), unix_socket(tmp_path / "gateway.sock"):
             pass
     finally:

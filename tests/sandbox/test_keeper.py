@@ -34,6 +34,24 @@ with socket.socket(socket.AF_UNIX) as connection:
     connection.connect(sys.argv[1])
     print(connection.recv(65536)[5:].decode())
 """
+_FROM_ELSEWHERE = """
+import os, socket, sys
+os.unshare(os.CLONE_NEWUSER | os.CLONE_NEWNET)
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.settimeout(60)
+    connection.connect(sys.argv[1])
+    print(connection.recv(65536)[5:].decode())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "unshare"), reason="this Python cannot leave a namespace")
+async def test_a_program_of_the_same_user_in_a_box_is_turned_away() -> None:
+    async with kept(Parrot()) as (_, there):
+        command = [sys.executable, "-I", "-S", "-c", _FROM_ELSEWHERE, there.home.address() or ""]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
+    if b"PermissionError" in done.stderr and b"unshare" in done.stderr:
+        pytest.skip("this host gives no namespaces to ordinary programs")
+    assert json.loads(done.stdout)["refused"]["reason_code"] == "foreign_network", done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

@@ -63,9 +63,7 @@ def _socket(draft: Draft) -> None:
         with suppress(ValueError):  # told at its own place
             if real.is_relative_to(mount(draft, shape).host):
                 what = ".".join(map(str, place))
-                draft.problem(
-                    where, f"{path} lies in a folder that is mounted into a box ({what}), which could call us"
-                )
+                draft.problem(where, f"{path} lies in a folder that boxes see ({what}): name another place for it")
 
 
 def _placement(draft: Draft, server: Shaped[schema.Server]) -> None:

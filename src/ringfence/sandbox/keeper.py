@@ -15,6 +15,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ringfence import system
 from ringfence.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.model import Json, Status
 from ringfence.sandbox.codec import Attachments, CodecError, pack
@@ -109,6 +110,9 @@ class Server:
         if user != os.geteuid():
             log.warning("process %d of user %d was turned away", process, user)
             turn_away(wire, "foreign_user", "this keeper belongs to another user; each user has one of their own")
+        elif not system.same_network(process):
+            log.warning("process %d was turned away: it is in a box or a container", process)
+            turn_away(wire, "foreign_network", "this keeper serves programs of its own network, none in a box")
         elif len(self._callers) >= MOST_CLIENTS:
             text = f"the keeper serves {MOST_CLIENTS} clients already; close some, or try again later"
             turn_away(wire, "too_many_clients", text)
