@@ -108,6 +108,19 @@ async def test_no_log_holds_a_secret(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert VALUE in caplog.text
 
 
+async def test_what_others_say_in_a_log_steers_no_terminal_and_hides_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    safe = Safe(config.load(written(tmp_path, VALUE)))
+    await safe.load()
+    async with quiet(lambda: safe):
+        log = logging.getLogger("anything.at.all")
+        log.warning("server: %s", "\x1b]0;owned\x07 pay\u200b\u202e now\nsecond line")
+        log.warning("split: %s", f"{VALUE[:9]}\u200b{VALUE[9:15]}\x00{VALUE[15:]}")
+    assert "\\x1b]0;owned\\x07 pay\\u{200b}\\u{202e} now\nsecond line" in caplog.text
+    assert "split: [redacted]" in caplog.text
+
+
 async def test_what_an_agent_makes_up_is_not_written_down_either(tmp_path: Path) -> None:
     async with App.open(config.load(written(tmp_path, VALUE))) as app:
         call = Call(canonical.new_id("call"), app.agent, f"tool-{VALUE}", {}, trace=VALUE)

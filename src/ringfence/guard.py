@@ -163,7 +163,7 @@ class Guard:
         proper = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
         struck = _Struck()
         if invisible.suspect(proper):
-            proper = self._seen(proper, invisible.escaped(proper), patterns, struck)
+            proper = self._seen(proper, patterns, struck, invisible.escaped)
         whole = self._redacted(proper, patterns, struck)
         return GuardedText(whole if len(proper) <= most else self._cut(proper, patterns, most, whole))
 
@@ -317,30 +317,30 @@ class Guard:
         """A key, cleaned: what is unseen in it is escaped whatever becomes of texts. Raises _SameKey."""
         if not invisible.suspect(key):
             return self._redacted(key, patterns, struck)
-        seen = self._seen(key, invisible.name(key), patterns, struck)
+        seen = self._seen(key, patterns, struck, invisible.name)
         if seen in siblings:
             raise _SameKey
         return self._redacted(seen, patterns, struck)
 
     def _cleaned(self, text: str, patterns: tuple[Any, ...], struck: _Struck) -> str:
         if invisible.suspect(text):
-            clean = invisible.escaped(text) if struck.escape else _without_unseen(text)
-            text = self._seen(text, clean, patterns, struck)
+            text = self._seen(text, patterns, struck, invisible.escaped if struck.escape else None)
         return self._redacted(text, patterns, struck)
 
-    def _seen(self, text: str, clean: str, patterns: tuple[Any, ...], struck: _Struck) -> str:
-        """Of a text what its reader sees, counted: `clean`, unless an escape in it or a joiner that is kept would hide
-        a secret, which the reader could put together again."""
+    def _seen(self, text: str, patterns: tuple[Any, ...], struck: _Struck, escaped: Callable[[str], str] | None) -> str:
+        """Of a text what its reader sees; what they do not see is counted, and gone or escaped. Where an escape, or a
+        joiner that is kept, would hide a secret that the reader could put together again, all of it is gone."""
         visible, controls = invisible.without_controls(text)
-        hidden = invisible.without_hidden(visible)[1]
+        clean, hidden = invisible.without_hidden(visible)
         if controls:
             struck[CONTROL] += controls
         if hidden:
             struck[INVISIBLE] += hidden
+        if escaped is not None and (controls or hidden or escaped is invisible.name):
+            clean = escaped(text)
         bare = invisible.bare(visible)
-        if clean != bare and self._hits(bare, patterns) > self._hits(clean, patterns):
-            return bare
-        return clean
+        found = self._hits(bare, patterns) if clean != bare else 0
+        return bare if found and found > self._hits(clean, patterns) else clean
 
     def _hits(self, text: str, patterns: tuple[Any, ...]) -> int:
         found = _Struck()
@@ -360,10 +360,6 @@ class Guard:
                 struck[f"redact[{index}]"] += count
                 text = clean
         return text
-
-
-def _without_unseen(text: str) -> str:
-    return invisible.without_hidden(invisible.without_controls(text)[0])[0]
 
 
 def without_forged(value: Any) -> tuple[Any, int]:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ringfence import invisible
 from ringfence.config import paths
 from ringfence.config.settings import Config
 from ringfence.errors import ConfigError, Problem, Refused, Unavailable
@@ -109,7 +110,7 @@ def _token(spec: VaultSpec) -> str | None:
 
 
 class _Filter(logging.Filter):
-    """Removes secrets from what is logged, wherever the record comes from."""
+    """Removes secrets from what is logged, and shows what cannot be seen, wherever the record comes from."""
 
     def __init__(self, safe: Callable[[], Safe]) -> None:
         super().__init__()
@@ -122,13 +123,21 @@ class _Filter(logging.Filter):
             return True  # it does not fit its own format: whoever writes it down says so
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
-        shown = self._safe().shown
-        clean, struck = shown.redact(text)
-        if struck:
+        clean = self._clean(text)
+        if clean != text:
             record.msg, record.args = clean, None
         if record.exc_text:
-            record.exc_text = shown.redact(record.exc_text)[0]
+            record.exc_text = self._clean(record.exc_text)
         return True
+
+    def _clean(self, text: str) -> str:
+        """Others have a hand in it: no terminal obeys it, and nothing unseen stands between a secret's letters."""
+        shown = self._safe().shown
+        if not invisible.suspect(text):
+            return shown.redact(text)[0]
+        bare, struck = shown.redact(invisible.bare(invisible.without_controls(text)[0]))
+        clean, found = shown.redact(invisible.visible(text, lines=True))
+        return bare if sum(struck.values()) > sum(found.values()) else clean
 
 
 @asynccontextmanager

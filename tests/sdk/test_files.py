@@ -37,6 +37,16 @@ def test_what_is_written_is_read(sandbox: Sandbox) -> None:
     assert sandbox.files.read("new/folder/a.txt") == "grüße\nmore"
 
 
+def test_bytes_of_files_are_never_altered_whatever_nobody_sees_in_them(sandbox: Sandbox) -> None:
+    odd = "\ufeffa\u200b\u202e\U000e0041\x1b[2J\x00\ufe0f\u3164\n"
+    sandbox.files.write("odd.txt", odd)
+    assert sandbox.files.read("odd.txt") == odd
+    assert sandbox.files.read("odd.txt", "bytes") == odd.encode()
+    assert sandbox.run_code("len(open('odd.txt', newline='').read())").text == str(len(odd))
+    with pytest.raises(Refused, match="cannot be seen"):
+        sandbox.files.write("odd\u200b.txt", "x")
+
+
 def test_what_is_no_text_says_how_to_read_it(sandbox: Sandbox) -> None:
     sandbox.files.write("binary", b"\xff\xfe")
     with pytest.raises(ValueError, match="read it with format='bytes'"):
