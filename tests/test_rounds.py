@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ringfence import approval
+from ringfence.audit.explain import explain
 from ringfence.model import ApprovalRule, Json, Outcome, Person, Status
 from ringfence.ports import UpstreamRequest
 from ringfence.rounds import fitted_answer
@@ -183,6 +184,7 @@ async def test_a_person_who_must_agree_sees_the_answers_too(tmp_path: Path) -> N
         )  # fmt: skip
         shown = way.store.reader().approval(approve(way, waits))
         assert shown is not None and shown.summary["inputs"] == {"q": accept(folder="safe")}
+        assert shown.summary["asked"] == {"q": "Which folder?"}
         assert heard == []
 
         way.client.answers = {"q": accept(folder="everything")}
@@ -245,3 +247,40 @@ async def test_the_record_of_answers_holds_no_value(tmp_path: Path) -> None:
         (told,) = records(way)
         assert set(told["answers"]) == {"digest", "bytes"} and told["methods"] == ["elicitation/create"]
         assert "unmistakable" not in str(told)
+
+
+async def test_an_answer_that_was_approved_is_none_to_another_question(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", approval="always"),))
+    other: Json = {"method": "elicitation/create", "params": {"message": "What to erase?", "requestedSchema": SCHEMA}}
+    heard: list[Any] = []
+    async with governed(tmp_path, said, [asking(heard, {"q": FORM})]) as way:
+        way.client.answers = {"q": accept(folder="a")}
+        approve(way, await way.call())
+        approve(way, await way.call())
+        way.servers.replies = [asking(heard, {"q": other})]
+        approve(way, await way.call())
+        assert (await way.call()).reason_code == "approval_required"
+        assert heard == []
+
+
+async def test_folders_are_told_before_and_change_nothing_of_an_approval(tmp_path: Path) -> None:
+    """A connection that is opened anew asks for them first; the answer that a person saw is the same."""
+    said = Said(contracts=(contract("echo", approval="always"),))
+    heard: list[Any] = []
+    async with governed(tmp_path, said, [asking(heard, {"roots": ROOTS}, {"q": FORM})]) as way:
+        way.client.answers = {"roots": {"roots": [{"uri": "file:///a"}]}, "q": accept(folder="a")}
+        approve(way, await way.call())
+        approve(way, await way.call())
+        way.servers.replies = [asking(heard, {"q": FORM})]
+        approve(way, await way.call())
+        assert (await way.call()).ok
+        assert heard[-1] == {"q": accept(folder="a")}
+
+
+async def test_explain_tells_of_answers(tmp_path: Path) -> None:
+    async with governed(tmp_path, replies=[asking([], {"q": FORM, "p": FORM})]) as way:
+        way.client.answers = {"q": accept(folder="a"), "p": 5}
+        outcome = await way.call()
+        told = explain([record.body for record in way.store.reader().records(call_id=outcome.facts["call_id"])])
+    assert "What the client answered to the server in round 1 was sent on" in told
+    assert "Of its answers 1 did not fit what was asked and stayed behind." in told

@@ -8,7 +8,7 @@ removes the sandbox); `warn` and `audit` allow and mark; `allow` allows; nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -196,49 +196,55 @@ class _Compiled:
         return FORMS[found] if self.when is None or self.when.test(see()) else None
 
     def _form(self, name: str, regex: Any, seen: _Seen) -> int | None:
-        for form in range(self.forms):
-            if any(regex.search(text) for text in seen.texts(name, form)):
-                return form
+        search = regex.search
+        for form, texts in seen.texts(name):
+            if form >= self.forms:
+                return None
+            for text in texts:
+                if search(text):
+                    return form
         return None
 
 
 class _Seen:
-    """The texts of one call that patterns are tried on, each form of them made when the first rule wants it."""
+    """The texts of one call that patterns are tried on, made when the first rule wants them."""
 
     __slots__ = ("_call", "_made")
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._made: dict[tuple[str, int], list[bytes]] = {}
+        self._made: dict[str, list[tuple[int, list[bytes]]]] = {}
 
-    def texts(self, name: str, form: int) -> list[bytes]:
-        made = self._made.get((name, form))
+    def texts(self, name: str) -> list[tuple[int, list[bytes]]]:
+        """By form, as its place among the forms; without those that have nothing to show."""
+        made = self._made.get(name)
         if made is None:
             # Encoded once for all patterns; what cannot be encoded is no text, and an error denies.
-            made = self._made[name, form] = [text.encode() for text in self._texts(name, form)]
+            forms = [[text.encode() for text in texts] for texts in self._forms(name)]
+            strange = [text for texts in forms for text in texts if not text.isascii()]
+            forms.append([folded(text.decode()).encode() for text in strange])
+            made = self._made[name] = [(form, texts) for form, texts in enumerate(forms) if texts]
         return made
 
-    def _texts(self, name: str, form: int) -> Iterator[str]:
-        arguments = self._call.arguments
-        inside = [arguments] if name == ANY_ARGUMENT else [arguments[name]] if name in arguments else []
-        match FORMS[form]:
-            case "as_sent":
-                yield from _strings(arguments) if name == ANY_ARGUMENT else map(_text, inside)
-            case "string":
-                if name != ANY_ARGUMENT:
-                    yield from _strings([value for value in inside if not isinstance(value, str)])
-            case "joined":
-                yield from _joined(inside)
-            case "carried":
-                beside = list(_carried(self._call, name))
-                yield from map(_text, beside)
-                yield from _strings(beside)
-                yield from _joined(beside)
-            case _:
-                for earlier in range(len(FORMS) - 1):
-                    for text in self.texts(name, earlier):
-                        if not text.isascii():
-                            yield folded(text.decode())
+    def _forms(self, name: str) -> Iterator[Iterable[str]]:
+        """In the order of FORMS, all but the last."""
+        call, arguments = self._call, self._call.arguments
+        if name == ANY_ARGUMENT:
+            yield _strings(arguments)
+            yield ()
+            yield _joined(arguments)
+        elif name not in arguments:
+            yield from ((), (), ())
+        else:
+            value = arguments[name]
+            yield (_text(value),)
+            yield () if isinstance(value, str) else _strings(value)
+            yield () if isinstance(value, str) else _joined(value)
+        if call.inputs or call.meta or call.traced:
+            beside = list(_carried(call, name))
+            yield (*map(_text, beside), *_strings(beside), *_joined(beside))
+        else:
+            yield ()
 
 
 def _carried(call: Call, name: str) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from ringfence.errors import Refused, StoreError
 from ringfence.expression import variables
 from ringfence.guard import Guard
 from ringfence.journal import Trip
-from ringfence.model import Call, Contract, Decision, Json, Status
+from ringfence.model import Call, Decision, Json, Status
 from ringfence.ports import Channel
 from ringfence.rulebook import Rulebook
 from ringfence.schema import Schema, Unusable
@@ -94,20 +94,24 @@ class Rounds:
             raise Refused(Status.FAILED, "policy", f"An answer was not sent on, by policy: {decision.reason}")
         # What came with the call, a person saw with the call; what says nothing, nobody need see.
         if any(_says_something(questions[key], answer) for key, answer in told.items()):
-            await self._agreed(contract, call, decision, body)
+            await self._agreed(questions, call, decision, body)
         else:
             await self._record(body)
 
-    async def _agreed(self, contract: Contract, call: Call, decision: Decision, body: Json) -> None:
+    async def _agreed(self, questions: Mapping[str, Json], call: Call, decision: Decision, body: Json) -> None:
+        contract = self.trip.contract
+        assert contract is not None
         see = lambda: variables(call, contract, self.rules.environment)  # noqa: E731
         requirement = self.rules.approvals.requirement(contract, decision, see)
         if requirement is None:
             await self._record(body)
             return
-        about = [self.trip.arguments_digest, self.count, call.inputs]
+        # The same answer to another question is another one; in which round it comes, may differ when it is repeated.
+        about = [self.trip.arguments_digest, [_put(question) for question in questions.values()], call.inputs]
         asked = replace(self.trip, call=call, decision=decision, arguments_digest=canonical.digest(about))
         digest = asking.binding(self.rules, asked, contract, requirement)
-        shown = lambda: asking.summary(self.guard, asked)  # noqa: E731
+        words = {key: _words(question) for key, question in questions.items()}
+        shown = lambda: {**asking.summary(self.guard, asked), "asked": self.guard.redacted(contract, words)}  # noqa: E731
         try:
             await self.rules.approvals.obtain(call, digest, requirement, shown, self.client)
             await self._record(body, digest)
@@ -142,6 +146,20 @@ class Rounds:
 def _says_something(question: Json, answer: Json) -> bool:
     """Folders that a client works on are told once for each connection, whichever call opens it."""
     return question.get("method") != "roots/list" and answer.get("action") not in ("decline", "cancel")
+
+
+def _put(question: Json) -> Json:
+    """A question without what is said about it."""
+    params = question.get("params")
+    params = params if isinstance(params, dict) else {}
+    return {"method": question.get("method"), "params": {k: v for k, v in params.items() if k != "_meta"}}
+
+
+def _words(question: Json) -> str:
+    """A question as it is shown to whoever must agree to the answer."""
+    params = question.get("params")
+    message = params.get("message") if isinstance(params, dict) else None
+    return message if isinstance(message, str) else str(question.get("method"))
 
 
 # ── Whether an answer fits ────────────────────────────────────────────────────────────────────────

@@ -41,6 +41,7 @@ def explain(records: list[Json], public: Ed25519PublicKey | None = None) -> str:
     parts += _approval(story, ordered, public)
     parts += _grant(started, finished)
     parts += _isolation(story, started)
+    parts += _answers(ordered)
     parts += _secrets(ordered)
     parts += _outcome(started, finished)
     return _printable(" ".join(part for part in parts if part))
@@ -237,6 +238,27 @@ def _grant(started: Json | None, finished: Json | None) -> list[str]:
     could = {True: ", as an effect outside was possible", False: "; no effect outside was possible"}
     tail = could[effect] if isinstance(effect, bool) else ""
     return [f"Leave to run it once was recorded{synced} before anything was sent{tail}{place}."]
+
+
+def _answers(records: list[Json]) -> list[str]:
+    """What the client answered to questions of the server, round by round."""
+    out = []
+    for record in records:
+        if _kind(record) != "answered":
+            continue
+        decision, approval = _part(record, "decision"), _part(record, "approval")
+        sent = "was sent on" if decision.get("allowed") is True else "was not sent on, by policy"
+        why = _text(decision.get("reason"))
+        agreed = "".join(
+            f"; {_text(one.get('person'))} approved it" for one in _list(approval.get("by")) if isinstance(one, dict)
+        )
+        named = f" (approval {_text(approval.get('id'))})" if approval else ""
+        inside = f" ({why})" if why else ""
+        which = f"in round {_text(record.get('round'))}"
+        out.append(f"What the client answered to the server {which} {sent}{inside}{agreed}{named}.")
+        if isinstance(unfit := record.get("unfit"), int) and unfit > 0:
+            out.append(f"Of its answers {unfit} did not fit what was asked and stayed behind.")
+    return out[: 2 * _FEW]
 
 
 def _secrets(records: list[Json]) -> list[str]:

@@ -19,7 +19,7 @@ from ringfence.model import Json, Person
 from ringfence.store import Approval, Reader
 
 _WIDTH = 100
-_BESIDE = {"meta": "_meta", "inputs": "answers"}
+_BESIDE = {"meta": "_meta", "asked": "asked", "inputs": "answers"}
 """What a call carries beside its arguments, and what it is called here."""
 _PREFIX = "apr_"
 
