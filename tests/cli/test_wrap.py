@@ -49,6 +49,17 @@ def test_it_sees_what_was_named_and_no_more(folders: dict[str, str], tmp_path: P
     assert f"ringfence wrap: it wanted to see {canary}: --mount {canary}:{canary}:ro".encode() in done.stderr
 
 
+def test_a_relative_script_is_looked_for_where_the_caller_stands(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "project" / "servers" / "mine.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("import sys\nprint(sys.argv[1:])\n")
+    monkeypatch.chdir(tmp_path / "project")
+    done = wrap(folders, "--", "python3", "servers/mine.py", "servers/other")
+    assert (done.stdout, done.returncode) == (b"['servers/other']\n", 0), done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -81,6 +81,21 @@ def test_the_script_of_an_interpreter(tmp_path: Path) -> None:
     assert found("perl", "-m", "module.inner", cwd=tmp_path).trees == {str(tmp_path)}
 
 
+def test_a_relative_script_is_the_one_that_the_bare_command_would_run(tmp_path: Path) -> None:
+    script = program(tmp_path / "servers" / "mine.py", "")
+    seen = found("sh", "servers/mine.py", "servers/mine.py", cwd=tmp_path)
+    assert (seen.cwd, seen.argv[1:]) == ("/workspace", (str(script), "servers/mine.py")), "the rest is the script's own"
+    seen = found("sh", "-x", "../servers/mine.py", cwd=tmp_path / "elsewhere")
+    assert seen.argv[1:] == ("-x", str(script))
+    seen = found("sh", "mine.py", cwd=script.parent)
+    assert (seen.cwd, seen.argv[1:]) == (str(script.parent), ("mine.py",)), "in its own folder nothing has to change"
+    seen = found("sh", "home/server.py", cwd=tmp_path, private=str(tmp_path / "home"))
+    assert seen.argv[1:] == ("home/server.py",), "what is not there is for the interpreter to say"
+    private = program(tmp_path / "home" / "server.py", "")
+    seen = found("sh", "server.py", cwd=tmp_path / "home", private=str(tmp_path / "home"))
+    assert (seen.files, seen.argv[1:]) == ({str(private): str(private)}, (str(private),))
+
+
 def test_what_is_private_is_never_shown_whole(tmp_path: Path) -> None:
     script = program(tmp_path / "home" / "server.py", "")
     seen = found("sh", script, private=str(tmp_path / "home"))

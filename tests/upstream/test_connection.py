@@ -135,6 +135,18 @@ async def test_a_listing_that_never_ends_is_given_up() -> None:
         await opened(far_end(tools_list={"tools": [], "nextCursor": "again"}))
 
 
+async def test_a_listing_of_long_pages_is_given_up_before_it_fills_the_memory() -> None:
+    pages: list[Json] = []
+
+    async def page(params: Json, exchange: Any) -> Json:
+        pages.append(params)
+        return {"tools": [{"name": "t", "description": "x" * 5_000_000}], "nextCursor": "again"}
+
+    with pytest.raises(Unavailable, match="never ends"):
+        await opened(far_end(tools_list=page))
+    assert len(pages) == 4
+
+
 @pytest.mark.parametrize("listed", [{"tools": None}, {"tools": {"a": 1}}, {}, RpcError(-32601, "x")], ids=str)
 async def test_a_bad_listing_offers_nothing(listed: Any) -> None:
     made, _ = await opened(far_end(tools_list=listed))
@@ -255,6 +267,14 @@ async def test_what_a_server_may_not_ask_is_refused(
     made, _ = await opened(questions(method), ServerSpec("desk", url="http://x/", **settings), consents=consents)
     assert await made.request(asking(client)) == {"told": [{"code": code}]}
     assert client.asked == []
+
+
+async def test_a_server_that_asks_without_end_gets_no_more_answers() -> None:
+    client = Client(EVERYTHING, {"question": {"action": "accept"}})
+    made, _ = await opened(questions(*["elicitation/create"] * (connection._MAX_QUESTIONS + 2)))
+    told = (await made.request(asking(client)))["told"]
+    assert len(client.asked) == connection._MAX_QUESTIONS
+    assert told[-2:] == [{"code": -32600}] * 2
 
 
 @pytest.mark.parametrize(("setting", "consents"), [("allow", False), ("ask", True)])

@@ -24,7 +24,7 @@ from ringfence.sandbox.servers import Boxes, Surroundings
 from ringfence.upstream import stdio
 from ringfence.upstream.bare import Bare
 from ringfence.upstream.link import ANSWER_UNUSABLE, Exchange, RpcError
-from ringfence.upstream.stdio import Lines, StdioLink, TooLong, _Pace, _parse, to_message
+from ringfence.upstream.stdio import Lines, StdioLink, TooLong, _parse, to_message
 from tests import tooling
 from tests.faking import chunked
 
@@ -137,24 +137,6 @@ def test_an_answer_that_cannot_be_used_fails_the_request_it_answers(line: bytes)
 @pytest.mark.parametrize("line", [b"NaN", b"1e999", b'"\\ud800"', b"[NaN]", b'{"method": "x", "a": NaN}', b"\xff"])
 def test_garbage_is_nothing(line: bytes) -> None:
     assert _parse(line) is None
-
-
-async def test_a_flood_is_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += seconds
-
-    now = [0.0]
-    monkeypatch.setattr(anyio, "current_time", lambda: now[0])
-    monkeypatch.setattr(stdio, "_MESSAGES_PER_WINDOW", 10)
-    monkeypatch.setattr(anyio, "sleep", sleep)
-    pace = _Pace()
-    for _ in range(50):
-        await pace.wait()
-    assert len(slept) == 4
-    assert slept == pytest.approx([stdio._WINDOW_SECONDS] * 4)
 
 
 # ── A real process ──

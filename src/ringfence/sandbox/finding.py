@@ -102,8 +102,9 @@ class _Search:
         program = self._program(command[0])
         found = self._found
         self._around(program, 0)
+        place: int | None = None
         if os.path.basename(os.path.realpath(program)).rstrip("0123456789.") in _INTERPRETERS:
-            self._script(command[1:])
+            place = self._script(command[1:])
         found.argv = (program, *command[1:])
         self._settle()
         if not found.sees(program):
@@ -113,6 +114,10 @@ class _Search:
         found.path = ":".join(dict.fromkeys((*folders, *_DEFAULT_PATH.split(":"))))
         if any(within(self._cwd, root) for root in found.trees):
             found.cwd = self._cwd
+        elif place is not None:
+            # In the box another folder is the current one, and a relative path would lead elsewhere.
+            script = os.path.normpath(os.path.join(self._cwd, command[1 + place]))
+            found.argv = (*found.argv[: 1 + place], script, *found.argv[2 + place :])
         return found
 
     def run_mounted(self, command: tuple[str, ...], mount: Mount) -> Found:
@@ -187,22 +192,23 @@ class _Search:
                 if os.path.isabs(line.strip()) and os.path.isdir(line.strip()) and not _is_system(line):
                     self._show(line.strip(), line.strip())
 
-    def _script(self, words: Sequence[str]) -> None:
-        """What an interpreter is told to run."""
+    def _script(self, words: Sequence[str]) -> int | None:
+        """What an interpreter is told to run: which of the words, where that is a file that is there."""
         index = 0
         while index < len(words) and words[index].startswith("-") and words[index] != "-":
             option = words[index]
             if option == "-m" and index + 1 < len(words):
                 self._module(words[index + 1])
             if option in ("-m", "-c", "-e", "--eval", "-p"):
-                return
+                return None
             index += 1 + _VALUED.get(option, 0)
         if index >= len(words) or words[index] == "-":
-            return
+            return None
         script = os.path.normpath(os.path.join(self._cwd, words[index]))
         for each in dict.fromkeys((script, os.path.realpath(script))):
             if os.path.exists(each) and not _is_system(each):
                 self._show_source(each)
+        return index if os.path.exists(script) else None
 
     def _module(self, name: str) -> None:
         top = os.path.join(self._cwd, name.partition(".")[0])

@@ -24,6 +24,7 @@ from ringfence.upstream.link import (
     ANSWER_UNUSABLE,
     HANDSHAKE,
     HANDSHAKES,
+    MAX_MESSAGE_BYTES,
     MODERN,
     Exchange,
     Link,
@@ -38,6 +39,8 @@ _LOG_LEVEL = f"{_PREFIX}logLevel"
 _PROBE_SECONDS = 5.0
 _MAX_PAGES = 100
 _MAX_ROUNDS = 20
+_MAX_QUESTIONS = 100
+_MAX_LISTING_BYTES = 2 * MAX_MESSAGE_BYTES
 _METHOD_NOT_FOUND = -32601
 _UNSUPPORTED_VERSION = -32022
 _MISSING_CAPABILITY = -32021
@@ -143,6 +146,7 @@ class Connection:
         """Every page of a listing."""
         quiet = exchange or Exchange(ask=self._unowned, tell=_nowhere)
         out: list[Json] = []
+        size = 0
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
             params: Json = {} if cursor is None else {"cursor": cursor}
@@ -156,6 +160,9 @@ class Connection:
                 ) from None
             if result.get("resultType", "complete") != "complete":
                 raise Unavailable("server_listing", f"server {self.spec.name}: {method} gave no complete result")
+            size += len(canonical.message(result, "surrogatepass"))
+            if size > _MAX_LISTING_BYTES:
+                break
             items = result.get(key)
             out.extend(i for i in items if isinstance(i, dict)) if isinstance(items, list) else None
             cursor = result.get("nextCursor")
@@ -194,6 +201,7 @@ class Connection:
         await self.roots.settle(request, self._notify)
         with anyio.CancelScope(deadline=anyio.current_time() + request.timeout) as clock:
             turns: list[anyio.Lock] = []  # made for the first question: most calls have none
+            questions_left = _MAX_QUESTIONS
 
             async def asking(questions: Mapping[str, Json]) -> Mapping[str, Json]:
                 if not turns:
@@ -207,6 +215,10 @@ class Connection:
                         clock.deadline = anyio.current_time() + left
 
             async def ask(method: str, params: Json) -> Json:
+                nonlocal questions_left
+                questions_left -= 1
+                if questions_left < 0:  # or a server that asks without end would have no deadline
+                    raise RpcError(-32600, f"{self.spec.name} asked more than {_MAX_QUESTIONS} times in one call")
                 question = await self._permitted(request, method, params)
                 try:
                     answer = (await asking({"question": question})).get("question")

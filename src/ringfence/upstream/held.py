@@ -30,6 +30,10 @@ class Held:
     closed: bool = False
     subscriptions: set[str] = field(default_factory=set)
     listener: anyio.CancelScope | None = None
+    stale: bool = False
+    """The server said that its lists changed, and they were not read since."""
+    rereading: bool = False
+    reread_at: float = float("-inf")
 
 
 @dataclass(slots=True)

@@ -21,12 +21,17 @@ from ringfence.errors import OutcomeUnknown, RingfenceError, Unavailable
 from ringfence.model import Json, Principal, ServerSpec
 from ringfence.upstream.checked import Check, Checked
 from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, MODERN, Exchange, RpcError
+from ringfence.upstream.paced import connector
+from ringfence.upstream.pacing import MOST_QUESTIONS, PIECE_BYTES, Floods, Intake
 
 log = logging.getLogger("ringfence.upstream")
 
 _ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 _NEVER_RAN = (400, 401, 403, 404, 405, 406, 413, 415, 421, 429, 503)
 _REOPEN_SECONDS = 1.0
+_REOPEN_LEAST = 0.1
+_REOPEN_MOST = 30.0
+_ASIDE_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
 
 _UNSAID = ("user-agent", "accept-encoding")
@@ -49,7 +54,14 @@ class HttpLink:
     isolation: Json | None = REMOTE
     ending = ""
 
-    def __init__(self, name: str, url: str, credentials: Credentials | None = None, check: Check | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        credentials: Credentials | None = None,
+        check: Check | None = None,
+        floods: Floods | None = None,
+    ) -> None:
         """`credentials` tells the headers that every request carries, as they are at that moment; `check`, where the
         name of the server may lead."""
         self._name = name
@@ -61,6 +73,7 @@ class HttpLink:
         self._session: str | None = None
         self._version: str | None = None
         self._tell: Tell | None = None
+        self._intake = Intake(floods)
         self._next_id = 0
         self._over = anyio.Event()
         self.unowned: Callable[[str, Json], Awaitable[Json]] | None = None
@@ -70,12 +83,15 @@ class HttpLink:
 
     async def run(self, ready: Callable[[], object], tell: Tell) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
-        connector = aiohttp.TCPConnector(limit=100, keepalive_timeout=4.0, resolver=self._resolver)
         # Cookies are state that a principal did not ask for; nothing of ours is read from the environment.
         jar = aiohttp.DummyCookieJar()
         async with (
             aiohttp.ClientSession(
-                connector=connector, timeout=timeout, cookie_jar=jar, trust_env=False, skip_auto_headers=_UNSAID
+                connector=connector(self._intake, self._resolver),
+                timeout=timeout,
+                cookie_jar=jar,
+                trust_env=False,
+                skip_auto_headers=_UNSAID,
             ) as client,
             anyio.create_task_group() as group,
         ):
@@ -152,7 +168,7 @@ class HttpLink:
         place = _Place()
         answer = await self._read(response, place, ident, exchange)
         while answer is None and place.last is not None and self._version != MODERN:
-            await anyio.sleep(place.retry_seconds)
+            await anyio.sleep(place.pause())
             extra = {"accept": "text/event-stream", "last-event-id": place.last, **self._version_header()}
             async with client.get(self._url, headers=await self._headers(extra), allow_redirects=False) as resumed:
                 if resumed.status != 200:
@@ -166,45 +182,57 @@ class HttpLink:
         self, response: aiohttp.ClientResponse, place: _Place, ident: int, exchange: Exchange
     ) -> Json | None:
         try:
-            async for data in _events(response, place):
+            async for data in _events(response, place, self._intake):
                 value = _parse(data)
                 if "method" not in value:
                     return _result(value, ident)
-                await self._inbound(value, exchange.ask, exchange.tell)
+                await self._inbound(value, len(data), exchange.ask, exchange.hear)
         except aiohttp.ClientPayloadError:
             if place.last is None:
                 raise
         return None
 
-    async def _inbound(self, value: Json, ask: Callable[[str, Json], Awaitable[Json]] | None, tell: Tell) -> None:
+    async def _inbound(
+        self, value: Json, size: int, ask: Callable[[str, Json], Awaitable[Json]] | None, tell: Tell
+    ) -> None:
         method, params = value["method"], value.get("params")
         params = params if isinstance(params, dict) else {}
-        if not isinstance(method, str):
+        if "id" not in value or not isinstance(method, str):
+            await self._intake.notification(size)
+            if isinstance(method, str):
+                if method == "notifications/progress":
+                    params.pop("progressToken", None)
+                await tell(method, params)
             return
-        if "id" not in value:
-            if method == "notifications/progress":
-                params.pop("progressToken", None)
-            await tell(method, params)
-        elif self._group is not None:
+        await self._intake.question(size)
+        if self._group is not None and self._intake.asked(turn := object()):
             # Answered aside, so that the stream is read on while a person thinks.
-            self._group.start_soon(self._answer, value["id"], method, params, ask)
+            self._group.start_soon(self._answer, turn, value["id"], method, params, ask)
 
     async def _answer(
-        self, ident: Any, method: str, params: Json, ask: Callable[[str, Json], Awaitable[Json]] | None
+        self, turn: object, ident: Any, method: str, params: Json, ask: Callable[[str, Json], Awaitable[Json]] | None
     ) -> None:
-        ask = ask or self.unowned
+        try:
+            reply = await self._reply(method, params, ask or self.unowned)
+            await self._send_aside({"jsonrpc": "2.0", "id": ident, **reply}, self._version_header())
+        finally:
+            self._intake.answered(turn)
+
+    async def _reply(self, method: str, params: Json, ask: Callable[[str, Json], Awaitable[Json]] | None) -> Json:
         try:
             if method == "ping":
-                reply: Json = {"result": {}}
-            elif ask is None:
-                reply = {"error": {"code": -32601, "message": f"{method} belongs to no call in progress"}}
-            else:
-                reply = {"result": await ask(method, params)}
+                return {"result": {}}
+            if ask is None:
+                return {"error": {"code": -32601, "message": f"{method} belongs to no call in progress"}}
+            answer = await self._intake.thought(ask, method, params)
+            if answer is None:
+                text = f"{method}: {MOST_QUESTIONS} questions of this server wait already"
+                return {"error": {"code": -32600, "message": text}}
+            return {"result": answer}
         except RpcError as exc:
-            reply = {"error": {"code": exc.code, "message": exc.message, "data": exc.data}}
+            return {"error": {"code": exc.code, "message": exc.message, "data": exc.data}}
         except RingfenceError as exc:  # the client has no answer; that is no reason to give up the connection
-            reply = {"error": {"code": -32603, "message": str(exc)}}
-        await self._send_aside({"jsonrpc": "2.0", "id": ident, **reply}, self._version_header())
+            return {"error": {"code": -32603, "message": str(exc)}}
 
     def _version_header(self) -> dict[str, str]:
         return {} if self._version is None else {"mcp-protocol-version": self._version}
@@ -243,9 +271,10 @@ class HttpLink:
         body = canonical.message(message)
         try:
             carried = await self._headers(headers)
-            async with self._client.post(self._url, data=body, headers=carried, allow_redirects=False):
-                pass
-        except (aiohttp.ClientError, Unavailable) as exc:
+            with anyio.fail_after(_ASIDE_SECONDS):  # a server that takes nothing must not hold our sockets
+                async with self._client.post(self._url, data=body, headers=carried, allow_redirects=False):
+                    pass
+        except (aiohttp.ClientError, TimeoutError, Unavailable) as exc:
             log.debug("server %s: a message was not taken: %s", self._name, exc)
 
     async def _listen(self) -> None:
@@ -257,10 +286,12 @@ class HttpLink:
                 async with self._client.get(self._url, headers=headers, allow_redirects=False) as response:
                     if response.status != 200:
                         return  # the server offers no such stream
-                    async for data in _events(response, _Place()):
+                    async for data in _events(response, _Place(), self._intake):
                         value = _parse(data)
                         if "method" in value:
-                            await self._inbound(value, None, tell)
+                            await self._inbound(value, len(data), None, tell)
+                        else:
+                            await self._intake.notification(len(data))
             except (aiohttp.ClientError, RpcError, Unavailable) as exc:
                 log.debug("server %s: the standing stream ended: %s", self._name, exc)
             await anyio.sleep(_REOPEN_SECONDS)
@@ -281,21 +312,39 @@ class _Place:
 
     last: str | None = None
     retry_seconds: float = _REOPEN_SECONDS
+    _since: str | None = None
+    """The last event when the stream was opened anew."""
+    _idle: int = 0
+    """How often in a row it was, and nothing had come."""
 
     def note(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
+        value = value.strip()
         if name == b"id":
-            self.last = value.strip().decode("ascii", "ignore")[:1000] or None
-        elif name == b"retry" and value.strip().isdigit():
-            self.retry_seconds = min(int(value), 30_000) / 1000
+            text = value.decode("ascii", "ignore")[:1000]
+            self.last = text if text and text.isprintable() else None  # it goes back in a header
+        elif name == b"retry" and value.isdigit():
+            most = int(_REOPEN_MOST * 1000)
+            self.retry_seconds = (most if len(value) > len(str(most)) else min(int(value), most)) / 1000
+
+    def pause(self) -> float:
+        """Seconds until the stream is opened again: what the server wishes, within bounds, and longer each time that
+        it had nothing new to say."""
+        self._idle = self._idle + 1 if self.last == self._since else 0
+        self._since = self.last
+        return min(_REOPEN_MOST, max(self.retry_seconds, _REOPEN_LEAST) * float(2 ** min(self._idle, 10)))
 
 
-async def _events(response: aiohttp.ClientResponse, place: _Place) -> AsyncIterator[bytes]:
+async def _events(response: aiohttp.ClientResponse, place: _Place, intake: Intake) -> AsyncIterator[bytes]:
     """The data of each server-sent event."""
     events = _Events(MAX_MESSAGE_BYTES, place)
     async for chunk in response.content.iter_any():
-        for data in events.feed(chunk):
-            yield data
+        for start in range(0, len(chunk), PIECE_BYTES):
+            piece = chunk[start : start + PIECE_BYTES]
+            found = events.feed(piece)
+            await intake.reading(piece, events.wasted)
+            for data in found:
+                yield data
 
 
 class _Events:
@@ -309,9 +358,12 @@ class _Events:
         """No line ends before here: a long line that comes in many pieces is not searched anew with each."""
         self._data: list[bytes] = []
         self._held = 0
+        self.wasted = 0
+        """Bytes of the last chunk's lines that were no data."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         out: list[bytes] = []
+        self.wasted = 0
         self._buffer += chunk
         while (end := self._buffer.find(b"\n", self._searched)) >= 0:
             line = bytes(self._buffer[:end]).removesuffix(b"\r")
@@ -326,6 +378,7 @@ class _Events:
                 if whole:  # the first event of a stream that can be resumed has none
                     out.append(whole)
             else:
+                self.wasted += len(line)
                 self._place.note(line)
         self._searched = len(self._buffer)
         if self._held + len(self._buffer) > self._limit:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ringfence.errors import RingfenceError
 from ringfence.model import Json
+from ringfence.upstream.pacing import MOST_TOLD
 
 MODERN = "2026-07-28"
 """The stateless revision: no handshake, an envelope in every request."""
@@ -48,6 +49,18 @@ class Exchange:
     headers: Mapping[str, str] = field(default_factory=dict)
     own: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Headers of this request, whatever the protocol adds."""
+    telling: int = 0
+    """What was told and is not taken yet."""
+
+    async def hear(self, method: str, params: Json) -> None:
+        """Tell, unless whoever is told takes nothing: what a server says must not pile up for a client that is slow."""
+        if self.telling >= MOST_TOLD:
+            return
+        self.telling += 1
+        try:
+            await self.tell(method, params)
+        finally:
+            self.telling -= 1
 
 
 class Link(Protocol):

@@ -25,11 +25,12 @@ from ringfence.upstream.connection import Consent, relayable
 from ringfence.upstream.held import MAX_PER_SERVER, Health, Held, Key, Opening
 from ringfence.upstream.http import REMOTE, without_secrets
 from ringfence.upstream.link import HANDSHAKES, RpcError
+from ringfence.upstream.pacing import Floods
 from ringfence.upstream.roots import Roots, first_told
 
 log = logging.getLogger("ringfence.upstream")
 
-IDLE_SECONDS, _SWEEP_SECONDS = 300.0, 5.0
+IDLE_SECONDS, _SWEEP_SECONDS, _REREAD_SECONDS = 300.0, 5.0, 1.0
 _LISTS = {"resources/list": "resources", "resources/templates/list": "resourceTemplates"}
 _ASIDE = frozenset({*_LISTS, "resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
 
@@ -59,6 +60,7 @@ class Pool:
         self._health: dict[str, Health] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self._fresh = 0
+        self._floods = Floods()
         self.starting: Starting = unrecorded
         """Wraps every start of a server, so that it is on record."""
         self.changed: Changed = unnoticed
@@ -252,8 +254,8 @@ class Pool:
         if wait > 0:
             raise Unavailable("server_down", f"server {spec.name} is down ({health.problem}); next try in {wait:.1f} s")
         self._make_room(spec.name)
-        means = (partial(self._launch, spec, principal), partial(self.credentials, spec, principal), self.check)
-        connection = _connect(spec, means, self._consent)
+        launch, credentials = partial(self._launch, spec, principal), partial(self.credentials, spec, principal)
+        connection = _connect(spec, (launch, credentials, self.check, self._floods), self._consent)
         connection.roots = roots
         held = Held(key, principal, connection, anyio.CancelScope())
         opening = self._openings[key] = Opening()
@@ -339,13 +341,27 @@ class Pool:
 
     async def _event(self, held: Held, method: str, params: Json) -> None:
         if method in ("notifications/tools/list_changed", "notifications/prompts/list_changed"):
+            held.stale = True
+            if not held.rereading:
+                held.rereading = True
+                try:
+                    await self._reread(held)
+                finally:
+                    held.rereading = False
+        else:
+            await self._on_event(held.key[0], held.principal, method, params)
+
+    async def _reread(self, held: Held) -> None:
+        """Once a second at most: a server that says "changed" all the time is asked no more often for it."""
+        while held.stale and not held.closed:
+            if (wait := held.reread_at + _REREAD_SECONDS - anyio.current_time()) > 0:
+                await anyio.sleep(wait)
+            held.stale, held.reread_at = False, anyio.current_time()
             try:
                 await held.connection.refresh()
             except (RingfenceError, RpcError) as exc:
                 log.warning("server %s: reading its changed lists failed: %s", held.key[0], exc)
             await self.changed(held.key[0], list(held.connection.definitions.values()))
-        else:
-            await self._on_event(held.key[0], held.principal, method, params)
 
     def _listen(self, held: Held) -> None:
         """(Re)open the 2026-07-28 subscription stream with what is wanted now."""

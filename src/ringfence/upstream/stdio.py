@@ -21,6 +21,7 @@ from mcp.shared.message import SessionMessage
 from mcp.shared.transport_context import TransportContext
 from mcp_types import (
     CONNECTION_CLOSED,
+    INVALID_REQUEST,
     METHOD_NOT_FOUND,
     ErrorData,
     JSONRPCError,
@@ -35,13 +36,13 @@ from ringfence.errors import OutcomeUnknown, Unavailable
 from ringfence.model import Json, ServerSpec
 from ringfence.ports import Launched
 from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, Exchange, RpcError
+from ringfence.upstream.pacing import MOST_QUESTIONS, PIECE_BYTES, Floods, Intake
 
 log = logging.getLogger("ringfence.upstream")
 
-_MESSAGES_PER_WINDOW = 500
-_WINDOW_SECONDS = 0.1
 _STDERR_BYTES_PER_SECOND = 64_000
 _STUCK_SECONDS = 60.0
+_COMPLAINT_SECONDS = 1.0
 _BEGINNING = ("initialize", "server/discover")
 _EDGE = 4096
 _ID = re.compile(rb'"id"\s*:\s*(\d+)')
@@ -52,9 +53,12 @@ Tell = Callable[[str, Json], Awaitable[None]]
 class StdioLink:
     """One server process. Single use: when it ends, make another."""
 
-    def __init__(self, spec: ServerSpec, launch: Callable[[], Awaitable[Launched]]) -> None:
+    def __init__(
+        self, spec: ServerSpec, launch: Callable[[], Awaitable[Launched]], floods: Floods | None = None
+    ) -> None:
         self._spec = spec
         self._launch = launch
+        self._intake = Intake(floods)
         self.isolation: Json | None = None
         self.asking: Callable[[], Callable[[], Json | None]] = lambda: lambda: None
         """Of what really runs, once it does."""
@@ -64,8 +68,11 @@ class StdioLink:
         self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._exchanges: list[Exchange] = []
-        self._tell: Tell | None = None
+        self._standing: Exchange | None = None
+        """Who hears what belongs to no request."""
         self._next_id = 0
+        self._open: set[str] = set()
+        """Ids of requests that the server owes an answer."""
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
 
@@ -83,11 +90,12 @@ class StdioLink:
                     note["total"] = total
                 if message is not None:
                     note["message"] = message
-                await exchange.tell("notifications/progress", note)
+                await exchange.hear("notifications/progress", note)
 
             options["on_progress"] = on_progress
         if method != "subscriptions/listen":
             self._exchanges.append(exchange)
+        self._open.add(str(ident))
         try:
             return await self._dispatcher.send_raw_request(method, params, options)
         except anyio.get_cancelled_exc_class():
@@ -101,6 +109,7 @@ class StdioLink:
                 raise OutcomeUnknown("server_died", f"server {self._spec.name} ended without an answer") from None
             raise RpcError(exc.code, exc.message, exc.error.data) from None
         finally:
+            self._open.discard(str(ident))
             if exchange in self._exchanges:
                 self._exchanges.remove(exchange)
 
@@ -130,9 +139,12 @@ class StdioLink:
         if ask is None:
             raise MCPError(METHOD_NOT_FOUND, f"{method}: no single call in progress that this could belong to")
         try:
-            return await ask(method, dict(params or {}))
+            answer = await self._intake.thought(ask, method, dict(params or {}))
         except RpcError as exc:
             raise MCPError(exc.code, exc.message, exc.data) from None
+        if answer is None:
+            raise MCPError(INVALID_REQUEST, f"{method}: {MOST_QUESTIONS} questions of this server wait already")
+        return answer
 
     async def _on_notify(
         self, dctx: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
@@ -140,12 +152,12 @@ class StdioLink:
         if method in ("notifications/progress", "notifications/cancelled"):
             return  # the dispatcher has applied both
         owner = self._owner() if method == "notifications/message" else None
-        tell = owner.tell if owner is not None else self._tell
-        if tell is not None:
-            await tell(method, dict(params or {}))
+        exchange = owner or self._standing
+        if exchange is not None:
+            await exchange.hear(method, dict(params or {}))
 
     async def run(self, ready: Callable[[], object], tell: Tell) -> None:
-        self._tell = tell
+        self._standing = Exchange(ask=_unasked, tell=tell)
         server = await self._launch()
         self.isolation, self.asking = server.isolation, server.asking
         try:
@@ -160,7 +172,7 @@ class StdioLink:
         dispatcher: JSONRPCDispatcher[TransportContext] = JSONRPCDispatcher(inbound, outbound)
         async with anyio.create_task_group() as group:
             self._group = group
-            group.start_soon(_read, server, inbound_send)
+            group.start_soon(self._read, server, inbound_send)
             group.start_soon(self._write, server, outbound_receive, group.cancel_scope)
             group.start_soon(_drain_stderr, server, self._spec.name)
 
@@ -190,26 +202,55 @@ class StdioLink:
                     return
                 except OSError:
                     return  # the reader sees the end of the process and tells everybody
+                if isinstance(item.message, JSONRPCResponse | JSONRPCError):
+                    self._intake.answered(item.message.id)
 
-
-async def _read(server: Launched, out: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-    """Lines to messages: bounded in length and in rate, each bad line alone."""
-    pace = _Pace()
-    async with out:
-        lines = Lines(MAX_MESSAGE_BYTES)
-        while True:
-            chunk = await server.receive("stdout")
-            if not chunk:
-                return
-            for line in lines.feed(chunk):
-                message = _parse(line) if isinstance(line, bytes) else _unusable(line.request_id, line.problem)
-                if message is None:
-                    continue
-                await pace.wait()
+    async def _read(self, server: Launched, out: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        """Lines to messages: bounded in length and in rate, each bad line alone."""
+        complaints = _Complaints(self._spec.name)
+        async with out:
+            lines = Lines(MAX_MESSAGE_BYTES)
+            while True:
+                chunk = await server.receive("stdout")
+                if not chunk:
+                    return
                 try:
-                    await out.send(SessionMessage(message))
+                    for start in range(0, len(chunk), PIECE_BYTES):
+                        piece = chunk[start : start + PIECE_BYTES]
+                        found = lines.feed(piece)
+                        await self._intake.reading(piece, lines.wasted)
+                        for line in found:
+                            await self._take(line, complaints, out)
                 except (anyio.ClosedResourceError, anyio.BrokenResourceError):
                     return
+
+    async def _take(
+        self, line: bytes | TooLong, complaints: _Complaints, out: MemoryObjectSendStream[SessionMessage | Exception]
+    ) -> None:
+        if isinstance(line, bytes):
+            message, size = _parse(line, complaints.add), len(line)
+        else:
+            message, size = _unusable(line.request_id, line.problem), 0
+        if message is None:
+            await self._intake.notification(size)
+        elif await self._admits(message, size):
+            await out.send(SessionMessage(message))
+
+    async def _admits(self, message: JSONRPCMessage, size: int) -> bool:
+        """Whether it goes on to the dispatcher, when its time has come."""
+        if isinstance(message, JSONRPCRequest):
+            await self._intake.question(size)
+            return self._intake.asked(message.id)
+        if isinstance(message, JSONRPCNotification):
+            if message.method == "notifications/cancelled":
+                ident = (message.params or {}).get("requestId")
+                if isinstance(ident, int | str):
+                    self._intake.answered(ident)
+        elif str(message.id) in self._open:
+            self._open.discard(str(message.id))
+            return True
+        await self._intake.notification(size)
+        return True
 
 
 class TooLong:
@@ -229,9 +270,12 @@ class Lines:
         self._searched = 0
         self._skipping: bytes | None = None
         """Head of the line that is being thrown away."""
+        self.wasted = 0
+        """Bytes that the last chunk made us throw away."""
 
     def feed(self, chunk: bytes) -> list[bytes | TooLong]:
         out: list[bytes | TooLong] = []
+        self.wasted = 0
         self._buffer += chunk
         while True:
             end = self._buffer.find(b"\n", self._searched)
@@ -240,6 +284,7 @@ class Lines:
                 if len(self._buffer) > self._limit:
                     if self._skipping is None:
                         self._skipping = bytes(self._buffer[:_EDGE])
+                    self.wasted += len(self._buffer) - _EDGE
                     del self._buffer[:-_EDGE]
                     self._searched = len(self._buffer)
                 return out
@@ -250,6 +295,7 @@ class Lines:
                 head = self._skipping if self._skipping is not None else line[:_EDGE]
                 out.append(TooLong(_find_id(head, line[-_EDGE:]), self._limit))
                 self._skipping = None
+                self.wasted += len(line)
             elif line.strip():
                 out.append(line)
 
@@ -263,11 +309,29 @@ def _find_id(head: bytes, tail: bytes) -> int | None:
     return int(found[-1]) if found else None
 
 
-def _parse(line: bytes) -> JSONRPCMessage | None:
+class _Complaints:
+    """Lines that are not usable, on our log: one a second, however many there are."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._unsaid = 0
+        self._last = float("-inf")
+
+    def add(self, problem: object) -> None:
+        now = anyio.current_time()
+        if now - self._last < _COMPLAINT_SECONDS:
+            self._unsaid += 1
+            return
+        more = f" (and {self._unsaid} before it)" if self._unsaid else ""
+        log.warning("a line from server %s is not usable: %s%s", self._name, problem, more)
+        self._unsaid, self._last = 0, now
+
+
+def _parse(line: bytes, complain: Callable[[object], None] = log.debug) -> JSONRPCMessage | None:
     try:
         value = canonical.loads(line)
     except canonical.NotCanonical as exc:
-        log.warning("a line from a server is not usable: %s", exc)
+        complain(exc)
         if not isinstance(exc.value, dict) or "method" in exc.value:
             return None
         return _unusable(exc.value.get("id"), str(exc))
@@ -298,29 +362,16 @@ def to_message(value: Any) -> JSONRPCMessage | None:
     return _unusable(ident, "neither a result object nor an error")
 
 
+async def _unasked(method: str, params: Json) -> Json:
+    raise RpcError(METHOD_NOT_FOUND, f"{method} belongs to no call in progress")
+
+
 def _unusable(request_id: Any, problem: str) -> JSONRPCError | None:
     if isinstance(request_id, bool) or not isinstance(request_id, int | str):
         return None
     return JSONRPCError(
         jsonrpc="2.0", id=request_id, error=ErrorData(code=ANSWER_UNUSABLE, message=f"the server sent {problem}")
     )
-
-
-class _Pace:
-    """Lets a fixed number of messages through per window, so that a flood cannot keep the loop busy."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._until = 0.0
-
-    async def wait(self) -> None:
-        self._count += 1
-        if self._count < _MESSAGES_PER_WINDOW:
-            return
-        now = anyio.current_time()
-        if now < self._until:
-            await anyio.sleep(self._until - now)
-        self._count, self._until = 0, anyio.current_time() + _WINDOW_SECONDS
 
 
 async def _drain_stderr(server: Launched, name: str) -> None:

@@ -90,3 +90,11 @@ async def test_a_box_that_nobody_waits_for_any_more_is_ended(backend: ProcessBac
         await box.ended
         box.remove()
     await tooling.until(lambda: not looking.boxed(zygote.pid) and len(zygote._free) == free)
+
+
+async def test_a_command_line_does_not_say_where_we_are_installed(backend: ProcessBackend) -> None:
+    source = "import sys; print(open('/proc/self/cmdline').read().rstrip(chr(0)), sys.orig_argv[1:], sys.argv)"
+    report = await backend.run(spec(source))
+    assert report.stdout.text == f"python3 {['-c', source]!r} ['-c']\n"
+    children = "import os; os.fork() or print(open('/proc/self/cmdline').read().rstrip(chr(0))); os._exit(0)"
+    assert (await backend.run(spec(children))).stdout.text in ("python3\n", "")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ringfence.box import FileFact
+from ringfence.sandbox.process import acted_upon
 from ringfence.sandbox.process import collect as module
 from ringfence.sandbox.process.collect import OUTPUT, collect
 from ringfence.sandbox.process.files import DEEPEST, FOLDER, READ, Copy, LeftOut, shown
@@ -278,6 +279,20 @@ def test_names_that_the_host_acts_upon_are_left_out(box: Path, output: Path, nam
     assert files == {}
     assert set(skipped.values()) == {"tools on the host act upon a file of this name by themselves"}
     assert tree(output) == set()
+
+
+def test_no_name_of_the_list_comes_out_at_any_depth(box: Path, output: Path) -> None:
+    tops = sorted({name.partition("/")[0] for name in acted_upon.NAMES})
+    assert {".vimrc", ".exrc", ".nvim.lua", ".gdbinit", ".githooks", ".gemini", ".cargo", ".yarnrc.yml"} <= set(tops)
+    for folder in (box, box / "a/b"):
+        for number, name in enumerate(tops):
+            place = folder / (name if number % 2 else name.upper()) / "inside"
+            place.parent.mkdir(parents=True)
+            place.write_text("x")
+    (box / "a/fine").write_text("x")
+    files, skipped = collected(box, output)
+    assert (list(files), len(skipped)) == (["a/fine"], 2 * len(tops))
+    assert tree(output) == {"a/fine"}
 
 
 @not_as_root

@@ -10,6 +10,7 @@ import pytest
 
 from ringfence.box import MIB, BoxReport, BoxSpec, Limits, Program
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.groups import Groups
 from tests.sandbox import comparing
 
 pytestmark = pytest.mark.anyio
@@ -120,6 +121,37 @@ async def test_the_wall_clock(backend: ProcessBackend, source: str) -> None:
     report = await run(backend, source, Limits(wall_seconds=0.5))
     assert ending(report) == ("timeout", None, 9, "wall")
     assert 499 <= report.wall_ms < 300_000  # a timer may go off as much too early as the clock is coarse
+
+
+ORPHANS = """
+import os, time
+if os.fork():
+    time.sleep(600)  # the program itself does nothing
+while True:
+    end = time.process_time() + 0.05
+    while time.process_time() < end: pass
+    if os.fork(): os._exit(0)
+"""
+WAITED_FOR_BY_NOBODY = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    if not os.fork():
+        end = time.process_time() + 0.1
+        while time.process_time() < end: pass
+        os._exit(0)
+    try: os.wait()
+    except ChildProcessError: pass
+"""
+
+
+@pytest.mark.parametrize("source", [ORPHANS, WAITED_FOR_BY_NOBODY], ids=["orphans", "waited for by nobody"])
+async def test_processor_time_of_children_that_have_ended_counts_without_control_groups(
+    backend: ProcessBackend, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Groups, "take", lambda self, limits, **more: None)
+    report = await run(backend, source, Limits(cpu_seconds=1, wall_seconds=120))
+    assert (report.ended, report.limit) == ("timeout", "cpu")
 
 
 @pytest.mark.parametrize("source", ["while True: pass", "import os\nos.fork()\nwhile True: pass"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.box import BoxReport, BoxSpec, Mount, Program
-from ringfence.sandbox.process import guarded, mounting
+from ringfence.sandbox.process import acted_upon, guarded, mounting
 from ringfence.sandbox.process.backend import ProcessBackend
 
 pytestmark = pytest.mark.anyio
@@ -302,6 +302,23 @@ echo evil > .cargo/config.toml; echo evil > .yarn/releases/yarn.cjs; mv .cargo c
     assert (tmp_path / ".cargo/registry").is_dir() and (tmp_path / ".yarn/cache").is_dir()
 
 
+async def test_every_name_of_the_list_is_held(backend: ProcessBackend, tmp_path: Path) -> None:
+    names = [name for name in acted_upon.NAMES if name not in acted_upon.PINNED]
+    assert {".hg", ".netrc", ".pypirc", ".gnupg", ".svn", ".pre-commit-config.yaml"} <= set(names)
+    project = tmp_path / "project"
+    for name in names:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("good")
+    helpers = ATTACKS.partition('tried("hook')[0]
+    source = f"{helpers}\nfor name in {names!r}:\n    tried(name, lambda: write(name))\n"
+    mount = Mount(str(project), HERE, "rw")
+    report = await backend.run(BoxSpec(Program("python", source.encode()), mounts=(mount,)))
+    seen = dict(line.split(" ", 1) for line in report.stdout.text.splitlines())
+    assert seen == dict.fromkeys(names, "Read-only file system"), report.stderr.text
+    assert report.planted == ()
+    assert {(project / name).read_text() for name in names} == {"good"}
+
+
 async def test_git_works_in_a_box(backend: ProcessBackend, tmp_path: Path) -> None:
     git = shutil.which("git")
     if git is None:
@@ -319,4 +336,4 @@ def test_the_list_is_the_documented_one() -> None:
     text = (Path(__file__).parents[3] / "docs/servers.md").read_text()
     section = text.partition("### What a writable mount does not give")[2].partition("\n## ")[0]
     shells = (".bash", ".zsh", ".zlog", ".zprofile")
-    assert [name for name in guarded.NAMES if not name.startswith(shells) and f"`{name}`" not in section] == []
+    assert [name for name in acted_upon.NAMES if not name.startswith(shells) and f"`{name}`" not in section] == []

@@ -52,6 +52,12 @@ async def test_variables_imports_and_the_working_folder_stay(box: LiveBox) -> No
     assert (report.report.ended, report.report.exit_status, report.alive) == ("exited", 0, True)
 
 
+async def test_an_interpreter_does_not_say_where_we_are_installed(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    shown = "[*open('/proc/self/cmdline').read().rstrip(chr(0)).split(chr(0)), *sys.orig_argv[1:], *sys.argv]"
+    assert said(await run(interpreter, f"import sys\n{shown}")) == "['python3', '']"
+
+
 async def test_a_thread_that_prints_all_the_time_never_fails_for_it(box: LiveBox) -> None:
     interpreter = await box.interpreter()
     talking = """

@@ -63,6 +63,10 @@ class Box:
         """Its processes when somebody last looked, without the first, which never works."""
         self.tasks = 0
         """Their threads, where no control group counts."""
+        self.clocks: dict[int, tuple[float, float]] = {}
+        """Processor time of each of them then, and of those that it had waited for."""
+        self.ended_ms = 0.0
+        """Processor time of those that have ended, as far as it was seen."""
         self.descriptors: dict[str, int] = {}
         self.trouble: list[str] = []
         self.begun = False

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from ringfence.box import FileFact
+from ringfence.sandbox.process.acted_upon import is_acted_upon
 from ringfence.sandbox.process.files import (
     CREATE,
     DEEPEST,
@@ -37,16 +38,6 @@ MOST_REASONS = 1000
 
 EMPTY_FOLDER = 40
 """The size of one, as tmpfs says; each entry adds to it."""
-ACTED_UPON = frozenset(
-    {
-        *(".git", ".gitmodules", ".gitconfig", ".hg", ".svn", ".husky", ".pre-commit-config.yaml"),
-        *(".ssh", ".gnupg", ".netrc", ".npmrc", ".yarnrc", ".pypirc"),
-        *(".profile", ".bashrc", ".bash_profile", ".bash_login", ".bash_logout"),
-        *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".envrc"),
-        *(".mcp.json", ".claude", ".cursor", ".codex", ".vscode", ".idea", ".devcontainer"),
-    }
-)
-"""Names that tools on the host look for and run or obey by themselves. A box must not plant them."""
 
 
 def collect(
@@ -104,7 +95,7 @@ class _Collector:
         name = parts[-1]
         if problem := unfit(name):
             raise LeftOut(problem)
-        if name.casefold() in ACTED_UPON:
+        if is_acted_upon(name):
             raise LeftOut("tools on the host act upon a file of this name by themselves")
         if len(os.fsencode("/".join(parts))) > LONGEST_PATH:
             raise LeftOut(f"its path is longer than {LONGEST_PATH} bytes")

@@ -16,69 +16,8 @@ from dataclasses import replace
 from ringfence.box import Mount
 from ringfence.plain import plain
 from ringfence.sandbox.process import kernel
+from ringfence.sandbox.process.acted_upon import FOLDERS, NAMES, PINNED, WITH_PROJECTS
 
-_FOLDERS = (".config", ".cargo", ".yarn")
-"""Where things lie that programs go by, among others: that one of these comes to be says nothing."""
-PINNED = (".git", *_FOLDERS)
-"""Stay where they are, so that no other can take their place; what is in them may be changed."""
-NAMES = (
-    ".git",
-    ".git/hooks",
-    ".git/config",
-    ".git/config.worktree",
-    ".git/commondir",
-    ".git/modules",
-    ".git/worktrees",
-    ".gitconfig",
-    ".gitmodules",
-    ".githooks",
-    ".husky",
-    ".envrc",
-    ".vscode",
-    ".idea",
-    ".devcontainer",
-    ".mcp.json",
-    ".claude",
-    ".cursor",
-    ".codex",
-    ".gemini",
-    ".npmrc",
-    ".yarn",
-    ".yarn/plugins",
-    ".yarn/releases",
-    ".yarnrc",
-    ".yarnrc.yml",
-    ".cargo",
-    ".cargo/config",
-    ".cargo/config.toml",
-    ".cargo/env",
-    ".config",
-    ".config/autostart",
-    ".config/fish",
-    ".config/git",
-    ".config/systemd",
-    ".ripgreprc",
-    ".gdbinit",
-    ".lldbinit",
-    ".exrc",
-    ".vimrc",
-    ".nvimrc",
-    ".nvim.lua",
-    ".ssh",
-    ".profile",
-    ".bashrc",
-    ".bash_login",
-    ".bash_logout",
-    ".bash_profile",
-    ".zshenv",
-    ".zshrc",
-    ".zlogin",
-    ".zlogout",
-    ".zprofile",
-)
-"""Beneath a writable mount, outer ones first."""
-_WITH_PROJECTS = (".claude", ".cursor", ".codex", ".gemini")
-"""Agents keep whole projects in these, which may be mounted."""
 _NOT_LOOKED_THROUGH = (".git/modules", ".git/worktrees", "modules", "worktrees")
 """For links: whole repositories, in which Git makes none."""
 _MOST_LINKS = 40
@@ -143,7 +82,7 @@ def is_itself(mount: Mount) -> str | None:
         words = name.split("/")
         for start in range(1, len(parts) - len(words) + 1 if name not in PINNED else 0):
             last = start + len(words) == len(parts)
-            if parts[start : start + len(words)] == words and (last or name not in _WITH_PROJECTS):
+            if parts[start : start + len(words)] == words and (last or name not in WITH_PROJECTS):
                 return name
     return None
 
@@ -175,7 +114,7 @@ def look(mounts: Sequence[Mount], held: Held) -> Seen:
     guards = _guards(mounts) if mounts else []
     if not guards:
         return Seen(held, {})
-    found = ((item.at, _state(item, guards, held)) for item in _survey(guards) if item.name not in _FOLDERS)
+    found = ((item.at, _state(item, guards, held)) for item in _survey(guards) if item.name not in FOLDERS)
     return Seen(held, {at: state for at, state in found if state is not None})
 
 

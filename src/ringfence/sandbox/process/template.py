@@ -205,7 +205,7 @@ def build(
 def begin() -> str:
     """Where the template is to be, in a file system that is ours alone."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("zygote", BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m,nr_inodes=128")
+    kernel.mount("zygote", BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m,nr_inodes=256")
     os.mkdir(f"{BASE}/proc", 0o755)
     place = f"{BASE}{TEMPLATE.decode()}"
     os.mkdir(place, 0o755)

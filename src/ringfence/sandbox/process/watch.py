@@ -163,14 +163,15 @@ def added_up(box: Box, enough: int) -> tuple[int, float, int]:
     What the kernel holds for them in sockets and page tables is memory, too, and what they were let share is counted
     whole. Only beyond `enough`, or where there are several, is it worth asking which of it they share.
     """
-    resident, shared, tables, cpu_ms, count = 0, 0, 0, 0.0, 0
+    resident, shared, tables, count = 0, 0, 0, 0
+    clocks: dict[int, tuple[float, float]] = {}
     box.known = sorted(_inside(box))
     of_each: dict[int, tuple[int, int, int]] = {}
     for pid in box.known:
         with contextlib.suppress(OSError, ValueError, IndexError):
             of_each[pid] = own, common, for_tables = _resident(pid)
             resident, shared, tables = resident + own, shared + common, tables + for_tables
-            cpu_ms += _cpu_ms(pid)
+            clocks[pid] = _cpu_ms(pid)
             count += _threads(pid)
     box.tasks = count
     if resident + shared > enough or count > 1:
@@ -185,7 +186,24 @@ def added_up(box: Box, enough: int) -> tuple[int, float, int]:
     shared = max(box.account.taken, shared - on_disk(box))
     most = box.limits.memory_bytes
     kept = box.hub.locks.held(lambda: box.known, most) + box.watched.held(box.account.watchers, box.known, most)
-    return resident + shared + tables + kept + _in_sockets(box.workers[0]), cpu_ms, count
+    return resident + shared + tables + kept + _in_sockets(box.workers[0]), _spent(box, clocks), count
+
+
+def _spent(box: Box, clocks: dict[int, tuple[float, float]]) -> float:
+    """Processor time of what runs and of what has ended, by two accounts, of which the larger is taken.
+
+    The kernel's: who waits for a child gets its time, and for an orphan the box's first process waits. A program can
+    have its children waited for by nobody; so there is ours: of what has ended, what was last seen of it.
+    """
+    orphans = 0.0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        orphans = _cpu_ms(box.first)[1]
+    for pid, (own, _) in list(box.clocks.items()):
+        if pid not in clocks or clocks[pid][0] < own:  # ended, or another process of that number
+            box.ended_ms += own
+    box.clocks = clocks
+    waited_for = sum(own + waited for own, waited in clocks.values()) + orphans
+    return max(waited_for, sum(own for own, _ in clocks.values()) + box.ended_ms)
 
 
 def descendants(*pids: int) -> Iterator[int]:
@@ -283,9 +301,11 @@ def _in_sockets(pid: int) -> int:
     return 0
 
 
-def _cpu_ms(pid: int) -> float:
+def _cpu_ms(pid: int) -> tuple[float, float]:
+    """Of a process itself, and of those that it has waited for."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(int(word) for word in words[11:15]) * 1000.0 / os.sysconf("SC_CLK_TCK")
+    tick = 1000.0 / os.sysconf("SC_CLK_TCK")
+    return (int(words[11]) + int(words[12])) * tick, (int(words[13]) + int(words[14])) * tick
 
 
 def _threads(pid: int) -> int:

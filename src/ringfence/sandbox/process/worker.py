@@ -24,6 +24,7 @@ _MESSAGE_BYTES = 65536
 _TIOCSCTTY = 0x540E
 _WITNESS_SECONDS = 10
 _LENGTH = bytearray(1)
+_ARGUMENTS = kernel.arguments()
 _REHEARSAL = "import builtins\nfor _ in (): print(_)\n"
 
 
@@ -102,6 +103,9 @@ def program(channel: socket.socket) -> guest.Program:
 
 
 def _begin() -> None:
+    # A zygote's own words say where we are installed.
+    kernel.overwrite(_ARGUMENTS, b"python3")
+    sys.orig_argv = [sys.executable]
     if not copied[0]:
         rehearse()
     numpy = sys.modules.get("numpy")

@@ -1,0 +1,162 @@
+"""Names of files and folders that programs of the host run or obey by themselves: the one list.
+
+A name is here if some program reads it unasked, because it lies in the folder that the program is started in or is told
+to open, and then runs what it says or trusts somebody for it. Not here is what runs only when a person asks for just
+that, and what an agent is there to write: `Makefile`, `package.json`, `conftest.py`, `.eslintrc.js`, the workflows in
+`.github`; nor what is only data or text to such a program: `.env`, `.editorconfig`, `.gitattributes`, `AGENTS.md`.
+
+A box may not change them where it may write to a folder of the host (`guarded`), and they are not copied out of it
+(`collect`).
+"""
+
+from __future__ import annotations
+
+FOLDERS = (".config", ".cargo", ".yarn")
+"""Where things lie that programs go by, among others: that one of these comes to be says nothing."""
+PINNED = (".git", *FOLDERS)
+"""Stay where they are, so that no other can take their place; what is in them may be changed."""
+WITH_PROJECTS = (
+    ".amazonq",
+    ".claude",
+    ".codex",
+    ".continue",
+    ".cursor",
+    ".gemini",
+    ".kiro",
+    ".roo",
+    ".windsurf",
+)
+"""Agents keep whole projects in these, which may be mounted."""
+
+_VERSION_CONTROL = (
+    ".git",
+    ".git/hooks",
+    ".git/config",
+    ".git/config.worktree",
+    ".git/commondir",
+    ".git/modules",
+    ".git/worktrees",
+    ".gitconfig",
+    ".gitmodules",
+    ".githooks",
+    ".husky",
+    ".lefthook.yml",
+    ".pre-commit-config.yaml",
+    ".hg",
+    ".hgrc",
+    ".jj",
+    ".svn",
+)
+_EDITORS = (
+    ".devcontainer",
+    ".devcontainer.json",
+    ".dir-locals.el",
+    ".emacs",
+    ".emacs.d",
+    ".exrc",
+    ".gvimrc",
+    ".idea",
+    ".nvim.lua",
+    ".nvimrc",
+    ".vim",
+    ".vimrc",
+    ".vscode",
+    ".zed",
+)
+_AGENTS = (
+    *WITH_PROJECTS,
+    ".aider.conf.yml",
+    ".claude.json",
+    ".clinerules",
+    ".cursorrules",
+    ".mcp.json",
+    ".windsurfrules",
+)
+_SHELLS = (
+    ".bash_aliases",
+    ".bash_login",
+    ".bash_logout",
+    ".bash_profile",
+    ".bashrc",
+    ".cshrc",
+    ".envrc",
+    ".inputrc",
+    ".kshrc",
+    ".login",
+    ".logout",
+    ".mise.toml",
+    ".profile",
+    ".tcshrc",
+    ".xinitrc",
+    ".xprofile",
+    ".xsession",
+    ".xsessionrc",
+    ".zlogin",
+    ".zlogout",
+    ".zprofile",
+    ".zshenv",
+    ".zshrc",
+)
+_PACKAGES = (
+    ".bundle",
+    ".cargo",
+    ".cargo/config",
+    ".cargo/config.toml",
+    ".cargo/env",
+    ".condarc",
+    ".gemrc",
+    ".mvn",
+    ".npmrc",
+    ".pip",
+    ".pnpmfile.cjs",
+    ".pypirc",
+    ".yarn",
+    ".yarn/plugins",
+    ".yarn/releases",
+    ".yarnrc",
+    ".yarnrc.yml",
+)
+_TOOLS = (
+    ".Rprofile",
+    ".config",
+    ".config/autostart",
+    ".config/fish",
+    ".config/git",
+    ".config/systemd",
+    ".curlrc",
+    ".forward",
+    ".gdbinit",
+    ".ghci",
+    ".irbrc",
+    ".lldbinit",
+    ".pdbrc",
+    ".pryrc",
+    ".psqlrc",
+    ".ripgreprc",
+    ".screenrc",
+    ".sqliterc",
+    ".tmux.conf",
+    ".wgetrc",
+)
+_CREDENTIALS = (
+    ".aws",
+    ".docker",
+    ".gnupg",
+    ".kube",
+    ".netrc",
+    ".rhosts",
+    ".shosts",
+    ".ssh",
+    ".terraformrc",
+)
+"""Of which several also name programs to run: credential helpers and the like."""
+
+NAMES = (*_VERSION_CONTROL, *_EDITORS, *_AGENTS, *_SHELLS, *_PACKAGES, *_TOOLS, *_CREDENTIALS)
+"""Beneath a folder that is opened, outer ones first."""
+
+_TOPS = frozenset(name.partition("/")[0].casefold() for name in NAMES)
+
+
+def is_acted_upon(name: str) -> bool:
+    """Whether an entry of this name is one of them, or may hold one; some file systems take no notice of case."""
+    return name.casefold() in _TOPS

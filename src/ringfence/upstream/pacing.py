@@ -1,0 +1,124 @@
+"""How much of what a server says unasked is taken: the one discipline of every link, pipes or HTTP.
+
+An answer to a request of ours is taken as it comes, for each request has only one. Everything else has a price, in
+units: a notification, a question, bytes and lines that turn out to be nothing. Once a link has spent its burst it reads
+no further until the time has come, so the server waits in its own socket or pipe. Links that flood at the same time
+share one allowance: a hundred floods cost the gateway no more than one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Hashable
+
+import anyio
+
+from ringfence.model import Json
+
+_UNITS_PER_SECOND = 5000
+_BURST = 500
+_NOTIFICATION = 5
+_QUESTION = 20
+_BYTES_PER_UNIT = 1024
+_WASTED_BYTES_PER_UNIT = 16_384
+_LINES_PER_UNIT = 20
+_FRAMES_PER_UNIT = 10
+_HEAD = 2
+PIECE_BYTES = 16_384
+"""A chunk is looked at in pieces of this size: one of empty lines alone takes a while."""
+
+MOST_QUESTIONS = 32
+"""Questions of one link that people or clients think about at a time; the next one is refused."""
+MOST_ANSWERS = 64
+"""Requests of a server that are not answered yet, pings included: one that asks on and takes no answers is ignored."""
+MOST_TOLD = 64
+"""Notifications on their way to one client that does not take them; what comes then is dropped."""
+
+
+class Floods:
+    """How many of a pool's links and sockets are being held back now."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Pace:
+    """What one reader has spent, and for how long it must wait when that was too much."""
+
+    def __init__(self, floods: Floods) -> None:
+        self.floods = floods
+        self._debt = 0.0
+        self._seen = 0.0
+
+    def owed(self, units: float) -> float:
+        """Spend; the seconds in which all that was spent is earned again, none before the burst is spent."""
+        self._debt += units
+        if self._debt < _BURST:
+            return 0.0
+        now = time.monotonic()
+        self._debt = max(units, self._debt - (now - self._seen) * _UNITS_PER_SECOND)
+        self._seen = now
+        if self._debt < _BURST:
+            return 0.0
+        # Until nothing is owed, not until a little less than the burst: few long waits cost less than many short ones.
+        return self._debt / _UNITS_PER_SECOND * (self.floods.count + 1)
+
+
+def framing(data: bytes) -> float:
+    """The price of HTTP itself, whatever it carries: lines around chunks, informational answers before the one."""
+    heads = data.count(b"HTTP/1.")
+    return data.count(b"\r\n") / _FRAMES_PER_UNIT + max(0, heads - 1) * _HEAD
+
+
+class Intake:
+    """What one link has taken lately, and what it was asked."""
+
+    def __init__(self, floods: Floods | None = None) -> None:
+        self.floods = floods or Floods()
+        self._pace = Pace(self.floods)
+        self._unanswered: set[Hashable] = set()
+        self._thinking = 0
+
+    # ── the pace ──────────────────────────────────────────────────────────────────────────────────
+
+    async def notification(self, size: int) -> None:
+        await self._spend(_NOTIFICATION + size / _BYTES_PER_UNIT)
+
+    async def question(self, size: int) -> None:
+        await self._spend(_QUESTION + size / _BYTES_PER_UNIT)
+
+    async def reading(self, piece: bytes, wasted: int) -> None:
+        """Whatever else is in it: its lines were looked for, and `wasted` bytes were for nothing."""
+        await self._spend(piece.count(b"\n") / _LINES_PER_UNIT + wasted / _WASTED_BYTES_PER_UNIT)
+
+    async def _spend(self, units: float) -> None:
+        seconds = self._pace.owed(units)
+        if not seconds:
+            return
+        self.floods.count += 1
+        try:
+            await anyio.sleep(seconds)
+        finally:
+            self.floods.count -= 1
+
+    # ── questions ─────────────────────────────────────────────────────────────────────────────────
+
+    def asked(self, ident: Hashable) -> bool:
+        """Whether this request of the server is taken at all; `answered` must follow."""
+        if ident in self._unanswered or len(self._unanswered) >= MOST_ANSWERS:
+            return False
+        self._unanswered.add(ident)
+        return True
+
+    def answered(self, ident: Hashable) -> None:
+        self._unanswered.discard(ident)
+
+    async def thought(self, ask: Callable[[str, Json], Awaitable[Json]], method: str, params: Json) -> Json | None:
+        """The answer to a question that somebody else must give; None where too many are being thought about."""
+        if self._thinking >= MOST_QUESTIONS:
+            return None
+        self._thinking += 1
+        try:
+            return await ask(method, params)
+        finally:
+            self._thinking -= 1
