@@ -51,7 +51,7 @@ def test_a_connection_of_another_user_is_told_apart() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with subprocess.Popen([sys.executable, "-c", code, str(port)], stdin=subprocess.PIPE) as other:
-            listener.settimeout(120)
+            listener.settimeout(20)
             served, far = listener.accept()
             with served:
                 assert identity.peer_uid(far, served.getsockname()) == 12345
