@@ -37,7 +37,7 @@ from ringfence.rulebook import Rulebook, implicit_contract
 from ringfence.store import Store
 from ringfence.upstream.link import Exchange, RpcError
 
-Reply = Json | Exception
+Reply = Json | Exception | Callable[["UpstreamRequest"], Awaitable[Json]]
 OK: Json = {"content": [{"type": "text", "text": "done"}]}
 
 
@@ -74,7 +74,7 @@ class Servers:
         reply = self.replies[min(len(self.requests), len(self.replies)) - 1]
         if isinstance(reply, Exception):
             raise reply
-        return reply
+        return await reply(request) if callable(reply) else reply
 
     async def definitions(self, server: str, principal: Principal) -> list[Definition]:
         return []

@@ -43,7 +43,7 @@ def ringfence(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "ringfence.cli.main", *map(str, arguments)]
 
 
-def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
     """One verb of the command line, run to its end."""
     command = ringfence(*arguments)
     return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text=True, check=False)
@@ -70,6 +70,14 @@ def serve(path: Path) -> Iterator[Served]:
         started.wait_for("Paste into .mcp.json")
         started.wait_for_port(port)
         yield Served(started, f"http://127.0.0.1:{port}/mcp", path, config.load(path).gateway.state)
+
+
+@contextmanager
+def serve_as_configured(path: Path) -> Iterator[tooling.Started]:
+    """The same where its configuration says, while the block lasts."""
+    with tooling.start_process(ringfence("serve", "--config", path), cwd=path.parent) as started:
+        started.wait_for("Paste into .mcp.json", 120)
+        yield started
 
 
 def own_tools() -> list[str]:

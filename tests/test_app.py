@@ -21,7 +21,7 @@ from ringfence.model import Call, Definition, Outcome, Person
 from ringfence.ports import UpstreamRequest
 from ringfence.runs import NOBODY
 from ringfence.sandbox.executor import Executor
-from tests import boxing, gateways
+from tests import boxing, gateways, tooling
 from tests.faking import Client
 
 pytestmark = pytest.mark.anyio
@@ -121,11 +121,11 @@ async def test_what_tightens_is_in_force_at_once_and_what_loosens_waits(tmp_path
 async def test_a_reload_does_not_wait_for_a_server_that_is_slow_to_start(tmp_path: Path) -> None:
     slow = gateways.server("hostile_server.py", "--at-start", "hang")
     async with opened(tmp_path) as app, anyio.create_task_group() as group:
-        more = f", slow: {{command: {slow}, start_timeout_seconds: 3}}"
+        more = f", slow: {{command: {slow}, start_timeout_seconds: 600}}"
         changed = text(rules=DENY, servers=more).replace("{mode: read}", "{mode: read, server: hostile}")
         app.config.path.write_text(changed)
         group.start_soon(lambda: app.reload(asked=True))
-        with anyio.fail_after(2):
+        with anyio.fail_after(tooling.PATIENCE):
             while (await call(app)).status != "denied":
                 await anyio.sleep(0.02)
         assert (await call(app, "counter")).ok
@@ -170,10 +170,17 @@ def answering(app: App, identity: str, person: str, approve: bool = True) -> Cal
 async def test_a_changed_file_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apps, "_WATCH_SECONDS", 0.02)
     async with opened(tmp_path) as app, anyio.create_task_group() as group:
+        looked, stamps = list[object](), apps._stamps
+
+        def look(files: Any) -> Any:
+            looked.append(files)
+            return stamps(files)
+
+        monkeypatch.setattr(apps, "_stamps", look)
         group.start_soon(app.watch)
-        await anyio.sleep(0.05)
+        await tooling.until(lambda: looked)
         app.config.path.write_text(text(rules=DENY))
-        with anyio.fail_after(10):
+        with anyio.fail_after(tooling.PATIENCE):
             while (await call(app)).status != "denied":
                 await anyio.sleep(0.02)
         group.cancel_scope.cancel()

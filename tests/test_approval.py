@@ -17,6 +17,7 @@ from ringfence.audit.keys import load_or_create
 from ringfence.errors import Refused
 from ringfence.model import EVERY_ROLE, ApprovalRule, Decision, Json, Person, Status
 from ringfence.store import Conflict, Expired, NotFound, Store
+from tests import tooling
 from tests.faking import Client, contract, make_call
 
 pytestmark = pytest.mark.anyio
@@ -154,21 +155,23 @@ async def test_an_answer_ends_the_waiting(store: Store) -> None:
     client = Client()
 
     async def answer_soon() -> None:
-        await anyio.sleep(0.15)
+        await tooling.until(lambda: store.reader().approvals())
         (question,) = store.reader().approvals()
         await anyio.to_thread.run_sync(lambda: approval.answer(store, question.id, BOB, approve=True))
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(tooling.PATIENCE):
         async with anyio.create_task_group() as group:
             group.start_soon(answer_soon)
-            await obtain(store, 30, client)
+            await obtain(store, 600, client)
     ((method, note), *_) = client.told
     assert method == "notifications/progress"
     assert "waiting for a person to answer apr_" in note["message"]
 
 
-async def test_a_no_is_a_refusal_and_stands_as_long_as_the_question_would(store: Store) -> None:
-    short = replace(ONE, expires_seconds=0.5)
+async def test_a_no_is_a_refusal_and_stands_as_long_as_the_question_would(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, now = replace(ONE, expires_seconds=600), time.time
     with pytest.raises(Refused):
         await obtain(store, 0, Client(), short)
     (question,) = store.reader().approvals()
@@ -178,7 +181,7 @@ async def test_a_no_is_a_refusal_and_stands_as_long_as_the_question_would(store:
             await obtain(store, 0, Client(), short)
         assert (refused.value.status, refused.value.reason_code) == (Status.DENIED, "approval_refused")
         assert "bob" in refused.value.message
-    await anyio.sleep(0.5)
+    monkeypatch.setattr(time, "time", lambda: now() + 600)
     with pytest.raises(Refused) as anew:
         await obtain(store, 0, Client(), short)
     assert anew.value.status is Status.APPROVAL_REQUIRED

@@ -15,6 +15,7 @@ from ringfence.box import Attached
 from ringfence.model import Outcome, Person
 from ringfence.runs import Runs
 from ringfence.sandbox.executor import Executor
+from tests import tooling
 from tests.boxing import settings
 from tests.sandbox.calling import calling
 
@@ -102,7 +103,7 @@ async def test_an_answer_for_one_session_is_none_for_another(tmp_path: Path) -> 
 
 
 async def test_a_step_while_they_are_asked_has_them_asked_anew(tmp_path: Path) -> None:
-    async with asking(tmp_path, wait=5) as asked:
+    async with asking(tmp_path, wait=600) as asked:
         outcomes: list[Outcome] = []
         store = asked.runs.pipeline._store
 
@@ -110,7 +111,7 @@ async def test_a_step_while_they_are_asked_has_them_asked_anew(tmp_path: Path) -
             outcomes.append(await asked.python())
 
         async def pending() -> list[str]:
-            with anyio.fail_after(5):
+            with anyio.fail_after(tooling.PATIENCE):
                 while not (found := [each.id for each in store.reader().approvals(("pending",))]):
                     await anyio.sleep(0.01)
             return found

@@ -78,6 +78,7 @@ def test_every_key_arrives() -> None:
         result={"max_bytes": 10, "fields": ["id"], "trust": "untrusted"},
         effects={"reversible": True},
         labels=["private"],
+        meta=["vendor.example/x"],
         record="full",
     )
     for unset in (field for field in fields(Contract) if field.name not in ("name", "digest", "idempotent_key")):
@@ -128,7 +129,8 @@ def test_the_digest_covers_every_other_field() -> None:
         "listen": Listening(True, (("web", 8000),)), "commands": Commands(("ls",)),
         "retry": Retry(1), "idempotent": True, "idempotent_key": "k", "rate": Rate(1),
         "approval": "always", "log": replace(base.log, result="names"), "redact": ("x",), "result": ResultPolicy(1),
-        "effects": replace(base.effects, reversible=True), "labels": ("l",), "record": "full",
+        "effects": replace(base.effects, reversible=True), "labels": ("l",), "meta": ("m",),
+        "record": "full",
     }  # fmt: skip
     assert set(others) == {field.name for field in fields(Contract)} - {"digest"}
     digests = {sealed(replace(base, **{name: value})).digest for name, value in others.items()}

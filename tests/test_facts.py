@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ringfence import canonical
-from ringfence.box import MIB, BoxReport, Captured, FileFact, Limits, Mount, Ran, Usage
-from ringfence.facts import Ending, build, could_act, effect, explanation
+from ringfence.box import MIB, BoxReport, Captured, FileFact, Limits, Ran, Usage
+from ringfence.effects import NOTHING, Possible, possible
+from ringfence.facts import Ending, build, effect, explanation
 from ringfence.model import Contract, Decision, Effect, Mode, Status, Transport
 from ringfence.sandbox.results import judge
 from ringfence.sessions import Within
@@ -24,15 +25,19 @@ KEYS = [
     "timed_out", "limit", "effect", "usage", "isolation", "network", "inputs", "files", "output", "redactions",
     "denials", "explanation",
 ]  # fmt: skip
-RISKY = replace(WRITE, mode=Mode.HIGH_RISK)
 BOX = Contract(name="run_shell", transport=Transport.SANDBOXED_EXEC, mode=Mode.HIGH_RISK)
 DECISION = Decision(id="dec_1", allowed=True, reason="allowed by ok", rules=("ok", "too"))
 NEVER_RAN = (Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE)
 STOPPED = (Status.FAILED, Status.TIMEOUT, Status.KILLED)
 
 
+def of(contract: Contract | None) -> Possible:
+    return NOTHING if contract is None else possible(call(), contract)
+
+
 def ending(status: Status = Status.SUCCESS, code: str = "ok", **more: Any) -> Ending:
     given = {"contract": replace(WRITE, digest="sha256:c"), "decision": DECISION, "dispatched": True, **more}
+    given.setdefault("possible", of(given["contract"]))
     return Ending(
         call=call(), status=status, reason_code=code, started_at=datetime(2026, 11, 15, 1, 2, 3, 456789, UTC),
         wall_ms=8003.12345, **given,
@@ -214,34 +219,39 @@ def test_output_that_was_withheld_is_told() -> None:
 # ── Effects ───────────────────────────────────────────────────────────────────────────────────────
 
 
+ACTS, SENDS, WRITES = Possible(acts=True), Possible(sends=True), Possible(writes=True)
+
+
 @pytest.mark.parametrize(("status", "dispatched"), list(itertools.product(Status, [True, False])))
-def test_reading_and_refusals_have_no_effect(status: Status, dispatched: bool) -> None:
-    assert effect(status, READ, dispatched) is Effect.NONE
-    assert effect(status, None, dispatched) is Effect.NONE
-    assert effect(status, BOX, dispatched) is Effect.NONE
+def test_what_can_change_nothing_and_what_never_ran_have_no_effect(status: Status, dispatched: bool) -> None:
+    assert effect(status, NOTHING, dispatched) is Effect.NONE
+    assert effect(status, SENDS, dispatched, sent=False) is Effect.NONE
     if status in NEVER_RAN:
-        assert effect(status, WRITE, dispatched) is Effect.NONE
+        assert effect(status, ACTS, dispatched) is Effect.NONE
 
 
-@pytest.mark.parametrize("contract", [WRITE, RISKY])
-def test_effects_of_writes(contract: Contract) -> None:
-    assert effect(Status.SUCCESS, contract, True) is Effect.CONFIRMED
-    assert effect(Status.SUCCESS, contract, False) is Effect.CONFIRMED  # replayed: it did happen, once
+@pytest.mark.parametrize("way", [ACTS, SENDS, WRITES, Possible(sends=True, writes=True)])
+def test_effects_of_what_can_change_something(way: Possible) -> None:
+    assert effect(Status.SUCCESS, way, True) is Effect.CONFIRMED
+    assert effect(Status.SUCCESS, way, False) is Effect.CONFIRMED  # replayed: it did happen, once
     for status in STOPPED:
-        assert effect(status, contract, True) is Effect.UNKNOWN
-        assert effect(status, contract, False) is Effect.NONE
+        assert effect(status, way, True) is Effect.UNKNOWN
+        assert effect(status, way, False) is Effect.NONE
     for dispatched in (True, False):
-        assert effect(Status.UNKNOWN, contract, dispatched) is Effect.UNKNOWN
+        assert effect(Status.UNKNOWN, way, dispatched) is Effect.UNKNOWN
 
 
-@pytest.mark.parametrize(
-    "opened", [{"network": "internal"}, {"secrets": ("token",)}, {"mounts": (Mount("/a", "/b", "rw"),)}]
-)
-def test_a_box_with_a_way_out_may_have_an_effect(opened: dict[str, Any]) -> None:
-    assert not could_act(BOX)
-    assert not could_act(replace(BOX, mounts=(Mount("/a", "/b", "ro"),)))
-    assert could_act(replace(BOX, **opened))
-    assert effect(Status.TIMEOUT, replace(BOX, **opened), True) is Effect.UNKNOWN
+def test_what_was_seen_of_the_network_says_nothing_of_a_folder() -> None:
+    assert effect(Status.TIMEOUT, Possible(sends=True, writes=True), True, sent=False) is Effect.UNKNOWN
+
+
+def test_a_run_that_nobody_saw_to_its_end_may_have_used_its_way_out() -> None:
+    cancelled = ending(Status.KILLED, "cancelled", contract=BOX, possible=SENDS)
+    facts = build(cancelled)
+    assert facts["effect"] == "unknown"
+    assert facts["explanation"] == "cancelled after 8.0 s; whether it took effect is unknown"
+    shut = build(ending(Status.KILLED, "cancelled", contract=BOX))
+    assert shut["explanation"] == "cancelled after 8.0 s; network was denied; no side effect was possible"
 
 
 NETWORK: dict[str, Any] = {"allowed": [], "denied": [], "failed": [], "bytes_in": 0, "bytes_out": 0}
@@ -250,7 +260,7 @@ GOT: dict[str, Any] = {"host": "api.example", "port": 443, "count": 2, "rule": "
 
 def networked(**network: Any) -> Ending:
     seen = replace(report(), network={**NETWORK, **network})
-    return replace(boxed(seen), contract=replace(BOX, network="n"))
+    return replace(boxed(seen), contract=replace(BOX, network="n"), possible=SENDS)
 
 
 def test_what_a_box_sent_decides_its_effect_and_is_told() -> None:
@@ -267,16 +277,10 @@ def test_what_a_box_sent_decides_its_effect_and_is_told() -> None:
     assert build(lost)["effect"] == "unknown"
 
 
-def test_a_network_that_the_caller_named_could_act() -> None:
-    assert could_act(BOX, {"network": ["a.example"]})
-    assert not could_act(BOX, {"network": []})
-    assert not could_act(replace(BOX, mode=Mode.READ), {"network": ["a.example"]})
-
-
 def test_what_was_begun_in_a_session_with_a_way_out_may_use_it() -> None:
-    begun = replace(ending(contract=BOX), reaches=True)
+    begun = replace(ending(contract=BOX), possible=SENDS)
     assert build(begun)["effect"] == "confirmed"
-    assert build(replace(begun, reaches=False))["effect"] == "none"
+    assert build(replace(begun, possible=NOTHING))["effect"] == "none"
 
 
 # ── Explanations ──────────────────────────────────────────────────────────────────────────────────
@@ -345,7 +349,7 @@ def test_short_times_are_told_in_milliseconds() -> None:
 )
 def test_no_sentence_contradicts_the_effect(status: Status, contract: Contract | None, dispatched: bool) -> None:
     given = ending(status, "code", contract=contract, dispatched=dispatched)
-    said, had = explanation(given), effect(status, contract, dispatched)
+    said, had = explanation(given), effect(status, of(contract), dispatched)
     assert ("unknown" in said) is (had is Effect.UNKNOWN)
     assert ("confirmed" in said) is (had is Effect.CONFIRMED)
     assert "\n" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from ringfence import canonical
 from ringfence.contract import Schemas
+from ringfence.errors import Refused
 from ringfence.guard import Guard, Guarded
 from ringfence.model import Contract, Definition, Json, ResultPolicy
 from tests.making import READ, definition
@@ -54,7 +56,7 @@ ODD: Json = {
         {"type": "resource", "resource": {"uri": "file:///a", "text": "t", "blob": "aGk="}},
         {"type": "hologram", "voxels": [[1, 2], None], "unknown": {"deep": True}},
     ],
-    "structuredContent": {"id": 1, "größe": "1 m²", "emoji": "👩‍👩‍👧", "hebrew": "שלום\u200f"},
+    "structuredContent": {"id": 1, "größe": "1 m²", "emoji": "👩‍👩‍👧", "persian": "می\u200cخواهم"},
     "isError": True,
     "_meta": {"vendor/x": {"y": 12345678901234567890}},
     "vendorField": [None, 1.5],
@@ -118,9 +120,8 @@ def test_defect_6_structured_content_is_kept_and_checked() -> None:
         assert (guarded.result, guarded.problem and guarded.problem[0]) == (None, "bad_output")
 
 
-@pytest.mark.parametrize("more", [{"isError": True}, {"resultType": "input_required", "inputRequests": {}}])
-def test_an_error_or_a_question_is_held_to_no_output_schema(more: Json) -> None:
-    result = text_result("it broke", **more)
+def test_an_error_is_held_to_no_output_schema() -> None:
+    result = text_result("it broke", isError=True)
     assert inspect(result, known=TYPED).result is result
 
 
@@ -259,9 +260,6 @@ def test_a_text_that_is_struck_all_over_is_withheld_whole() -> None:
         ("\x1bPdevice\x1b\\x", "x", 1),
         ("\x1b]unterminated", "unterminated", 1),
         ("\x1bcreset", "creset", 1),
-        ("hidden\U000e0069\U000e0067\U000e006e", "hidden", 3),
-        ("user\u202eexe.txt\u202c \u2066a\u2069", "userexe.txt a", 4),
-        ("\u200eleft \u200fright é 👩‍👧 한글", "\u200eleft \u200fright é 👩‍👧 한글", 0),
     ],
 )
 def test_control_characters_are_removed_and_counted(dirty: str, clean: str, count: int) -> None:
@@ -277,6 +275,92 @@ def test_a_secret_cannot_be_hidden_behind_control_characters() -> None:
     assert guarded.result == text_result("[secret] and [redacted]")
 
 
+@pytest.mark.parametrize(
+    ("dirty", "clean", "count"),
+    [
+        ("hidden\U000e0069\U000e0067\U000e006e", "hidden", 3),
+        ("user\u202eexe.txt\u202c \u2066a\u2069", "userexe.txt a", 4),
+        ("\u200eleft \u200fright é 👩‍👧 한글", "left right é 👩‍👧 한글", 2),
+        ("smile 😀\ufe00\ufe01\ufe02\U000e0150", "smile 😀", 4),
+        ("a\u3164\u200b\xad\u2062\ufeff\u180eb", "ab", 6),
+        ("☂\ufe0f 1\ufe0f\u20e3 می\u200cخواهم", "☂\ufe0f 1\ufe0f\u20e3 می\u200cخواهم", 0),
+    ],
+)
+def test_what_nobody_sees_is_removed_from_results_and_counted(dirty: str, clean: str, count: int) -> None:
+    guarded = inspect(text_result(dirty, structuredContent={"x": dirty}))
+    assert guarded.result == text_result(clean, structuredContent={"x": clean})
+    assert guarded.redactions == ({"invisible": 2 * count} if count else {})
+
+
+def test_in_keys_of_a_result_it_is_escaped() -> None:
+    guarded = inspect({"content": [], "structuredContent": {"a\u200b": 1, "\ufeffa": 2, "a": 3, "b\x1b[m": 4}})
+    assert guarded.result is not None
+    assert guarded.result["structuredContent"] == {r"a\u{200b}": 1, r"\u{feff}a": 2, "a": 3, r"b\u{1b}[m": 4}
+    assert guarded.redactions == {"invisible": 1, "control_characters": 1}
+
+
+def test_two_keys_that_would_look_the_same_refuse_a_result() -> None:
+    guarded = inspect({"content": [], "structuredContent": {"a\u200b": 1, r"a\u{200b}": 2}})
+    assert guarded.result is None
+    assert guarded.problem is not None and guarded.problem[0] == "bad_output"
+
+
+def test_bytes_of_blobs_are_never_altered() -> None:
+    data = base64.b64encode("a\u200b\x1b[m\ufeff".encode()).decode()
+    result = {"contents": [{"uri": "file:///a", "blob": data}], "content": [{"type": "image", "data": data}]}
+    assert inspect(result).result is result
+
+
+UNSEEN = "pay\u200b\U000e0041 \x1b[8mnow"
+ESCAPED = r"pay\u{200b}\u{e0041} \u{1b}[8mnow"
+
+
+def test_in_definitions_and_in_what_people_see_it_is_escaped() -> None:
+    guard = Guard(Schemas().result_problem)
+    tool = {"name": "pay", "description": UNSEEN, "inputSchema": {"properties": {UNSEEN: {"title": UNSEEN}}}}
+    assert guard.listed(tool) == {
+        "name": "pay",
+        "description": ESCAPED,
+        "inputSchema": {"properties": {ESCAPED: {"title": ESCAPED}}},
+    }
+    shown, struck = guard.shown(READ, {UNSEEN: [UNSEEN]})
+    assert shown == {ESCAPED: [ESCAPED]}
+    assert struck == {"invisible": 4, "control_characters": 2}
+    assert guard.message(UNSEEN) == ESCAPED
+    fine = {"name": "a", "description": "👩‍👧 می\u200cخواهم"}
+    assert guard.listed(fine) == fine
+
+
+def test_what_has_keys_that_would_look_the_same_is_refused() -> None:
+    guard = Guard(Schemas().result_problem)
+    alike = {"a\u200b": 1, r"a\u{200b}": 2}
+    for refused in (lambda: guard.listed(alike), lambda: guard.shown(READ, alike), lambda: guard.redacted(READ, alike)):
+        with pytest.raises(Refused, match="look the same"):
+            refused()
+
+
+@pytest.mark.parametrize("between", ["\u200b", "\x00", "\ufe0f", "\xad"])
+def test_a_secret_cannot_be_hidden_behind_an_escape(between: str) -> None:
+    guard = Guard(Schemas().result_problem, Known())
+    split, ssn = f"hun{between}ter2", f"123{between}-45"
+    contract = replace(READ, redact=("123-45",))
+    assert guard.message(f"{split} {ssn}", contract) == "[secret] [redacted]"
+    assert guard.listed({"description": split, split: 1}) == {"description": "[secret]", "[secret]": 1}
+    assert guard.shown(contract, {ssn: split})[0] == {"[redacted]": "[secret]"}
+
+
+def test_a_secret_cannot_be_hidden_behind_a_selector_that_is_kept() -> None:
+    class Digits(Known):
+        def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
+            return text.replace("tok1234", "[secret]"), {"token": 1} if "tok1234" in text else {}
+
+        def strikes(self, data: bytes) -> bool:
+            return b"tok1234" in data
+
+    assert inspect(text_result("tok1\ufe0f23\ufe0f4"), redactor=Digits()).result == text_result("[secret]")
+    assert Guard(Schemas().result_problem, Digits()).message("tok1\ufe0f234") == "[secret]"
+
+
 def test_literal_backslashes_are_no_control_characters() -> None:
     result = text_result(r"a\b \u0000 C:\foo")
     assert inspect(result).result == result
@@ -288,11 +372,27 @@ def test_literal_backslashes_are_no_control_characters() -> None:
 def test_messages_are_cleaned_redacted_and_cut() -> None:
     guard = Guard(Schemas().result_problem, Known())
     assert guard.message("fine") == "fine"
-    assert guard.message("token hunter2\x1b[2J leaked") == "token [secret] leaked"
+    assert guard.message("token hunter2\x1b[2J leaked") == "token [secret]\\u{1b}[2J leaked"
     assert guard.message("ssn 123-45", replace(READ, redact=("[0-9-]+",))) == "ssn [redacted]"
     assert len(guard.message("x" * 100_000)) == 4000
     assert "hunt" not in guard.message("x" * 3996 + "hunter2")
+    assert guard.message("odd", most=2) == "od"
     assert guard.message("odd \ud800") == "odd ?"
+
+
+@pytest.mark.parametrize("place", range(3980, 4010))
+def test_a_message_is_cut_where_it_was_to_be_and_never_inside_of_what_goes(place: int) -> None:
+    guard = Guard(Schemas().result_problem, Known())
+    text = "." * place + "hunter2" + " 123-45 " + "." * 5000
+    cut = guard.message(text, replace(READ, redact=("[0-9-]{6}",)))
+    inside = place < 4000 < place + 7 or place + 8 < 4000 < place + 14
+    assert "hunt" not in cut.replace("[secret]", "") and "3-4" not in cut
+    assert cut.startswith("." * min(place - 6, 4000) if inside else "." * min(place, 4000))
+    if not inside:
+        plain = text[:4000].replace("hunter2", "[secret]").replace("123-45", "[redacted]")
+        assert cut == plain
+    half = "." * place + "hunter" + "." * 5000
+    assert guard.message(half) == half[:4000], "what is no secret moves nothing"
 
 
 def test_any_value_can_be_redacted_to_be_kept() -> None:
@@ -304,7 +404,9 @@ def test_any_value_can_be_redacted_to_be_kept() -> None:
 
 # ── Whatever comes ────────────────────────────────────────────────────────────────────────────────
 
-TEXT = st.text() | st.sampled_from(["hunter2", "\x1b[31m", "\x00", "\x7f", "\u202e", "a\nb", "\U000e0041"])
+TEXT = st.text() | st.sampled_from(
+    ["hunter2", "\x1b[31m", "\x00", "\x7f", "\u202e", "a\nb", "\U000e0041", "\u3164", "\ufe0f"]
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
@@ -327,7 +429,7 @@ def test_whatever_comes_in_comes_out_clean_and_only_once_changed(structured: Any
     assert first.result is not None
     for found in strings(first.result):
         assert known is None or "hunter2" not in found
-        assert not any(character in found for character in "\x00\x1b\x7f\u202e\U000e0041")
+        assert not any(character in found for character in "\x00\x1b\x7f\u202e\U000e0041\u3164")
     again = guard.inspect(READ, PLAIN, first.result)
     assert again.result is first.result
     assert again.redactions == {}

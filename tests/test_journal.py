@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from ringfence import canonical, facts, journal
 from ringfence.audit.approvals import Leave, Yes
 from ringfence.audit.chain import Head
+from ringfence.effects import Possible
 from ringfence.journal import Trip
-from ringfence.model import Contract, Decision, LogPolicy, Mode, Outcome, Receipt, Status
+from ringfence.model import Contract, Decision, GuardedText, LogPolicy, Mode, Outcome, Receipt, Status
 from ringfence.store import Answered, Approval
 from tests.faking import contract, definition, make_call
 
@@ -28,7 +29,7 @@ objects = st.dictionaries(names, values, max_size=4)
 
 
 def trip(arguments: dict[str, Any], one: Contract = ECHO) -> Trip:
-    made = Trip(make_call("echo", arguments, session="s", trace="t"), "development")
+    made = Trip(make_call("echo", arguments, session="s", trace="t"), "development", clean=GuardedText)
     made.contract, made.definition = one, definition("echo")
     made.decision = Decision("dec_1", True, "a read is allowed", rules=("std-read",))
     return made
@@ -37,7 +38,7 @@ def trip(arguments: dict[str, Any], one: Contract = ECHO) -> Trip:
 def ended(made: Trip, outcome: Outcome) -> dict[str, Any]:
     ending = facts.Ending(
         made.call, outcome.status, outcome.reason_code, made.began_at, made.wall_ms, made.contract, made.decision, True,
-        result=outcome.result,
+        result=outcome.result, possible=made.possible,
     )  # fmt: skip
     return journal.finished(made, outcome, facts.build(ending))
 
@@ -105,7 +106,7 @@ def test_a_record_says_who_what_and_by_whose_leave() -> None:
         (Answered("bob", True, 1.5), Answered("eve", True, 1.6)),
         leave=Leave("apr_1", {"rule": "boss"}, Head("c", 3, "q"), (Yes("bob", 1.5, Head("d", 2, "a")),)),
     )  # fmt: skip
-    made.started, made.effect_possible = Receipt("c", 7, "h"), True
+    made.started, made.possible = Receipt("c", 7, "h"), Possible(acts=True)
     started, finished = journal.started(made), ended(made, Outcome(Status.SUCCESS, "ok", result={"content": []}))
     assert started["call"] == {
         "id": made.call.id, "kind": "tool", "method": "tools/call", "tool": "echo", "server": "desk", "origin": "sdk",
@@ -127,8 +128,8 @@ def test_a_record_says_who_what_and_by_whose_leave() -> None:
 
 
 def test_a_call_that_is_known_by_its_name_alone_is_recorded_all_the_same() -> None:
-    made = Trip(make_call("ecko", {"x": float("nan"), "y": "\ud800"}, server="desk"), "development")
-    record = ended(made, Outcome(Status.VALIDATION_FAILURE, "unknown_tool", "There is no tool 'ecko'."))
+    made = Trip(make_call("ecko", {"x": float("nan"), "y": "\ud800"}, server="desk"), "development", clean=GuardedText)
+    record = ended(made, Outcome(Status.VALIDATION_FAILURE, "unknown_tool", GuardedText("There is no tool 'ecko'.")))
     assert (record["contract"], record["pin"], record["decision"], record["result"]) == (None, None, None, None)
     assert record["arguments"] == {"digest": None, "bytes": None}
     assert record["message"] == "There is no tool 'ecko'."
@@ -138,7 +139,7 @@ def test_a_call_that_is_known_by_its_name_alone_is_recorded_all_the_same() -> No
 @pytest.mark.parametrize("code", ["upstream_error", "answer_lost", "client_refused", "server_start", "server_down"])
 def test_words_of_others_are_not_recorded(code: str) -> None:
     said = "no user alice@example.org with token 12345"
-    assert said not in json.dumps(ended(trip({}), Outcome(Status.FAILED, code, said)))
+    assert said not in json.dumps(ended(trip({}), Outcome(Status.FAILED, code, GuardedText(said))))
 
 
 def test_time_passes_on_the_way() -> None:

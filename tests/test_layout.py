@@ -62,6 +62,23 @@ def test_catching_everything_says_why(path: Path) -> None:
     assert bare == []
 
 
+def called(tree: ast.AST, name: str) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name]
+
+
+def test_only_the_guard_makes_guarded_text() -> None:
+    """What reaches a caller or a record is guarded by its type; this is what the type checker cannot see."""
+    makers, claims = set(), []
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        if called(tree, "GuardedText") or "cast(GuardedText" in path.read_text():
+            makers.add(path.relative_to(SOURCE).as_posix())
+        words = [call.args[0] for call in called(tree, "own_words")]
+        claims += [f"{name(path)}:{word.lineno}" for word in words if not isinstance(word, ast.Constant)]
+    assert makers == {"guard.py", "model.py"}
+    assert claims == [], "words of ours are what stands in the source"
+
+
 def test_importing_the_package_loads_nothing_else() -> None:
     heavy = ("ringfence.", "mcp", "pydantic", "starlette")
     code = f"import sys, ringfence; print([name for name in sys.modules if name.startswith({heavy})])"

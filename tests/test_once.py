@@ -10,9 +10,10 @@ import pytest
 
 from ringfence import once
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
-from ringfence.model import Outcome, Principal, Status
+from ringfence.model import GuardedText, Outcome, Principal, Status
 from ringfence.once import Key
 from ringfence.store import KeyRow
+from tests import tooling
 from tests.faking import OK, Said, contract, governed
 
 pytestmark = pytest.mark.anyio
@@ -109,7 +110,7 @@ async def test_whoever_waits_too_long_for_another_is_told(tmp_path: Path) -> Non
         way.servers.hold = anyio.Event()
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: way.call(idempotency_key="k"))
-            await anyio.sleep(0.05)
+            await tooling.until(lambda: way.servers.requests)
             outcome = await way.call(idempotency_key="k")
             assert (outcome.status, outcome.reason_code) == (Status.UNAVAILABLE, "key_busy")
             way.servers.hold.set()
@@ -149,5 +150,7 @@ def test_a_row_without_its_outcome_is_unknown() -> None:
 
 
 def test_an_outcome_survives_keeping() -> None:
-    outcome = Outcome(Status.FAILED, "tool_error", "m", result={"isError": True, "x": [1]}, trust="untrusted")
-    assert once.unpack(once.pack(outcome)) == outcome
+    outcome = Outcome(
+        Status.FAILED, "tool_error", GuardedText("m"), result={"isError": True, "x": [1]}, trust="untrusted"
+    )
+    assert once.unpack(once.pack(outcome), GuardedText) == outcome

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sqlite3
-import time
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,10 @@ from ringfence.model import (
     ServerSpec,
     Status,
 )
+from ringfence.redaction import Current
+from ringfence.store.sqlite import Store
+from ringfence.store.transaction import Transaction
+from tests import tooling
 from tests.faking import OK, Reply, Said, Way, contract, definition, governed
 from tests.making import rule
 
@@ -149,12 +157,12 @@ async def test_network_that_has_the_server_lets_the_call_pass(tmp_path: Path) ->
 
 async def test_what_was_validated_is_what_is_sent(tmp_path: Path) -> None:
     arguments = {"b": [1, {"ü": None}], "a": 2**70}
-    said = Said(contracts=(contract("talk", tool="echo"),))
+    said = Said(contracts=(contract("talk", tool="echo", meta=["vendor/x"]),))
     async with governed(tmp_path, said) as way:
         await way.call("talk", arguments, meta={"vendor/x": 1}, inputs={"q": {}}, session="s", method="tools/call")
         (sent,) = way.servers.requests
-    own = {"_meta": {"vendor/x": 1}, "inputResponses": {"q": {}}}
-    assert sent.params == {"name": "echo", "arguments": arguments, **own}
+    # An answer to a question that nobody asked is kept until somebody does.
+    assert sent.params == {"name": "echo", "arguments": arguments, "_meta": {"vendor/x": 1}}
     assert (sent.server, sent.method, sent.session) == ("desk", "tools/call", "s")
     assert sent.definition == definition("echo")
 
@@ -202,12 +210,29 @@ async def test_a_withheld_result_is_a_failure_whose_effect_is_unknown(
 # ── Cancelling ──
 
 
+@contextmanager
+def cancelled_once(
+    reached: Callable[[], object], then: Callable[[], None] = lambda: None
+) -> Iterator[anyio.CancelScope]:
+    """Whatever is in the block is cancelled as soon as this is so, however long that takes."""
+    with anyio.CancelScope() as scope:
+
+        async def cancel() -> None:
+            await tooling.until(reached)
+            scope.cancel()
+            asyncio.get_running_loop().call_later(0.05, then)
+
+        cancelling = asyncio.get_running_loop().create_task(cancel())
+        yield scope
+    assert cancelling.done()
+
+
 @pytest.mark.parametrize(("mode", "effect"), [("read", Effect.NONE), ("write", Effect.UNKNOWN)])
 async def test_a_cancelled_call_is_killed_on_record(tmp_path: Path, mode: str, effect: Effect) -> None:
     said = Said(contracts=(contract("echo", mode=mode, rate={"concurrent": 1}),))
     async with governed(tmp_path, said) as way:
         way.servers.hold = anyio.Event()
-        with anyio.move_on_after(0.1) as scope:
+        with cancelled_once(lambda: way.servers.requests) as scope:
             await way.call()
         assert scope.cancelled_caught
         (record,) = way.finished()
@@ -218,22 +243,37 @@ async def test_a_cancelled_call_is_killed_on_record(tmp_path: Path, mode: str, e
 
 
 async def test_a_call_cancelled_while_it_waits_for_a_person_has_no_effect(tmp_path: Path) -> None:
-    said = Said(contracts=(contract("echo", mode="write", approval="always"),), wait=30)
+    said = Said(contracts=(contract("echo", mode="write", approval="always"),), wait=600)
     async with governed(tmp_path, said) as way:
-        with anyio.move_on_after(0.1):
+        with cancelled_once(lambda: way.client.told):
             await way.call()
         (record,) = way.finished()
         assert (record["status"], record["effect"], record["started_seq"]) == ("killed", Effect.NONE, None)
         assert way.client.told[0][0] == "notifications/progress"
 
 
-async def test_a_call_cancelled_while_its_start_is_written_still_closes_once(tmp_path: Path) -> None:
+async def test_a_call_cancelled_while_its_start_is_written_still_closes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, release, asked = threading.Event(), threading.Event(), list[str]()
+    write = Store.write
+
+    def block(tx: Transaction) -> None:
+        begun.set()
+        release.wait(60)
+
+    async def written(self: Store, *job: Any, **how: Any) -> Any:
+        asked.append("asked")
+        return await write(self, *job, **how)
+
     said = Said(contracts=(contract("echo", mode="write"),))
     async with governed(tmp_path, said) as way:
         async with anyio.create_task_group() as group:
-            group.start_soon(way.store.write, lambda tx: time.sleep(0.3))
-            await anyio.sleep(0.05)
-            with anyio.move_on_after(0.05):
+            group.start_soon(way.store.write, block)
+            await tooling.until(begun.is_set)
+            monkeypatch.setattr(Store, "write", written)
+            # It closes on record all the same, for which the writer has to be free again.
+            with cancelled_once(lambda: asked, then=release.set):
                 await way.call(idempotency_key="k", id="call_cut")
         assert way.kinds("call_cut")[-1:] == ["finished"]
         assert way.kinds("call_cut").count("finished") == 1
@@ -357,3 +397,40 @@ async def test_the_start_of_a_server_is_a_call_by_system(tmp_path: Path) -> None
         with pytest.raises(Unavailable) as refused:
             await way.pipeline.server_start(spec, Principal("analyst"), start)
         assert (refused.value.reason_code, len(seen)) == ("store", 1)
+
+
+TOKEN = "ghp_" + "aB3dE5fG7hJ9kL2mN4pQ6rS8tU1vW0xYzAbC"
+
+
+@pytest.mark.parametrize("log", ["digest", "names"])
+@pytest.mark.parametrize("pad", [0, 30, 60, 150, 190, 3_900, 3_990])
+async def test_names_that_others_chose_reach_neither_caller_nor_record_as_they_are(
+    tmp_path: Path, pad: int, log: str
+) -> None:
+    """Names of a result's and of the arguments' properties, with a secret and escape codes, wherever it is cut."""
+    name = "x" * pad + f" {TOKEN} \x1b[2J\u202e\u200b"
+    strict = {"type": "object", "additionalProperties": False}
+    nested = {"type": "object", "patternProperties": {"x": {"type": "object", "required": ["n"]}}}
+    bad = {"content": [], "structuredContent": {name: {}}}
+    for schema, part in ((strict, "outputSchema"), (nested, "outputSchema"), (strict, "inputSchema")):
+        own = contract("echo", log={"arguments": log, "result": log})
+        said = Said(contracts=(own,), definitions=(definition("echo", **{part: schema}),))
+        folder = tmp_path / f"{part}{len(schema)}"
+        folder.mkdir(exist_ok=True)
+        async with governed(folder, said, [bad]) as way:
+            way.pipeline._guard.redactor = Current(lambda: ())
+            outcome = await way.call("echo", {name: 1} if part == "inputSchema" else {})
+            if pad or part == "inputSchema" or schema is strict:
+                assert outcome.status in (Status.FAILED, Status.VALIDATION_FAILURE)
+            shown = json.dumps([outcome.message, outcome.facts, outcome.error, way.finished()[0]], ensure_ascii=False)
+            assert not any(TOKEN[at : at + 8] in shown for at in range(0, 28, 4))
+            assert not set("\x1b\u202e\u200b") & set(shown) and "\\u001b" not in shown
+
+
+async def test_names_of_sessions_and_traces_are_guarded_on_record(tmp_path: Path) -> None:
+    async with governed(tmp_path) as way:
+        way.pipeline._guard.redactor = Current(lambda: ())
+        odd = "x" * 990 + f" {TOKEN} \x1b[2J"
+        await way.call("echo", {"text": "x"}, session=odd, trace=odd)
+        record = json.dumps(way.finished()[0])
+    assert TOKEN[:12] not in record and "\\u001b" not in record

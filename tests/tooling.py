@@ -6,7 +6,9 @@ with the way to get it; with `CI=true` it fails instead, since a check that neve
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import shutil
 import signal
 import socket
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +94,39 @@ def fixture_command(script: str, *arguments: str) -> list[str]:
     return [sys.executable, str(FIXTURES / script), *arguments]
 
 
+_dice = random.SystemRandom()
+PATIENCE = 120.0
+"""Seconds that a test waits for what has to happen: only what never happens fails, however slow the machine is."""
+LONGER = (0.5, 5.0, 50.0)
+"""Time limits for a program that has to get somewhere before it is ended, to be tried until one was enough."""
+
+
+async def until(reached: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Wait until it is so, while everything else goes on."""
+    async with asyncio.timeout(seconds):
+        while not reached():
+            await asyncio.sleep(0.01)
+
+
+def wait_until(reached: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Wait until it is so, and let nothing else of this process go on meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s")
+        time.sleep(0.01)
+
+
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback address that nobody listens on just now.
+
+    None of those that the kernel gives to whoever connects somewhere: it might before the caller has come to use it.
+    """
+    while True:
+        port = _dice.randrange(12_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +143,7 @@ class Started:
     def output(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def wait_for(self, text: str, timeout: float = 30.0) -> str:
+    def wait_for(self, text: str, timeout: float = PATIENCE) -> str:
         """Wait until the output contains the text, and return the whole output."""
         deadline = time.monotonic() + timeout
         while text not in (written := self.output()):
@@ -124,7 +154,7 @@ class Started:
             time.sleep(0.02)
         return written
 
-    def wait_for_port(self, port: int, timeout: float = 30.0) -> None:
+    def wait_for_port(self, port: int, timeout: float = PATIENCE) -> None:
         """Wait until the process listens on the port."""
         deadline = time.monotonic() + timeout
         while not listening(port):
@@ -134,7 +164,7 @@ class Started:
                 raise AssertionError(f"nothing listens on port {port} after {timeout} s:\n{self.output()}")
             time.sleep(0.02)
 
-    def stop(self, grace: float = 5.0) -> int:
+    def stop(self, grace: float = 60.0) -> int:
         """End the process politely, then by force, and whatever is left of its group with it."""
         if self.process.poll() is None:
             self.process.terminate()
@@ -144,7 +174,7 @@ class Started:
                 self.process.kill()
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait(grace)
+        return self.process.wait(PATIENCE)
 
 
 def alive(pid: int) -> bool:
@@ -174,7 +204,7 @@ def descendants(pid: int, word: str) -> list[int]:
     return found
 
 
-def wait_until_none(word: str, timeout: float = 10.0) -> None:
+def wait_until_none(word: str, timeout: float = PATIENCE) -> None:
     """Until no process on this host, but ourselves, has this word in its command."""
     deadline = time.monotonic() + timeout
     while left := [pid for pid in _commanded(word) if pid != os.getpid()]:
@@ -190,7 +220,7 @@ def _commanded(word: str) -> Iterator[int]:
                 yield int(entry.name)
 
 
-def wait_until_gone(pid: int, timeout: float = 10.0) -> None:
+def wait_until_gone(pid: int, timeout: float = PATIENCE) -> None:
     deadline = time.monotonic() + timeout
     while alive(pid):
         if time.monotonic() > deadline:
@@ -200,11 +230,11 @@ def wait_until_gone(pid: int, timeout: float = 10.0) -> None:
 
 def listening(port: int) -> bool:
     with socket.socket() as probe:
-        probe.settimeout(1.0)
+        probe.settimeout(10.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_for_port(port: int, timeout: float = 30.0) -> None:
+def wait_for_port(port: int, timeout: float = PATIENCE) -> None:
     """Wait until anybody listens on the port; `Started.wait_for_port` also notices that the process has ended."""
     deadline = time.monotonic() + timeout
     while not listening(port):
@@ -235,7 +265,7 @@ def start_process(
         try:
             yield started
         finally:
-            started.stop()
+            started.stop(grace=5.0)  # nobody asks any more how it ends
 
 
 @contextmanager

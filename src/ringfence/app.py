@@ -30,6 +30,7 @@ from ringfence.dispatch import Dispatcher, Surroundings
 from ringfence.errors import ConfigError, Refused, RingfenceError, StoreError, Unavailable
 from ringfence.front.http import HttpFront
 from ringfence.front.mcp import McpFront
+from ringfence.front.refusals import Refusals
 from ringfence.front.stdio import StdioFront
 from ringfence.guard import Guard
 from ringfence.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec
@@ -72,6 +73,7 @@ class App:
         self._guard = Guard(self._schemas.result_problem, self.safe.shown)
         self.pipeline = Pipeline(store, self._rulebook(settings), self.dispatcher, self._guard, Budget())
         self.front = McpFront(self.pipeline, self.pool, group, __version__)
+        self.front.refusals = Refusals(store)
         self.front.shelf.boxes = lambda: self._executor
         self.front.left_files = lambda principal: self._tell(principal, "notifications/resources/list_changed", {})
         self.http: HttpFront | None = None
@@ -93,11 +95,13 @@ class App:
                 app = cls(settings, store, group, safe)
                 async with quiet(lambda: app.safe), app.pool.running():
                     await app.connect()
+                    group.start_soon(app.front.refusals.run)
                     try:
                         yield app
                     finally:
                         app.front.close()
                         with anyio.CancelScope(shield=True):
+                            await app.front.refusals.flush()
                             await app.end_boxes()
                 group.cancel_scope.cancel()
         finally:
@@ -345,8 +349,14 @@ class App:
             "notifications/message",
         ):
             contract = self.pipeline.rules.implicit.get(server)
-            if contract is not None:
-                await self._tell(principal, method, self._guard.redacted(contract, params))
+            if contract is None:
+                return
+            try:
+                shown = self._guard.said(contract, params)
+            except Refused as exc:
+                log.warning("server %s: its %s is not passed on: %s", server, method, exc)
+                return
+            await self._tell(principal, method, shown)
 
     async def _lists_changed(self, server: str, definitions: list[Definition]) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from ringfence import canonical
@@ -11,6 +12,7 @@ from ringfence.journal import Trip
 from ringfence.model import Call, Contract, Decision, Json
 from ringfence.rulebook import Rulebook
 from ringfence.sandbox.order import asked_for
+from ringfence.store import Approval, Transaction, Unproven
 
 
 def binding(rules: Rulebook, trip: Trip, contract: Contract, requirement: Requirement) -> str:
@@ -34,6 +36,17 @@ def binding(rules: Rulebook, trip: Trip, contract: Contract, requirement: Requir
     return canonical.digest(bound)
 
 
+def use(rules: Rulebook, tx: Transaction, digest: str, call_id: str) -> Approval | None:
+    """What people agreed to, from now on used; None where there is nothing of the kind. Raises Unproven."""
+    approval = tx.consume_approval(digest, call_id, time.time())
+    if approval is None:
+        return None
+    problem = "nothing proves it" if approval.leave is None else rules.approvals.doubt(approval.leave)
+    if problem is not None:
+        raise Unproven(approval.id, problem)
+    return approval
+
+
 def for_programs(decision: Decision, call: Call, contract: Contract) -> Decision:
     """The decision with a question for a person, where the command names programs that they are to be asked for."""
     programs = asked_for(call, contract)
@@ -48,6 +61,10 @@ def summary(guard: Guard, trip: Trip) -> Json:
     contract, call = trip.contract, trip.call
     assert contract is not None and trip.decision is not None
     arguments, removed = guard.shown(contract, call.arguments)
+    beside = {name: value for name, value in (("meta", call.meta), ("inputs", call.inputs)) if value}
+    if beside:
+        beside, more = guard.shown(contract, beside)
+        removed = {name: removed.get(name, 0) + more.get(name, 0) for name in (*removed, *more)}
     shown: Json = {
         "tool": call.tool,
         "server": contract.server,
@@ -59,6 +76,7 @@ def summary(guard: Guard, trip: Trip) -> Json:
         "origin": call.origin,
         "rules": list(trip.decision.rules),
         "reversible": contract.effects.reversible,
+        **beside,
     }
     programs = asked_for(call, contract)
     if programs:

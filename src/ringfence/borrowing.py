@@ -28,6 +28,9 @@ class Counting:
     def feed(self, chunk: bytes) -> bytes:
         return self._stream.feed(chunk)
 
+    def release(self) -> bytes:
+        return self._stream.release()
+
     def finish(self) -> bytes:
         rest = self._stream.finish()
         self._removed.update(self._stream.rules)

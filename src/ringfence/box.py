@@ -94,6 +94,21 @@ class Mount:
     """Why credentials may be among it, in the operator's words."""
 
 
+@plain
+class Outside:
+    """What a box has of the outside."""
+
+    sends: bool = False
+    """A way out of it, to whomever."""
+    writes: bool = False
+    """A folder of the host's that it may write to."""
+    sets_up: bool = False
+    """Set-up code of a user's runs in it before anything else."""
+
+
+NO_OUTSIDE = Outside()
+
+
 # ── What runs in it, and waits ────────────────────────────────────────────────────────────────────
 
 
@@ -340,6 +355,10 @@ class BoxReport:
     """What was installed for it: names, versions, and what the index says of their bytes."""
     commands: Literal["enforced", "advisory"] | None = None
     """Where the box had only named programs: whether one of them runs code by itself, which then is not limited."""
+    forged: bool = False
+    """Its interpreter said that it was done, and went on: it was ended for that."""
+    late: Mapping[str, Any] | None = None
+    """What was done meanwhile, and since the step before, by what earlier steps left running: no part of this one."""
     planted: tuple[str, ...] = ()
     """In folders that it may write to, made or changed by whoever: what other programs of the host go by or run."""
     trouble: tuple[str, ...] = ()

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 64
+_SHORT_DIGITS = 640
+"""So many every Python reads, whatever limit it was told."""
 _CONTAINERS = (dict, list, tuple)
 
 
@@ -53,7 +55,9 @@ def _finite(text: str) -> float:
     return number
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+STRICT: dict[str, Any] = {"object_pairs_hook": _unique, "parse_constant": _no_constant, "parse_float": _finite}
+"""How the library reads what two readers must not read differently."""
+_decoder = json.JSONDecoder(**STRICT)
 
 
 def loads(data: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
@@ -75,16 +79,22 @@ def loads(data: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
         raise
     except RecursionError:
         raise NotCanonical(f"nested deeper than {max_depth} levels") from None
-    except ValueError as exc:
+    except json.JSONDecodeError as exc:
         raise NotCanonical(f"not JSON: {exc}") from None
+    except ValueError:  # of a whole number that Python does not read
+        raise NotCanonical("a number is out of range", _lenient(text)) from None
     return value
 
 
 def _lenient(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_short)
     except (ValueError, RecursionError):
         return None
+
+
+def _short(text: str) -> int | None:
+    return int(text) if len(text) <= _SHORT_DIGITS else None
 
 
 def _encodable(value: Any) -> None:

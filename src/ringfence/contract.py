@@ -86,6 +86,7 @@ def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[Problem]]
         result=ResultPolicy(**result),
         effects=Effects(**(given.get("effects") or {})),
         labels=tuple(given.get("labels") or ()),
+        meta=tuple(given.get("meta") or ()),
         record=given.get("record") or "facts",
     )
     return sealed(contract), list(_contradictions(contract))
@@ -141,6 +142,8 @@ def _contradictions(contract: Contract) -> Iterator[Problem]:
         yield ("retry", "attempts"), "a write is retried only where it is idempotent"
     if contract.rate.burst is not None and contract.rate.per_minute is None:
         yield ("rate", "burst"), "a burst needs per_minute"
+    if contract.meta and contract.transport is Transport.SANDBOXED_EXEC:
+        yield ("meta",), "what runs in a box has no server that _meta could reach"
     if contract.idempotent_key is not None:
         try:
             Expression(contract.idempotent_key, result="text")

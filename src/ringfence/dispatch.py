@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from ringfence.box import Mount
+from ringfence.box import NO_OUTSIDE, Mount, Outside
 from ringfence.egress import names, rules
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
 from ringfence.model import (
@@ -31,11 +31,9 @@ from ringfence.model import (
 )
 from ringfence.ports import Access, Channel, Outward, UpstreamRequest, Upstreams
 from ringfence.sandbox.executor import Executor
-from ringfence.sandbox.tools import PROGRAMS
+from ringfence.sandbox.tools import FORKS_A_SESSION, RUNS_IN_A_SESSION, WRITES_FILES
 
 _RETRY_SECONDS = 0.1
-_BEGINNING = (*PROGRAMS, "send_input")
-"""Our own tools that make something happen in a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +149,12 @@ class Dispatcher:
             return None
         return await self._boxes(contract).state_of(call)
 
-    async def reaches(self, call: Call, contract: Contract) -> bool:
-        """Whether it begins something in a session that has a way out. Raises Refused, Unavailable."""
-        if contract.transport is not Transport.SANDBOXED_EXEC or contract.tool not in _BEGINNING:
-            return False
-        return await self._boxes(contract).reaches(call)
+    async def outside(self, call: Call, contract: Contract) -> Outside:
+        """What the session has of the outside that it makes something happen in. Raises Refused, Unavailable."""
+        happens = contract.tool in (*RUNS_IN_A_SESSION, *WRITES_FILES, FORKS_A_SESSION)
+        if contract.transport is not Transport.SANDBOXED_EXEC or not happens:
+            return NO_OUTSIDE
+        return await self._boxes(contract).outside(call)
 
     async def run(self, grant: Grant, channel: Channel) -> Answer:
         """Once; again only where nothing was sent, or the contract says that twice is as good as once."""
@@ -195,6 +194,7 @@ class Dispatcher:
             timeout=timeout,
             definition=grant.definition,
             session=call.session,
+            log_level=call.log_level,
             box=call.box,
             fresh=grant.decision.sandbox or mounts is not None,
             mounts=mounts,
@@ -263,14 +263,12 @@ def _time_left(grant: Grant) -> float:
 
 
 def _params(grant: Grant) -> Json:
-    """The request as the server gets it: exactly the arguments that were validated and digested."""
+    """The request as the server gets it: exactly what was validated, matched by rules and recorded."""
     call = grant.call
     if call.method == "tools/call":
         params: Json = {"name": grant.contract.tool, "arguments": call.arguments}
     else:
         params = dict(call.arguments)
-    if call.inputs is not None:
-        params["inputResponses"] = call.inputs
-    if call.meta:
-        params["_meta"] = dict(call.meta)
+    if call.meta or call.traced:
+        params["_meta"] = {**call.meta, **call.traced}
     return params

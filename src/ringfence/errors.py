@@ -19,6 +19,8 @@ RingfenceError
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +126,22 @@ class OutcomeUnknown(RingfenceError):
 
 class TimedOut(OutcomeUnknown, TimeoutError):
     """The caller's own clock ran out before an answer came."""
+
+
+@contextmanager
+def beginning(what: str, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """What goes wrong in here that nobody thought of (no descriptors left, say) is Unavailable, for nothing has run;
+    once it has `begun`, it is OutcomeUnknown. A ValueError speaks of what was asked for, so it passes until then."""
+    try:
+        yield
+    except RingfenceError:
+        raise
+    except Exception as exc:
+        if begun():
+            raise OutcomeUnknown("box_failed", f"{what} failed after it had begun: {exc!r}") from exc
+        if isinstance(exc, ValueError):
+            raise
+        raise Unavailable("no_box", f"{what} could not be begun: {exc}") from exc
 
 
 class StoreError(RingfenceError):

@@ -109,6 +109,8 @@ def variables(call: Call, contract: Contract, environment: str) -> Json:
             "server": contract.server or "",
             "session": call.session or "",
             "idempotent": call.idempotency_key is not None,
+            "meta": call.meta,
+            "inputs": call.inputs or {},
         },
         "args": call.arguments,
         "agent": {

@@ -15,13 +15,14 @@ from typing import Any
 
 from ringfence import canonical
 from ringfence.box import BoxReport, Captured, FileFact, Ran
-from ringfence.model import Call, Contract, Decision, Effect, Json, Mode, Status, Transport
+from ringfence.effects import NOTHING, Possible
+from ringfence.model import Call, Contract, Decision, Effect, Json, Mode, Status
 from ringfence.packages.place import HOST
 from ringfence.sandbox.wording import limit_words, signal_words, span
 from ringfence.sessions import Within
 
 _NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE})
-_WITHHELD = frozenset({"result_too_large", "bad_output"})
+_WITHHELD = frozenset({"result_too_large", "bad_output", "invalid_result"})
 _MOST_FILES = 1000
 _MOST_DENIALS = 5
 _UNSEEN_NETWORK: Json = {"allowed": None, "denied": None, "bytes_in": None, "bytes_out": None}
@@ -64,8 +65,8 @@ class Ending:
     """The session that it was done in."""
     network: Json | None = None
     """What the box of a server asked of the network while it answered; None where there is none."""
-    reaches: bool = False
-    """That session has a way out, and what was begun in it may use it."""
+    possible: Possible = NOTHING
+    """What it could change outside, as it was known before it ran."""
 
     @property
     def took_ms(self) -> float:
@@ -76,7 +77,7 @@ class Ending:
 def build(ending: Ending) -> Json:
     """The facts object of a call."""
     contract, decision = ending.contract, ending.decision
-    changed = effect(ending.status, contract, ending.dispatched, ending.isolation, _sent(ending))
+    changed = effect(ending.status, ending.possible, ending.dispatched, _sent(ending))
     told: Json = {
         "call_id": ending.call.id,
         "decision_id": decision.id if decision is not None else None,
@@ -109,6 +110,9 @@ def build(ending: Ending) -> Json:
 def _of_session(within: Within) -> Json:
     session = {"id": within.session, "step": within.step, "context": within.context, "state": within.state}
     given: Json = {"inputs": [_file(fact) for fact in within.given]} if within.given else {}
+    step = within.report
+    if step is not None and step.context is not None and step.cell.report.ended == "exited":
+        given["claimed"] = ["exit_status"]  # of a cell, its interpreter says whether it failed
     if within.packages:
         given["packages"] = [dict(package) for package in within.packages]
     return {"session": session, **given}
@@ -166,6 +170,10 @@ def _of_box(report: BoxReport) -> Json:
         seen["commands"] = report.commands
     if report.planted:
         seen["planted"] = list(report.planted)
+    if report.forged:
+        seen["forged"] = True
+    if report.late is not None:
+        seen["late"] = {**report.late}
     if report.packages or inside:
         seen["packages"] = [_uncounted(package) for package in (*report.packages, *inside)]
     if len(report.files) > _MOST_FILES:
@@ -204,15 +212,11 @@ def _zulu(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
-def effect(
-    status: Status,
-    contract: Contract | None,
-    dispatched: bool,
-    isolation: Json | None = None,
-    sent: bool | None = None,
-) -> Effect:
-    """Whether something outside may have changed; `sent` is whether its box sent anything out, where that was seen."""
-    if contract is None or status in _NEVER_RAN or not _acts(contract, isolation or {}, sent):
+def effect(status: Status, possible: Possible, dispatched: bool, sent: bool | None = None) -> Effect:
+    """Whether something outside may have changed, of what could; `sent` is whether its box sent anything out, where
+    that was seen."""
+    changed = possible.acts or possible.writes or (possible.sends and sent is not False)
+    if status in _NEVER_RAN or not changed:
         return Effect.NONE
     if status is Status.SUCCESS:
         return Effect.CONFIRMED
@@ -220,37 +224,10 @@ def effect(
     return Effect.UNKNOWN if dispatched or status is Status.UNKNOWN else Effect.NONE
 
 
-def could_act(contract: Contract, arguments: Json | None = None) -> bool:
-    """Whether the capability can change anything outside; a box that is shut off cannot, whatever runs in it."""
-    if contract.mode is Mode.READ:
-        return False
-    shut = (
-        contract.transport is Transport.SANDBOXED_EXEC
-        and contract.network == "denied"
-        and not (arguments or {}).get("network")
-        and not contract.secrets
-        and not _writes(contract)
-    )
-    return not shut
-
-
-def _acts(contract: Contract, isolation: Json, sent: bool | None) -> bool:
-    if _could_write(contract, isolation):
-        return True
-    if sent is None or contract.transport is not Transport.SANDBOXED_EXEC:
-        return could_act(contract)
-    return contract.mode is not Mode.READ and (sent or _writes(contract))
-
-
-def _writes(contract: Contract) -> bool:
-    """To a folder of the host's."""
-    return bool(contract.mounts) and any(mount.mode == "rw" for mount in contract.mounts)
-
-
 def _sent(ending: Ending) -> bool | None:
-    """Whether anything that its box asked for was let out; None where no box of ours ran."""
+    """Whether anything that its box asked for was let out; None where nobody saw its box to the end."""
     if ending.ran is None:
-        return True if ending.reaches else None
+        return None
     network = ending.ran.report.network
     if network is None:
         return False
@@ -258,22 +235,15 @@ def _sent(ending: Ending) -> bool | None:
     return any(entry["host"] != HOST for entry in asked)
 
 
-def _could_write(contract: Contract, isolation: Json) -> bool:
-    """Whether the box that it ran in had a folder of the host's to write to."""
-    if contract.mode is Mode.READ or contract.transport is not Transport.SANDBOXED_EXEC:
-        return False
-    mounts = isolation.get("mounts") or ()
-    return bool(mounts) and any(mount.get("mode") == "rw" for mount in mounts)
-
-
 def explanation(ending: Ending, changed: Effect | None = None) -> str:
     """The ending in one sentence, for a model and for a person; `changed` where its effect is known already."""
-    changed = changed or effect(ending.status, ending.contract, ending.dispatched, ending.isolation, _sent(ending))
+    changed = changed or effect(ending.status, ending.possible, ending.dispatched, _sent(ending))
     parts = (
         _what_happened(ending),
         _programs(ending),
         _refused_calls(ending),
         _network(ending),
+        _late(ending),
         _what_changed(ending, changed),
     )
     said, within = "; ".join([part for part in parts if part]), ending.within
@@ -327,6 +297,8 @@ def _in_a_box(ending: Ending, ran: Ran) -> str:
             return f"terminated by timeout after {took}"
         case "cancelled":
             return f"cancelled after {took}"
+        case "policy" if report.forged:
+            return f"killed after {took}: its interpreter said that it was done and went on (forged)"
         case "policy":
             return f"killed for breaking the rules of its box after {took}"
         case "oom":
@@ -370,6 +342,18 @@ def _network(ending: Ending) -> str:
     return f"network: {'; '.join(said)}" if said else ""
 
 
+def _late(ending: Ending) -> str:
+    late = ending.ran.report.late if ending.ran is not None else None
+    if late is None:
+        return ""
+    parts = [f"{span(late['cpu_ms'])} of processor time"] if late.get("cpu_ms") else []
+    parts += [f"{sum(late['denials'].values())} refused system calls"] if late.get("denials") else []
+    parts += [f"{len(late['files'])} files"] if late.get("files") else []
+    parts += ["requests to the network"] if late.get("network") else []
+    parts += [f"{late['tasks']} threads and processes beside it"] if late.get("tasks") else []
+    return f"left by earlier steps and charged to none: {', '.join(parts)}"
+
+
 def _denied(ending: Ending) -> str:
     decision = ending.decision
     if decision is not None and not decision.allowed:
@@ -387,9 +371,9 @@ def _what_changed(ending: Ending, changed: Effect) -> str:
         case Effect.NONE:
             if not ending.dispatched or ending.status in _NEVER_RAN:
                 return "nothing was run" if ending.status is not Status.SUCCESS else "nothing was run again"
-            if contract is not None and contract.mode is Mode.READ:
+            if contract is not None and contract.mode is Mode.READ and not ending.possible:
                 return "it only reads, so nothing was changed"
-            had = ending.ran is not None and ending.ran.report.network is not None
+            had = ending.possible.sends or (ending.ran is not None and ending.ran.report.network is not None)
             network = "nothing was sent to the network" if had else "network was denied"
             if ending.within is not None:
                 return f"{network}; nothing outside of the session was changed"

@@ -1,12 +1,14 @@
-"""What may leave again: a result passes size, schema, fields, control characters and redaction, in that order.
+"""What may leave again: a result passes size, schema, fields, invisible characters and redaction, in that order.
 
 Unknown fields and content types stay as they are. Where nothing strikes, the very object that came in goes out.
+Characters that a reader does not see are removed from the texts of results. In keys, and in all that a person reads or
+that describes a tool, they are escaped instead, so that nothing looks like what it is not.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,31 +18,30 @@ from typing import Any, cast
 
 import re2
 
-from ringfence import canonical
-from ringfence.model import Contract, Definition, Json
+from ringfence import canonical, invisible
+from ringfence.errors import Refused
+from ringfence.model import Contract, Definition, GuardedText, Json, Status, Transport, own_words
 from ringfence.ports import Channel, Redactor
 
+log = logging.getLogger("ringfence.guard")
+
 CONTROL = "control_characters"
+INVISIBLE = "invisible"
+UNSEEN = (CONTROL, INVISIBLE)
+"""Rules of characters that a reader does not see: gone from results, escaped in all else."""
+FOREIGN = "foreign_keys"
+"""Keys in a server's `_meta` that are ours to write."""
 REPLACEMENT = "[redacted]"
 
 _MOST_HITS = 1000
 """A text that a pattern strikes more often is withheld whole: each hit costs another search of the rest."""
 _ASKED = ("allowed", "denied", "failed")
 """What of the `network` fact names hosts that somebody in a box asked for."""
-_MESSAGE_CHARACTERS = 4000
+MESSAGE_CHARACTERS = 4000
 
-_CHARACTERS = (
-    "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"  # C0 but tab, newline and return; DEL; C1
-    "\u202a-\u202e\u2066-\u2069"  # bidirectional embeddings, overrides and isolates
-    "\U000e0000-\U000e007f"  # tags: text that a model reads and a person does not see
-)
-_SEQUENCE = re.compile(
-    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # a terminal's control sequence
-    "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)"  # a string for the terminal
-    f"|\x1b[@-Z\\\\-_]|[{_CHARACTERS}]"
-)
+_CLASS = "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in invisible.RANGES)
 # On the encoded result, where C0 is written as an escape. May strike where nothing is, never the other way round.
-_SUSPECT = re2.compile(r"\\u00[01]|\\[bf]|[\x{7f}-\x{9f}\x{202a}-\x{202e}\x{2066}-\x{2069}\x{e0000}-\x{e007f}]")
+_SUSPECT = re2.compile(rf"\\u00[01]|\\[bf]|[\x{{7f}}-\x{{9f}}{_CLASS}]")
 
 _PROTOCOL = frozenset(
     {"content", "contents", "structuredContent", "isError", "_meta", "type", "text", "data", "blob", "mimeType", "uri"}
@@ -55,6 +56,8 @@ _OWN_META = "io.modelcontextprotocol/"
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
+_SAME_KEY = "two keys of one object would look the same"
+
 ByteString = bytes
 """The type; a field of Guarded has its name."""
 
@@ -65,7 +68,7 @@ class Guarded:
     """A result as it may go on, or the problem for which it may not."""
 
     result: Json | None
-    problem: tuple[str, str] | None
+    problem: tuple[str, GuardedText] | None
     """Reason code and text."""
     redactions: Mapping[str, int]
     bytes: int
@@ -88,19 +91,26 @@ class _Item:
     encoded: bytes
     struck: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     problem: tuple[str, str] | None = None
+    """Reason code and text, which may hold names that the tool chose."""
 
     @property
     def complete(self) -> bool:
-        """A tool's own success; an error or a question back is held to no output schema."""
-        return not self.result.get("isError") and self.result.get("resultType", "complete") == "complete"
+        """A tool's own success; an error is held to no output schema."""
+        return not self.result.get("isError")
 
 
 class _Struck(Counter[str]):
     """How often each rule struck."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, escape: bool = True) -> None:
+        """Without `escape`, what a reader does not see is removed from texts."""
         super().__init__()
+        self.escape = escape
         self.secrets: Counter[str] = Counter()
+
+
+class _SameKey(Exception):
+    """A key, with what cannot be seen in it escaped, is another key of the same object."""
 
 
 class Guard:
@@ -113,9 +123,11 @@ class Guard:
         self.redactor = redactor
         """Another takes its place when the configuration does."""
         self._steps: tuple[Callable[[_Item], None], ...] = (
+            self._kind,
             self._size,
             self._schema,
             self._fields,
+            self._unforged,
             self._clean,
         )
 
@@ -125,50 +137,90 @@ class Guard:
         try:
             encoded = canonical.dumps(result)
         except (ValueError, TypeError, RecursionError):
-            return Guarded(None, ("bad_output", "the tool's result is not plain JSON"), {}, 0, trust)
+            return Guarded(None, ("bad_output", own_words("the tool's result is not plain JSON")), {}, 0, trust)
         brackets = encoded.count(b"{") + encoded.count(b"[")  # cheap, and nearly always settles it
         if brackets > canonical.MAX_DEPTH and canonical.depth(result) > canonical.MAX_DEPTH:
-            return Guarded(None, ("bad_output", "the tool's result is nested too deeply"), {}, len(encoded), trust)
+            deep = ("bad_output", own_words("the tool's result is nested too deeply"))
+            return Guarded(None, deep, {}, len(encoded), trust)
         item = _Item(contract, definition, result, encoded)
         for step in self._steps:
-            step(item)
+            try:
+                step(item)
+            except _SameKey:
+                item.problem = ("bad_output", f"in the tool's result {_SAME_KEY}")
             if item.problem is not None:
-                return Guarded(None, item.problem, dict(item.struck), len(encoded), trust)
+                code, text = item.problem
+                return Guarded(None, (code, self.message(text, contract)), dict(item.struck), len(encoded), trust)
         if item.result is result:
             return Guarded(result, None, dict(item.struck), len(encoded), trust, encoded=encoded)
         kept = canonical.dumps(item.result)
         seen = item.struck.secrets if isinstance(item.struck, _Struck) else _NOTHING
         return Guarded(item.result, None, dict(item.struck), len(encoded), trust, encoded=kept, secrets=seen)
 
-    def message(self, text: str, contract: Contract | None = None) -> str:
-        """A text of ours or of a server's, fit to be shown."""
+    def message(self, text: str, contract: Contract | None = None, most: int = MESSAGE_CHARACTERS) -> GuardedText:
+        """A text of ours or of a server's, fit to be shown, and no more of it than `most` characters."""
         patterns = _compiled(contract.redact) if contract is not None else ()
-        proper = text.encode("utf-8", "replace").decode("utf-8")
-        # Cut last: half a secret is no longer recognised.
-        return self._cleaned(proper, patterns, _Struck())[:_MESSAGE_CHARACTERS]
+        proper = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+        struck = _Struck()
+        if invisible.suspect(proper):
+            proper = self._seen(proper, invisible.escaped(proper), patterns, struck)
+        whole = self._redacted(proper, patterns, struck)
+        return GuardedText(whole if len(proper) <= most else self._cut(proper, patterns, most, whole))
+
+    def _cut(self, text: str, patterns: tuple[Any, ...], place: int, whole: str) -> str:
+        """The beginning of a text, as it is in the redacted whole. The place is one of the text as it came, so that it
+        does not tell how long something was that is gone, and half of what goes is never left."""
+        back = 0
+        while back < place:
+            head, rest = text[: place - back], text[place - back :]
+            clean = self._redacted(head, patterns, _Struck())
+            if clean + self._redacted(rest, patterns, _Struck()) == whole:
+                return clean
+            back = 2 * back + 1
+        return ""
 
     def redacted(self, contract: Contract, value: Any) -> Any:
-        """Any JSON value as it may be kept."""
+        """Any JSON value as it may be kept. Raises Refused."""
         return self.shown(contract, value)[0]
 
+    def said(self, contract: Contract, params: Json) -> Json:
+        """What a server says unasked, as a client may hear it."""
+        return cast("Json", self.redacted(contract, without_forged(params)[0]))
+
     def shown(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
-        """Any JSON value as a person may see it, and how often each rule struck: they must know that it is not all."""
+        """Any JSON value as a person may see it, and how often each rule struck: they must know that it is not all.
+
+        Raises Refused where two of its keys would look the same.
+        """
         struck = _Struck()
-        return self._walk(value, _compiled(contract.redact), struck, keys=True), dict(struck)
+        try:
+            return self._walk(value, _compiled(contract.redact), struck, keys=True), dict(struck)
+        except _SameKey:
+            raise Refused(Status.VALIDATION_FAILURE, "ambiguous_keys", _SAME_KEY) from None
 
     def facts(self, facts: Json) -> Json:
         """Facts with names in them that a program in a box chose: of its files, and of the hosts that it asked for."""
         asked = facts.get("network") or {}
         chosen = facts.get("files") or facts.get("skipped") or facts.get("trouble") or any(map(asked.get, _ASKED))
-        return self.listed(facts) if chosen and self.redactor is not None else facts
+        return self.listed(facts) if chosen else facts
 
     def listed(self, item: Json) -> Json:
-        """What is said of tools, resources and runs, without secrets; the very same where there are none."""
-        if not self._may_strike(canonical.dumps(item)):
+        """What is said of tools, resources and runs, without secrets and with nothing unseen in it; the very same
+        where there is neither. Raises Refused where two of its keys would look the same."""
+        encoded = canonical.dumps(item)
+        if not (self._may_strike(encoded) or _suspect(encoded)):
             return item
-        return cast("Json", self._walk(item, (), _Struck(), keys=True))
+        try:
+            return cast("Json", self._walk(item, (), _Struck(), keys=True))
+        except _SameKey:
+            raise Refused(Status.UNAVAILABLE, "ambiguous_keys", _SAME_KEY) from None
 
     # ── The steps ─────────────────────────────────────────────────────────────────────────────────
+
+    def _kind(self, item: _Item) -> None:
+        # A question back was answered before this. What is neither would pass the next steps by.
+        if item.result.get("resultType", "complete") != "complete":
+            item.problem = ("invalid_result", "the server answered with a type of result that is not known here")
 
     def _size(self, item: _Item) -> None:
         most = item.contract.result.max_bytes
@@ -186,7 +238,7 @@ class Guard:
 
     def _fields(self, item: _Item) -> None:
         fields = item.contract.result.fields
-        if fields is None or item.result.get("resultType", "complete") != "complete":
+        if fields is None:
             return
         kept = _only(item.result, frozenset(fields))
         if kept is None:
@@ -199,9 +251,24 @@ class Guard:
         # Control characters go before redaction looks: they could cut a secret in two that the reader joins again.
         patterns = _compiled(item.contract.redact)
         if patterns or self._may_strike(item.encoded) or _suspect(item.encoded):
-            struck = _Struck()
+            struck = item.struck if isinstance(item.struck, _Struck) else _Struck(escape=False)
             item.result = self._walk(item.result, patterns, struck)
             item.struck = struck
+
+    def _unforged(self, item: _Item) -> None:
+        # First, while what hides in a key has not been escaped: it is ours if it would look like one of ours.
+        if item.contract.transport is not Transport.MCP:
+            return
+        places = item.encoded.count(b'"_meta"')
+        if places < 2:  # a look at the one place spares a walk through all
+            meta = item.result.get("_meta")
+            if places == 0 or (isinstance(meta, dict) and not any(map(_is_ours, meta))):
+                return
+        item.result, dropped = without_forged(item.result)
+        if dropped:
+            item.encoded = canonical.dumps(item.result)
+            item.struck = _Struck(escape=False)
+            item.struck[FOREIGN] += dropped
 
     def _may_strike(self, encoded: bytes) -> bool:
         """One look at the encoded result settles it for all texts in it; escapes may hide where a word begins.
@@ -234,7 +301,8 @@ class Guard:
             for key, old in value.items():
                 name = key
                 if keys or key not in _PROTOCOL:
-                    name = _free(self._cleaned(key, patterns if keys else (), struck), out)
+                    name = self._name(key, patterns if keys else (), struck, value)
+                    name = _free(name, out)
                 own = () if patterns and not keys and _opaque(key, old) else patterns
                 new = self._walk(old, own, struck, keys=keys or key == "structuredContent")
                 changed = changed or new is not old or name is not key
@@ -245,12 +313,41 @@ class Guard:
             return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
         return value
 
+    def _name(self, key: str, patterns: tuple[Any, ...], struck: _Struck, siblings: Mapping[str, Any]) -> str:
+        """A key, cleaned: what is unseen in it is escaped whatever becomes of texts. Raises _SameKey."""
+        if not invisible.suspect(key):
+            return self._redacted(key, patterns, struck)
+        seen = self._seen(key, invisible.name(key), patterns, struck)
+        if seen in siblings:
+            raise _SameKey
+        return self._redacted(seen, patterns, struck)
+
     def _cleaned(self, text: str, patterns: tuple[Any, ...], struck: _Struck) -> str:
-        if not text.isprintable():  # cheap, and true of nearly every one-line text
-            clean, count = _SEQUENCE.subn("", text)
-            if count:
-                struck[CONTROL] += count
-                text = clean
+        if invisible.suspect(text):
+            clean = invisible.escaped(text) if struck.escape else _without_unseen(text)
+            text = self._seen(text, clean, patterns, struck)
+        return self._redacted(text, patterns, struck)
+
+    def _seen(self, text: str, clean: str, patterns: tuple[Any, ...], struck: _Struck) -> str:
+        """Of a text what its reader sees, counted: `clean`, unless an escape in it or a joiner that is kept would hide
+        a secret, which the reader could put together again."""
+        visible, controls = invisible.without_controls(text)
+        hidden = invisible.without_hidden(visible)[1]
+        if controls:
+            struck[CONTROL] += controls
+        if hidden:
+            struck[INVISIBLE] += hidden
+        bare = invisible.bare(visible)
+        if clean != bare and self._hits(bare, patterns) > self._hits(clean, patterns):
+            return bare
+        return clean
+
+    def _hits(self, text: str, patterns: tuple[Any, ...]) -> int:
+        found = _Struck()
+        self._redacted(text, patterns, found)
+        return found.total()
+
+    def _redacted(self, text: str, patterns: tuple[Any, ...], struck: _Struck) -> str:
         if self.redactor is not None:
             clean, found = self.redactor.redact(text)
             if found:
@@ -263,6 +360,37 @@ class Guard:
                 struck[f"redact[{index}]"] += count
                 text = clean
         return text
+
+
+def _without_unseen(text: str) -> str:
+    return invisible.without_hidden(invisible.without_controls(text)[0])[0]
+
+
+def without_forged(value: Any) -> tuple[Any, int]:
+    """What a server said without keys of ours in any `_meta` of it, and how many there were. Its depth is bounded."""
+    if isinstance(value, dict):
+        out: Json = {}
+        dropped = 0
+        changed = False
+        for key, old in value.items():
+            new, inside = without_forged(old)
+            if key == "_meta" and isinstance(new, dict):
+                own = {name: kept for name, kept in new.items() if not _is_ours(name)}
+                inside += len(new) - len(own)
+                new = own if len(own) != len(new) else new
+            changed = changed or new is not old
+            dropped += inside
+            out[key] = new
+        return (out if changed else value), dropped
+    if isinstance(value, list):
+        pairs = [without_forged(item) for item in value]
+        dropped = sum(count for _, count in pairs)
+        return ([item for item, _ in pairs] if dropped else value), dropped
+    return value, 0
+
+
+def _is_ours(key: str) -> bool:
+    return invisible.folded(invisible.without_controls(key)[0]).casefold().lstrip().startswith("ringfence/")
 
 
 def _suspect(encoded: bytes) -> bool:
@@ -368,8 +496,19 @@ class GuardedChannel:
         return self._channel.capabilities
 
     async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
-        clean = {k: {**q, "params": self._guard.redacted(self._contract, q["params"])} for k, q in questions.items()}
+        """Raises Refused where a question cannot be shown as it is."""
+        try:
+            clean = {
+                k: {**q, "params": self._guard.redacted(self._contract, q["params"])} for k, q in questions.items()
+            }
+        except Refused as exc:
+            raise Refused(Status.FAILED, "server_question", f"a question of the server: {exc.message}") from None
         return await self._channel.ask(clean)
 
     async def notify(self, method: str, params: Json) -> None:
-        await self._channel.notify(method, self._guard.redacted(self._contract, params))
+        try:
+            clean = self._guard.said(self._contract, params)
+        except Refused as exc:
+            log.warning("a server's %s is not passed on: %s", method, exc.message)
+            return
+        await self._channel.notify(method, clean)

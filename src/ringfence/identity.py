@@ -7,6 +7,7 @@ connection is; elsewhere whoever knows what only that user can read proves it.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import struct
@@ -26,7 +27,15 @@ _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
 _HEADER = struct.Struct("=IHHII")
-_REQUEST = struct.Struct("=BBBBI2s2s16s16sI8s")
+_REQUEST = struct.Struct("=BBBBI36sI8s")
+_ANSWER = struct.Struct("=BBxx36s12x12xII")
+"""`struct inet_diag_msg`: family and state, timer, the two ends of the socket and what the kernel knows it by, timers
+and queues, its user and its inode."""
+_CREDENTIALS = struct.Struct("3i")
+_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT = 1, 4, 5, 8
+_THEIRS = frozenset({_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT})
+"""States of a socket that a program may still hold, both its ways open or one of them."""
+_OURS = frozenset({_ESTABLISHED, _CLOSE_WAIT})
 
 
 def os_user() -> str:
@@ -63,33 +72,57 @@ def known_token(folder: Path) -> str | None:
     return local_token(folder) if (folder / TOKEN).exists() else None
 
 
-def peer_uid(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """The user who owns the far end of a TCP connection on this host, as the kernel has it; None if unknown."""
+def peer_uid(connection: socket.socket) -> int | None:
+    """The user at the far end of a connection within this host, as the kernel has it; None where there is any doubt."""
     try:
-        family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
-        source = socket.inet_pton(family, client[0]).ljust(16, b"\0")
-        target = socket.inet_pton(family, server[0]).ljust(16, b"\0")
-        body = _REQUEST.pack(
-            family,
-            socket.IPPROTO_TCP,
-            0,
-            0,
-            0xFFFFFFFF,
-            struct.pack("!H", client[1]),
-            struct.pack("!H", server[1]),
-            source,
-            target,
-            0,
-            b"\xff" * 8,
-        )
-        head = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as diag:
-            diag.settimeout(1.0)
-            diag.send(head + body)
-            answer = diag.recv(4096)
+        if connection.family == getattr(socket, "AF_UNIX", None):
+            return _unix_peer(connection)
+        return _tcp_peer(connection)
     except (OSError, ValueError, AttributeError, struct.error):
         return None
-    if len(answer) < _HEADER.size + 72 or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
+
+
+def _unix_peer(connection: socket.socket) -> int | None:
+    """Who connected: the kernel noted it then.
+
+    What is in a box, or in another container, has a network of its own, and by TCP could not be here either: a socket
+    that it finds in a folder makes it none of our user's own programs.
+    """
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, uid, _ = _CREDENTIALS.unpack(found)
+    same = os.path.samestat(os.stat(f"/proc/{process}/ns/net"), os.stat("/proc/self/ns/net"))
+    return int(uid) if same else None
+
+
+def _tcp_peer(connection: socket.socket) -> int | None:
+    far, near = connection.getpeername()[:2], connection.getsockname()[:2]
+    uid = _owner(far, near)
+    # Only while our own end lives can nobody else have a connection between these two addresses.
+    alive = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _OURS
+    return uid if alive else None
+
+
+def _owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
+    """Whose socket it is that has these two ends, if it is somebody's.
+
+    A socket that its program has closed is nobody's any more: the kernel finishes the connection by itself, and says
+    user 0 of it. And where there is no such connection, it tells of whatever listens at the first address.
+    """
+    family = socket.AF_INET6 if ":" in local[0] else socket.AF_INET
+    ends = struct.pack(
+        "!HH16s16s",
+        local[1],
+        remote[1],
+        socket.inet_pton(family, local[0]),
+        socket.inet_pton(family, remote[0]),
+    )
+    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF, ends, 0, b"\xff" * 8)
+    head = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as diag:
+        diag.settimeout(1.0)
+        diag.send(head + body)
+        answer = diag.recv(4096)
+    if len(answer) < _HEADER.size + _ANSWER.size or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
         return None
-    # struct inet_diag_msg: 4 bytes, the 48-byte socket id, expires, rqueue, wqueue, then the uid.
-    return int(struct.unpack_from("=I", answer, _HEADER.size + 4 + 48 + 12)[0])
+    _, state, found, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+    return int(uid) if state in _THEIRS and inode != 0 and found == ends else None

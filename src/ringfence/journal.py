@@ -15,13 +15,25 @@ from typing import Any
 
 from ringfence import canonical
 from ringfence.box import Ran
+from ringfence.effects import NOTHING, Possible
 from ringfence.errors import SetUpFailed
-from ringfence.model import Call, Contract, Decision, Definition, Json, Outcome, Receipt, Transport
+from ringfence.model import (
+    Call,
+    Contract,
+    Decision,
+    Definition,
+    GuardedText,
+    Json,
+    Outcome,
+    Receipt,
+    Transport,
+    own_words,
+)
 from ringfence.sessions import Within
 from ringfence.store import Approval
 
-_SAID_BY_OTHERS = frozenset(
-    {"upstream_error", "answer_unusable", "answer_lost", "client_refused", "server_question"}
+SAID_BY_OTHERS = frozenset(
+    {"upstream_error", "answer_unusable", "answer_lost", "client_refused", "server_question", "bad_output"}
     | {"server_start", "server_listing", "server_version", "server_down", SetUpFailed.REASON}
 )
 """Reasons whose text others had a hand in, a server, a client or code in a box: it may repeat a value, so only the
@@ -29,8 +41,14 @@ reason goes on record."""
 
 
 _NAME_LENGTH = 1000
+"""Characters. What is longer is cut when it is clean: half a secret is no longer recognised."""
 _MOST_FILES = 100
 _MOST_ISOLATIONS = 64
+
+
+def _withheld(_: str) -> GuardedText:
+    """Where there is no guard, nothing is fit to be kept."""
+    return own_words("")
 
 
 @dataclass(slots=True)
@@ -45,8 +63,8 @@ class Trip:
     contract: Contract | None = None
     definition: Definition | None = None
     decision: Decision | None = None
-    reaches: bool = False
-    """Its session has a way out."""
+    possible: Possible = NOTHING
+    """What it may change outside."""
     network: Json | None = None
     """What the box of a server asked for while it answered."""
     approval: Approval | None = None
@@ -58,25 +76,30 @@ class Trip:
     redactions: dict[str, int] = field(default_factory=dict)
     secrets: dict[str, int] = field(default_factory=dict)
     """What was removed, by secret: for the record alone, since a caller who is told could guess and try."""
-    clean: Callable[[str], str] = str
-    """A text that its caller chose, as it may be kept."""
+    clean: Callable[[str], GuardedText] = _withheld
+    """A text that its caller, its server or a rule chose, as it may be kept."""
     isolation: Json = field(default_factory=dict)
     ran: Ran | None = None
     within: Within | None = None
     state: tuple[int, str] | None = None
     """Of its session, where a person is asked: the last step, and the digest of its files."""
-    effect_possible: bool = False
-    """Whether anything outside may change: then what is recorded is on disk first."""
     encoded_result: bytes | None = None
     """The guarded result's canonical form."""
     about: Json | None = None
     """What *started* said; *finished* says it again."""
+    left_behind: Json = field(default_factory=dict)
+    """Of the call's `_meta`, what reaches no server: how many keys, and which parts of a trace, and why."""
 
     def strike(self, rules: Mapping[str, int], secrets: Mapping[str, int]) -> None:
         """Something was removed."""
         for kept, new in ((self.redactions, rules), (self.secrets, secrets)):
             for name, count in new.items():
                 kept[name] = kept.get(name, 0) + count
+
+    @property
+    def effect_possible(self) -> bool:
+        """Whether anything outside may change: then what is recorded is on disk first."""
+        return bool(self.possible)
 
     @property
     def is_own(self) -> bool:
@@ -91,41 +114,68 @@ class Trip:
 def common(trip: Trip) -> Json:
     """The keys that *started* and *finished* share."""
     call, contract, decision = trip.call, trip.contract, trip.decision
-    principal = call.principal
     return {
-        "call": {
-            "id": call.id,
-            "kind": call.kind,
-            "method": call.method,
-            "tool": call.tool if contract is not None and call.kind == "tool" else trip.clean(_bounded(call.tool)),
-            "server": contract.server if contract is not None else call.server,
-            "origin": call.origin,
-            "principal": {
-                "tenant": principal.tenant,
-                "agent": principal.agent,
-                "person": principal.person,
-                "kind": principal.kind,
-            },
-            "session": call.session,
-            "parent": call.parent,
-            "trace": None if call.trace is None else trip.clean(_bounded(call.trace)),
-            "environment": trip.environment,
-        },
+        "call": of_call(trip),
         "contract": None
         if contract is None
         else {"name": contract.name, "digest": contract.digest, "mode": str(contract.mode)},
         "pin": trip.definition.digest if trip.definition is not None else None,
-        "decision": None if decision is None else _decision(decision),
-        "approval": None if trip.approval is None else _approval(trip.approval),
-        "arguments": _payload(
-            call.arguments, None, trip.salt, contract.log.arguments if contract is not None else "digest"
-        ),
+        "decision": None if decision is None else of_decision(decision, trip.clean),
+        "approval": None if trip.approval is None else of_approval(trip.approval),
+        "arguments": payload(trip, call.arguments, contract.log.arguments if contract is not None else "digest"),
+        **_carried(trip),
     }
 
 
-def _bounded(text: str) -> str:
-    """A name as its caller gave it, whatever it holds: short enough, and encodable."""
-    clean = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+def of_call(trip: Trip) -> Json:
+    """Which call it is, and whose."""
+    call, contract, principal = trip.call, trip.contract, trip.call.principal
+    return {
+        "id": call.id,
+        "kind": call.kind,
+        "method": call.method,
+        "tool": call.tool if contract is not None and call.kind == "tool" else _name(trip, call.tool),
+        "server": contract.server if contract is not None else call.server,
+        "origin": call.origin,
+        "principal": {
+            "tenant": principal.tenant,
+            "agent": principal.agent,
+            "person": principal.person,
+            "kind": principal.kind,
+        },
+        "session": None if call.session is None else _name(trip, call.session),
+        "parent": call.parent,
+        "trace": None if call.trace is None else _name(trip, call.trace),
+        "environment": trip.environment,
+    }
+
+
+def _carried(trip: Trip) -> Json:
+    """What the call carries to a server beside its arguments, and what of that was left behind."""
+    call = trip.call
+    if not (call.meta or call.traced or call.inputs or trip.left_behind):
+        return {}
+    if trip.contract is None:
+        return {}  # refused before it was known what may go on
+    level = trip.contract.log.arguments
+    told: Json = dict(trip.left_behind)
+    if call.meta:
+        told["meta"] = payload(trip, call.meta, level)
+    if call.inputs:
+        told["inputs"] = payload(trip, call.inputs, level)
+    if call.traced:
+        told["trace"] = {name: payload(trip, text) for name, text in call.traced.items()}
+    return {"carried": told}
+
+
+def payload(trip: Trip, value: Any, level: str = "digest") -> Json:
+    """A value as it goes on record: a digest that says nothing without its salt, and names where they are wanted."""
+    return _payload(trip, value, None, level)
+
+
+def _name(trip: Trip, text: str) -> str:
+    """A name as its caller gave it, whatever it holds: clean, and short enough."""
+    clean = trip.clean(text)
     return clean if len(clean) <= _NAME_LENGTH else clean[:_NAME_LENGTH] + "…"
 
 
@@ -139,12 +189,12 @@ def finished(trip: Trip, outcome: Outcome, facts: Json) -> Json:
     result: Json | None = None
     if outcome.result is not None:
         level = contract.log.result if contract is not None else "digest"
-        result = _payload(outcome.result, trip.encoded_result, trip.salt, level)
+        result = _payload(trip, outcome.result, trip.encoded_result, level)
     return {
         **(trip.about or common(trip)),
         "status": str(outcome.status),
         "reason_code": outcome.reason_code,
-        "message": "" if outcome.reason_code in _SAID_BY_OTHERS else outcome.message,
+        "message": "" if outcome.reason_code in SAID_BY_OTHERS else outcome.message,
         "effect": facts.get("effect"),
         "result": result,
         "facts": _unlinked(facts, trip),
@@ -167,6 +217,9 @@ def _unlinked(told: Json, trip: Trip) -> Json:
     for part in ("inputs", "files"):
         if told.get(part):
             out[part] = [_file(entry, salt) for entry in told[part][:_MOST_FILES]]
+    late = told.get("late")
+    if late and late.get("files"):
+        out["late"] = {**late, "files": [_file(entry, salt) for entry in late["files"][:_MOST_FILES]]}
     if told.get("skipped"):
         out["skipped"] = len(told["skipped"])
     return out
@@ -189,33 +242,34 @@ def _file(entry: Json, salt: bytes) -> Json:
     return {"bytes": entry["bytes"], "digest": canonical.salted_bytes(entry["sha256"].encode(), salt)}
 
 
-def _decision(decision: Decision) -> Json:
+def of_decision(decision: Decision, clean: Callable[[str], GuardedText]) -> Json:
     return {
         "id": decision.id,
         "allowed": decision.allowed,
-        "reason": decision.reason,
+        "reason": clean(decision.reason),
         "rules": list(decision.rules),
         "marks": list(decision.marks),
         "asks": list(decision.asks),
         "sandbox": decision.sandbox,
         "policy_digest": decision.policy_digest,
-        "error": decision.error,
+        "error": None if decision.error is None else clean(decision.error),
+        **({"forms": dict(decision.forms)} if decision.forms else {}),
     }
 
 
-def _approval(approval: Approval) -> Json:
+def of_approval(approval: Approval) -> Json:
     """By what the log proves of it, and where; what a table says is no evidence."""
     return {"id": approval.id, "by": []} if approval.leave is None else approval.leave.as_told()
 
 
-def _payload(value: Json, encoded: bytes | None, salt: bytes, level: str) -> Json:
+def _payload(trip: Trip, value: Any, encoded: bytes | None, level: str) -> Json:
     try:
         text = encoded if encoded is not None else canonical.dumps(value)
     except (ValueError, RecursionError, UnicodeEncodeError):
         return {"digest": None, "bytes": None}  # refused at the contract: it has no canonical form
-    entry: Json = {"digest": canonical.salted_bytes(text, salt), "bytes": len(text)}
+    entry: Json = {"digest": canonical.salted_bytes(text, trip.salt), "bytes": len(text)}
     if level != "digest":
-        entry["names"] = _names(value)
+        entry["names"] = [_name(trip, name) for name in _names(value)]
     return entry
 
 

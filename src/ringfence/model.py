@@ -24,6 +24,21 @@ Json = dict[str, Any]
 """A JSON object as read from the wire."""
 
 
+class GuardedText(str):
+    """Text that may reach a caller or a record: nothing in it is secret or unseen.
+
+    Only the guard makes one of what others had a hand in (`Guard.message`), and `own_words` of what stands in the
+    source. A test sees to it that nobody else does.
+    """
+
+    __slots__ = ()
+
+
+def own_words(sentence: str) -> GuardedText:
+    """A sentence of ours, as it stands where this is called."""
+    return GuardedText(sentence)
+
+
 class Status(StrEnum):
     """How a call ended. `docs/life-of-a-call.md` has the table."""
 
@@ -73,7 +88,8 @@ class Transport(StrEnum):
     DIRECT = "direct"
 
 
-CallKind = Literal["tool", "resource", "prompt", "completion", "server"]
+CallKind = Literal["tool", "resource", "prompt", "completion", "listing", "logging", "server"]
+"""`listing` asks a server what resources it has, `logging` tells it which log lines are wanted."""
 Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system"]
 
 
@@ -121,9 +137,13 @@ class Call:
     """What was wrong with the bytes of the request; such a call is refused and recorded."""
     method: str = "tools/call"
     meta: Json = field(default_factory=dict)
-    """The client's `_meta` that goes on to the server; nothing that MCP or we reserve."""
+    """The client's `_meta`, without what MCP or we reserve. Once its contract is known: what that lets go on."""
+    traced: Mapping[str, str] = field(default_factory=dict)
+    """Its trace context, once that was checked; it goes on to the server, and no digest holds it."""
+    log_level: str | None = None
+    """What the client wants to hear of a server's log lines."""
     inputs: Json | None = None
-    """Answers that a 2026-07-28 client gave before it was asked."""
+    """Answers that a 2026-07-28 client gave before it was asked: used where a server does ask."""
     attached: Attached | None = None
     """Bytes beside the arguments, from a caller in this process."""
 
@@ -200,6 +220,8 @@ class Contract:
     result: ResultPolicy = ResultPolicy()
     effects: Effects = Effects()
     labels: tuple[str, ...] = ()
+    meta: tuple[str, ...] = ()
+    """Keys of a call's `_meta` that may reach the server."""
     record: Literal["facts", "full"] = "facts"
     digest: str = ""
 
@@ -262,6 +284,8 @@ class Rule:
     owasp_asi_id: str | None = None
     modes: tuple[Mode, ...] = ()
     """Only presets set this: a rule of theirs speaks of a contract's mode, not of a name."""
+    normalize: bool = True
+    """Whether its argument patterns are also tried on text with look-alikes made alike."""
     enabled: bool = True
 
 
@@ -284,6 +308,8 @@ class Decision:
     """`warn` and `audit` rules that matched."""
     error: str | None = None
     policy_digest: str = ""
+    forms: tuple[tuple[str, str], ...] = ()
+    """Of each rule that matched by its argument patterns: its id, and the form of the text that it was found in."""
 
 
 @plain
@@ -338,7 +364,7 @@ class Outcome:
 
     status: Status
     reason_code: str
-    message: str = ""
+    message: GuardedText = GuardedText("")
     """For refusals and failures of ours: one readable sentence."""
     result: Json | None = None
     """The guarded result as it goes to the client, unknown fields kept; None for a refusal."""

@@ -10,7 +10,7 @@ import anyio
 from ringfence import canonical
 from ringfence.errors import Refused
 from ringfence.expression import Expression, ExpressionError
-from ringfence.model import Call, Contract, Json, Outcome, Status
+from ringfence.model import Call, Contract, GuardedText, Json, Outcome, Status
 from ringfence.store import KeyRow, Store, Transaction
 
 _POLL_SECONDS = 0.05
@@ -102,11 +102,12 @@ def pack(outcome: Outcome) -> Json:
     }
 
 
-def unpack(kept: Json) -> Outcome:
+def unpack(kept: Json, clean: Callable[[str], GuardedText]) -> Outcome:
+    """The outcome again. More may be secret by now than when it was kept."""
     return Outcome(
         status=Status(kept["status"]),
         reason_code=kept["reason_code"],
-        message=kept["message"],
+        message=clean(kept["message"]),
         result=kept["result"],
         trust=kept["trust"],
         error=kept["error"],

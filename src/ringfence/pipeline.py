@@ -8,31 +8,51 @@ record is safe: no record, no result.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from urllib.parse import unquote
 
 import anyio
 
-from ringfence import asking, budget, canonical, facts, journal, once
+from ringfence import asking, budget, canonical, carried, effects, facts, journal, once
 from ringfence.approval import Requirement, unproven
 from ringfence.budget import Budget
 from ringfence.dispatch import Dispatcher
 from ringfence.errors import OutcomeUnknown, Refused, StoreError, Unavailable, UpstreamFailed
 from ringfence.expression import variables
-from ringfence.guard import Guard, GuardedChannel
+from ringfence.guard import Guard, GuardedChannel, without_forged
 from ringfence.journal import Trip
-from ringfence.model import SYSTEM, Call, Contract, Grant, Json, Outcome, Principal, Receipt, ServerSpec, Status
+from ringfence.model import (
+    SYSTEM,
+    Call,
+    Contract,
+    Grant,
+    Json,
+    Outcome,
+    Principal,
+    Receipt,
+    ResultPolicy,
+    ServerSpec,
+    Status,
+    own_words,
+)
 from ringfence.once import Key, Once
 from ringfence.ports import Channel
-from ringfence.rulebook import Rulebook, implicit_contract, is_listed
+from ringfence.rounds import Rounds
+from ringfence.rulebook import Rulebook, implicit_contract, is_listed, settled
 from ringfence.sandbox.tools import SERVER, complete
 from ringfence.store import Approval, Store, Transaction, Unproven
 
 log = logging.getLogger("ringfence.pipeline")
 
 _GRANT_SECONDS = 10.0
+_LISTING = ResultPolicy(max_bytes=8_000_000)
+"""All pages of what a server lists come as one result."""
+ASIDE = ("listing", "logging")
+"""Kinds of calls that clients make by themselves, and for which no person is bothered."""
 
 
 class Pipeline:
@@ -63,52 +83,61 @@ class Pipeline:
         try:
             contract = self._contract(rules, trip)
             self._policy(rules, trip, contract)
+            call = trip.call  # as it goes on
             self._dispatcher.check(call, contract, trip.decision)  # type: ignore[arg-type]
-            trip.reaches = await self._dispatcher.reaches(call, contract)
-            trip.effect_possible = trip.effect_possible or trip.reaches
+            trip.possible = effects.possible(call, contract, await self._dispatcher.outside(call, contract))
             key, replayed = await self._earlier(rules, trip, contract)
             if replayed is not None:
                 outcome = replayed
             else:
                 ticket = self._budget.admit(call, contract, trip.arguments_digest)
                 grant = await self._grant_or_join(rules, trip, contract, key, channel)
-                outcome = grant if isinstance(grant, Outcome) else await self._carry_out(trip, grant, channel)
+                outcome = grant if isinstance(grant, Outcome) else await self._carry_out(rules, trip, grant, channel)
         except Refused as exc:
             outcome = self._refusal(trip, exc)
         except Unavailable as exc:
-            outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
+            outcome = self._problem(trip, Status.UNAVAILABLE, exc.reason_code, exc.message)
         except OutcomeUnknown as exc:
-            outcome = Outcome(Status.UNKNOWN, exc.reason_code, self._guard.message(exc.message))
+            outcome = self._problem(trip, Status.UNKNOWN, exc.reason_code, exc.message)
         except StoreError as exc:
-            log.error("the store failed before the call ran: %s", exc)
-            outcome = Outcome(Status.UNAVAILABLE, "store", "the call could not be recorded, so it was not made")
+            # Once it was dispatched it is the state of sessions that failed, and what was asked may be done.
+            log.error("the store failed %s the call ran: %s", "while" if trip.dispatched else "before", exc)
+            text = own_words("the call could not be recorded, so it was not made")
+            outcome = Outcome(Status.UNAVAILABLE, "store", text)
+            if trip.dispatched:
+                text = own_words("what became of the call could not be recorded")
+                outcome = Outcome(Status.UNKNOWN, "store", text)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                stopped = Outcome(Status.KILLED, "cancelled", "the caller cancelled the call")
+                stopped = Outcome(Status.KILLED, "cancelled", own_words("the caller cancelled the call"))
                 await self._close(trip, key, ticket, stopped)
             raise
         except Exception:  # the edge of the way: a fault of ours must still close the call on record
             log.exception("call %s failed inside the gateway", call.id)
             outcome = Outcome(
-                Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE, "internal", "the gateway itself failed"
+                Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE,
+                "internal",
+                own_words("the gateway itself failed"),
             )
         return await self._close(trip, key, ticket, outcome)
 
     def listed(self, item: Json) -> Json:
         """What a server says of what it has, as a client may see it."""
-        return self._guard.listed(item)
+        return self._guard.listed(without_forged(item)[0])
 
     async def server_start(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
         """The start of a server is a call by `system`: on record before it happens, and closed with how it went."""
         how: Json = {"url": spec.url} if spec.url is not None else {"command": list(spec.command)}
         call = Call(canonical.new_id("call"), SYSTEM, spec.name, {**how, "for": principal.key}, "server", "system")
-        trip = Trip(replace(call, server=spec.name, method="server/start"), self.rules.environment)
+        call = replace(call, server=spec.name, method="server/start")
+        trip = Trip(call, self.rules.environment, clean=self._guard.message)
         trip.contract = implicit_contract(spec)
         trip.isolation = self._dispatcher.isolation(trip.contract)
+        trip.possible = effects.of_start(spec)
         try:
-            # A process on this host may do anything: that it was started is on disk before it is.
+            # What it may do outside, it may do at once: that it was started is on disk before it is.
             work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call.id, journal.started(trip))  # noqa: E731
-            trip.started = await self._store.write(work, durable=spec.url is None)
+            trip.started = await self._store.write(work, durable=trip.effect_possible)
         except StoreError:
             raise Unavailable("store", f"the start of server {spec.name} could not be recorded") from None
         trip.dispatched = True
@@ -119,7 +148,7 @@ class Pipeline:
             outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
             raise
         except BaseException:
-            outcome = Outcome(Status.KILLED, "cancelled", "the start was given up")
+            outcome = Outcome(Status.KILLED, "cancelled", own_words("the start was given up"))
             raise
         finally:
             with anyio.CancelScope(shield=True):
@@ -130,15 +159,36 @@ class Pipeline:
     def _contract(self, rules: Rulebook, trip: Trip) -> Contract:
         call = trip.call
         if call.fault is None:
-            trip.arguments_digest = _digest(call)
+            trip.arguments_digest = _digest(replace(call, meta={}) if call.meta else call)
             self._budget.check_loop(call, trip.arguments_digest)
         if call.kind == "tool":
             capability = rules.catalog.resolve(call, rules.environment)
             trip.contract, trip.definition = capability.contract, capability.definition
         else:
             trip.contract = self._listed(rules, trip)
-        trip.effect_possible = facts.could_act(trip.contract, call.arguments)
+        if call.meta:
+            self._carry(trip, trip.contract)
         return trip.contract
+
+    def _carry(self, trip: Trip, contract: Contract) -> None:
+        """From here on the call carries what may go on, and nothing else; what a contract lets go on counts as an
+        argument does."""
+        found = carried.split(trip.call.meta, contract.meta)
+        for name, text in list(found.trace.items()):
+            if self._guard.shown(contract, [text, unquote(text)])[1]:
+                del found.trace[name]
+                found.refused[name] = "secret"
+        problem = carried.meta_problem(found.meta) if found.meta else None
+        meta = found.meta if problem is None else {}
+        trip.call = replace(trip.call, meta=meta, traced=found.trace, trace=found.trace.get("traceparent"))
+        trip.left_behind = {
+            **({"stripped": found.stripped} if found.stripped else {}),
+            **({"refused": found.refused} if found.refused else {}),
+        }
+        if problem is not None:
+            raise Refused(Status.VALIDATION_FAILURE, "bad_meta", f"The call cannot be made: {problem}.")
+        if meta:
+            trip.arguments_digest = _digest(trip.call)
 
     def _listed(self, rules: Rulebook, trip: Trip) -> Contract:
         """A resource, prompt or completion: allowed by the server's own list or not at all."""
@@ -147,9 +197,14 @@ class Pipeline:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", call.fault)
         if call.kind == "resource" and call.server == SERVER and SERVER in rules.implicit:
             return rules.implicit[SERVER]
-        spec = rules.servers.get(call.server or "")
-        if spec is None or not is_listed(spec, call):
+        if call.kind in ASIDE and call.server is not None and call.server in rules.servers:
+            return replace(rules.implicit[call.server], result=_LISTING)
+        spec, known = rules.servers.get(call.server or ""), settled(call)
+        if spec is None or known is None or not is_listed(spec, known):
             raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", f"no {call.kind} {call.tool!r} is offered")
+        if known is not call:
+            trip.call = call = known
+            trip.arguments_digest = _digest(replace(call, meta={}))
         if call.kind == "prompt":
             trip.definition = rules.prompts.get((spec.name, str(call.arguments.get("name"))))
             if trip.definition is None:
@@ -163,6 +218,9 @@ class Pipeline:
         if not decision.allowed:
             code = "policy_error" if decision.error is not None else "policy"
             raise Refused(Status.DENIED, code, f"Refused by policy: {decision.reason}")
+        if decision.asks and trip.call.kind in ASIDE:
+            text = f"Refused by policy: {decision.reason}, and nobody is asked for {trip.call.method}"
+            raise Refused(Status.DENIED, "policy", text)
 
     # ── 3 once ────────────────────────────────────────────────────────────────────────────────────
 
@@ -179,7 +237,7 @@ class Pipeline:
 
     def _replay(self, trip: Trip, call_id: str, kept: Json) -> Outcome:
         trip.replayed_from = call_id
-        return once.unpack(kept)
+        return once.unpack(kept, self._guard.message)
 
     # ── 5 approval, 6 grant ───────────────────────────────────────────────────────────────────────
 
@@ -215,7 +273,7 @@ class Pipeline:
                 scope = budget.day_scope(trip.call, contract)
                 if not tx.spend(scope, trip.began_at.date().isoformat(), contract.rate.per_day):
                     raise Refused(Status.DENIED, "quota", f"the day's quota of {contract.name} is used up")
-            kept = self._kept(contract, trip.call.arguments, contract.log.arguments)
+            kept = self._kept(contract, _whole(trip.call), contract.log.arguments)
             if kept is not None:
                 tx.put_payload(trip.call.id, "arguments", trip.salt, kept)
             return tx.append("started", trip.call.id, journal.started(trip), salt=trip.salt), approval
@@ -259,12 +317,9 @@ class Pipeline:
     @staticmethod
     def _use(rules: Rulebook, tx: Transaction, digest: str, call_id: str) -> Approval:
         """The leave that this call runs on, from now on used. Raises Unproven, or _AlreadyUsed where there is none."""
-        approval = tx.consume_approval(digest, call_id, time.time())
+        approval = asking.use(rules, tx, digest, call_id)
         if approval is None:
             raise _AlreadyUsed
-        problem = "nothing proves it" if approval.leave is None else rules.approvals.doubt(approval.leave)
-        if problem is not None:
-            raise Unproven(approval.id, problem)
         return approval
 
     async def _leave(self, rules: Rulebook, trip: Trip, requirement: Requirement, channel: Channel) -> str:
@@ -302,10 +357,11 @@ class Pipeline:
 
     # ── 7 dispatch, 8 guard ───────────────────────────────────────────────────────────────────────
 
-    async def _carry_out(self, trip: Trip, grant: Grant, channel: Channel) -> Outcome:
+    async def _carry_out(self, rules: Rulebook, trip: Trip, grant: Grant, channel: Channel) -> Outcome:
         trip.dispatched = True
+        clean = GuardedChannel(self._guard, grant.contract, channel)
         try:
-            answer = await self._dispatcher.run(grant, GuardedChannel(self._guard, grant.contract, channel))
+            answer = await self._dispatcher.run(grant, Rounds(clean, channel, rules, trip, self._guard, self._store))
         except (Unavailable, Refused) as exc:
             if isinstance(exc, Unavailable) or exc.status is Status.VALIDATION_FAILURE:
                 trip.dispatched = False  # provably never started
@@ -334,8 +390,13 @@ class Pipeline:
         if isinstance(exc, UpstreamFailed):
             error = {"code": exc.code, "message": message}
             if exc.data is not None and trip.contract is not None:
-                error["data"] = self._guard.redacted(trip.contract, exc.data)
-        return Outcome(exc.status, exc.reason_code, message, approval_id=exc.approval_id, error=error)
+                with contextlib.suppress(Refused):
+                    error["data"] = self._guard.redacted(trip.contract, exc.data)
+        trust = _trust(trip, exc.reason_code)
+        return Outcome(exc.status, exc.reason_code, message, trust=trust, approval_id=exc.approval_id, error=error)
+
+    def _problem(self, trip: Trip, status: Status, code: str, text: str) -> Outcome:
+        return Outcome(status, code, self._guard.message(text), trust=_trust(trip, code))
 
     # ── 9 fact, 10 audit ──────────────────────────────────────────────────────────────────────────
 
@@ -367,7 +428,7 @@ class Pipeline:
         except StoreError as exc:
             log.error("call %s could not be closed on record: %s", trip.call.id, exc)
             status = Status.UNKNOWN if trip.dispatched else Status.UNAVAILABLE
-            lost = Outcome(status, "store", "the outcome could not be recorded, so it is withheld")
+            lost = Outcome(status, "store", own_words("the outcome could not be recorded, so it is withheld"))
             return _completed(lost, self._facts(trip, lost))
         return _completed(outcome, told, receipt)
 
@@ -388,7 +449,7 @@ class Pipeline:
                 redactions=trip.redactions,
                 ran=trip.ran,
                 within=trip.within,
-                reaches=trip.reaches,
+                possible=trip.possible,
                 network=trip.network,
             )
         )
@@ -417,9 +478,23 @@ def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) ->
     )
 
 
+def _trust(trip: Trip, reason_code: str) -> str:
+    """Of the text of a refusal: our own words, or such as a server had a hand in."""
+    if reason_code not in journal.SAID_BY_OTHERS:
+        return "trusted"
+    return trip.contract.result.trust if trip.contract is not None else "untrusted"
+
+
+def _whole(call: Call) -> Json:
+    """The arguments, with what goes to the server beside them."""
+    beside = {"_meta": call.meta, "inputResponses": call.inputs}
+    return {**call.arguments, **{name: value for name, value in beside.items() if value}}
+
+
 def _digest(call: Call) -> str:
     try:
-        return canonical.digest([call.method, call.tool, call.arguments, call.inputs])
+        whole = [call.method, call.tool, call.arguments, call.inputs]
+        return canonical.digest([*whole, call.meta] if call.meta else whole)
     except (ValueError, TypeError, RecursionError):
         raise Refused(Status.VALIDATION_FAILURE, "bad_request", "The arguments are not JSON.") from None
 

@@ -11,16 +11,25 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import re2
 
 from ringfence import canonical
 from ringfence.expression import Expression, ExpressionError, variables
+from ringfence.invisible import folded
 from ringfence.model import Action, Call, Contract, Decision, Json, Mode, Rule
 
 ANY_ARGUMENT = "*"
 """As the name in `argument_patterns`: any string in the arguments, at any depth, keys included."""
+
+AS_SENT = "as_sent"
+"""The form of text that a pattern is tried on first: a string itself, anything else as its JSON."""
+FORMS = (AS_SENT, "string", "joined", "carried", "normalized")
+"""Then each string and key inside; lists joined by a space; what comes beside the arguments (answers to a server's
+questions, `_meta`); and all of these with what looks alike made alike."""
 
 _CACHED = 4096
 """Calls name tools as they like, so what is remembered per tool is bounded."""
@@ -143,7 +152,7 @@ def _re2_text(exc: Exception) -> str:
 class _Compiled:
     """A rule made ready: what a tool, agent or server settles for good apart from what each call must be asked."""
 
-    __slots__ = ("arguments", "prefixes", "rule", "tool_patterns", "when")
+    __slots__ = ("arguments", "forms", "prefixes", "rule", "tool_patterns", "when")
 
     def __init__(self, rule: Rule) -> None:
         problems = rule_problems(rule)
@@ -154,6 +163,9 @@ class _Compiled:
         self.tool_patterns = [re2.compile(p, _options) for p in rule.tool_patterns]
         self.arguments = [(name, re2.compile(p, _options)) for name, p in rule.argument_patterns.items()]
         self.when = Expression(rule.when) if rule.when is not None else None
+        others = len(FORMS) if rule.normalize else len(FORMS) - 1
+        self.forms = 1 if rule.action is Action.ALLOW else others
+        """How many forms of text its patterns are tried on."""
 
     @property
     def settled(self) -> bool:
@@ -170,15 +182,89 @@ class _Compiled:
             return False
         return not rule.servers or (server is not None and any(fnmatchcase(server, glob) for glob in rule.servers))
 
-    def matches(self, arguments: Json, see: Callable[[], Json]) -> bool:
-        """The rest. Whatever goes wrong in here raises, and denies."""
+    def matches(self, seen: _Seen, see: Callable[[], Json]) -> str | None:
+        """The rest: None, or the form of text that its patterns were found in. Whatever goes wrong raises, and denies.
+
+        A rule that allows is held to the arguments as they were sent: no other reading of them may allow more.
+        """
+        found = 0
         for name, regex in self.arguments:
-            if name == ANY_ARGUMENT:
-                if not any(regex.search(text) for text in _strings(arguments)):
-                    return False
-            elif name not in arguments or not regex.search(_text(arguments[name])):
-                return False
-        return self.when is None or self.when.test(see())
+            form = self._form(name, regex, seen)
+            if form is None:
+                return None
+            found = max(found, form)
+        return FORMS[found] if self.when is None or self.when.test(see()) else None
+
+    def _form(self, name: str, regex: Any, seen: _Seen) -> int | None:
+        for form in range(self.forms):
+            if any(regex.search(text) for text in seen.texts(name, form)):
+                return form
+        return None
+
+
+class _Seen:
+    """The texts of one call that patterns are tried on, each form of them made when the first rule wants it."""
+
+    __slots__ = ("_call", "_made")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._made: dict[tuple[str, int], list[bytes]] = {}
+
+    def texts(self, name: str, form: int) -> list[bytes]:
+        made = self._made.get((name, form))
+        if made is None:
+            # Encoded once for all patterns; what cannot be encoded is no text, and an error denies.
+            made = self._made[name, form] = [text.encode() for text in self._texts(name, form)]
+        return made
+
+    def _texts(self, name: str, form: int) -> Iterator[str]:
+        arguments = self._call.arguments
+        inside = [arguments] if name == ANY_ARGUMENT else [arguments[name]] if name in arguments else []
+        match FORMS[form]:
+            case "as_sent":
+                yield from _strings(arguments) if name == ANY_ARGUMENT else map(_text, inside)
+            case "string":
+                if name != ANY_ARGUMENT:
+                    yield from _strings([value for value in inside if not isinstance(value, str)])
+            case "joined":
+                yield from _joined(inside)
+            case "carried":
+                beside = list(_carried(self._call, name))
+                yield from map(_text, beside)
+                yield from _strings(beside)
+                yield from _joined(beside)
+            case _:
+                for earlier in range(len(FORMS) - 1):
+                    for text in self.texts(name, earlier):
+                        if not text.isascii():
+                            yield folded(text.decode())
+
+
+def _carried(call: Call, name: str) -> Iterator[Any]:
+    """What reaches a server beside the arguments: under this name, or under any."""
+    answers = [answer for answer in (call.inputs or {}).values() if isinstance(answer, Mapping)]
+    if name == ANY_ARGUMENT:
+        yield from filter(None, (call.inputs, call.meta))
+        for text in call.traced.values():
+            yield from (text, unquote(text))
+        return
+    for place in (*(answer.get("content") for answer in answers), call.meta):
+        if isinstance(place, Mapping) and name in place:
+            yield place[name]
+
+
+def _joined(value: Any) -> Iterator[str]:
+    """Every list of plain values in it, at any depth, as one line: how a command is often written."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Mapping):
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple):
+            stack.extend(each for each in item if isinstance(each, Mapping | list | tuple))
+            if len(item) > 1 and any(isinstance(each, str) for each in item):
+                yield " ".join(_text(each) for each in item if not isinstance(each, Mapping | list | tuple))
 
 
 def _literal_prefix(pattern: str) -> str:
@@ -252,24 +338,31 @@ class Policy:
             return _with_new_id(candidates.settled)
         matched = 0
         errors: list[str] = []
-        seen: Json = {}
+        forms: dict[str, str] = {}
+        known: Json = {}
+        seen = _Seen(call)
 
         def see() -> Json:
-            if not seen:
-                seen.update(variables(call, contract, self.environment))
-            return seen
+            if not known:
+                known.update(variables(call, contract, self.environment))
+            return known
 
         for place, compiled in enumerate(candidates.rules):
             try:
-                if compiled.matches(call.arguments, see):
-                    matched |= 1 << place
+                form = compiled.matches(seen, see)
             except (ValueError, TypeError, RecursionError) as exc:
                 errors.append(f"rule {compiled.rule.id!r} could not be evaluated: {_harmless(exc, compiled.rule)}")
-        decision = None if errors else candidates.joined.get(matched)
+                continue
+            if form is not None:
+                matched |= 1 << place
+                if form != AS_SENT:
+                    forms[compiled.rule.id] = form
+        usual = not errors and not forms
+        decision = candidates.joined.get(matched) if usual else None
         if decision is None:
             rules = [compiled.rule for place, compiled in enumerate(candidates.rules) if matched >> place & 1]
-            decision = self._join(rules, errors, contract.mode)
-            if not errors and len(candidates.joined) < _JOINED:
+            decision = self._join(rules, errors, contract.mode, forms)
+            if usual and len(candidates.joined) < _JOINED:
                 candidates.joined[matched] = decision
         return _with_new_id(decision)
 
@@ -298,21 +391,27 @@ class Policy:
         self._cache[key] = found
         return found
 
-    def _join(self, matched: Sequence[Rule], errors: Sequence[str], mode: Mode) -> Decision:
+    def _join(
+        self, matched: Sequence[Rule], errors: Sequence[str], mode: Mode, forms: Mapping[str, str] | None = None
+    ) -> Decision:
+        forms = forms or {}
         actions = {rule.action for rule in matched}
         asks = tuple(dict.fromkeys(rule.approval or "always" for rule in matched if rule.action is Action.ASK))
-        by_default = not matched and self._default == "allow_read" and mode is Mode.READ
-        allowed = not errors and Action.DENY not in actions and (bool(matched) or by_default)
+        # What a rule demands holds in whatever form it matched; it allows only what it matches as it was sent.
+        allows = any(rule.id not in forms or rule.action is Action.ASK for rule in matched)
+        by_default = not allows and self._default == "allow_read" and mode is Mode.READ
+        allowed = not errors and Action.DENY not in actions and (allows or by_default)
         return Decision(
             id="",
             allowed=allowed,
-            reason=_reason(matched, errors, by_default),
+            reason=_reason(matched, errors, by_default, forms),
             rules=tuple(rule.id for rule in matched),
             asks=asks if allowed else (),
             sandbox=allowed and Action.SANDBOX in actions,
             marks=tuple(rule.id for rule in matched if rule.action in (Action.WARN, Action.AUDIT)),
             error="; ".join(errors) or None,
             policy_digest=self.digest,
+            forms=tuple((rule.id, forms.get(rule.id, AS_SENT)) for rule in matched if rule.argument_patterns),
         )
 
 
@@ -328,31 +427,41 @@ def _with_new_id(decision: Decision) -> Decision:
         decision.marks,
         decision.error,
         decision.policy_digest,
+        decision.forms,
     )
 
 
-def _reason(matched: Sequence[Rule], errors: Sequence[str], by_default: bool) -> str:
+def _reason(matched: Sequence[Rule], errors: Sequence[str], by_default: bool, forms: Mapping[str, str]) -> str:
     if errors:
         return "denied: " + "; ".join(errors)
     if not matched:
         return "allowed: no rule matched and the default allows reads" if by_default else "denied: no rule matched"
-    denies = _named(matched, Action.DENY)
-    if denies:
+    named = partial(_named, matched, forms)
+    if denies := named(Action.DENY):
         return f"denied by {denies}"
     parts = []
-    if asks := _named(matched, Action.ASK):
+    if asks := named(Action.ASK):
         parts.append(f"a person must agree ({asks})")
-    if boxed := _named(matched, Action.SANDBOX):
+    if boxed := named(Action.SANDBOX):
         parts.append(f"only in a sandbox ({boxed})")
-    if marks := _named(matched, Action.WARN, Action.AUDIT):
+    if marks := named(Action.WARN, Action.AUDIT):
         parts.append(f"marked by {marks}")
-    if allows := _named(matched, Action.ALLOW):
+    if allows := named(Action.ALLOW):
         parts.append(f"allowed by {allows}")
+    if by_default:
+        parts.append("allowed: no rule matched it as it was sent and the default allows reads")
+    elif not asks and all(rule.id in forms for rule in matched):
+        parts.insert(0, "denied: no rule matched it as it was sent")
     return "; ".join(parts)
 
 
-def _named(matched: Sequence[Rule], *actions: Action) -> str:
-    return ", ".join(f"{r.id} ({r.name})" if r.name else r.id for r in matched if r.action in actions)
+def _named(matched: Sequence[Rule], forms: Mapping[str, str], *actions: Action) -> str:
+    return ", ".join(_with_form(rule, forms.get(rule.id)) for rule in matched if rule.action in actions)
+
+
+def _with_form(rule: Rule, form: str | None) -> str:
+    about = ", ".join(text for text in (rule.name, form and f"matched {form}") if text)
+    return f"{rule.id} ({about})" if about else rule.id
 
 
 _MISSING_KEY = re.compile(r'Key not found in map : "(\w+)"$')

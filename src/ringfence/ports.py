@@ -47,6 +47,8 @@ class UpstreamRequest:
     """The pinned definition that the server must still offer, for a tool."""
     session: str | None = None
     """The client's MCP session, where it has one."""
+    log_level: str | None = None
+    """What the client wants to hear of the server's log lines."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """For this request alone, where it goes over HTTP."""
     box: str | None = None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from urllib.parse import unquote
 
 from ringfence import canonical
 from ringfence.approval import Approvals
 from ringfence.contract import Catalog
+from ringfence.invisible import folded
 from ringfence.model import Call, Contract, Definition, Mode, ServerSpec, Transport
 from ringfence.policy import Policy
 
@@ -38,6 +42,18 @@ def implicit_contract(spec: ServerSpec) -> Contract:
     return replace(contract, digest=canonical.digest(listed))
 
 
+def settled(call: Call) -> Call | None:
+    """The call with its URI in the one form that is compared, recorded and sent; None where it has none."""
+    if call.kind == "resource":
+        uri = normal_uri(call.tool)
+        return None if uri is None else replace(call, tool=uri, arguments={**call.arguments, "uri": uri})
+    ref = call.arguments.get("ref")
+    if call.kind != "completion" or not isinstance(ref, dict) or ref.get("type") == "ref/prompt":
+        return call
+    uri = normal_uri(str(ref.get("uri")))
+    return None if uri is None else replace(call, tool=uri, arguments={**call.arguments, "ref": {**ref, "uri": uri}})
+
+
 def is_listed(spec: ServerSpec, call: Call) -> bool:
     """Whether the server's own list offers what this call wants to read."""
     if call.kind == "resource":
@@ -52,19 +68,88 @@ def is_listed(spec: ServerSpec, call: Call) -> bool:
 
 def allowed_item(spec: ServerSpec, kind: str, name: str) -> bool:
     """Whether a server's list offers this resource or prompt."""
-    if kind == "resource" and _climbs(name):
-        return False
-    patterns = spec.resources if kind == "resource" else spec.prompts
-    return any(fnmatchcase(name, p) for p in patterns)
+    if kind != "resource":
+        return any(fnmatchcase(name, pattern) for pattern in spec.prompts)
+    uri = normal_uri(name)
+    return uri is not None and any(fnmatchcase(uri, _normal_pattern(pattern)) for pattern in spec.resources)
+
+
+# ── One form of a URI ─────────────────────────────────────────────────────────────────────────────
+
+_LONGEST = 8192
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):(.*)", re.DOTALL)
+_LIKE_THE_WEB = frozenset({"http", "https", "ws", "wss", "ftp", "file"})
+"""Schemes for which readers take a backslash for a slash, and whose hosts have no case."""
+_AUTHORITY = re.compile(r"//([^/?#]*)(.*)", re.DOTALL)
+_ENCODED = re.compile(r"%([0-9A-Fa-f]{2})")
+_UNRESERVED = frozenset(string.ascii_letters + string.digits + "-._~")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_OVERLONG = re.compile(r"%(?:c[01]%[89ab]|e0%[89]|f0%8)", re.IGNORECASE)
+"""Bytes that are no UTF-8, and that a careless reader takes for a dot or a slash."""
+_ROUNDS = 8
+
+
+def normal_uri(uri: str) -> str | None:
+    """The URI in the form in which it is compared and sent; None where two readers could take it for different ones.
+
+    Scheme, percent-encoding, and of schemes like those of the web the host and the slashes, are written in one way.
+    Whatever steps out of a path, however it is spelled, has no such form, and neither has a control character: readers
+    drop it, or end there.
+    """
+    if len(uri) > _LONGEST or uri != uri.strip() or _CONTROL.search(uri) is not None:
+        return None
+    form = _written(uri)
+    return None if form is None or _climbs(form) else form
+
+
+@lru_cache(maxsize=1024)
+def _normal_pattern(pattern: str) -> str:
+    return _written(pattern) or pattern
+
+
+def _written(uri: str) -> str | None:
+    found = _SCHEME.fullmatch(uri)
+    scheme, rest = (found[1].lower(), found[2]) if found is not None else ("", uri)
+    for _ in range(_ROUNDS):
+        plain = _ENCODED.sub(_decoded, rest)
+        if plain == rest:
+            break
+        rest = plain
+    else:
+        return None
+    if found is None:
+        return rest
+    if scheme in _LIKE_THE_WEB:
+        rest = rest.replace("\\", "/")
+        parts = _AUTHORITY.fullmatch(rest)
+        if parts is not None:
+            host = parts[1]
+            if "@" in host or "%" in host or not host.isascii():
+                return None
+            rest = f"//{host if '[' in host else host.lower()}{parts[2]}"
+    return f"{scheme}:{rest}"
+
+
+def _decoded(match: re.Match[str]) -> str:
+    character = chr(int(match[1], 16))
+    return character if character in _UNRESERVED else match[0].upper()
 
 
 def _climbs(uri: str) -> bool:
-    """Whether a path steps out of itself, however often it is percent-encoded: a pattern would not see it."""
-    for _ in range(4):
-        if any(part in (".", "..") for part in uri.replace("\\", "/").replace("?", "/").replace("#", "/").split("/")):
+    """Whether a path steps out of itself, in whatever way that is encoded: a pattern would not see it."""
+    for _ in range(_ROUNDS):
+        if _CONTROL.search(uri) is not None or _OVERLONG.search(uri) is not None:
+            return True
+        if any(map(_is_dots, re.split(r"[/\\?#:]", folded(uri)))):
             return True
         decoded = unquote(uri)
         if decoded == uri:
             return False
         uri = decoded
     return True
+
+
+def _is_dots(segment: str) -> bool:
+    """`..`, also with what some readers drop: parameters, and spaces."""
+    plain = "".join(segment.partition(";")[0].split())
+    return bool(plain) and not plain.strip(".")

@@ -13,6 +13,8 @@ from ringfence.errors import Unavailable
 
 MIN_CHARACTERS = 12
 """A shorter value cannot be told from ordinary text when it comes back."""
+FEW_CHARACTERS = 20
+"""A shorter value can be guessed by trying: whether text holds it shows in what is removed. It is warned of."""
 MAX_CHARACTERS = 65_536
 
 

@@ -108,11 +108,13 @@ def test_nothing_in_arguments_reaches_the_terminal_as_itself(store: Store) -> No
 
 
 def test_what_was_removed_is_said(store: Store) -> None:
-    summary = {"arguments": {"title": "hello"}, "removed": {"control_characters": 3}}
+    summary = {"arguments": {"title": r"he\u{200b}llo"}, "removed": {"known_secret": 3, "invisible": 1}}
     asked = ask(store, summary=summary)
-    assert "3 × control_characters" in gateways.run("approvals", "list").stdout
+    listed = gateways.run("approvals", "list").stdout
+    assert "3 × known_secret" in listed and "× invisible" not in listed
     with at_terminal("approvals", "approve", asked.id) as terminal:
-        assert "NOT SHOWN" in terminal.expect("[y/N] ")
+        question = terminal.expect("[y/N] ")
+    assert "NOT SHOWN" in question and "characters that cannot be seen" in question
 
 
 @pytest.mark.parametrize(("verb", "typed", "after"), [("approve", "y\n", "approved"), ("deny", "YES\n", "denied")])

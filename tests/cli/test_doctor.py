@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,16 @@ def test_a_case_is_tried_and_told_to_a_program() -> None:
     assert set(told) == {"backend", "host", "cases", "kept", "broken", "not_counted"}
     assert told["cases"][0]["control"] == "succeeded: it read the canary"
     assert shown.stderr == ""
+
+
+@pytest.mark.usefixtures("boxes")
+def test_nothing_is_left_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    shown = run("doctor", "--case", "F01", "--case", "F50", "--case", "A06")
+    assert shown.returncode == 0, shown.stderr
+    assert list(home.iterdir()) == []
 
 
 @pytest.mark.usefixtures("boxes")

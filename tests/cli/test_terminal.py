@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfence import invisible
 from ringfence.cli import terminal
 from ringfence.errors import Unavailable
 
@@ -16,19 +17,28 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m‮txt\r\x08\U000e0041"
 
 @given(st.text())
 def test_safe_text_is_printable_on_one_line(text: str) -> None:
-    assert terminal.safe(text).isprintable()
+    shown = terminal.safe(text)
+    assert invisible.bare(shown).isprintable()
+    assert invisible.without_hidden(shown) == (shown, 0)
 
 
 @given(st.text())
 def test_safe_lines_keep_their_newlines_and_nothing_else(text: str) -> None:
     shown = terminal.safe(text, lines=True)
     assert shown.count("\n") == text.count("\n")
-    assert all(c.isprintable() or c in "\n\t" for c in shown)
+    assert all(c.isprintable() or c in "\n\t" for c in invisible.bare(shown))
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("plain – ä 漢", "plain – ä 漢"), ("\x1b[31m", "\\x1b[31m"), ("a\nb\tc", "a\\nb\\tc"), ("‮", "\\u202e")],
+    [
+        ("plain – ä 漢", "plain – ä 漢"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("a\nb\tc", "a\\nb\\tc"),
+        ("\u202e", "\\u{202e}"),
+        ("a\ufe0fb", "a\\u{fe0f}b"),
+        ("👩\u200d🚀", "👩\u200d🚀"),
+    ],
 )
 def test_escapes_say_what_was_there(text: str, shown: str) -> None:
     assert terminal.safe(text) == shown
@@ -47,7 +57,8 @@ def test_nobody_can_write_outside_of_the_margin() -> None:
 def test_json_text_means_the_same_and_is_harmless(value: object) -> None:
     text = terminal.json_text(value)
     assert json.loads(text) == value
-    assert all(c.isprintable() or c == "\n" for c in text)
+    assert all(c.isprintable() or c == "\n" for c in invisible.bare(text))
+    assert invisible.without_hidden(text) == (text, 0)
 
 
 @given(st.text(), st.integers(min_value=1, max_value=50))

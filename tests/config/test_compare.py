@@ -38,6 +38,7 @@ CAPABILITY = {
     "redact": "['a', 'b']",
     "result": result(),
     "labels": "[external_sink]",
+    "meta": "[v.example/x]",
 }
 SERVER = {
     "url": "'https://api.corp.example/mcp'",
@@ -105,6 +106,7 @@ def test_the_same_loosens_nothing() -> None:
         ("rate", "", "{per_minute: 1, concurrent: 3, per_day: 10}"),
         ("approval", "none", ""),
         ("redact", "['a']", "['a', 'b', 'c']"),
+        ("meta", "[v.example/x, v.example/y]", "[]"),
         ("result", result(max_bytes=1001), result(max_bytes=10)),
         ("result", result(fields=None), result(fields="[x]")),
         ("result", result(fields="[x, y, z]"), result(fields="[]")),
@@ -294,6 +296,10 @@ def test_a_restricting_rule_may_come_but_not_go_or_change(action: str) -> None:
         policy(RULE % (action, ", argument_patterns: {x: y}")),
     ):
         assert told(old, new) == [f"rule 'a' ({action}) is gone or changed"]
+    # It speaks of argument patterns, and says nothing where there are none.
+    assert told(old, policy(RULE % (action, ", normalize: false"))) == []
+    found = ", argument_patterns: {x: y}"
+    assert len(told(policy(RULE % (action, found)), policy(RULE % (action, f"{found}, normalize: false")))) == 1
 
 
 def test_what_only_people_read_and_a_sharper_action_loosen_nothing() -> None:

@@ -9,6 +9,8 @@ import pytest
 from ringfence import config
 from ringfence.errors import ConfigError
 
+META = 'servers: {s: {url: "http://h/mcp"}}\ncapabilities: {c: {meta: [%s]}}'
+
 
 def problems(text: str, base: Path = Path("/nowhere")) -> list[str]:
     """What is wrong with a text, each as `line:col: problem`."""
@@ -242,6 +244,15 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
         (
             "networks: {n: {}}\ncapabilities: {read_file: {transport: sandboxed_exec, network: n}}",
             "2:55: network is for what makes a box",
+        ),
+        (META % "traceparent", "2:27: traceparent goes on by itself"),
+        (META % "progressToken", "2:27: 'progressToken' is for one hop"),
+        (META % "io.modelcontextprotocol/logLevel", "2:27: 'io.modelcontextprotocol/logLevel' is for one hop"),
+        (META % "ringfence/session", "2:27: 'ringfence/session' is for one hop"),
+        (META % '"a b"', "2:27: 'a b' is not a key of _meta"),
+        (
+            "capabilities: {run_shell: {transport: sandboxed_exec, meta: [x]}}",
+            "1:61: what runs in a box has no server that _meta could reach",
         ),
         ("approvals: {always: {}}", "1:13: the name 'always' is taken: choose another"),
         ("approvals: {a: {people: 2}}", "1:25: needs 2 people, and without people: there is one"),

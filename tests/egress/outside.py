@@ -17,6 +17,7 @@ from ringfence.egress.rules import Rules
 from ringfence.egress.scope import Broker
 from ringfence.egress.tls import Authority
 from ringfence.egress.wire import Limits
+from tests import tooling
 
 NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Trusts nobody, which is quicker to make than the system's store."""
@@ -133,7 +134,7 @@ class Box:
         """All that comes back until the proxy closes, or is silent for a while."""
         client = await self.open()
         client.writer.write(data)
-        return await client.rest()
+        return await client.rest(bodiless=data.startswith(b"HEAD "))
 
 
 @dataclass
@@ -141,17 +142,20 @@ class Client:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    async def rest(self) -> bytes:
+    async def rest(self, *, bodiless: bool = False) -> bytes:
         got = b""
         with contextlib.suppress(TimeoutError, OSError):
-            while data := await asyncio.wait_for(self.reader.read(65536), 0.1 if got else 5):
+            # Behind a whole answer nothing is to come, or it comes at once; for the rest of one we wait.
+            while data := await asyncio.wait_for(
+                self.reader.read(65536), 0.1 if _whole(got, bodiless) else tooling.PATIENCE
+            ):
                 got += data
         return got
 
     async def ask(self, data: bytes) -> bytes:
         """One request, one answer with a length."""
         self.writer.write(data)
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), tooling.PATIENCE)
         lengths = [
             int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
         ]
@@ -159,10 +163,21 @@ class Client:
 
     async def connect(self, place: str) -> bytes:
         self.writer.write(f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n\r\n".encode())
-        return await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)
+        return await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), tooling.PATIENCE)
 
     async def tls(self, context: ssl.SSLContext, name: str | None) -> None:
-        await asyncio.wait_for(self.writer.start_tls(context, server_hostname=name), 5)
+        await asyncio.wait_for(self.writer.start_tls(context, server_hostname=name), tooling.PATIENCE)
+
+
+def _whole(answer: bytes, bodiless: bool) -> bool:
+    """As far as its head tells how long it is."""
+    head, ended, body = answer.lower().partition(b"\r\n\r\n")
+    if bodiless:
+        return bool(ended)
+    if b"transfer-encoding:" in head:
+        return body.endswith(b"0\r\n\r\n")
+    lengths = [int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length:")]
+    return bool(ended) and len(body) >= (lengths[0] if lengths else 0)
 
 
 @contextlib.asynccontextmanager

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from base64 import b64encode
 from collections.abc import AsyncIterator
 
 import pytest
 
 from ringfence.box import NetworkRule
 from ringfence.egress.cleaning import Watch, cleaned, cleaned_head
-from ringfence.egress.http1 import response
+from ringfence.egress.http1 import response, write_response
 from ringfence.egress.refusal import Failed
 from ringfence.egress.scope import Brokered
 from ringfence.loans import Asked
@@ -46,6 +48,54 @@ def test_the_head_of_an_answer_is_searched_and_must_be_readable() -> None:
         packed = f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: 0\r\n\r\n".encode()
         with pytest.raises(Failed):
             cleaned_head(response(packed, "GET"), CURRENT.stream)
+
+
+@pytest.mark.parametrize("name", [f"X-{VALUE}", VALUE.upper(), f"x-{VALUE.lower()}-y", b64encode(VALUE.encode()).hex()])
+def test_a_header_whose_name_holds_a_secret_is_left_out(name: str) -> None:
+    head = f"HTTP/1.1 200 OK\r\n{name}: 1\r\nX-Fine: 2\r\n\r\n".encode()
+    clean = cleaned_head(response(head, "GET"), CURRENT.stream)
+    assert clean.headers == ((("X-Fine", "2"),) if VALUE.lower() in name.lower() else ((name, "1"), ("X-Fine", "2")))
+
+
+@pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("GET", "304 Not Modified"), ("HEAD", "206 OK")])
+def test_how_long_a_body_would_be_that_does_not_come_is_not_told(method: str, status: str) -> None:
+    head = f"HTTP/1.1 {status}\r\nContent-Length: 131\r\nContent-Range: bytes 0-9/131\r\nX-Fine: 2\r\n\r\n".encode()
+    answer = cleaned_head(response(head, method), CURRENT.stream)
+    assert b"131" not in write_response(answer, method, False)
+    assert b"X-Fine: 2" in write_response(answer, method, False)
+
+
+async def test_as_much_of_an_answer_comes_at_once_whether_or_not_a_guess_in_it_is_right() -> None:
+    """A box that has its guess echoed learns nothing before the answer has ended."""
+    going = asyncio.Event()
+
+    async def pieces(guess: str) -> AsyncIterator[bytes]:
+        yield b"." * 3000 + guess.encode()
+        await going.wait()
+        yield b"the end"
+
+    async def first(guess: str) -> tuple[int, int]:
+        answer = cleaned(pieces(guess), CURRENT.stream())
+        sizes = len(await anext(answer)), len(await anext(answer))  # the second by the clock
+        await answer.aclose()
+        return sizes
+
+    for length in range(1, len(VALUE), 4):
+        assert await first(VALUE[:length]) == await first("~" * length)
+
+
+async def test_an_answer_that_pauses_comes_on_by_the_clock() -> None:
+    going = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"event: 1\n\n"
+        await going.wait()
+        yield b"event: 2\n\n"
+
+    answer = cleaned(pieces(), CURRENT.stream())
+    assert await anext(answer) == b"event: 1\n\n"
+    going.set()
+    assert b"".join([piece async for piece in answer]) == b"event: 2\n\n"
 
 
 async def test_the_body_of_an_answer_in_pieces() -> None:

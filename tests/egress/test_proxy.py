@@ -8,6 +8,7 @@ import pytest
 
 from ringfence.box import NetworkRule
 from ringfence.egress.wire import Limits
+from tests import tooling
 from tests.egress.outside import LOCAL, LOOPBACK, OK, OPEN, Names, Server, answering, box, get, reason, serving, status
 
 pytestmark = pytest.mark.anyio
@@ -185,23 +186,29 @@ async def test_a_rate_is_kept() -> None:
 
 
 async def test_a_client_that_dawdles_or_crowds_is_sent_away() -> None:
-    limits = Limits(connections=2, head_seconds=0.1, idle_seconds=0.2)
-    async with box([OPEN], LOCAL, limits=limits) as inside:
+    async with box([OPEN], LOCAL, limits=Limits(head_seconds=0.1)) as inside:
         assert reason(await inside.say(b"GET http://api.exa")) == "head_timeout"
-        held = [await inside.open() for _ in range(2)]
-        await asyncio.sleep(0.05)
+    async with box([OPEN], LOCAL, limits=Limits(connections=2)) as inside:
+        for _ in range(2):
+            await inside.open()
         assert reason(await inside.say(get(1))) == "connections"
-        assert await asyncio.wait_for(held[0].reader.read(), 2) == b"", "an idle connection is closed"
+    async with box([OPEN], LOCAL, limits=Limits(idle_seconds=0.2)) as inside:
+        held = await inside.open()
+        assert await asyncio.wait_for(held.reader.read(), tooling.PATIENCE) == b"", "an idle connection is closed"
 
 
 async def test_closing_ends_what_is_under_way_and_tells_of_it() -> None:
+    begun = asyncio.Event()
+
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(5)
+        await reader.readuntil(b"\r\n\r\n")
+        begun.set()
+        await reader.read()
 
     async with serving(silent) as port, box([OPEN], LOCAL) as inside:
         client = await inside.open()
         client.writer.write(get(port))
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(begun.wait(), tooling.PATIENCE)
         (fact,) = await inside.attached.close()
         assert (fact["host"], fact["verdict"], fact["reason"]) == ("api.example", "allowed", "ended")
         assert await client.rest() == b""

@@ -7,7 +7,9 @@ import socket
 
 import pytest
 
+from ringfence.egress import wire as wires
 from ringfence.egress.wire import Wire
+from tests import tooling
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +26,8 @@ async def both() -> tuple[Wire, socket.socket]:
     return wire, theirs
 
 
-async def test_what_was_said_still_arrives() -> None:
+async def test_what_was_said_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires, "_GOODBYE_SECONDS", tooling.PATIENCE)  # however slowly it is taken
     wire, other = await both()
     with other:
         leaving = asyncio.create_task(wire.leave())
@@ -33,14 +36,14 @@ async def test_what_was_said_still_arrives() -> None:
         got = b""
         while data := await asyncio.get_running_loop().sock_recv(other, 1000):
             got += data
-        await asyncio.wait_for(leaving, 5)
+        await asyncio.wait_for(leaving, tooling.PATIENCE)
     assert got == SAID
 
 
 async def test_whoever_takes_nothing_is_left_all_the_same() -> None:
     wire, other = await both()
     with other:
-        await asyncio.wait_for(wire.leave(), 10)
+        await asyncio.wait_for(wire.leave(), tooling.PATIENCE)
         got = 0
         while data := await asyncio.get_running_loop().sock_recv(other, 65_536):
             got += len(data)

@@ -15,6 +15,7 @@ from mcp.shared.exceptions import NoBackChannelError
 from ringfence.front import exchange as exchanges
 from ringfence.front.exchange import Exchange, encode, event
 from ringfence.model import Json
+from tests import tooling
 
 pytestmark = pytest.mark.anyio
 
@@ -118,7 +119,7 @@ async def test_a_silent_stream_is_pinged(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(exchanges, "PING_SECONDS", 0.05)
     exchange, sent = made()
     with exchange.attended(Client(), None):
-        await anyio.sleep(0.18)
+        await tooling.until(lambda: len(sent.bodies) >= 2)
         await exchange.finish({"id": 7}, 200)
     await anyio.sleep(0.1)
     assert sent.bodies[:2] == [b": ping\r\n\r\n"] * 2
@@ -131,6 +132,7 @@ async def test_a_client_that_goes_away_cancels_where_that_is_its_word_for_it(era
     client = Client()
     with anyio.CancelScope() as scope, exchange.attended(client, scope if era == "modern" else None):
         client.gone.set()
+        await tooling.until(lambda: exchange._over)
         await anyio.sleep(0.05)
     assert scope.cancelled_caught == exchange.cancel_requested.is_set() == (era == "modern")
     await exchange.finish({"id": 7}, 200)

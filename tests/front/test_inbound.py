@@ -66,7 +66,7 @@ async def test_a_client_that_refuses_ends_the_question(reply: Exception) -> None
 async def test_a_client_that_went_away_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbound, "ANSWER_SECONDS", 0.05)
     client, _ = channel(None)
-    with anyio.fail_after(5), pytest.raises(Refused, match="in time"):
+    with anyio.fail_after(60), pytest.raises(Refused, match="in time"):
         await client.ask({"a": FORM})
 
 

@@ -17,6 +17,7 @@ from ringfence.front.exchange import Exchange
 from ringfence.front.mcp import McpFront
 from ringfence.front.session import Session, Sessions
 from ringfence.model import Json, Principal
+from tests import tooling
 from tests.faking import governed
 
 pytestmark = pytest.mark.anyio
@@ -26,9 +27,6 @@ ALICE, BOB = Principal("alice"), Principal("bob")
 
 class NoPool:
     """No server has anything to say here."""
-
-    async def unsubscribe(self, server: str, principal: Principal, uri: str) -> None:
-        return None
 
     def release(self, session: str) -> None:
         return None
@@ -101,17 +99,18 @@ async def test_there_are_only_so_many(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 async def test_a_session_that_nobody_uses_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "IDLE_SECONDS", 0.1)
     real_sleep = anyio.sleep
-    monkeypatch.setattr(anyio, "sleep", lambda seconds: real_sleep(min(seconds, 0.02)))
     async with fronted(tmp_path) as made:
         idle, busy, used = opened(made), opened(made), opened(made)
         busy.busy = 1
+        for each in (idle, busy, used):
+            each.last_used -= sessions.IDLE_SECONDS + 1  # as if that much time had passed
+        made.get(used.id, ALICE)
+        monkeypatch.setattr(anyio, "sleep", lambda _: real_sleep(0.01))
         async with anyio.create_task_group() as group:
             group.start_soon(made.sweep)
-            for _ in range(10):
-                made.get(used.id, ALICE)
-                await real_sleep(0.03)
+            await tooling.until(lambda: idle.id not in made._sessions)
+            await real_sleep(0.1)
             group.cancel_scope.cancel()
         assert [made.get(one.id, ALICE) is not None for one in (idle, busy, used)] == [False, True, True]
 
@@ -133,7 +132,7 @@ async def asked(session: Session, reply: Json) -> Any:
 
     async with anyio.create_task_group() as group:
         group.start_soon(ask)
-        await anyio.sleep(0.01)
+        await tooling.until(lambda: browser.told)
         (question,) = browser.told
         assert (question["method"], question["params"]) == ("elicitation/create", {"message": "Well?"})
         session.answered({"id": "nobody asked", "result": {}})
@@ -196,13 +195,13 @@ async def test_the_standing_stream_carries_what_belongs_to_no_call(tmp_path: Pat
         await made.tell(None, "notifications/tools/list_changed", {})
         async with anyio.create_task_group() as group:
             group.start_soon(alice.stream, browser.receive, browser.send)
-            await anyio.sleep(0.01)
+            await tooling.until(lambda: browser.told)
             assert await alice.stream(other.receive, other.send) is False, "one stream a session"
             alice.watching.add("doc:1")
             await made.tell(ALICE, "notifications/resources/updated", {"uri": "doc:1"})
             await made.tell(ALICE, "notifications/resources/updated", {"uri": "doc:2"})
             await made.tell(BOB, "notifications/resources/list_changed", {})
-            await anyio.sleep(0.01)
+            await tooling.until(lambda: len(browser.told) == 2)
             browser.gone.set()
         assert [(note["method"], note.get("params")) for note in browser.told] == [
             ("notifications/tools/list_changed", None),
@@ -210,7 +209,7 @@ async def test_the_standing_stream_carries_what_belongs_to_no_call(tmp_path: Pat
         ]
         async with anyio.create_task_group() as group:
             group.start_soon(bob.stream, other.receive, other.send)
-            await anyio.sleep(0.01)
+            await tooling.until(lambda: len(other.told) == 2)
             await made.end(bob)
         assert [note["method"] for note in other.told] == [
             "notifications/tools/list_changed", "notifications/resources/list_changed",
@@ -227,6 +226,6 @@ async def test_a_client_that_never_listens_loses_the_oldest(tmp_path: Path, monk
         browser = Browser()
         async with anyio.create_task_group() as group:
             group.start_soon(session.stream, browser.receive, browser.send)
-            await anyio.sleep(0.02)
+            await tooling.until(lambda: len(browser.told) == 3)
             browser.gone.set()
         assert [note["params"]["n"] for note in browser.told] == [7, 8, 9]

@@ -13,10 +13,12 @@ import pytest
 from ringfence import canonical
 from ringfence.box import Limits
 from ringfence.contract import Catalog, built_in
+from ringfence.dispatch import Surroundings
 from ringfence.errors import Unavailable
 from ringfence.front.shelf import Shelf
 from ringfence.model import Definition, Json, Principal, ServerSpec
-from ringfence.rulebook import Rulebook
+from ringfence.ports import UpstreamRequest
+from ringfence.rulebook import Rulebook, implicit_contract
 from ringfence.sandbox.offers.parts import Lives, Ready
 from ringfence.sandbox.tools import PROGRAMS
 from ringfence.sandbox.tools import definition as own_definition
@@ -36,18 +38,21 @@ class Lists:
         self.listed = listed
         self.asked = 0
 
-    async def resources(self, server: str, principal: Principal, *, templates: bool = False) -> list[Json]:
+    async def request(self, request: UpstreamRequest) -> Json:
         self.asked += 1
-        found = self.listed.get(server, [])
+        assert request.method == "resources/list"
+        found = self.listed.get(request.server, [])
         if isinstance(found, Exception):
             raise found
-        return found.get(principal.agent, []) if isinstance(found, dict) else list(found)
+        return {"resources": found.get(request.principal.agent, []) if isinstance(found, dict) else list(found)}
 
 
 @asynccontextmanager
 async def shelved(folder: Path, said: Said, lists: Lists | None = None) -> AsyncIterator[Any]:
     async with governed(folder, said) as way:
-        yield Shelf(way.pipeline, lists or Lists()), way  # type: ignore[arg-type]
+        way.servers.replies = [(lists or Lists()).request]
+        way.pipeline._dispatcher.surroundings = Surroundings({name: ServerSpec(name) for name in "abc"}, {})
+        yield Shelf(way.pipeline), way
 
 
 def prompt(server: str, name: str, **body: Any) -> Definition:
@@ -56,7 +61,9 @@ def prompt(server: str, name: str, **body: Any) -> Definition:
 
 
 def swapped(rules: Rulebook, *specs: ServerSpec, prompts: tuple[Definition, ...] = ()) -> Rulebook:
-    return replace(rules, servers={spec.name: spec for spec in specs}, prompts={(p.server, p.name): p for p in prompts})
+    implicit = {spec.name: implicit_contract(spec) for spec in specs}
+    known = {(p.server, p.name): p for p in prompts}
+    return replace(rules, servers={spec.name: spec for spec in specs}, prompts=known, implicit=implicit)
 
 
 async def test_a_tool_is_shown_under_its_contracts_name_and_otherwise_as_the_server_has_it(tmp_path: Path) -> None:
@@ -79,6 +86,31 @@ async def test_a_tool_is_shown_under_its_contracts_name_and_otherwise_as_the_ser
     assert tools["talk"] == {**own.body, "name": "talk", "description": "ours"}
     assert "outputSchema" not in tools["part"], "what is left of the result is not what the server promises"
     assert own.body["name"] == "echo"
+
+
+async def test_what_nobody_sees_in_a_definition_is_escaped(tmp_path: Path) -> None:
+    hidden = "add\U000e0069\U000e0067 \u200bnow\ufe01"
+    schema = {"type": "object", "properties": {f"to{hidden}": {"type": "string", "title": hidden}}}
+    own = definition("echo", description=hidden, title=hidden, inputSchema=schema)
+    async with shelved(tmp_path, Said(contracts=(contract("echo"),), definitions=(own,))) as (shelf, way):
+        (tool,) = shelf.tools()
+        rules = swapped(way.pipeline.rules, ServerSpec("desk", prompts=("*",)), prompts=(
+            prompt("desk", "fine", description=hidden), prompt("desk", f"odd{hidden}")
+        ))  # fmt: skip
+        way.pipeline.rules = rules
+        prompts = shelf.prompts()
+    shown = r"add\u{e0069}\u{e0067} \u{200b}now\u{fe01}"
+    assert (tool["description"], tool["title"]) == (shown, shown)
+    assert tool["inputSchema"]["properties"] == {f"to{shown}": {"type": "string", "title": shown}}
+    assert prompts == [{"name": "fine", "description": shown}]
+
+
+async def test_a_definition_with_keys_that_would_look_the_same_is_not_offered(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"a\u200b": {}, r"a\u{200b}": {}}}
+    odd, fine = definition("odd", inputSchema=schema), definition("fine")
+    said = Said(contracts=(contract("odd", tool="odd"), contract("fine", tool="fine")), definitions=(odd, fine))
+    async with shelved(tmp_path, said) as (shelf, _):
+        assert [tool["name"] for tool in shelf.tools()] == ["fine"]
 
 
 async def test_a_new_rulebook_shows_at_once(tmp_path: Path) -> None:

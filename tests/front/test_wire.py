@@ -8,7 +8,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from ringfence.front import wire
-from ringfence.model import Json, Outcome, Receipt, Status
+from ringfence.model import GuardedText, Json, Outcome, Receipt, Status
 from ringfence.sessions import Within
 from tests.faking import OK, make_call
 
@@ -18,7 +18,7 @@ OLD, NEW = "2025-11-25", "2026-07-28"
 
 
 def refused(status: Status, code: str = "policy", **more: Any) -> Outcome:
-    return Outcome(status, code, "Refused by policy: no", facts=FACTS, **more)
+    return Outcome(status, code, GuardedText("Refused by policy: no"), facts=FACTS, **more)
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.SUCCESS])
@@ -58,7 +58,8 @@ def test_errors_that_a_client_acts_upon_are_passed_on(code: int) -> None:
     error = {"code": code, "message": "go there first", "data": {"url": "https://x"}}
     with pytest.raises(MCPError) as raised:
         wire.tool_result(refused(Status.FAILED, "upstream_error", error=error), CALL)
-    assert (raised.value.code, raised.value.error.data) == (code, {"url": "https://x"})
+    told = raised.value.error.data
+    assert (raised.value.code, told["url"], told["call_id"]) == (code, "https://x", "call_1")
 
 
 def test_a_client_of_before_is_told_of_a_file_in_words() -> None:
@@ -99,10 +100,10 @@ def test_what_has_no_result_that_says_no_is_an_error(outcome: Outcome, version: 
 
 
 def test_a_servers_own_data_is_kept_beside_ours() -> None:
-    for own, expected in (({"a": 1}, {"a": 1}), ([1], None), ("text", None), (None, {})):
+    for own, expected in (({"a": 1}, {"a": 1}), ([1], {"data": [1]}), ("text", {"data": "text"}), (None, {})):
         error = {"code": 7, "message": "x", "data": own}
         data = wire.item_error(refused(Status.FAILED, error=error), CALL, NEW).error.data
-        assert data == own if expected is None else expected.items() <= data.items()
+        assert {**expected, "call_id": "call_1"}.items() <= data.items()
 
 
 def test_only_what_is_nobodys_own_goes_on_to_a_server() -> None:
@@ -111,7 +112,7 @@ def test_only_what_is_nobodys_own_goes_on_to_a_server() -> None:
         "traceparent": "t",
         "io.modelcontextprotocol/clientInfo": {}, "io.modelcontextprotocol/logLevel": "info",
     }  # fmt: skip
-    assert wire.forwardable(meta) == {"vendor/x": 1, "traceparent": "t", "io.modelcontextprotocol/logLevel": "info"}
+    assert wire.forwardable(meta) == {"vendor/x": 1, "traceparent": "t"}
 
 
 def test_each_revision_gets_its_own_envelope() -> None:

@@ -15,6 +15,7 @@ ARGUMENTS: dict[str, bytes] = {
     "NaN": b'{"text": NaN}',
     "Infinity": b'{"text": "a", "n": Infinity}',
     "-Infinity": b'{"text": "a", "n": -Infinity}',
+    "5,000 digits": b'{"text": "a", "n": ' + b"7" * 5000 + b"}",
     "1e999": b'{"text": "a", "n": 1e999}',
     "invalid UTF-8": b'{"text": "\xff\xfe"}',
     "encoded surrogate": b'{"text": "\xed\xa0\x80"}',

@@ -138,11 +138,20 @@ NO_MESSAGE = {
 }
 
 
+def refused(files: Gateway) -> list[JSON]:
+    return [record.body for record in files.records(kind="request_refused")]
+
+
 @pytest.mark.parametrize("kind", NO_MESSAGE)
 def test_what_is_no_message(pipe: Pipe, kind: str) -> None:
+    before = len(refused(pipe.gateway))
     pipe.write(NO_MESSAGE[kind])
     error = pipe.answer(None)["error"]
     assert error["code"] in (PARSE_ERROR, INVALID_REQUEST) and error["message"]
+    (body,) = refused(pipe.gateway)[before:]
+    assert body["reason_code"] in ("line_too_long", "not_json", "invalid_request")
+    assert (body["reason_code"] == "line_too_long") == ("5 MB" in kind)
+    assert (body["origin"], body["principal"]["agent"], body["count"]) == ("mcp-stdio", "local", 1)
 
 
 def test_empty_lines_and_stray_answers_are_passed_over(pipe: Pipe) -> None:
@@ -153,6 +162,8 @@ def test_empty_lines_and_stray_answers_are_passed_over(pipe: Pipe) -> None:
 @pytest.mark.parametrize("method", ["tools/destroy", "tasks/list", "x" * 5000])
 def test_unknown_method(pipe: Pipe, method: str) -> None:
     assert pipe.ask(gateway.request(method))["error"]["code"] == METHOD_NOT_FOUND
+    body = refused(pipe.gateway)[-1]
+    assert body["reason_code"] == "unknown_method" and "method" not in body
 
 
 def test_id_that_is_in_use(pipe: Pipe) -> None:
@@ -177,6 +188,8 @@ def test_nothing_before_the_handshake(tmp_path: Path, hostile_command: list[str]
     pipe = Pipe(gateway.write(tmp_path, config))
     try:
         assert "error" in pipe.ask(gateway.call("echo", {"text": "early"}))
+        (body,) = refused(pipe.gateway)
+        assert (body["reason_code"], body["method"]) == ("not_initialized", "tools/call")
         assert "result" in pipe.ask(gateway.initialize())
     finally:
         assert pipe.close() == 0

@@ -43,6 +43,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, hostile_command: list[str])
             servers[name] = {"url": f"http://127.0.0.1:{port}/mcp", "pins": "first_use"}
             for tool in ("exotic", "failed", "seen"):
                 contracts[f"{name}_{tool}"] = {"transport": "mcp", "server": name, "tool": tool, "mode": "read"}
+            contracts[f"{name}_seen"]["meta"] = ["vendor.example/trace"]
         for name, server in (("mild_write", "modern"), ("wild_write", "wild")):
             contracts[name] = {"transport": "mcp", "server": server, "tool": "exotic", "mode": "write"}
         for name, server in (("mild_risky", "modern"), ("wild_risky", "wild")):
@@ -119,14 +120,40 @@ def seen_by(served: Gateway, revision: str, upstream: str, message: JSON, **head
 
 @both
 @upstreams
-def test_arguments_and_foreign_meta_pass_unchanged(served: Gateway, revision: str, upstream: str) -> None:
+def test_arguments_pass_unchanged_and_of_meta_only_what_the_contract_names(
+    served: Gateway, revision: str, upstream: str
+) -> None:
     arguments = {"value": None, "big": 2**70, "any": [{"": -0.5}, "\u2028", []]}
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     message = gateway.call(f"{upstream}_seen", arguments)
-    message["params"]["_meta"] = {"vendor.example/trace": {"id": None}, "ringfence/session": "mine"}
-    params = seen_by(served, revision, upstream, message)["params"]
+    message["params"]["_meta"] = {
+        "vendor.example/trace": {"id": None}, "vendor.example/other": "smuggled", "ringfence/session": "mine",
+        "progressToken": "smuggled", "traceparent": parent, "baggage": "smuggled\n",
+        "io.modelcontextprotocol/logLevel": "smuggled", "io.modelcontextprotocol/more": "smuggled",
+    }  # fmt: skip
+    message["params"]["more"] = "smuggled"
+    seen = seen_by(served, revision, upstream, message)
+    params, meta = seen["params"], dict(seen["params"]["_meta"])
     assert params["name"] == "seen" and params["arguments"] == arguments
-    assert params["_meta"]["vendor.example/trace"] == {"id": None}
-    assert not [key for key in params["_meta"] if key.startswith("ringfence/")]
+    assert (meta.pop("vendor.example/trace"), meta.pop("traceparent")) == ({"id": None}, parent)
+    assert isinstance(meta.pop("progressToken"), int)
+    hop = {key.removeprefix("io.modelcontextprotocol/") for key in meta}
+    # A client of before listens to every level until it says otherwise.
+    level = {"logLevel"} if revision == HANDSHAKE else set()
+    assert hop == ({"protocolVersion", "clientInfo", "clientCapabilities", *level} if upstream == "modern" else set())
+    assert "smuggled" not in json.dumps(seen)
+
+
+@upstreams
+def test_what_a_client_says_of_its_capabilities_is_said_anew(served: Gateway, upstream: str) -> None:
+    claimed = {"elicitation": {"url": {"x": "smuggled"}, "smuggled": 1}, "sampling": "smuggled", "smuggled": {}}
+    with RawHttp(served) as raw:
+        answer = gateway.read_answer(raw.modern(gateway.call(f"{upstream}_seen"), claimed))["result"]
+    seen = json.loads(text_of(answer))
+    assert "smuggled" not in json.dumps(seen)
+    if upstream == "modern":
+        said = seen["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"]
+        assert said == {"elicitation": {"url": {}}}
 
 
 @both

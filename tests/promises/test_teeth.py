@@ -179,6 +179,21 @@ async def test_the_keyring_is_the_second_layer_beneath_seccomp(without: tuple[st
     assert report.stdout.text.strip() == found
 
 
+NAMESPACE = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+print("made" if libc.unshare(0x10000000) == 0 else errno.errorcode[ctypes.get_errno()])
+"""
+
+
+@pytest.mark.parametrize(("without", "found"), [(("seccomp",), "ENOSPC"), (("seccomp", "shares"), "made")])
+async def test_a_quota_of_no_user_namespaces_is_the_second_layer_beneath_seccomp(
+    without: tuple[str, ...], found: str
+) -> None:
+    report = await look(NAMESPACE, without=without)
+    assert report.stdout.text.strip() == found
+
+
 async def test_processor_time_has_a_limit_of_its_own() -> None:
     spin = "while True: pass"
     report = await look(spin, limits=Limits(cpu_seconds=1, wall_seconds=20))

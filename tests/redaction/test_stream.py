@@ -1,8 +1,9 @@
-"""A stream goes on at once, but for what may be the beginning of a secret, and that is bounded."""
+"""A stream goes on, but for its last bytes, as many whatever they are; what is found in it goes, however it is cut."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -25,23 +26,66 @@ def fed(stream: Stream, chunks: Iterator[bytes]) -> bytes:
     return b"".join([*map(stream.feed, chunks), stream.finish()])
 
 
-def test_what_begins_no_secret_is_not_held(values: Values) -> None:
+def test_what_no_secret_could_begin_in_goes_on_at_once(values: Values) -> None:
     stream = Stream(values)
-    for text in (b"Continue? [y/N] ", b">>> ", b"line\n", b"50 % done\r", bytes(range(256)) + b"\n"):
-        assert stream.feed(text) == text
-        assert stream.held == 0
+    data = bytes(range(256)) * 64
+    assert stream.feed(data) == data[: -(values.reach - 1)]
+    assert stream.finish() == data[-(values.reach - 1) :]
+    assert Stream(Values()).feed(b"nothing else waits. ") == b"nothing else waits. "
 
 
-def test_a_beginning_waits_and_goes_on_when_it_turns_out_to_be_none(values: Values) -> None:
+def test_as_much_waits_whether_or_not_it_begins_a_secret() -> None:
+    """Otherwise whoever has a guess echoed learns from what comes at once whether it was right so far."""
+    values = Values([Secret("one", VALUE)], shaped=False)
+    filler = b"." * 3000
+
+    def lengths(text: str) -> list[int]:
+        stream = Stream(values)
+        return [len(stream.feed(data)) for data in (filler, text.encode(), b"x", filler)]
+
+    for length in range(1, len(VALUE)):
+        for guess in (VALUE[:length], VALUE[-length:], VALUE[:length][::-1]):
+            assert lengths(guess) == lengths("~" * length)
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(0, 400), max_size=6))
+def test_how_much_waits_depends_on_lengths_alone(end: bytes, sizes: list[int]) -> None:
+    values = _known()
+    ours, other = Stream(values), Stream(values)
+    for size in sizes:
+        data = b"." * size + end
+        assert len(ours.feed(data)) == len(other.feed(b"." * len(data)))
+        assert len(ours.release()) == len(other.release())
+
+
+def test_a_secret_that_is_complete_goes_on_without_it(values: Values) -> None:
     stream = Stream(values)
-    assert stream.feed(b"say hun") == b"say "
-    assert stream.feed(b"dred\n") == b"hundred\n"
-
-
-def test_a_secret_that_is_complete_holds_nothing_back(values: Values) -> None:
-    stream = Stream(values)
-    assert stream.feed(f"it is {VALUE}\n> ".encode()) == f"it is {REPLACEMENT}\n> ".encode()
+    out = stream.feed(f"it is {VALUE}\n> ".encode()) + stream.finish()
+    assert out == f"it is {REPLACEMENT}\n> ".encode()
     assert (stream.rules, stream.secrets) == ({KNOWN: 1}, {"one": 1})
+
+
+def test_what_was_released_in_the_middle_of_a_secret_takes_the_rest_with_it(values: Values) -> None:
+    stream = Stream(values)
+    assert stream.feed(b"it is hunter2-Hun") + stream.release() == b"it is hunter2-Hun"
+    assert stream.feed(b"ter2/+= really") + stream.finish() == b"[redacted] really"
+    assert stream.rules == {KNOWN: 1}
+
+
+def test_what_was_released_is_told_once(values: Values) -> None:
+    stream = Stream(values)
+    assert stream.feed(VALUE.encode()) + stream.release() == b"[redacted]"
+    assert stream.feed(b" and on") + stream.release() + stream.feed(b".") + stream.finish() == b" and on."
+    assert stream.rules == {KNOWN: 1}
+
+
+@given(st.lists(st.binary(max_size=40) | st.just(VALUE.encode()), max_size=8))
+def test_releases_between_pieces_lose_nothing(parts: list[bytes]) -> None:
+    stream = Stream(_known())
+    out = b"".join(stream.feed(part) + stream.release() for part in parts) + stream.finish()
+    assert VALUE.encode() not in out
+    if VALUE.encode() not in b"".join(parts):
+        assert out == _known().redacted(b"".join(parts)).data
 
 
 def test_the_end_gives_what_was_only_a_beginning(values: Values) -> None:
@@ -102,10 +146,11 @@ def test_pieces_and_the_whole_agree(parts: list[bytes]) -> None:
     assert fed(stream, iter(parts)) == values.redacted(b"".join(parts)).data
 
 
-_made: list[Values] = []
-
-
+@cache
 def _shared() -> Values:
-    if not _made:
-        _made.append(Values([Secret("one", VALUE)]))
-    return _made[0]
+    return Values([Secret("one", VALUE)])
+
+
+@cache
+def _known() -> Values:
+    return Values([Secret("one", VALUE)], shaped=False)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import random
 from functools import cache
+from urllib.parse import quote
 
 import pytest
 
-from ringfence.redaction import KNOWN, REPLACEMENT, Stream, Values
+from ringfence.redaction import KNOWN, REPLACEMENT, Redacted, Stream, Values
 from ringfence.secret import Secret
 from tests.redaction import encoders
 
@@ -77,3 +80,22 @@ def test_masked_it_is_as_long_as_before_and_without_shapes_they_stay() -> None:
     assert stream.feed(data) + stream.finish() == b"a " + b"*" * 28 + b" b " + key
     assert values.strikes(data) and not values.strikes(key) and Values().strikes(key)
     assert values.reach >= 28 and Values().reach == 0
+
+
+@pytest.mark.parametrize("value", ["correct-Horse-battery-Staple", "tökén/Ünd &mehr\nZeilen"])
+def test_capitals_and_small_letters_are_one(value: str) -> None:
+    values = Values([Secret("horse", value)])
+    for text in (value, json.dumps(value)[1:-1], quote(value), html.escape(value)):
+        for form in (text.upper(), text.lower(), text.swapcase(), text[::-1].upper() if text == value else text):
+            assert values.redact(f"<{form}>") == ("<[redacted]>", {KNOWN: 1}), form
+
+
+def test_a_cut_is_where_it_was_wanted_and_never_inside_of_a_match() -> None:
+    values = Values([Secret("horse", "correct-horse-battery-staple")])
+    data = b"0123456789 correct-horse-battery-staple 0123456789"
+    assert values.within(data, 3, len(data) - 3).data == b"3456789 [redacted] 0123456"
+    assert values.within(data, 0, 20) == Redacted(b"0123456789 [redacted]", {KNOWN: 1}, {"horse": 1})
+    assert values.within(data, 20, len(data)).data == b"[redacted] 0123456789"
+    assert values.within(data, 0, 11).data == b"0123456789 "
+    half = b"0123456789 correct-horse-battery 0123456789"
+    assert values.within(half, 0, 20).data == half[:20], "what is no secret moves nothing"

@@ -48,7 +48,7 @@ class Caller:
         assert problem is None, problem
         call: Call = make_call(contract.name, arguments, attached=attached, principal=more.pop("principal", MINE))
         self.executor.check(call, contract)
-        return Grant(call, contract, ALLOWED, own, "d", None, time.monotonic() + 10, **more)
+        return Grant(call, contract, ALLOWED, own, "d", None, time.monotonic() + 600, **more)
 
     async def __call__(self, tool: str, attached: Attached | None = None, **arguments: Any) -> Answer:
         """An agent's call, or, with something attached, that of somebody in this process."""

@@ -71,7 +71,7 @@ async def opened(like: BoxSpec = BoxSpec(Program("python"), LIMITS)) -> AsyncIte
     await backend.close()
 
 
-def bare(program: Honest, seconds: float = 60.0) -> Seen:
+def bare(program: Honest, seconds: float = 300.0) -> Seen:
     """Run it without a box. Its folder is called /workspace in what it says."""
     place = os.path.realpath(tempfile.mkdtemp(prefix="bare-"))
     try:

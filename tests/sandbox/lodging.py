@@ -7,6 +7,7 @@ A box is a temporary folder. Its interpreters and commands understand a few word
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import shutil
@@ -39,6 +40,7 @@ from ringfence.sessions import (
     StepReport,
     Tell,
 )
+from tests import tooling
 
 ME, COLLEAGUE, STRANGER = Owner("t", "me"), Owner("t", "colleague"), Owner("other", "me")
 TICK = 0.005
@@ -81,6 +83,10 @@ class FakeBox:
         self.paused = False
         self.pauses = 0
         self.interpreters = 0
+        self.begun = 0
+        """Cells and commands that run, or did."""
+        self.enough = asyncio.Event()
+        """For which those wait that have nothing else to do."""
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def interpreter(self) -> FakeInterpreter:
@@ -90,13 +96,14 @@ class FakeBox:
 
     async def command(self, command: Command, tell: Tell) -> FakeCommand:
         await self._enter()
+        self.begun += 1
         return FakeCommand(self, command, tell)
 
     async def _enter(self) -> None:
         await asyncio.sleep(TICK)
         if self.paused:
             # Nothing may be started in a box that stands still, but for one that does so because it ends.
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(tooling.PATIENCE):
                 await asyncio.shield(self.gone)
         if self.gone.done():
             raise Unavailable("no_process", "the fake box is gone")
@@ -133,6 +140,8 @@ class FakeBox:
                 return "stopped"
             if spent >= limit:
                 return "timeout"
+            if math.isinf(seconds) and self.enough.is_set() and not self.paused:
+                return ""
             await asyncio.sleep(TICK)
             spent += 0.0 if self.paused else TICK
         return ""
@@ -140,7 +149,8 @@ class FakeBox:
 
 @dataclass
 class FakeInterpreter:
-    """Knows `sleep 0.1`, `set name value`, `get name`, `say text`, `put path text`, `die`; one in a line."""
+    """Knows `sleep 0.1`, `sleep inf`, which ends when there was enough, `set name value`, `get name`, `say text`,
+    `put path text`, `die`; one in a line."""
 
     box: FakeBox
     names: dict[str, str] = field(default_factory=dict)
@@ -154,6 +164,7 @@ class FakeInterpreter:
         if not self.alive:
             raise Unavailable("no_interpreter", "it is gone")
         self.running = True
+        self.box.begun += 1
         self.interrupted.clear()
         said: list[bytes] = []
         results: list[Shown] = []
@@ -208,7 +219,7 @@ class FakeInterpreter:
 
 
 class FakeCommand:
-    """Knows `sleep 0.1`, `say text` and `cat`, which says what it is sent."""
+    """Knows `sleep 0.1`, `sleep inf`, `say text` and `cat`, which says what it is sent."""
 
     def __init__(self, box: FakeBox, command: Command, tell: Tell) -> None:
         self.box = box
@@ -265,10 +276,12 @@ class FakeBackend:
     def __init__(self) -> None:
         self.boxes: list[FakeBox] = []
         self.problem: Exception | None = None
-        self.delay = 0.0
+        self.held: asyncio.Event | None = None
+        """For which whoever wants a box has to wait."""
 
     async def open(self, spec: StaySpec, network: Serve | None = None) -> FakeBox:
-        await asyncio.sleep(self.delay)
+        if self.held is not None:
+            await self.held.wait()
         if self.problem is not None:
             raise self.problem
         box = FakeBox(spec)
@@ -307,6 +320,20 @@ class Lodging:
     async def state(self, id_: str) -> str:
         return (await self.house.info(ME, id_)).state
 
+    def idle(self, id_: str) -> None:
+        """As if nobody had come for as long as it may be idle; then it is looked at."""
+        life = self.house._rooms.own(ME, id_).life
+        assert life.spec.idle_seconds is not None and life._idle is not None
+        life.in_use.last -= life.spec.idle_seconds
+        life._idle.cancel()
+        life._look()
+
+    async def becomes(self, id_: str, state: str) -> None:
+        """Wait until it is."""
+        async with asyncio.timeout(tooling.PATIENCE):
+            while await self.state(id_) != state:
+                await asyncio.sleep(TICK)
+
     def journal(self) -> str:
         return (self.folder / "sessions.jsonl").read_text()
 
@@ -339,7 +366,7 @@ def open_descriptors() -> set[tuple[int, str]]:
     return {(number, target) for number, target in found if not target.startswith(("anon_inode", "socket:", "/proc/"))}
 
 
-async def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(true: Callable[[], object], seconds: float = tooling.PATIENCE) -> None:
     async with asyncio.timeout(seconds):
         while not true():
             await asyncio.sleep(TICK)

@@ -67,6 +67,10 @@ class Parrot:
     told: int = 0
     poured: int = 0
     closed: bool = False
+    begun: int = 0
+    """Steps that run, or did, and those who wait."""
+    hold: asyncio.Event | None = None
+    """For which whoever waits has to wait."""
 
     @property
     def live(self) -> int:
@@ -114,6 +118,7 @@ class Parrot:
 
     async def run(self, owner: Owner, id: str, request: CellRequest, tell: Tell, shown: OnShown) -> StepReport:
         self._find(owner, id)
+        self.begun += 1
         word, number = request.source.split()
         results: builtins.list[Shown] = []
         try:
@@ -163,7 +168,8 @@ class Parrot:
         return ProcessInfo(process, ("a",), "now", False, EXITED)
 
     async def wait(self, owner: Owner, id: str, process: int, timeout: float | None) -> ProcessInfo:
-        await asyncio.sleep(timeout or 0)
+        self.begun += 1
+        await (self.hold.wait() if self.hold else asyncio.sleep(timeout or 0))
         return ProcessInfo(process, ("a",), "now", False, EXITED)
 
     async def signal(self, owner: Owner, id: str, process: int, number: int) -> None:

@@ -33,14 +33,14 @@ class Raw:
     async def say(self, *frames: bytes) -> bool:
         """Whether all of it was taken; a keeper that hung up, or waits for us to read, takes nothing."""
         try:
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(5):
                 await asyncio.get_running_loop().sock_sendall(self._connection, b"".join(frames))
         except (OSError, TimeoutError):
             return False
         return True
 
     async def hear(self, size: int = 65_536) -> bytes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             try:
                 return await asyncio.get_running_loop().sock_recv(self._connection, size)
             except ConnectionError:
@@ -73,6 +73,6 @@ def raw(there: Starting) -> Iterator[Raw]:
 
 async def serves(there: Starting) -> bool:
     """Whether an honest client is served."""
-    async with asyncio.timeout(10), Keeper.connect(there) as keeper:
+    async with asyncio.timeout(120), Keeper.connect(there) as keeper:
         await keeper.list(ANN)
         return True

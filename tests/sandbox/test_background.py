@@ -28,13 +28,14 @@ async def here(tmp_path: Path) -> AsyncIterator[Lodging]:
 
 async def test_a_background_command_is_listed_waited_for_and_read(here: Lodging) -> None:
     box = await here.create()
-    talking, sleeping = await here.start(box, "say", "hello"), await here.start(box, "sleep", "0.1")
+    talking, sleeping = await here.start(box, "say", "hello"), await here.start(box, "sleep", "inf")
     assert (await here.house.wait(ME, box, sleeping, 0.01)).running
+    here.backend.boxes[0].enough.set()
     over = await here.house.wait(ME, box, sleeping, None)
     assert not over.running and over.report is not None and over.report.exit_status == 0
     assert [(info.process, info.argv, info.running) for info in await here.house.processes(ME, box)] == [
         (talking, ("say", "hello"), False),
-        (sleeping, ("sleep", "0.1"), False),
+        (sleeping, ("sleep", "inf"), False),
     ]
     logs = await here.house.logs(ME, box, talking, 0, 0)
     assert (logs.stdout, logs.stdout_at, logs.running) == (b"hello", 5, False)
@@ -63,7 +64,7 @@ async def test_a_background_command_takes_input_and_signals(here: Lodging) -> No
     again: list[bytes] = []
     await here.house.follow(ME, box, process, (0, 0), lambda _, data: again.append(data))
     assert b"".join(again) == b"before one two"
-    killed = await here.start(box, "sleep", "5")
+    killed = await here.start(box, "sleep", "inf")
     assert await refused(here.house.signal(ME, box, killed, 99)) == "bad_signal"
     assert await refused(here.house.resize(ME, box, killed, 0, 1)) == "bad_size"
     await here.house.signal(ME, box, killed, 9)
@@ -77,15 +78,16 @@ async def test_a_background_command_may_run_as_long_as_the_session(here: Lodging
     process = await here.start(box, "sleep", "0.2")
     over = await here.house.wait(ME, box, process, None)
     assert over.report is not None and over.report.ended == "exited"
-    told = await here.start(box, "sleep", "5", limits=Limits(wall_seconds=0.05))
+    told = await here.start(box, "sleep", "inf", limits=Limits(wall_seconds=0.05))
     over = await here.house.wait(ME, box, told, None)
     assert over.report is not None and over.report.ended == "timeout"
 
 
 async def test_background_commands_are_limited_and_old_ones_forgotten(here: Lodging) -> None:
     box = await here.create()
-    await asyncio.gather(*(here.start(box, "sleep", "0.3") for _ in range(MOST_RUNNING)))
+    await asyncio.gather(*(here.start(box, "sleep", "inf") for _ in range(MOST_RUNNING)))
     assert await refused(here.start(box, "say")) == "too_many"
+    here.backend.boxes[0].enough.set()
     for info in await here.house.processes(ME, box):
         await here.house.wait(ME, box, info.process, None)
     for _ in range(MOST_KEPT):
@@ -105,7 +107,7 @@ async def test_waiting_for_a_command_does_not_end_it(here: Lodging) -> None:
 
 async def test_the_end_of_a_session_is_the_end_of_its_commands(here: Lodging) -> None:
     box = await here.create()
-    process = await here.start(box, "sleep", "5")
+    process = await here.start(box, "sleep", "inf")
     waiting = asyncio.create_task(here.house.wait(ME, box, process, None))
     await asyncio.sleep(0.02)
     await here.house.end(ME, box)

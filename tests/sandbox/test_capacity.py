@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_first_come_first_served_however_large() -> None:
-    room = Capacity(HouseRules(max_memory_bytes=10, queue_seconds=5))
+    room = Capacity(HouseRules(max_memory_bytes=10, queue_seconds=600))
     small, large = Limits(memory_bytes=4), Limits(memory_bytes=8)
     await room.enter("a", small)
     await room.enter("b", small)
@@ -61,7 +61,7 @@ async def test_who_gives_up_makes_room_for_the_next() -> None:
 
 
 async def test_the_line_is_not_endless() -> None:
-    room = Capacity(HouseRules(max_sessions=1, queue_seconds=5))
+    room = Capacity(HouseRules(max_sessions=1, queue_seconds=600))
     await room.enter("a", Limits())
     waiting = [asyncio.create_task(room.enter(f"b{n}", Limits())) for n in range(MOST_WAITING)]
     await asyncio.sleep(0)

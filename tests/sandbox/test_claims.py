@@ -67,6 +67,14 @@ def test_an_honest_failure_is_understood() -> None:
     assert (claims.error, claims.done, claims.broken) == (Failure("E", "v", "t"), True, None)
 
 
+@pytest.mark.parametrize(
+    "mime", ["text/plain", "application/vnd.vegalite.v5+json", "text/plain; charset=utf-8", "x/1", "image/x-icon.v-1"]
+)
+def test_names_of_forms_as_they_are_registered_are_taken(mime: str) -> None:
+    form = "" if mime.startswith("image/") else "x"
+    assert fed(text(t="result", data={mime: form})).results == [Shown({mime: form})]
+
+
 def test_what_is_complete_is_returned_at_once() -> None:
     claims = Claims(5)
     assert claims.feed(PARTS) == []
@@ -126,6 +134,20 @@ def test_nothing_is_taken_after_nonsense(each: list[bytes], place: int) -> None:
         text(t="result", data={"text/plain": 5}),
         text(t="result", data={"plain": "x"}),
         text(t="result", data={"text/\x00": "x"}),
+        text(t="result", data={"../../etc": "x"}),
+        text(t="result", data={"text/../../etc": "x"}),
+        text(t="result", data={"/etc/passwd": "x"}),
+        text(t="result", data={"text/": "x"}),
+        text(t="result", data={"text/.plain": "x"}),
+        text(t="result", data={"text/a b": "x"}),
+        text(t="result", data={"text/plain;../x": "x"}),
+        text(t="result", data={}, parts=[["../../etc", 1]]) + b"\n+x",
+        text(t="result", data={"text/plain": ""}, cut={"../../etc": 1}),
+        b'{"t":"result","id":5,"data":{"text/plain":"1","text/plain":"2"}}',
+        b'{"t":"result","id":5,"id":5,"data":{"text/plain":"1"}}',
+        b'{"t":"done","t":"done","id":5,"ok":true}',
+        b'{"t":"done","id":5,"ok":true,"left_out":NaN}',
+        b'{"t":"done","id":5,"ok":true,"more":1e999}',
         text(t="result", data={"image/png": "no base64!"}),
         text(t="result", data={"image/png": "é"}),
         text(t="result", data={"text/plain": ""}, main="yes"),

@@ -129,9 +129,11 @@ async def test_a_box_that_cannot_be_had_leaves_nothing(here: Lodging, problem: E
 
 
 async def test_a_session_that_nobody_waits_for_any_more_is_ended(here: Lodging) -> None:
-    here.backend.delay = 0.05
+    here.backend.held = asyncio.Event()
     creating = asyncio.create_task(here.create())
-    await asyncio.sleep(0.02)
+    async with asyncio.timeout(60):
+        while not await here.house.list(ME):
+            await asyncio.sleep(0.01)
     assert [info.state for info in await here.house.list(ME)] == ["starting"]
     starting = (await here.house.list(ME))[0].id
     assert await refused(here.cell(starting, "set x 1")) == "session_starting"
@@ -139,6 +141,7 @@ async def test_a_session_that_nobody_waits_for_any_more_is_ended(here: Lodging) 
     assert await refused(here.house.pause(ME, starting)) == "session_starting"
     assert await refused(here.house.read(ME, starting, "a", 0, None)) == "session_starting"
     creating.cancel()
+    here.backend.held.set()
     await asyncio.gather(creating, return_exceptions=True)
     await until(lambda: '"closed"' in here.journal())
     assert here.house.live == 0
@@ -149,18 +152,20 @@ async def test_a_session_that_nobody_waits_for_any_more_is_ended(here: Lodging) 
 
 async def test_who_comes_when_it_is_full_waits_and_is_told(tmp_path: Path) -> None:
     async with lodging(tmp_path, max_sessions=2, queue_seconds=0.2) as here:
-        first, second = await here.create(), await here.create()
+        first, _ = await here.create(), await here.create()
         with pytest.raises(Unavailable, match=r"2 sessions are all .*max_sessions.*close a session") as full:
             await here.create()
         assert full.value.reason_code == "capacity"
+        await here.house.pause(ME, first)
+        with pytest.raises(Unavailable):
+            await here.create()
+    async with lodging(tmp_path / "patient", max_sessions=2, queue_seconds=600) as here:
+        first, second = await here.create(), await here.create()
         waiting = asyncio.create_task(here.create())
         await asyncio.sleep(0.05)
         await here.house.end(ME, first)
         third = await waiting
         assert {info.id for info in await here.house.list(ME)} == {second, third}
-        await here.house.pause(ME, third)
-        with pytest.raises(Unavailable):
-            await here.create()
 
 
 async def test_memory_and_cores_count_together(tmp_path: Path) -> None:
@@ -222,8 +227,8 @@ async def test_a_house_that_closes_ends_its_sessions(tmp_path: Path) -> None:
     async with lodging(tmp_path) as here:
         box = await here.create()
         await here.house.write(ME, box, "output/a", b"kept")
-        running = asyncio.create_task(here.cell(box, "sleep 5"))
-        await asyncio.sleep(0.02)
+        running = asyncio.create_task(here.cell(box, "sleep inf"))
+        await until(lambda: here.backend.boxes[0].begun)
         await here.house.close()
         assert (await running).cell.report.ended == "cancelled"
         with pytest.raises(Unavailable, match="being stopped"):

@@ -26,7 +26,7 @@ async def here(tmp_path: Path) -> AsyncIterator[Lodging]:
 
 
 async def test_outputs_are_kept_for_their_owner_for_a_time(tmp_path: Path) -> None:
-    async with lodging(tmp_path, retain_seconds=0.5) as here:
+    async with lodging(tmp_path, retain_seconds=600) as here:
         box, house = await here.create(), here.house
         await house.write(ME, box, "output/sub/report.txt", b"done")
         await house.write(ME, box, "other", b"gone")
@@ -44,10 +44,14 @@ async def test_outputs_are_kept_for_their_owner_for_a_time(tmp_path: Path) -> No
         assert await refused(house.read(ME, box, "other", 0, None)) == "session_stopped"
         assert await refused(house.write(ME, box, "output/x", b"")) == "session_stopped"
         assert await refused(house.read(COLLEAGUE, box, "output/sub/report.txt", 0, None)) == "unknown_session"
-        await asyncio.sleep(0.6)
-        assert await refused(house.read(ME, box, "output/sub/report.txt", 0, None)) == "session_stopped"
-    async with lodging(tmp_path, retain_seconds=0.5):
+    await asyncio.sleep(0.1)
+    async with lodging(tmp_path, retain_seconds=0.05) as here:
         await until(lambda: not (tmp_path / "artifacts" / box).exists())
+        other, house = await here.create(), here.house
+        await house.write(ME, other, "output/a", b"done")
+        await house.end(ME, other)
+        await asyncio.sleep(0.06)
+        assert await refused(house.read(ME, other, "output/a", 0, None)) == "session_stopped"
 
 
 async def test_outputs_of_a_box_that_died_are_kept(here: Lodging) -> None:
@@ -166,10 +170,11 @@ async def test_forks_fail_one_by_one(tmp_path: Path) -> None:
 
 async def test_forks_that_nobody_waits_for_any_more_are_ended(here: Lodging) -> None:
     parent = await here.create()
-    here.backend.delay = 0.1
+    here.backend.held = asyncio.Event()
     forking = asyncio.create_task(here.house.fork(ME, parent, 3))
     await until(lambda: here.house.live > 1)
     forking.cancel()
+    here.backend.held.set()
     await asyncio.gather(forking, return_exceptions=True)
     await until(lambda: here.journal().count('"ended"') == 3)
     assert [info.id for info in await here.house.list(ME)] == [parent]
@@ -227,7 +232,7 @@ async def test_forks_read_the_volumes_that_their_parent_writes(here: Lodging) ->
 
 async def test_a_volume_that_cannot_be_saved_keeps_what_it_had(here: Lodging) -> None:
     await here.house.create_volume(ME, "data", MIB, "ro")
-    box = await here.create(volumes=(VolumeMount("data", "data"),), idle_seconds=0.2)
+    box = await here.create(volumes=(VolumeMount("data", "data"),), idle_seconds=600)
     await here.house.write(ME, box, "data/a", b"1")
     await here.house.pause(ME, box)
     await here.house.write(ME, box, "data/b", bytes(2 * MIB))
@@ -237,7 +242,8 @@ async def test_a_volume_that_cannot_be_saved_keeps_what_it_had(here: Lodging) ->
     assert not here.backend.boxes[0].paused
     with pytest.raises(Refused):
         await here.house.snapshot(ME, box)
-    await until(lambda: here.backend.boxes[0].paused)  # by itself, when it is idle
+    here.idle(box)
+    await until(lambda: here.backend.boxes[0].paused)  # by itself
     await here.house.end(ME, box)
     assert "volumes were not saved" in here.journal()
     again = await here.create(volumes=(VolumeMount("data", "data"),))

@@ -20,15 +20,13 @@ from ringfence.sandbox.keeperlink import Keeper
 from ringfence.sandbox.protocol import VERBS
 from ringfence.sandbox.verbs import Keeping
 from ringfence.sessions import CellRequest, CommandRequest, Problem, SessionInfo, SessionSpec, StaySpec
+from tests import tooling
 from tests.sandbox.parrot import ANN, BOB, CHUNK, Parrot, kept, linked, quiet, session
 
 pytestmark = pytest.mark.anyio
 
 
-async def until(condition: Any) -> None:
-    with anyio.fail_after(10):
-        while not condition():
-            await asyncio.sleep(0.005)
+until = tooling.until
 
 
 # ── The verbs ─────────────────────────────────────────────────────────────────────────────────────
@@ -187,10 +185,12 @@ async def test_too_many_requests_at_once_are_refused_and_no_other_suffers(monkey
     parrot = Parrot()
     async with linked(parrot) as keeper:
         box = session(parrot)
+        parrot.hold = asyncio.Event()
         sleeping = [asyncio.create_task(keeper.wait(ANN, box, 1, 0.3)) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        await until(lambda: parrot.begun == 3)
         with pytest.raises(Unavailable, match="3 requests under way"):
             await keeper.info(ANN, box)
+        parrot.hold.set()
         await asyncio.gather(*sleeping)
         assert (await keeper.info(ANN, box)).id == box
 
@@ -202,11 +202,13 @@ async def test_cancelling_stops_the_step_before_it_returns() -> None:
     parrot = Parrot()
     async with linked(parrot) as keeper:
         box = session(parrot)
-        with anyio.move_on_after(0.2) as scope:
-            await keeper.run(ANN, box, CellRequest("sleep 60"), quiet, quiet)
+        with anyio.CancelScope() as scope:
+            stopping = asyncio.create_task(stop(parrot, scope))
+            await keeper.run(ANN, box, CellRequest("sleep 600"), quiet, quiet)
+        await stopping
         assert scope.cancelled_caught and parrot.done == ["sleep was cancelled"]
-        task = asyncio.create_task(keeper.run(ANN, box, CellRequest("sleep 60"), quiet, quiet))
-        await asyncio.sleep(0.05)
+        task = asyncio.create_task(keeper.run(ANN, box, CellRequest("sleep 600"), quiet, quiet))
+        await until(lambda: parrot.begun == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -214,15 +216,23 @@ async def test_cancelling_stops_the_step_before_it_returns() -> None:
         assert (await keeper.info(ANN, box)).id == box
 
 
+async def stop(parrot: Parrot, scope: anyio.CancelScope) -> None:
+    await until(lambda: parrot.begun == 1)
+    scope.cancel()
+
+
 async def test_a_request_timeout_stops_what_was_asked_for() -> None:
-    parrot = Parrot()
-    async with linked(parrot, request_timeout=0.2) as keeper:
-        box = session(parrot)
-        with pytest.raises(OutcomeUnknown, match=r"run was not answered within 0.2 s \(request_timeout\)") as late:
-            await keeper.run(ANN, box, CellRequest("sleep 60"), quiet, quiet)
-        assert late.value.reason_code == "request_timeout" and parrot.done == ["sleep was cancelled"]
-        with pytest.raises(Unavailable, match="wait was not answered"):
-            await keeper.wait(ANN, box, 1, 60.0)
+    for seconds in tooling.LONGER:
+        parrot = Parrot()
+        async with linked(parrot, request_timeout=seconds) as keeper:
+            box, told = session(parrot), rf"run was not answered within {seconds:g} s \(request_timeout\)"
+            with pytest.raises(OutcomeUnknown, match=told) as late:
+                await keeper.run(ANN, box, CellRequest("sleep 600"), quiet, quiet)
+            with pytest.raises(Unavailable, match="wait was not answered"):
+                await keeper.wait(ANN, box, 1, 600.0)
+        if parrot.begun == 2:  # otherwise it was too late before it came there
+            break
+    assert late.value.reason_code == "request_timeout" and parrot.done == ["sleep was cancelled"]
 
 
 async def test_a_client_that_goes_away_takes_its_steps_with_it_and_leaves_its_sessions() -> None:
@@ -230,8 +240,8 @@ async def test_a_client_that_goes_away_takes_its_steps_with_it_and_leaves_its_se
     async with kept(parrot) as (_, there):
         async with Keeper.connect(there) as keeper:
             box = (await keeper.create(ANN, SessionSpec())).id
-            task = asyncio.create_task(keeper.run(ANN, box, CellRequest("sleep 60"), quiet, quiet))
-            await asyncio.sleep(0.05)
+            task = asyncio.create_task(keeper.run(ANN, box, CellRequest("sleep 600"), quiet, quiet))
+            await until(lambda: parrot.begun)
         with pytest.raises(OutcomeUnknown):
             await task
         await until(lambda: parrot.done == ["sleep was cancelled"])
@@ -334,8 +344,9 @@ async def test_output_waits_for_whoever_hears_it_and_is_all_there() -> None:
     async with linked(parrot) as keeper:
         box = session(parrot)
         step = asyncio.create_task(keeper.run(ANN, box, CellRequest("flood 100"), slow, quiet))
+        await until(lambda: parrot.told >= WINDOW)
         await asyncio.sleep(0.2)
-        assert WINDOW <= parrot.told <= WINDOW + 2 * CHUNK
+        assert parrot.told <= WINDOW + 2 * CHUNK
         gate.set_result(None)
         assert (await step).session == box
     assert size == 100 * CHUNK

@@ -20,6 +20,7 @@ from ringfence.errors import StoreError, Unavailable
 from ringfence.sandbox import ledger as module
 from ringfence.sandbox.ledger import Ledger
 from ringfence.sessions import Owner, SessionInfo
+from tests import tooling
 
 pytestmark = pytest.mark.anyio
 
@@ -73,9 +74,7 @@ async def test_what_was_written_is_found_again(ledger: Ledger, folder: Path) -> 
 async def test_what_is_noted_is_written_soon(ledger: Ledger, folder: Path) -> None:
     ledger.note("paused", "box_1", ME, 2)
     assert lines(folder) == []
-    async with asyncio.timeout(5):
-        while not lines(folder):
-            await asyncio.sleep(0.01)
+    await tooling.until(lambda: lines(folder))
     assert lines(folder)[0]["step"] == 2
     ledger.note("resumed", "box_1", ME, 2)
     await ledger.settle()

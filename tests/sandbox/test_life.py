@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from ringfence.box import Limits
 from ringfence.errors import Refused
+from tests import tooling
 from tests.sandbox.lodging import ME, Lodging, lodging, pieces, refused, until
 
 pytestmark = pytest.mark.anyio
@@ -26,10 +27,11 @@ async def here(tmp_path: Path) -> AsyncIterator[Lodging]:
 
 async def test_a_paused_session_stands_still_and_goes_on_where_it_was(here: Lodging) -> None:
     box = await here.create()
-    running = asyncio.create_task(here.cell(box, "sleep 0.1\nset x 1", limits=Limits(wall_seconds=0.2)))
-    await asyncio.sleep(0.03)
+    running = asyncio.create_task(here.cell(box, "sleep inf\nset x 1"))
+    await until(lambda: here.backend.boxes[0].begun)
     info = await here.house.pause(ME, box)
     assert (info.state, info.expires_at is None) == ("paused", False)
+    here.backend.boxes[0].enough.set()
     await asyncio.sleep(0.3)
     assert not running.done()
     assert (await here.house.pause(ME, box)).state == "paused"
@@ -130,36 +132,56 @@ async def test_an_idle_session_is_paused_and_a_busy_one_is_not(here: Lodging) ->
     busy = await here.create(idle_seconds=0.1)
     working = await here.create(idle_seconds=0.1)
     never = await here.create(idle_seconds=None)
-    process = await here.start(working, "sleep", "0.4")
-    await here.cell(busy, "sleep 0.4")
+    process = await here.start(working, "sleep", "inf")
+    cell = asyncio.create_task(here.cell(busy, "sleep inf"))
+    await here.becomes(idle, "paused")
+    await asyncio.sleep(0.3)
+    # The others may have been idle at first; from now on they are at work.
+    for box in (busy, working):
+        await here.house.resume(ME, box)
+    await asyncio.sleep(0.3)
     assert [await here.state(box) for box in (idle, busy, working, never)] == [
         "paused",
         "running",
         "running",
         "running",
     ]
+    for each in here.backend.boxes:
+        each.enough.set()
+    await cell
     await here.house.wait(ME, working, process, None)
-    await asyncio.sleep(0.3)
-    assert [await here.state(box) for box in (idle, busy, working, never)] == ["paused", "paused", "paused", "running"]
+    for box in (busy, working):
+        await here.becomes(box, "paused")
+    assert await here.state(never) == "running"
+    resumed = here.journal().count('"resumed"')
     await here.cell(idle, "set x 1")
-    assert await here.state(idle) == "running"
-    await asyncio.sleep(0.25)
-    assert await here.state(idle) == "paused"
+    await until(lambda: here.journal().count('"resumed"') > resumed)
+    await here.becomes(idle, "paused")
 
 
 async def test_use_puts_the_idle_clock_back(here: Lodging) -> None:
-    box = await here.create(idle_seconds=0.15)
-    for _ in range(6):
-        await here.house.entries(ME, box, ".", 1)
-        await asyncio.sleep(0.05)
-    assert await here.state(box) == "running"
+    box = await here.create(idle_seconds=60)
+    life = here.house._rooms.own(ME, box).life
+    for use in (True, True, False):
+        life.in_use.last -= 60  # as if nobody had come for so long
+        if use:
+            await here.house.entries(ME, box, ".", 1)
+        assert life._idle is not None
+        life._idle.cancel()
+        life._look()  # as when its time is up
+        assert (life._idle is not None) == use, "it is looked at again later, or paused"
+    await here.becomes(box, "paused")
 
 
 async def test_a_session_ends_when_its_lifetime_is_over(here: Lodging) -> None:
-    box = await here.create(lifetime_seconds=0.15, idle_seconds=None)
-    running = asyncio.create_task(here.cell(box, "sleep 5"))
-    await asyncio.sleep(0.4)
+    for seconds in tooling.LONGER:  # one that was over before the cell began has refused it
+        box = await here.create(lifetime_seconds=seconds, idle_seconds=None)
+        running = asyncio.create_task(here.cell(box, "sleep inf"))
+        await asyncio.wait({running})
+        if running.exception() is None:
+            break
     assert (await running).cell.report.ended == "cancelled"
+    await here.becomes(box, "stopped")
     info = await here.house.info(ME, box)
     assert (info.state, info.why, info.expires_at) == ("stopped", "lifetime", None)
     assert info.ended_at is not None
@@ -168,37 +190,43 @@ async def test_a_session_ends_when_its_lifetime_is_over(here: Lodging) -> None:
 
 
 async def test_the_lifetime_stands_still_while_it_is_paused(here: Lodging) -> None:
-    box = await here.create(lifetime_seconds=0.2)
-    await here.house.pause(ME, box)
-    await asyncio.sleep(0.4)
+    for seconds in tooling.LONGER:
+        box = await here.create(lifetime_seconds=seconds)
+        with suppress(Refused):  # it was over before it was paused
+            await here.house.pause(ME, box)
+            break
+    await asyncio.sleep(2 * seconds)
     assert await here.state(box) == "paused"
-    await here.house.resume(ME, box)
-    await asyncio.sleep(0.05)
-    assert await here.state(box) == "running"
-    await asyncio.sleep(0.3)
-    assert await here.state(box) == "stopped"
+    assert (await here.house.resume(ME, box)).state == "running"
+    await here.becomes(box, "stopped")
 
 
 async def test_a_session_that_nobody_resumes_is_closed(tmp_path: Path) -> None:
-    async with lodging(tmp_path / "state", paused_seconds=0.2) as here:
-        box, other = await here.create(), await here.create()
-        for each in (box, other):
-            await here.house.pause(ME, each)
-        await here.house.resume(ME, other)
-        await asyncio.sleep(0.5)
-        info = await here.house.info(ME, box)
-        assert (info.state, info.why) == ("stopped", "lifetime")
-        assert await here.state(other) == "running"
+    for number, seconds in enumerate(tooling.LONGER):
+        async with lodging(tmp_path / f"state{number}", paused_seconds=seconds) as here:
+            box, other = await here.create(), await here.create()
+            await here.house.pause(ME, other)
+            with suppress(Refused):  # it was resumed too late
+                await here.house.resume(ME, other)
+                await here.house.pause(ME, box)
+                await here.becomes(box, "stopped")
+                await asyncio.sleep(seconds)
+                assert (await here.house.info(ME, box)).why == "lifetime"
+                assert await here.state(other) == "running"
+                return
+    pytest.fail("it was closed at once")
 
 
 async def test_a_lifetime_can_be_given_anew(here: Lodging) -> None:
-    box = await here.create(lifetime_seconds=0.1)
-    before = (await here.house.info(ME, box)).expires_at
-    after = (await here.house.extend(ME, box, 60.0)).expires_at
+    for seconds in tooling.LONGER:
+        box = await here.create(lifetime_seconds=seconds)
+        before = (await here.house.info(ME, box)).expires_at
+        with suppress(Refused):  # it was over before
+            after = (await here.house.extend(ME, box, 600.0)).expires_at
+            break
     assert before is not None and after is not None and after > before
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(2 * seconds)
     assert await here.state(box) == "running"
     assert await refused(here.house.extend(ME, box, 0)) == "bad_spec"
     await here.house.extend(ME, box, 0.05)
-    await asyncio.sleep(0.2)
-    assert await here.state(box) == "stopped"
+    await here.becomes(box, "stopped")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -28,7 +27,8 @@ def captured(data: bytes, tail: bytes = b"", total: int | None = None) -> Captur
     return Captured(data, tail, len(data) + len(tail) if total is None else total, sha256(data + tail).hexdigest())
 
 
-def test_streams_are_searched_across_the_borders_of_their_pieces() -> None:
+@pytest.mark.anyio
+async def test_streams_are_searched_across_the_borders_of_their_pieces() -> None:
     heard: dict[Stream, bytes] = {"stdout": b"", "stderr": b""}
 
     def hear(stream: Stream, data: bytes) -> None:
@@ -40,25 +40,27 @@ def test_streams_are_searched_across_the_borders_of_their_pieces() -> None:
     for number in range(0, len(VALUE), 3):
         tell("stdout", VALUE[number : number + 3].encode())
         tell("stderr", b".")
-    assert heard == {"stdout": b"", "stderr": b"." * 10}
     tell("stdout", b" and cor")
     here.finish()
-    assert heard["stdout"] == b"[redacted] and cor"
+    assert heard == {"stdout": b"[redacted] and cor", "stderr": b"." * 10}
 
 
 @pytest.mark.anyio
-async def test_at_a_terminal_a_beginning_does_not_wait_for_long() -> None:
+@pytest.mark.parametrize("text", [b"cor", b"xyz"])
+async def test_the_last_of_a_stream_waits_for_a_clock_and_not_for_what_it_is(text: bytes) -> None:
     heard: list[bytes] = []
+    told = asyncio.Event()
 
-    async def keys() -> AsyncIterator[bytes | tuple[int, int]]:
-        yield b""
+    def hear(_: Stream, data: bytes) -> None:
+        heard.append(data)
+        told.set()
 
-    tell = screen().attached(Attached(tell=lambda _, data: heard.append(data), keys=keys())).tell
+    tell = screen().attached(Attached(tell=hear)).tell
     assert tell is not None
-    tell("stdout", b"cor")
-    assert heard == []
-    await asyncio.sleep(0.3)
-    assert heard == [b"cor"]
+    tell("stdout", text)
+    assert heard == [], "whatever it is"
+    await told.wait()
+    assert heard == [text]
 
 
 def test_what_was_captured_is_searched_and_counted_by_rule_and_by_secret() -> None:
@@ -81,11 +83,33 @@ def test_where_nothing_strikes_the_very_same_report_goes_on() -> None:
 
 def test_half_a_secret_at_either_side_of_a_gap_goes_with_it() -> None:
     half = len(VALUE) // 2
-    stream = captured(b"begins " + VALUE[:half].encode(), VALUE[half:].encode() + b"." * 5000 + b" ends", 1_000_000)
+    filler = b"." * 5000
+    stream = captured(filler + VALUE[:half].encode(), VALUE[half:].encode() + filler + b" ends", 1_000_000)
     clean = screen().report(BoxReport("exited", stdout=stream)).stdout
-    assert clean.head == b"begins " and clean.tail.endswith(b". ends") and clean.truncated
+    assert clean.head and not clean.head.strip(b".")
+    assert clean.tail.endswith(b". ends") and clean.truncated
     assert VALUE[half:].encode() not in clean.tail
     assert clean.total == stream.total
+
+
+@pytest.mark.parametrize("length", range(0, len(VALUE), 3))
+def test_how_much_goes_at_a_gap_does_not_tell_what_stood_there(length: int) -> None:
+    def cut(ending: str, beginning: str) -> tuple[int, int]:
+        stream = captured(b"." * 5000 + ending.encode(), beginning.encode() + b"." * 5000, 1_000_000)
+        clean = screen().report(BoxReport("exited", stdout=stream)).stdout
+        return len(clean.head), len(clean.tail)
+
+    rest = len(VALUE) - length
+    assert cut(VALUE[:length], VALUE[length:]) == cut("~" * length, "~" * rest)
+
+
+def test_a_whole_secret_at_a_gap_is_replaced_and_not_cut() -> None:
+    filler = b"." * 5000
+    reach = Current(lambda: KNOWN).values.reach
+    for place in range(1, len(VALUE), 5):
+        stream = captured(filler + VALUE.encode() + b"." * (reach - 1 - place), b"", 1_000_000)
+        clean = screen().report(BoxReport("exited", stdout=stream)).stdout
+        assert clean.head == filler + b"[redacted]"
 
 
 def test_what_a_cell_showed_and_how_it_failed() -> None:

@@ -19,6 +19,7 @@ from ringfence.sandbox.launched import BoxedServer
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.servers import Boxes, Surroundings
 from ringfence.upstream.bare import Bare
+from tests import tooling
 from tests.rooting import PYTHON, system_root
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +61,7 @@ def spec(script: Path, name: str = "s", **more: object) -> ServerSpec:
 async def asked(server: BoxedServer, expression: str) -> object:
     await server.send(expression.encode() + b"\n")
     data = b""
-    with anyio.fail_after(20):
+    with anyio.fail_after(tooling.PATIENCE):
         while not data.endswith(b"\n"):
             chunk = await server.receive("stdout")
             assert chunk, server.said
@@ -84,7 +85,7 @@ async def test_a_server_sees_its_code_and_its_mounts_and_nothing_else(
         assert await asked(server, "open('/workspace/own', 'w').write('x')") == 1
         environment = await asked(server, "sorted(os.environ)")
         assert set(environment) - {"LC_CTYPE"} == {"HOME", "LANG", "LOGNAME", "OWN", "PATH", "TMPDIR", "USER"}  # type: ignore[call-overload]
-        unreachable = "__import__('socket').create_connection(('192.0.2.1', 80), 2)"
+        unreachable = "__import__('socket').create_connection(('192.0.2.1', 80), 25)"
         assert "unreachable" in str(await asked(server, unreachable))
     finally:
         assert await server.stop() == ""
@@ -134,7 +135,7 @@ async def test_what_a_server_left_where_programs_of_the_host_look_is_said_when_i
 async def test_limits_are_the_servers_own_and_what_it_lacked_is_told(boxes: Callable[..., Boxes], script: Path) -> None:
     small = await boxes().start(spec(script, limits={"memory_bytes": 64 * 2**20}), WHO)
     await small.send(b"len(bytearray(300 * 2**20))\n")
-    with anyio.fail_after(20):
+    with anyio.fail_after(tooling.PATIENCE):
         said = await small.receive("stdout")
     why = await small.stop()
     if b"MemoryError" not in said:  # where there are no control groups the kernel refuses the memory
@@ -142,7 +143,7 @@ async def test_limits_are_the_servers_own_and_what_it_lacked_is_told(boxes: Call
 
     failing = ServerSpec("f", ("/bin/sh", "-c", f"cat {script}; exit 4"))
     server = await boxes().start(failing, WHO)
-    with anyio.fail_after(20):
+    with anyio.fail_after(tooling.PATIENCE):
         assert (await server.over()).exit_status == 4
     why = await server.stop()
     assert why.startswith("it ended with status 4; it wanted to see")
@@ -179,7 +180,7 @@ async def test_a_server_out_of_an_image_has_that_as_its_root(
         for path in (str(script), sys.prefix, "/usr/share/doc"):
             assert await asked(started, f"os.path.exists({path!r})") is False
         assert "unreachable" in str(
-            await asked(started, "__import__('socket').create_connection(('192.0.2.1', 80), 2)")
+            await asked(started, "__import__('socket').create_connection(('192.0.2.1', 80), 25)")
         )
     finally:
         assert await started.stop() == ""
@@ -203,7 +204,7 @@ async def test_a_server_that_writes_faster_than_it_is_read_waits(boxes: Callable
     await server.send(b"'x' * 5_000_000\n")
     await anyio.sleep(0.5)
     data = b""
-    with anyio.fail_after(30):
+    with anyio.fail_after(tooling.PATIENCE):
         while not data.endswith(b"\n"):
             chunk = await server.receive("stdout")
             assert len(chunk) <= 3 * 65_536

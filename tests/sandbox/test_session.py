@@ -65,8 +65,8 @@ async def test_cells_of_a_context_come_one_after_another(here: Lodging) -> None:
 
 async def test_contexts_do_not_wait_for_each_other(here: Lodging) -> None:
     box = await here.create()
-    long = asyncio.create_task(here.cell(box, "sleep 5"))
-    await until(lambda: not long.done())
+    long = asyncio.create_task(here.cell(box, "sleep inf"))
+    await until(lambda: here.backend.boxes[0].begun)
     await here.cell(box, "set x 1", context="other")
     assert not long.done()
     await here.house.end(ME, box)
@@ -75,8 +75,9 @@ async def test_contexts_do_not_wait_for_each_other(here: Lodging) -> None:
 
 async def test_too_many_cells_in_line_are_refused(here: Lodging) -> None:
     box = await here.create()
-    waiting = [asyncio.create_task(here.cell(box, "sleep 0.05")) for _ in range(MOST_WAITING + 1)]
-    await asyncio.sleep(0.02)
+    waiting = [asyncio.create_task(here.cell(box, "sleep inf")) for _ in range(MOST_WAITING + 1)]
+    contexts = here.house._rooms.own(ME, box).contexts._contexts
+    await until(lambda: "default" in contexts and contexts["default"].turn._inside == MOST_WAITING + 1)
     assert await refused(here.cell(box, "set x 1")) == "busy"
     await here.cell(box, "set x 1", context="other")
     await here.house.end(ME, box)
@@ -102,7 +103,7 @@ async def test_an_interrupt_keeps_the_state(here: Lodging) -> None:
     box = await here.create()
     await here.cell(box, "set x 1")
     assert await here.house.interrupt(ME, box) is False
-    running = asyncio.create_task(here.cell(box, "sleep 5"))
+    running = asyncio.create_task(here.cell(box, "sleep inf"))
     while not await here.house.interrupt(ME, box):
         await asyncio.sleep(TICK)
     report = (await running).cell
@@ -122,7 +123,7 @@ async def test_a_dead_interpreter_is_told_and_replaced(here: Lodging) -> None:
 
 async def test_a_run_timeout_stops_the_work_and_not_the_session(here: Lodging) -> None:
     box = await here.create()
-    report = await here.cell(box, "sleep 5", limits=Limits(wall_seconds=0.05))
+    report = await here.cell(box, "sleep inf", limits=Limits(wall_seconds=0.05))
     assert (report.cell.report.ended, report.state) == ("timeout", "running")
 
 
@@ -135,8 +136,8 @@ async def test_source_that_is_no_text_is_refused(here: Lodging) -> None:
 
 async def test_a_command_whose_caller_is_gone_is_killed(here: Lodging) -> None:
     box = await here.create()
-    running = asyncio.create_task(here.command(box, "sleep", "5"))
-    await asyncio.sleep(0.03)
+    running = asyncio.create_task(here.command(box, "sleep", "inf"))
+    await until(lambda: here.backend.boxes[0].begun)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -159,8 +160,8 @@ async def test_a_session_ends_once(here: Lodging) -> None:
 
 async def test_the_death_of_a_box_is_noticed(here: Lodging) -> None:
     box = await here.create()
-    running = asyncio.create_task(here.cell(box, "sleep 5"))
-    await asyncio.sleep(0.03)
+    running = asyncio.create_task(here.cell(box, "sleep inf"))
+    await until(lambda: here.backend.boxes[0].begun)
     here.backend.boxes[0].die("the zygote died")
     report = await running
     assert (report.cell.report.ended, report.cell.alive) == ("infra", False)
@@ -171,9 +172,9 @@ async def test_the_death_of_a_box_is_noticed(here: Lodging) -> None:
 
 async def test_the_end_comes_before_what_waits_for_a_turn(here: Lodging) -> None:
     box = await here.create()
-    running = asyncio.create_task(here.cell(box, "sleep 5"))
+    running = asyncio.create_task(here.cell(box, "sleep inf"))
     waiting = asyncio.create_task(here.house.run(ME, box, CellRequest("set x 1"), unheard, unseen))
-    await asyncio.sleep(0.03)
+    await until(lambda: here.backend.boxes[0].begun)
     await here.house.end(ME, box)
     assert (await running).state == "stopped"
     assert await refused(waiting) == "session_stopped"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.lodging import ME, Lodging, lodging, pieces, refused
+from tests.sandbox.lodging import ME, Lodging, lodging, pieces, refused, until
 
 pytestmark = pytest.mark.anyio
 
@@ -63,8 +63,8 @@ async def test_folders_go_in_and_come_out_as_archives(here: Lodging) -> None:
 
 async def test_an_upload_that_stops_leaves_nothing(here: Lodging) -> None:
     box = await here.create()
-    sending = asyncio.create_task(here.house.unpack(ME, box, "in", pieces(_tar(one=b"1" * 5000)[:2000], then=5)))
-    await asyncio.sleep(0.05)
+    sending = asyncio.create_task(here.house.unpack(ME, box, "in", pieces(_tar(one=b"1" * 5000)[:2000], then=600)))
+    await until((here.backend.boxes[0].place / "in").exists)
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sending
@@ -116,8 +116,7 @@ async def test_a_session_that_is_only_watched_is_idle(here: Lodging) -> None:
     changes = here.house.watch(ME, box, ".", True)
     assert (await anext(changes)).kind == "begun"
     waiting = asyncio.ensure_future(anext(changes, None))
-    await asyncio.sleep(0.4)
-    assert await here.state(box) == "paused"
+    await here.becomes(box, "paused")
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await changes.aclose()

@@ -357,7 +357,7 @@ def test_a_process_that_is_killed_while_it_takes_one_harms_nothing(
         ready = context.Event()
         process = context.Process(target=_take_for_ever, args=(store, tmp_path / "more", ready))
         process.start()
-        assert ready.wait(30)
+        assert ready.wait(120)
         process.join(delay)
         process.kill()
         process.join()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from ringfence.sandbox.threads import fed, in_thread, pieces_of
+from tests import tooling
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +28,7 @@ async def test_work_that_was_begun_is_done() -> None:
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert await in_thread(lambda: done.wait(5))
+    assert await in_thread(lambda: done.wait(60))
     with pytest.raises(ValueError, match="nobody"):
         await in_thread(work)
 
@@ -37,11 +38,14 @@ class Source:
 
     def __init__(self) -> None:
         self.closed = False
+        self.begun = threading.Event()
 
-    def pieces(self, wait: float = 0.0) -> Iterator[bytes]:
+    def pieces(self, hold: threading.Event | None = None) -> Iterator[bytes]:
         try:
             for number in range(5):
-                time.sleep(wait)
+                self.begun.set()
+                if hold is not None:
+                    hold.wait(60)
                 yield str(number).encode()
         finally:
             self.closed = True
@@ -60,11 +64,12 @@ async def test_pieces_come_one_by_one_and_the_source_is_closed() -> None:
 
 
 async def test_a_source_is_closed_when_its_reader_is_cancelled_while_it_works() -> None:
-    source = Source()
-    pieces = pieces_of(source.pieces(wait=0.05))
+    source, hold = Source(), threading.Event()
+    pieces = pieces_of(source.pieces(hold))
     reading = asyncio.ensure_future(anext(pieces))
-    await asyncio.sleep(0.01)
+    await tooling.until(source.begun.is_set)
     reading.cancel()
+    asyncio.get_running_loop().call_later(0.05, hold.set)
     with pytest.raises(asyncio.CancelledError):
         await reading
     await pieces.aclose()
@@ -79,7 +84,7 @@ async def _stream(*pieces: bytes, then: float = 0.0) -> AsyncIterator[bytes]:
 
 async def test_a_thread_is_fed() -> None:
     assert await fed(_stream(b"a", b"b", b"c"), lambda pieces: b"".join(pieces)) == b"abc"
-    assert await fed(_stream(b"a", b"b", then=60), lambda pieces: next(pieces)) == b"a"
+    assert await fed(_stream(b"a", b"b", then=600), lambda pieces: next(pieces)) == b"a"
 
     async def broken() -> AsyncIterator[bytes]:
         yield b"a"
@@ -90,16 +95,17 @@ async def test_a_thread_is_fed() -> None:
 
 
 async def test_a_thread_that_waits_for_more_ends_with_its_caller() -> None:
-    ended = threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
     def work(pieces: Iterator[bytes]) -> bytes:
+        begun.set()
         try:
             return b"".join(pieces)
         finally:
             ended.set()
 
-    feeding = asyncio.create_task(fed(_stream(b"a", then=60), work))
-    await asyncio.sleep(0.05)
+    feeding = asyncio.create_task(fed(_stream(b"a", then=600), work))
+    await tooling.until(begun.is_set)
     feeding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await feeding

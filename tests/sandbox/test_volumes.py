@@ -113,7 +113,7 @@ def test_a_process_that_dies_lets_go(volumes: Volumes, store: Path) -> None:
     ready = context.Event()
     process = context.Process(target=_hold_for_ever, args=(store, ready))
     process.start()
-    assert ready.wait(30)
+    assert ready.wait(120)
     with pytest.raises(Refused):
         volumes.open("data", who=ME, mode="rw")
     process.kill()
@@ -245,7 +245,7 @@ def test_a_save_that_is_cut_off_leaves_what_was_saved_before(
         ready = context.Event()
         process = context.Process(target=_save_for_ever, args=(store, tmp_path / f"box{delay}", ready))
         process.start()
-        assert ready.wait(30)
+        assert ready.wait(120)
         process.join(delay)
         process.kill()
         process.join()

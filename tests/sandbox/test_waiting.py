@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from ringfence.sandbox import waiting
+from tests import tooling
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +28,14 @@ async def test_at_once_where_there_is_nothing_to_wait_for() -> None:
 
 
 async def test_when_it_is_done_and_not_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "MOMENT", 0.05)
+    put_off: list[Callable[[], None]] = []
+    loop = asyncio.get_running_loop()
+
+    def call_later(_: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        put_off.append(call)
+        return loop.call_at(loop.time() + 600, call)
+
+    monkeypatch.setattr(loop, "call_later", call_later)
     after: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     acted: list[int] = []
     waiting.when(after, lambda: acted.append(1))
@@ -35,7 +44,7 @@ async def test_when_it_is_done_and_not_again_later(monkeypatch: pytest.MonkeyPat
     after.set_result(None)
     await asyncio.sleep(0)
     assert acted == [1]
-    await asyncio.sleep(0.1)
+    put_off[0]()  # as when the moment is over
     assert acted == [1]
 
 
@@ -43,9 +52,7 @@ async def test_after_a_moment_and_not_again_when_it_is_done() -> None:
     after: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     acted: list[int] = []
     waiting.when(after, lambda: acted.append(1))
-    async with asyncio.timeout(5):
-        while not acted:
-            await asyncio.sleep(0.001)
+    await tooling.until(lambda: acted)
     after.cancel()
     await asyncio.sleep(0.02)
     assert acted == [1]

@@ -28,11 +28,15 @@ async def told(watcher: Watcher) -> AsyncIterator[list[Changed]]:
     with watcher:
         yield seen
         while True:
-            try:
-                async with asyncio.timeout(0.2):
-                    seen.append(await anext(watcher))
-            except TimeoutError:
+            coming = asyncio.ensure_future(anext(watcher))
+            await asyncio.wait({coming}, timeout=0.2)
+            for _ in range(5):  # what was there by then is heard, however late we look
+                await asyncio.sleep(0)
+            if not coming.done():
+                coming.cancel()
+                await asyncio.wait({coming})
                 return
+            seen.append(coming.result())
 
 
 def short(seen: list[Changed]) -> list[tuple[str, ...]]:

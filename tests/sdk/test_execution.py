@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringfence.box import Limits, Ran
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
-from ringfence.model import Outcome, Status
+from ringfence.model import GuardedText, Outcome, Status
 from ringfence.sandbox.results import judge
 from ringfence.sdk.execution import command_result, execution, raised
 from tests.boxing import report
@@ -113,6 +113,6 @@ def test_what_a_contract_had_removed_stays_removed() -> None:
 def test_what_did_not_run_is_raised(status: Status, kind: type[Exception]) -> None:
     for convert in (execution, command_result):
         with pytest.raises(kind) as ended:
-            convert(Outcome(status, "why", "in words", approval_id="apr_1"))  # type: ignore[operator]
+            convert(Outcome(status, "why", GuardedText("in words"), approval_id="apr_1"))  # type: ignore[operator]
         assert str(ended.value) == "in words"
         assert ended.value.reason_code == "why"  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ from ringfence.audit.keys import Keys
 from ringfence.errors import StoreError
 from ringfence.store import Store, ahead
 from ringfence.store.ahead import AheadFile
-from ringfence.store.sqlite import AHEAD_SECONDS
+from tests import tooling
 from tests.store.conftest import Drive
 
 pytestmark = pytest.mark.anyio
@@ -85,10 +85,7 @@ async def test_calls_that_overlap_are_each_put_down_as_running_until_their_end(
 async def test_a_call_that_takes_its_time_is_in_the_database_soon(folder: Path, store: Store) -> None:
     for number in (1, 2):
         await begin(store, f"c{number}")
-        for _ in range(100):
-            if len(kinds(folder)) == number:
-                break
-            await asyncio.sleep(AHEAD_SECONDS / 5)
+        await tooling.until(lambda number=number: len(kinds(folder)) == number)  # type: ignore[misc]
         assert kinds(folder)[-1] == ("started", f"c{number}")
     assert store.reader().running() == ["c1", "c2"]
 

@@ -110,8 +110,8 @@ def trace(process: subprocess.Popen[str], arguments: list[str]) -> str:
         if not attached:
             process.kill()
             pytest.skip("strace may not attach to a process here")
-        out, err = process.communicate("go\n", timeout=120)
-        tracer.communicate(timeout=60)
+        out, err = process.communicate("go\n", timeout=300)
+        tracer.communicate(timeout=300)
     assert process.returncode == 0, err
     return out
 
@@ -136,7 +136,7 @@ def test_a_disk_that_fails_at_the_start_acknowledges_nothing_that_is_not_kept(
     fault: str, drive: Drive, folder: Path, keys: Keys, verified: Callable[[], None]
 ) -> None:
     process = drive("write", "2", wrapper=tuple(injection(fault)))
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     check_after(fault, out, folder, keys)
     verified()

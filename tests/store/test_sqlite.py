@@ -18,6 +18,7 @@ from ringfence.audit.chain import MAX_RECORD_BYTES
 from ringfence.audit.keys import Keys, load_or_create
 from ringfence.errors import StoreError
 from ringfence.store import Conflict, Reader, Store, Transaction, writer
+from tests import tooling
 
 pytestmark = pytest.mark.anyio
 
@@ -164,7 +165,7 @@ async def test_a_failing_job_takes_only_itself_back(store: Store, monkeypatch: p
         raise LookupError("mine")
 
     gate = threading.Event()
-    blocker = asyncio.ensure_future(store.write(lambda tx: gate.wait(10)))
+    blocker = asyncio.ensure_future(store.write(lambda tx: gate.wait(60)))
     await asyncio.sleep(0.05)  # so that the rest wait together and make one group
     waiting = [
         store.write(add("a")),
@@ -197,7 +198,7 @@ async def test_even_an_exit_in_a_job_leaves_the_writer_alive(store: Store) -> No
 
 async def test_the_loop_runs_on_while_the_disk_works(store: Store) -> None:
     release = threading.Event()
-    slow = asyncio.ensure_future(store.write(lambda tx: release.wait(10)))
+    slow = asyncio.ensure_future(store.write(lambda tx: release.wait(60)))
     await asyncio.sleep(0.01)
     assert not slow.done()
     release.set()
@@ -206,7 +207,7 @@ async def test_the_loop_runs_on_while_the_disk_works(store: Store) -> None:
 
 async def test_a_cancelled_task_abandons_the_answer_not_the_work(store: Store) -> None:
     release = threading.Event()
-    blocker = asyncio.ensure_future(store.write(lambda tx: release.wait(10)))
+    blocker = asyncio.ensure_future(store.write(lambda tx: release.wait(60)))
     abandoned = asyncio.ensure_future(store.write(add("abandoned")))
     await asyncio.sleep(0.01)
     abandoned.cancel()
@@ -222,7 +223,7 @@ def test_a_loop_that_is_gone_does_not_stop_the_writer(store: Store) -> None:
     release = threading.Event()
 
     async def leave() -> None:
-        for work in (lambda tx: release.wait(10), add("orphan")):
+        for work in (lambda tx: release.wait(60), add("orphan")):
             task = asyncio.ensure_future(store.write(work))
             await asyncio.sleep(0.01)
             task.cancel()
@@ -256,11 +257,16 @@ async def test_closing_drains_the_queue_first(folder: Path, keys: Keys, verified
 
 async def test_an_absurd_queue_is_refused_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "MAX_WAITING", 5)
-    release = threading.Event()
-    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(store.write(lambda tx: release.wait(10)))]
-    await asyncio.sleep(0.05)
+    begun, release = threading.Event(), threading.Event()
+
+    def block(tx: Transaction) -> None:
+        begun.set()
+        release.wait(60)
+
+    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(store.write(block))]
+    await tooling.until(begun.is_set)
     tasks += [asyncio.ensure_future(store.write(add(str(n)))) for n in range(8)]
-    await asyncio.sleep(0.05)
+    await tooling.until(lambda: sum(task.done() for task in tasks) >= 3)
     assert [task.done() for task in tasks] == [False] * 6 + [True] * 3
     release.set()
     answers = await asyncio.gather(*tasks, return_exceptions=True)

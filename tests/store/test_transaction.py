@@ -173,7 +173,7 @@ def test_two_processes_race_for_one_approval(store: Store, drive: Drive, verifie
         racer.stdin.write("go\n")
         racer.stdin.flush()
     for racer in racers:
-        out, err = racer.communicate(timeout=60)
+        out, err = racer.communicate(timeout=300)
         assert racer.returncode == 0, err
         results.append(int(out.split()[1]))
     assert sum(results) == 1

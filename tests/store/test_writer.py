@@ -17,6 +17,7 @@ import pytest
 from ringfence.audit.keys import Keys
 from ringfence.errors import StoreError
 from ringfence.store import Store, Transaction
+from tests import tooling
 
 pytestmark = pytest.mark.anyio
 
@@ -44,9 +45,14 @@ async def test_whoever_is_alone_need_not_wait(store: Store, verified: Callable[[
 
 
 async def test_whoever_is_alone_waits_beside_the_loop_for_others_who_write(folder: Path, store: Store) -> None:
-    release = threading.Event()
-    slow = asyncio.ensure_future(store.write(lambda tx: release.wait(10)))
-    await asyncio.sleep(0.01)
+    begun, release = threading.Event(), threading.Event()
+
+    def block(tx: Transaction) -> bool:
+        begun.set()
+        return release.wait(60)
+
+    slow = asyncio.ensure_future(store.write(block))
+    await tooling.until(begun.is_set)
     behind_us = asyncio.ensure_future(store.write(add("a"), alone=True))
     await asyncio.sleep(0.01)
     assert not behind_us.done()

@@ -17,11 +17,12 @@ from ringfence.upstream import held, pool
 from ringfence.upstream.connection import Connection
 from ringfence.upstream.link import RpcError
 from ringfence.upstream.pool import Pool
+from tests import tooling
 from tests.faking import OK, Client, Wire, definition, far_end
 
 pytestmark = pytest.mark.anyio
 
-DESK = ServerSpec("desk", command=("x",), start_timeout_seconds=5)
+DESK = ServerSpec("desk", command=("x",), start_timeout_seconds=60)
 ELICITS: Json = {"elicitation": {}}
 
 
@@ -49,7 +50,7 @@ class Yard:
     async def changed(self, server: str, definitions: list[Definition]) -> None:
         self.changes.append(definitions)
 
-    async def call(self, agent: str = "a", *, timeout: float = 5.0, **more: Any) -> Json:
+    async def call(self, agent: str = "a", *, timeout: float = 60.0, **more: Any) -> Json:
         channel = Client(more.pop("capabilities", {}))
         params = {"name": "echo", "arguments": {}}
         return await self.pool.request(
@@ -128,7 +129,7 @@ async def test_without_boxes_a_server_is_not_started_in_none(monkeypatch: pytest
 
 
 async def test_a_server_that_does_not_start_is_left_alone_for_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "_BACKOFF_SECONDS", (0.0, 0.2, 60.0))
+    monkeypatch.setattr(held, "_BACKOFF_SECONDS", (0.0, 600.0, 600.0))
     async with yard(monkeypatch) as made:
         made.answer = far_end(initialize=RpcError(-1, "no token"))
         reasons = []
@@ -139,7 +140,7 @@ async def test_a_server_that_does_not_start_is_left_alone_for_longer_each_time(m
         assert reasons == ["server_start", "server_start", "server_down"]
         assert "no token" in refused.value.message
         assert len(made.wires) == 2
-        await anyio.sleep(0.2)
+        made.pool._health["desk"].not_before = anyio.current_time()  # as when that time has passed
         made.answer = far_end()
         assert await made.call() == OK
         assert made.pool._health["desk"].failures == 0
@@ -235,8 +236,7 @@ async def test_a_connection_that_ended_by_itself_is_opened_anew(monkeypatch: pyt
     async with yard(monkeypatch) as made:
         await made.call()
         made.wires[0].end.set()
-        await anyio.sleep(0.01)
-        assert made.pool._held == {}
+        await tooling.until(lambda: made.pool._held == {})
         await made.call()
         assert len(made.wires) == 2
 
@@ -255,7 +255,8 @@ async def test_what_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
         made.answer = far_end(tools_call=wait)
         async with anyio.create_task_group() as group:
             group.start_soon(made.call, "busy")
-            await anyio.sleep(0.2)
+            await tooling.until(lambda: [key[1] for key in made.pool._held] == ["local/busy"])
+            await anyio.sleep(0.1)
             assert [key[1] for key in made.pool._held] == ["local/busy"]
             hold.set()
 
@@ -285,7 +286,7 @@ async def test_there_are_never_more_than_the_limit(monkeypatch: pytest.MonkeyPat
         async with anyio.create_task_group() as group:
             for number in range(10):
                 group.start_soon(call, f"new {number}")
-            await anyio.sleep(0.1)
+            await tooling.until(lambda: len(refused) == 7)
             assert len(made.pool._held) + len(made.pool._openings) <= 3
             hold.set()
         assert most <= 3
@@ -333,7 +334,7 @@ async def test_a_connection_that_was_opening_during_a_reload_is_not_kept(monkeyp
                     await made.call()
 
             group.start_soon(call)
-            await anyio.sleep(0.05)
+            await tooling.until(lambda: made.wires and "initialize" in made.wires[0].methods)
             made.pool.replace_servers({"desk": replace(DESK, command=("z",))})
             made.answer = far_end()
             go.set()
@@ -372,5 +373,6 @@ async def test_changed_lists_are_read_anew_and_other_words_passed_on(monkeypatch
 
 async def test_resources_are_listed_only_where_the_server_has_any(monkeypatch: pytest.MonkeyPatch) -> None:
     async with yard(monkeypatch) as made:
-        assert await made.pool.resources("desk", Principal("a")) == []
+        request = UpstreamRequest("desk", Principal("a"), "resources/list", {}, Client(), 5.0)
+        assert await made.pool.request(request) == {"resources": []}
         assert "resources/list" not in made.wires[0].methods

@@ -10,6 +10,7 @@ import pytest
 from ringfence.errors import Refused
 from ringfence.model import Json, Principal, Status
 from ringfence.ports import UpstreamRequest
+from ringfence.upstream import roots as roots_of_clients
 from ringfence.upstream.link import RpcError
 from ringfence.upstream.roots import CHANGED, Roots, first_told
 
@@ -60,7 +61,8 @@ async def test_only_a_client_of_its_own_is_asked(
         assert roots.answer() == told
 
 
-async def test_a_change_is_passed_on_with_the_next_call_and_waited_for() -> None:
+async def test_a_change_is_passed_on_with_the_next_call_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roots_of_clients, "_HEAR_SECONDS", 60.0)  # however slow the server is
     roots = Roots(FIRST)
     told: list[Any] = []
     assert roots.answer() == FIRST
@@ -79,14 +81,16 @@ async def test_a_change_is_passed_on_with_the_next_call_and_waited_for() -> None
         roots.change()
         began = anyio.current_time()
         await roots.settle(call(Client(SECOND)), notify)
-        assert told == [CHANGED, SECOND] and anyio.current_time() - began >= 0.05
+        # A timer may go off as much too early as the clock is coarse.
+        assert told == [CHANGED, SECOND] and anyio.current_time() - began >= 0.049
         # A client that does not tell leaves what it told before.
         roots.change()
         await roots.settle(call(Client(None)), notify)
         assert told[2:] == [CHANGED, SECOND]
 
 
-async def test_a_server_that_never_asked_is_told_and_not_waited_for() -> None:
+async def test_a_server_that_never_asked_is_told_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roots_of_clients, "_HEAR_SECONDS", 600.0)
     roots = Roots(FIRST)
     told: list[Any] = []
 
@@ -94,6 +98,6 @@ async def test_a_server_that_never_asked_is_told_and_not_waited_for() -> None:
         told.append(method)
 
     roots.change()
-    with anyio.fail_after(0.5):
+    with anyio.fail_after(60):
         await roots.settle(call(Client(SECOND)), notify)
     assert told == [CHANGED]

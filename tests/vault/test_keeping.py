@@ -148,3 +148,12 @@ async def test_unknown_names_and_sources_are_unavailable() -> None:
         await vault(Remote("the-first-value"), Clock()).secret("other", USE)
     with pytest.raises(Unavailable, match="cannot be read here"):
         await Vault([Entry(SecretSpec("token", "vault", {}))], {}).secret("token", USE)
+
+
+@pytest.mark.parametrize(("value", "warned"), [("x" * 19, True), ("x" * 20, False)])
+async def test_a_short_value_loads_with_a_warning(value: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    kept = vault(Remote(value), Clock())
+    assert await kept.load() == {}
+    assert ("secret token has fewer than 20 characters" in caplog.text) is warned
+    assert value not in caplog.text
+    assert reveal(await kept.secret("token", USE)) == value

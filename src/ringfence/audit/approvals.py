@@ -23,6 +23,8 @@ ANSWERED = "approval_answered"
 USED = "approval_used"
 VOID = "approval_void"
 SET_BACK = "clock_set_back"
+_RUNS = ("started", "answered")
+"""Records of what may run on leave: a call, and what its caller answers to a server in the course of it."""
 _RUNS_ON = '"approval":{"asked":'
 _LATE_SECONDS = 60.0
 """Between the look at the clock and the record of the start; a busy machine needs its time."""
@@ -97,7 +99,7 @@ def references(text: str) -> list[Head]:
         body = canonical.loads(text)
     except canonical.NotCanonical:
         return []
-    return _places(body.get("approval")) if isinstance(body, dict) and body.get("kind") == "started" else []
+    return _places(body.get("approval")) if isinstance(body, dict) and body.get("kind") in _RUNS else []
 
 
 def prove(identity: str, records: Iterable[Record], public: Ed25519PublicKey) -> Leave:
@@ -177,8 +179,8 @@ class ApprovalVerifier:
     def feed(self, body: Json, digest: str) -> None:
         """A record that its chain has."""
         kind = body["kind"]
-        if kind == "started":
-            if body.get("approval") is not None or _asks(body):
+        if kind in _RUNS:
+            if body.get("approval") is not None or (kind == "started" and _asks(body)):
                 self._runs.append({name: body.get(name) for name in ("chain", "seq", "at", "call", "approval")})
         elif kind in (ASKED, ANSWERED):
             self._records[digest] = body

@@ -14,6 +14,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from ringfence import invisible
 from ringfence.audit.chain import has_signature
 from ringfence.model import Json
 
@@ -81,8 +82,8 @@ def _texts(value: Any) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    """A record may quote a hostile server; a terminal must not obey it."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    """A record may quote a hostile server; a terminal must not obey it, and its reader must see all of it."""
+    return invisible.visible(text, lines=True)
 
 
 def _time(value: Any) -> str:
@@ -123,6 +124,8 @@ def _asked(story: Json, at: Any) -> list[str]:
         "resource": f"Resource {tool}",
         "prompt": f"Prompt {tool}",
         "completion": f"A completion for {tool}",
+        "listing": f"A listing ({tool}) of server {server}",
+        "logging": f"A log level for server {server}",
         "server": f"The start of server {server or tool}",
     }.get(_text(call.get("kind")), tool)
     agent = _text(principal.get("agent"))

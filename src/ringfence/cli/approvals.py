@@ -14,10 +14,13 @@ from ringfence import identity
 from ringfence.cli import common
 from ringfence.cli.terminal import confirm, cut, json_text, moment, quoted, safe
 from ringfence.errors import Refused
+from ringfence.guard import UNSEEN
 from ringfence.model import Json, Person
 from ringfence.store import Approval, Reader
 
 _WIDTH = 100
+_BESIDE = {"meta": "_meta", "inputs": "answers"}
+"""What a call carries beside its arguments, and what it is called here."""
 _PREFIX = "apr_"
 
 approvals = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -149,6 +152,9 @@ def _summary(approval: Approval) -> Iterator[str]:
     yield f"{approval.id}  {_what(approval)}"
     yield from _about(approval)
     yield f"  arguments  {cut(arguments, _WIDTH)}"
+    for name, word in _BESIDE.items():
+        if approval.summary.get(name):
+            yield f"  {word:<10} {cut(json_text(approval.summary[name], indent=None), _WIDTH)}"
     yield from _removed(approval)
 
 
@@ -166,15 +172,23 @@ def _in_full(approval: Approval) -> Iterator[str]:
         yield "  effect     cannot be undone, by its contract"
     yield "  arguments"
     yield quoted(json_text(approval.summary.get("arguments")), "    | ")
+    for name, word in _BESIDE.items():
+        if approval.summary.get(name):
+            yield f"  {word}"
+            yield quoted(json_text(approval.summary[name]), "    | ")
     yield from _removed(approval)
 
 
 def _removed(approval: Approval) -> Iterator[str]:
     """What the caller sends and is not shown: redacted, or there to deceive whoever reads it."""
     removed = approval.summary.get("removed")
-    if isinstance(removed, dict) and removed:
-        found = ", ".join(f"{count} × {name}" for name, count in removed.items())
+    if not isinstance(removed, dict):
+        return
+    found = ", ".join(f"{count} × {name}" for name, count in removed.items() if name not in UNSEEN)
+    if found:
         yield safe(f"  NOT SHOWN  the arguments hold more than this; removed for display: {found}")
+    if any(name in removed for name in UNSEEN):
+        yield r"  HIDDEN     the arguments hold characters that cannot be seen; they are written as \u{…}"
 
 
 def _what(approval: Approval) -> str:

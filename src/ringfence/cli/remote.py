@@ -7,13 +7,15 @@ with them is found, and recorded, by the gateway.
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import aiohttp
 import anyio
 
-from ringfence import __version__, canonical
+from ringfence import __version__, canonical, system
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
 from ringfence.model import Json, Status
 
@@ -23,6 +25,7 @@ _CONNECT_SECONDS = 10.0
 _PARTING_SECONDS = 2.0
 _MOST_BYTES = 16_000_000
 _CALL_ID = 2
+_UNIX, _AT_A_SOCKET = "unix:", "http://localhost/mcp"
 _INVALID = (-32700, -32600, -32602)
 """JSON-RPC: no JSON, no request, wrong parameters."""
 
@@ -48,8 +51,11 @@ async def call(request: Request, tell: Callable[[Json], None]) -> Json:
     where the answer was lost.
     """
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
-    async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as http:
-        gateway = _Gateway(http, request.url, request.token)
+    path = request.url.removeprefix(_UNIX) if request.url.startswith(_UNIX) else None
+    connector = None if path is None else _at_socket(path)
+    jar = aiohttp.DummyCookieJar()
+    async with aiohttp.ClientSession(timeout=timeout, cookie_jar=jar, connector=connector) as http:
+        gateway = _Gateway(http, request.url if path is None else _AT_A_SOCKET, request.token)
         try:
             await gateway.greet()
         except (aiohttp.InvalidURL, ValueError):
@@ -67,6 +73,17 @@ async def call(request: Request, tell: Callable[[Json], None]) -> Json:
             raise OutcomeUnknown("answer_lost", f"the gateway's answer was lost: {exc or type(exc).__name__}") from None
         finally:
             await gateway.part()
+
+
+def _at_socket(path: str) -> aiohttp.UnixConnector:
+    """Raises Unavailable for a socket of somebody else's, who would be told what is asked of ours."""
+    try:
+        info = os.lstat(path)
+    except OSError as exc:
+        raise Unavailable("unreachable", f"no gateway answers at {_UNIX}{path}: {exc.strerror}") from None
+    if not stat.S_ISSOCK(info.st_mode) or system.stranger(info):
+        raise Unavailable("unreachable", f"{path} is no socket of yours: no gateway that serves you listens there")
+    return aiohttp.UnixConnector(path)
 
 
 class _Gateway:

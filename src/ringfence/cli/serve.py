@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import secrets
 import shlex
 import shutil
 import signal
@@ -13,6 +12,7 @@ import sys
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from socket import socket as Socket
 
 import anyio
 import anyio.abc
@@ -22,9 +22,9 @@ from ringfence import config, identity, system
 from ringfence.app import App
 from ringfence.cli import common
 from ringfence.cli.demo.narrate import narrate
-from ringfence.config import Config
+from ringfence.config import Config, GatewaySettings
 from ringfence.front.http import HttpFront
-from ringfence.front.listen import LOOPBACK, Listener, Site, open_socket, same_user
+from ringfence.front.listen import AT_A_SOCKET, LOOPBACK, Listener, Site, open_socket, same_user, unix_socket
 from ringfence.front.stdio import StdioFront
 
 log = logging.getLogger("ringfence")
@@ -47,17 +47,18 @@ def serve(
     ringfence serve --stdio                      as the command of an MCP client
     """
     settings = demo_config(port) if demo else common.load(config_path)
-    listen = (host or settings.gateway.host, port if port is not None else settings.gateway.port)
-    if not stdio and not config.is_loopback(listen[0]):
+    at = settings.gateway if host is None and port is None else replace(settings.gateway, socket=None)
+    at = replace(at, host=host or at.host, port=at.port if port is None else port)
+    if not stdio and at.socket is None and not config.is_loopback(at.host):
         common.fail(
-            f"refusing to listen on {listen[0]}: callers from elsewhere cannot prove who they are yet. "
+            f"refusing to listen on {at.host}: callers from elsewhere cannot prove who they are yet. "
             "Use 127.0.0.1, or --stdio.",
             2,
         )
     for warning in settings.warnings:
         log.warning("%s", warning)
     try:
-        common.run(_main, settings, stdio, listen, demo, fast=True)
+        common.run(_main, settings, None if stdio else at, demo, fast=True)
     except KeyboardInterrupt:
         return
 
@@ -71,35 +72,45 @@ def demo_config(port: int | None) -> Config:
     return replace(settings, gateway=replace(settings.gateway, state=common.demo_state()))
 
 
-async def _main(settings: Config, stdio: bool, listen: tuple[str, int], demo: bool) -> None:
+async def _main(settings: Config, at: GatewaySettings | None, demo: bool) -> None:
+    """`at`: where to listen; None: on stdin."""
     async with App.open(settings) as app, anyio.create_task_group() as group:
         # Before anything is announced: a signal that comes at once must find somebody who takes it.
         await group.start(_signals, app, group.cancel_scope, demo)
-        if demo and not stdio:
+        if demo and at is not None:
             group.start_soon(narrate, app.store)
         if not demo:
             group.start_soon(app.watch)
         group.start_soon(app.warm)
-        if stdio:
+        if at is None:
             app.stdio = StdioFront(app.front, lambda: app.agent)
             await app.stdio.run()
+        elif at.socket is not None:
+            with unix_socket(at.socket) as socket:
+                app.http = HttpFront(app.front, same_user(lambda: app.agent), AT_A_SOCKET, None)
+                announce(app, f"unix:{at.socket}", demo)
+                await _http(app.http, socket)
         else:
-            await _http(app, listen, demo)
+            await _tcp(app, at, demo)
         group.cancel_scope.cancel()
 
 
-async def _http(app: App, listen: tuple[str, int], demo: bool) -> None:
-    socket = open_socket(*listen)
+async def _tcp(app: App, at: GatewaySettings, demo: bool) -> None:
+    socket = open_socket(at.host, at.port)
     address, port = socket.getsockname()[:2]
     token = None if system.tells_peers() else identity.local_token(config.key_folder())
-    front = app.http = HttpFront(app.front, same_user(lambda: app.agent, token), LOOPBACK, port)
+    app.http = HttpFront(app.front, same_user(lambda: app.agent, token), LOOPBACK, port)
+    host = f"[{address}]" if ":" in address else address
+    announce(app, f"http://{host}:{port}/mcp", demo, token)
+    await _http(app.http, socket)
+
+
+async def _http(front: HttpFront, socket: Socket) -> None:
     listener = Listener(Site(front))
-    url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     # What is loaded now stays for good: the collector need not look at it again for every few calls.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    announce(app, url, demo, token)
     async with anyio.create_task_group() as group:
         group.start_soon(front.sessions.sweep)
         try:
@@ -133,17 +144,24 @@ async def _signals(
 def announce(app: App, url: str, demo: bool, token: str | None = None) -> None:
     """What a person sees when the gateway is up."""
     tools = [t["name"] for t in app.front.shelf.tools()]
-    print(f"Ringfence serves {len(tools)} tools at {url}/mcp: {', '.join(tools) or 'none yet'}", flush=True)
+    print(f"Ringfence serves {len(tools)} tools at {url}: {', '.join(tools) or 'none yet'}", flush=True)
     print(f"State and audit log: {app.store.folder}", flush=True)
-    print(f"Console (one-time link, for when it comes): {url}/console?link={secrets.token_urlsafe(16)}\n", flush=True)
-    print("Paste into .mcp.json:\n", flush=True)
-    entry: dict[str, object] = {"type": "http", "url": f"{url}/mcp"}
+    if url.startswith("unix:"):
+        print(
+            f"Clients speak HTTP there, to http://localhost/mcp, as in: ringfence call TOOL --url {url}\n", flush=True
+        )
+        print("Paste into .mcp.json, for a client that speaks no HTTP over unix sockets:\n", flush=True)
+        started = ["serve", "--stdio", "--config", str(app.config.path)]
+        entry: dict[str, object] = {"command": shutil.which("ringfence") or "ringfence", "args": started}
+    else:
+        print("\nPaste into .mcp.json:\n", flush=True)
+        entry = {"type": "http", "url": url}
     if token is not None:
         entry["headers"] = {"Authorization": f"Bearer {token}"}
     print(f"  {json.dumps({'mcpServers': {'ringfence': entry}})}\n", flush=True)
     if demo:
         command = _own_command()
-        print(_TRY.replace("URL", f"{url}/mcp").replace("ringfence ", f"{command} "), flush=True)
+        print(_TRY.replace("URL", url).replace("ringfence ", f"{command} "), flush=True)
 
 
 def _own_command() -> str:

@@ -7,6 +7,7 @@ import os
 from datetime import UTC, datetime
 from typing import Any
 
+from ringfence import invisible
 from ringfence.errors import Unavailable
 
 _TERMINAL = "/dev/tty"
@@ -18,16 +19,7 @@ def safe(text: str, *, lines: bool = False) -> str:
 
     `lines` keeps newlines and tabs, for text that may span several lines.
     """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or (lines and c in "\n\t") else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    number = ord(character)
-    if number < 0x100:
-        return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(character, f"\\x{number:02x}")
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+    return invisible.visible(text, lines=lines)
 
 
 def quoted(text: str, margin: str) -> str:
@@ -44,10 +36,8 @@ def cut(text: str, most: int) -> str:
 def json_text(value: Any, *, indent: int | None = 2) -> str:
     """JSON that reads the same to a program and cannot steer a terminal."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
-    if text.isprintable():
-        return text
-    # Only strings can hold such characters, and inside them an escape means the same.
-    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    # Only strings can hold what is escaped, and inside them an escape means the same.
+    return invisible.quotable(text, lambda character: json.dumps(character)[1:-1], "\n")
 
 
 def moment(at: float) -> str:

@@ -240,6 +240,7 @@ _CONTRACT: Mapping[str, Holds] = {
     "rate": _rate,
     "approval": _any,  # below: a name says nothing by itself
     "redact": _covers,
+    "meta": _within,
     "result": _result,
     "digest": _any,
 }
@@ -342,7 +343,8 @@ def _in_force(config: Config) -> list[Rule]:
 
 def _meaning(rule: Rule) -> Rule:
     """The rule without what only people read; `priority` orders reports, not decisions."""
-    return replace(rule, id="", name="", description="", owasp_asi_id=None, priority=0, environments=())
+    plain = replace(rule, id="", name="", description="", owasp_asi_id=None, priority=0, environments=())
+    return plain if rule.argument_patterns else replace(plain, normalize=True)
 
 
 def _matches_all(rule: Rule, mode: Mode) -> bool:

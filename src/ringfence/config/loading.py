@@ -22,6 +22,9 @@ from ringfence.errors import ConfigError
 from ringfence.model import ApprovalRule, Contract, NetworkSpec, Person, SecretSpec, ServerSpec, VaultSpec
 from ringfence.sandbox.tools import BOX_MAKERS
 
+_LOOPBACK = schema.Gateway().listen
+"""Where the gateway is where the command line wants it at an address, and the file at a socket."""
+
 
 def load(path: Path) -> Config:
     """Read a configuration file. Raises ConfigError with every problem at once, sorted by place."""
@@ -113,9 +116,10 @@ def _mounts(draft: Draft, shapes: list[schema.Mount]) -> Iterator[Mount]:
 
 def _gateway(draft: Draft) -> GatewaySettings:
     shape = draft.gateway.shape
-    host, port = words.listen_address(shape.listen)
+    socket = placing.socket(draft)
+    host, port = words.listen_address(shape.listen if socket is None else _LOOPBACK)
     state = paths.state_folder() if shape.state is None else paths.resolve(shape.state, draft.base)
-    return GatewaySettings(host, port, state, shape.approval_wait_seconds, shape.code_mode)
+    return GatewaySettings(host, port, state, shape.approval_wait_seconds, shape.code_mode, socket)
 
 
 def _person(name: str, shape: schema.Person) -> Person:

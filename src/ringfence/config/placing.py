@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from ringfence.box import MIB, Mount
-from ringfence.config import schema
+from ringfence.config import schema, words
 from ringfence.config.draft import Draft
 from ringfence.config.folders import declared, real_path
 from ringfence.config.nearest import did_you_mean
@@ -15,6 +18,8 @@ from ringfence.config.source import Where
 
 PLACES = ("own", "session", "remote", "unsafe_host")
 """What a placement may be beside the name of a box that several servers share."""
+_LONGEST_SOCKET = 107
+"""In bytes; the kernel takes no more."""
 _BOXED = ("mounts", "limits", "network")
 """What is said of a box, and of nothing else."""
 
@@ -34,9 +39,33 @@ def check(draft: Draft) -> None:
             mount(draft, shape)
         except ValueError as exc:
             draft.problem((*where, "host"), str(exc))
+    _socket(draft)
     for capability in draft.capabilities.values():
         if capability.shape.transport == "mcp" and capability.shape.filesystem is not None:
             _narrowed(draft, capability, capability.shape.filesystem.mounts)
+
+
+def socket(draft: Draft) -> Path | None:
+    """The unix socket that the gateway listens on, if it is to."""
+    path = words.socket_path(draft.gateway.shape.listen)
+    return None if path is None else resolve(path, draft.base)
+
+
+def _socket(draft: Draft) -> None:
+    """A box that sees the socket could call the gateway as whoever runs it."""
+    path, where = socket(draft), (*draft.gateway.where, "listen")
+    if path is None:
+        return
+    if len(os.fsencode(path)) > _LONGEST_SOCKET:
+        draft.problem(where, f"{path} is too long for a socket: {_LONGEST_SOCKET} bytes are the most")
+    real = Path(os.path.realpath(path))
+    for place, shape in _every_mount(draft):
+        with suppress(ValueError):  # told at its own place
+            if real.is_relative_to(mount(draft, shape).host):
+                what = ".".join(map(str, place))
+                draft.problem(
+                    where, f"{path} lies in a folder that is mounted into a box ({what}), which could call us"
+                )
 
 
 def _placement(draft: Draft, server: Shaped[schema.Server]) -> None:

@@ -125,5 +125,6 @@ def _rule(shape: schema.Rule) -> Rule:
         environments=tuple(shape.environments),
         approval=shape.approval,
         owasp_asi_id=shape.owasp_asi_id,
+        normalize=shape.normalize,
         enabled=shape.enabled,
     )

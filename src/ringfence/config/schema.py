@@ -42,6 +42,7 @@ Url = Annotated[str, AfterValidator(words.url)]
 Command = Annotated[list[Text], Field(min_length=1), BeforeValidator(words.argv)]
 SecretNames = Annotated[list[Word], BeforeValidator(words.secret_names)]
 Program = Annotated[str, AfterValidator(words.program)]
+MetaKey = Annotated[str, AfterValidator(words.meta_key)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -196,6 +197,7 @@ class Capability(Shape):
     result: Result = Result()
     effects: Effects = Effects()
     labels: list[Word] = []
+    meta: list[MetaKey] = []
     record: Literal["facts", "full"] = "facts"
 
 
@@ -274,6 +276,7 @@ class Rule(Shape):
     environments: list[Word] = []
     approval: Word | None = None
     owasp_asi_id: str | None = None
+    normalize: bool = True
     enabled: bool = True
     placeholders: ClassVar[dict[str, Any]] = {"id": "_", "action": "deny"}
 

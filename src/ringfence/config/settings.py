@@ -24,6 +24,8 @@ class GatewaySettings:
     """Absolute."""
     approval_wait_seconds: float = 30.0
     code_mode: Literal["off", "optional", "on"] = "off"
+    socket: Path | None = None
+    """Absolute; a unix socket to listen on instead of host and port."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from ringfence import system
+from ringfence import invisible, system
 from ringfence.errors import Problem
 
 MAX_BYTES = 1_000_000
@@ -352,7 +352,7 @@ _NUMBERS: tuple[tuple[re.Pattern[str], Callable[[str], int | float]], ...] = (
 
 def one_line(text: str) -> str:
     """Fit for a list of problems and for a terminal: what engines say may be long, and quotes what the file holds."""
-    line = "".join(c if c.isprintable() else " " for c in text).strip()
+    line = invisible.quotable(text, lambda c: " " if c.isspace() else invisible.escape(c)).strip()
     return line if len(line) <= MAX_TEXT else line[:MAX_TEXT] + "…"
 
 

@@ -60,8 +60,8 @@ def _refuse(draft: Draft, where: Where, what: str) -> None:
 def _gateway(draft: Draft) -> None:
     gateway = draft.gateway.shape
     where = draft.gateway.where
-    host, _ = words.listen_address(gateway.listen)
-    if not is_loopback(host):
+    host = None if words.socket_path(gateway.listen) is not None else words.listen_address(gateway.listen)[0]
+    if host is not None and not is_loopback(host):
         draft.problem(
             (*where, "listen"),
             f"listening on {host}, which others can reach, needs identity and TLS, and that {_NOT_BUILT};"

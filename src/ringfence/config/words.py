@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ringfence.box import NetworkRule
+from ringfence.carried import TRACE
 from ringfence.config.nearest import did_you_mean
 from ringfence.egress import rules
 from ringfence.packages.entries import Entry
@@ -17,7 +18,12 @@ from ringfence.policy import PRESETS
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _HOST_PORT = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]+)(?::(0|[1-9][0-9]{0,4}))?")
+_UNIX = "unix:"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_META = re.compile(
+    r"([A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?)*/)?"
+    r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
+)
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -80,8 +86,17 @@ def listen_address(text: str) -> tuple[str, int]:
 
 
 def listen(text: str) -> str:
-    listen_address(text)
+    path = socket_path(text)
+    if path is None:
+        listen_address(text)
+    elif not path or "\0" in path:
+        raise ValueError(f"{text[:80]!r} names no socket: write unix:PATH")
     return text
+
+
+def socket_path(text: str) -> str | None:
+    """The path of `unix:PATH`; None for an address."""
+    return text.removeprefix(_UNIX) if text.startswith(_UNIX) else None
 
 
 def host_pattern(text: str) -> str:
@@ -172,6 +187,17 @@ def program(text: str) -> str:
 def digest(text: str) -> str:
     if not re.fullmatch("sha256:[0-9a-f]{64}", text):
         raise ValueError(f"{text[:80]!r} is not a digest: sha256: and 64 digits")
+    return text
+
+
+def meta_key(text: str) -> str:
+    """A key of a call's `_meta` that a server may be sent."""
+    if text in TRACE:
+        raise ValueError(f"{text} goes on by itself, once it was checked")
+    if text == "progressToken" or text.startswith(("io.modelcontextprotocol/", "ringfence/")):
+        raise ValueError(f"{text[:80]!r} is for one hop: it is made anew for the server")
+    if not _META.fullmatch(text) or len(text) > 256:
+        raise ValueError(f"{text[:80]!r} is not a key of _meta: name, or prefix.example/name")
     return text
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringfence import invisible
+
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _MEANS_SOMETHING = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 _WIDTH = 110
@@ -94,14 +96,11 @@ def scalar(text: str) -> str:
     """Text as YAML 1.2 reads it back, and as nobody reads it wrong: what cannot be seen is escaped."""
     if _BARE.fullmatch(text) and text.lower() not in _MEANS_SOMETHING:
         return text
-    return '"' + "".join(map(_escaped, text)) + '"'
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{invisible.quotable(quoted, _escaped)}"'
 
 
 def _escaped(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    if character.isprintable():
-        return character
     number = ord(character)
     if number < 0x100:
         return f"\\x{number:02x}"
@@ -110,8 +109,4 @@ def _escaped(character: str) -> str:
 
 def _comments(remarks: Iterable[str], margin: str) -> list[str]:
     # Of several lines each is a comment; of characters that only seem to end one, none is left.
-    return [
-        f"{margin}# {''.join(c if c.isprintable() else _escaped(c) for c in line)}".rstrip()
-        for remark in remarks
-        for line in remark.split("\n")
-    ]
+    return [f"{margin}# {invisible.visible(line)}".rstrip() for remark in remarks for line in remark.split("\n")]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 
-from ringfence.egress.http1 import Framing, Response
+from ringfence.egress.http1 import NO_BODY, Framing, Response
 from ringfence.egress.refusal import Failed
 from ringfence.egress.scope import Cleaner
 
 CHUNKED = Framing("chunked")
+_SHORTEST = 8
+_LENGTHS = frozenset({"content-length", "content-range"})
+_PATIENCE_SECONDS = 0.1
+"""So long the last of an answer waits for what follows, whatever it is."""
 
 
 class Watch:
@@ -35,19 +40,46 @@ def cleaned_head(answer: Response, clean: Callable[[], Cleaner]) -> Response:
     if encoding:
         # It was told to send plain text; what is packed cannot be searched.
         raise Failed("encoded_answer", "an answer that may hold a secret came compressed")
-    headers = tuple((name, _cleaned(value, clean())) for name, value in answer.headers)
-    return replace(answer, headers=headers, phrase=_cleaned(answer.phrase, clean()))
+    headers = tuple((name, _cleaned(value, clean)) for name, value in answer.headers if not _holds(name, clean))
+    if answer.framing == NO_BODY:
+        # Of a body that does not come: how long it would be tells how long a secret in it is.
+        headers = tuple((name, value) for name, value in headers if name.lower() not in _LENGTHS)
+    return replace(answer, headers=headers, phrase=_cleaned(answer.phrase, clean))
 
 
-def _cleaned(text: str, cleaner: Cleaner) -> str:
-    if len(text) < 8:
+def _cleaned(text: str, clean: Callable[[], Cleaner]) -> str:
+    if len(text) < _SHORTEST:
         return text
+    cleaner = clean()
     return (cleaner.feed(text.encode("latin-1")) + cleaner.finish()).decode("latin-1")
 
 
-async def cleaned(pieces: AsyncIterator[bytes], cleaner: Cleaner) -> AsyncIterator[bytes]:
-    async for piece in pieces:
-        if data := cleaner.feed(piece):
-            yield data
+def _holds(name: str, clean: Callable[[], Cleaner]) -> bool:
+    """Whether a header's name holds a secret: what would be left of it is no name."""
+    return _cleaned(name, clean) != name
+
+
+async def cleaned(pieces: AsyncIterator[bytes], cleaner: Cleaner) -> AsyncGenerator[bytes]:
+    """What waits to be told from a secret goes on with what follows, at the end, or when nothing came for a while."""
+    following: asyncio.Task[bytes | None] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(_next(pieces))
+            done, _ = await asyncio.wait({following}, timeout=_PATIENCE_SECONDS)
+            if not done and (data := cleaner.release()):
+                yield data
+            piece = await following
+            if piece is None:
+                break
+            if data := cleaner.feed(piece):
+                yield data
+    finally:
+        if following is not None and not following.done():
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
     if data := cleaner.finish():
         yield data
+
+
+async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(pieces, None)

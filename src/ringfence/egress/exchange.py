@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -352,17 +352,18 @@ class Exchange:
             # What is removed from it changes its length.
             head = http1.write_response(replace(answer, framing=CHUNKED), sending.request.method, sending.request.close)
             waiting, framing, incoming = head, CHUNKED, cleaned(incoming, clean())
-        async for piece in incoming:
-            self._answering = True
-            await self._wire.send(waiting + framed(piece, framing))
-            waiting = b""
+        async with contextlib.aclosing(incoming):
+            async for piece in incoming:
+                self._answering = True
+                await self._wire.send(waiting + framed(piece, framing))
+                waiting = b""
         waiting += ending(framing)
         if waiting:
             self._answering = True
             await self._wire.send(waiting)
 
 
-async def _incoming(outside: Wire, framing: Framing, sending: _Sending) -> AsyncIterator[bytes]:
+async def _incoming(outside: Wire, framing: Framing, sending: _Sending) -> AsyncGenerator[bytes]:
     try:
         async for piece in pieces(outside, framing, extensions=True):
             sending.meter.inward(len(piece), sending.entry)

@@ -23,6 +23,10 @@ class Cleaner(Protocol):
 
     def feed(self, chunk: bytes) -> bytes: ...
 
+    def release(self) -> bytes:
+        """What waits for the next chunk, though that may still come."""
+        ...
+
     def finish(self) -> bytes: ...
 
 

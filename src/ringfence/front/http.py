@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -30,6 +30,7 @@ from ringfence import canonical
 from ringfence.front.exchange import Exchange, encode
 from ringfence.front.inbound import Asked, Inbound, with_params
 from ringfence.front.mcp import McpFront
+from ringfence.front.refusals import Refusal, Refusals, reason_of
 from ringfence.front.session import Session, Sessions
 from ringfence.model import Json, Principal
 from ringfence.upstream.link import HANDSHAKES
@@ -40,85 +41,109 @@ log = logging.getLogger("ringfence.front")
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _CANCELLED = -32800
 _BODY_SECONDS = 30.0
+PEER = "ringfence.peer"
+"""Where the scope of a request says which user made its connection; None where nobody can tell."""
 Identify = Callable[[Scope], Principal | None]
+
+
+class _Visit:
+    """One HTTP request and who makes it. What it is refused, it is refused here, and so on record."""
+
+    __slots__ = ("_refusals", "_uid", "headers", "principal", "receive", "scope", "send")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, refusals: Refusals) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.headers = {k.decode("latin-1"): v.decode("latin-1").strip(" \t") for k, v in scope["headers"]}
+        self.principal: Principal | None = None
+        self._uid: int | None = scope.get(PEER)
+        self._refusals = refusals
+
+    async def note(self, reason: str, method: str | None = None) -> None:
+        await self._refusals.record(Refusal("mcp-http", reason, self._uid, self.principal), method)
+
+    async def plain(self, status: int, reason: str, text: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        await self.note(reason)
+        await _plain(self.send, status, text, headers)
+
+    async def error(self, status: int, code: int, reason: str, message: str) -> None:
+        await self.note(reason)
+        await _error(self.send, status, code, message)
 
 
 class HttpFront:
     """The ASGI application behind `/mcp`."""
 
-    def __init__(self, front: McpFront, identify: Identify, hosts: frozenset[str], port: int) -> None:
+    def __init__(self, front: McpFront, identify: Identify, hosts: frozenset[str], port: int | None) -> None:
+        """`hosts` are names that we are called by; without a port, as over a unix socket, they stand alone."""
         self._front = front
         self._identify = identify
-        self._own = frozenset(f"{host}:{port}" for host in hosts)
+        self._own = frozenset(host if port is None else f"{host}:{port}" for host in hosts)
         self._origins = frozenset(f"http://{own}" for own in self._own)
         self.sessions = Sessions(front)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {k.decode("latin-1"): v.decode("latin-1").strip(" \t") for k, v in scope["headers"]}
-        refusal = self.foreign(headers)
-        if refusal is not None:
-            await refusal(send)
-            return
-        principal = self._identify(scope)
-        if principal is None:
-            await _plain(send, 403, "this gateway serves the programs of its own user only")
-            return
-        version = headers.get("mcp-protocol-version")
-        if version is not None and version not in HANDSHAKES:
-            await self._modern(scope, headers, principal, receive, send)
-        elif scope["method"] == "POST":
-            await self._post(headers, principal, receive, send)
-        elif scope["method"] in ("GET", "DELETE"):
-            await self._session_request(scope["method"], headers, principal, receive, send)
-        else:
-            await _plain(send, 405, "method not allowed", [(b"allow", b"GET, POST, DELETE")])
+    @property
+    def refusals(self) -> Refusals:
+        return self._front.refusals
 
-    def foreign(self, headers: dict[str, str]) -> Callable[[Send], Awaitable[None]] | None:
-        """A page in a browser must not reach us through a name or an origin that is not ours."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visit = _Visit(scope, receive, send, self.refusals)
+        headers = visit.headers
+        visit.principal = principal = self._identify(scope)
+        # A page in a browser must not reach us through a name or an origin that is not ours.
         if headers.get("host", "").lower() not in self._own:
-            return lambda send: _plain(send, 421, "Host is not this gateway")
-        origin = headers.get("origin")
-        if origin is not None and origin.lower() not in self._origins:
-            return lambda send: _plain(send, 403, "Origin is not this gateway")
-        return None
+            await visit.plain(421, "foreign_host", "Host is not this gateway")
+        elif "origin" in headers and headers["origin"].lower() not in self._origins:
+            await visit.plain(403, "foreign_origin", "Origin is not this gateway")
+        elif principal is None:
+            await visit.plain(403, "unknown_caller", "this gateway serves the programs of its own user only")
+        elif (version := headers.get("mcp-protocol-version")) is not None and version not in HANDSHAKES:
+            await self._modern(visit, principal)
+        elif scope["method"] == "POST":
+            await self._post(visit, principal)
+        elif scope["method"] in ("GET", "DELETE"):
+            await self._session_request(visit, principal)
+        else:
+            await visit.plain(405, "bad_method", "method not allowed", [(b"allow", b"GET, POST, DELETE")])
 
     # ── handshake era ─────────────────────────────────────────────────────────────────────────────
 
-    async def _post(self, headers: dict[str, str], principal: Principal, receive: Receive, send: Send) -> None:
-        message = await _read(headers, receive, send)
+    async def _post(self, visit: _Visit, principal: Principal) -> None:
+        message = await _read(visit)
         if message is None:
             return
         value, fault = message
         if value.get("method") == "initialize" and "id" in value:
             session = self.sessions.create(principal)
             if session is None:
-                await _error(send, 503, INVALID_REQUEST, "too many sessions are open")
+                await visit.error(503, INVALID_REQUEST, "too_many_sessions", "too many sessions are open")
                 return
             # Kept before it is answered: a quick client's next request may come before we are back here.
             self.sessions.keep(session)
-            if not await self._request(session, value, fault, receive, send):
+            if not await self._request(session, value, fault, visit):
                 await self.sessions.end(session)
             return
-        session = await self._find(headers, principal, send)
+        session = await self._find(visit, principal)
         if session is None:
             return
         if "method" not in value:
             session.answered(value)
-            await _accepted(send)
+            await _accepted(visit.send)
         elif "id" not in value:
-            await _accepted(send)
+            await _accepted(visit.send)
             await self._notification(session, value)
         else:
-            await self._request(session, value, fault, receive, send)
+            await self._request(session, value, fault, visit)
 
-    async def _find(self, headers: dict[str, str], principal: Principal, send: Send) -> Session | None:
-        ident = headers.get("mcp-session-id")
+    async def _find(self, visit: _Visit, principal: Principal) -> Session | None:
+        ident = visit.headers.get("mcp-session-id")
         if ident is None:
-            await _error(send, 400, INVALID_REQUEST, "Mcp-Session-Id is missing")
+            await visit.error(400, INVALID_REQUEST, "not_initialized", "Mcp-Session-Id is missing")
             return None
         session = self.sessions.get(ident, principal)
         if session is None:
-            await _error(send, 404, INVALID_REQUEST, "Session not found")
+            await visit.error(404, INVALID_REQUEST, "unknown_session", "Session not found")
         return session
 
     async def _notification(self, session: Session, value: Json) -> None:
@@ -133,16 +158,17 @@ class HttpFront:
         exchange = Exchange(None, params, None, _nowhere)
         await session.runner.on_notify(exchange, value["method"], params)
 
-    async def _request(self, session: Session, value: Json, fault: str | None, receive: Receive, send: Send) -> bool:
+    async def _request(self, session: Session, value: Json, fault: str | None, visit: _Visit) -> bool:
         """Serve one request; True if it was answered with a result."""
         ident = value["id"]
         taken = ident in session.in_flight
         if taken:
             fault = f"request id {str(ident)[:64]!r} is in use"
             if value["method"] != "tools/call":
-                await _error(send, 400, INVALID_REQUEST, fault, ident)
+                await visit.note("id_in_use")
+                await _error(visit.send, 400, INVALID_REQUEST, fault, ident)
                 return False
-        exchange = Exchange(ident, value.get("params"), session, send)
+        exchange = Exchange(ident, value.get("params"), session, visit.send)
         exchange.headers.append((b"mcp-session-id", session.id.encode()))
         inbound = session.inbound(fault)
         inbound.outbound = exchange
@@ -151,10 +177,12 @@ class HttpFront:
         reply: Json = {"error": {"code": _CANCELLED, "message": "Request cancelled"}}
         try:
             # A lost connection is no cancellation in this era; the call goes on and is recorded.
-            with exchange.attended(receive, None):
+            with exchange.attended(visit.receive, None):
                 with anyio.CancelScope() as scope:
                     session.in_flight.setdefault(ident, (scope, exchange))
                     reply = await _outcome(self._served(session, value, exchange, inbound))
+                if "error" in reply:
+                    await self._unserved(visit, value, inbound, reply["error"]["code"])
                 await exchange.finish({"jsonrpc": "2.0", "id": ident, **reply}, 200)
         finally:
             session.busy -= 1
@@ -169,53 +197,65 @@ class HttpFront:
             return self._front.answer(Asked(method, params or {}, version, inbound, session.declared))
         return session.runner.on_request(exchange, method, params)
 
-    async def _session_request(
-        self, method: str, headers: dict[str, str], principal: Principal, receive: Receive, send: Send
-    ) -> None:
-        session = await self._find(headers, principal, send)
+    async def _unserved(self, visit: _Visit, value: Json, inbound: Inbound, code: int) -> None:
+        """An error answer that no call on record stands behind."""
+        if not inbound.called and code != _CANCELLED:
+            await visit.note(inbound.reason or reason_of(code), self._front.known(value["method"]))
+
+    async def _session_request(self, visit: _Visit, principal: Principal) -> None:
+        session = await self._find(visit, principal)
         if session is None:
             return
-        if method == "DELETE":
+        if visit.scope["method"] == "DELETE":
             await self.sessions.end(session)
-            await _plain(send, 200, "")
-        elif "text/event-stream" not in headers.get("accept", ""):
-            await _error(send, 406, INVALID_REQUEST, "the client must accept text/event-stream")
-        elif not await session.stream(receive, send):
-            await _error(send, 409, INVALID_REQUEST, "this session has a stream already")
+            await _plain(visit.send, 200, "")
+        elif "text/event-stream" not in visit.headers.get("accept", ""):
+            await visit.error(406, INVALID_REQUEST, "not_acceptable", "the client must accept text/event-stream")
+        elif not await session.stream(visit.receive, visit.send):
+            await visit.error(409, INVALID_REQUEST, "second_stream", "this session has a stream already")
 
     # ── 2026-07-28 ────────────────────────────────────────────────────────────────────────────────
 
-    async def _modern(
-        self, scope: Scope, headers: dict[str, str], principal: Principal, receive: Receive, send: Send
-    ) -> None:
-        if scope["method"] != "POST":
-            await _plain(send, 405, "method not allowed", [(b"allow", b"POST")])
+    async def _modern(self, visit: _Visit, principal: Principal) -> None:
+        if visit.scope["method"] != "POST":
+            await visit.plain(405, "bad_method", "method not allowed", [(b"allow", b"POST")])
             return
-        message = await _read(headers, receive, send)
+        message = await _read(visit)
         if message is None:
             return
         value, fault = message
         if "method" not in value:
-            await _error(send, 400, INVALID_REQUEST, "the body must be one request or notification")
+            text = "the body must be one request or notification"
+            await visit.error(400, INVALID_REQUEST, "invalid_request", text)
         elif "id" not in value:
-            rejection = unsupported_protocol_version_rejection(headers.get("mcp-protocol-version", ""))
-            await (_accepted(send) if rejection is None else _reject(send, rejection, None))
+            rejection = unsupported_protocol_version_rejection(visit.headers.get("mcp-protocol-version", ""))
+            await (_accepted(visit.send) if rejection is None else self._reject(visit, rejection, None))
         else:
-            route = self._route(scope, headers, value)
+            route = self._route(visit.scope, visit.headers, value)
             if isinstance(route, InboundLadderRejection):
-                await _reject(send, route, value["id"])
+                await self._reject(visit, route, value["id"], self._front.known(value["method"]))
             else:
-                await self._single(value, route, Inbound(principal, "mcp-http", fault=fault), receive, send)
+                await self._single(value, route, Inbound(principal, "mcp-http", fault=fault), visit)
 
-    async def _single(
-        self, value: Json, route: InboundModernRoute, inbound: Inbound, receive: Receive, send: Send
+    async def _reject(
+        self, visit: _Visit, rejection: InboundLadderRejection, ident: Any, method: str | None = None
     ) -> None:
-        exchange = Exchange(value["id"], value.get("params"), None, send)
+        await visit.note(reason_of(rejection.code), method)
+        error: Json = {"code": rejection.code, "message": rejection.message}
+        if rejection.data is not None:
+            error["data"] = rejection.data
+        body = encode({"jsonrpc": "2.0", "id": ident, "error": error})
+        await _respond(visit.send, ERROR_CODE_HTTP_STATUS.get(rejection.code, 400), body, b"application/json")
+
+    async def _single(self, value: Json, route: InboundModernRoute, inbound: Inbound, visit: _Visit) -> None:
+        exchange = Exchange(value["id"], value.get("params"), None, visit.send)
         inbound.outbound = exchange
         exchange.message_metadata.request_context = inbound
         # Closing the connection is how a client of this era cancels.
-        with anyio.CancelScope() as scope, exchange.attended(receive, scope):
+        with anyio.CancelScope() as scope, exchange.attended(visit.receive, scope):
             reply = await _outcome(self._served_alone(value, route, exchange, inbound))
+            if "error" in reply:
+                await self._unserved(visit, value, inbound, reply["error"]["code"])
             status = ERROR_CODE_HTTP_STATUS.get(reply["error"]["code"], 200) if "error" in reply else 200
             await exchange.finish({"jsonrpc": "2.0", "id": value["id"], **reply}, status)
 
@@ -261,23 +301,26 @@ async def _outcome(work: Awaitable[Json]) -> Json:
         return {"error": error.model_dump(mode="json", exclude_none=True)}
 
 
-async def _read(headers: dict[str, str], receive: Receive, send: Send) -> tuple[Json, str | None] | None:
+async def _read(visit: _Visit) -> tuple[Json, str | None] | None:
     """The JSON-RPC message of a POST, and what is wrong with its bytes if it is a call all the same."""
+    headers = visit.headers
     accept = headers.get("accept", "")
     if "*/*" not in accept and not ("application/json" in accept and "text/event-stream" in accept):
-        await _error(send, 406, INVALID_REQUEST, "the client must accept application/json and text/event-stream")
+        text = "the client must accept application/json and text/event-stream"
+        await visit.error(406, INVALID_REQUEST, "not_acceptable", text)
         return None
     if not headers.get("content-type", "").lower().startswith("application/json"):
-        await _error(send, 415, INVALID_REQUEST, "Content-Type must be application/json")
+        await visit.error(415, INVALID_REQUEST, "content_type", "Content-Type must be application/json")
         return None
     try:
         async with asyncio.timeout(_BODY_SECONDS):
-            body = await _body(headers, receive)
+            body = await _body(headers, visit.receive)
     except TimeoutError:
-        await _error(send, 408, INVALID_REQUEST, f"the body did not arrive within {_BODY_SECONDS:g} s")
+        text = f"the body did not arrive within {_BODY_SECONDS:g} s"
+        await visit.error(408, INVALID_REQUEST, "too_slow", text)
         return None
     if body is None:
-        await _error(send, 413, INVALID_REQUEST, f"the body is larger than {MAX_BODY_BYTES} bytes")
+        await visit.error(413, INVALID_REQUEST, "too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
         return None
     fault: str | None = None
     try:
@@ -285,7 +328,7 @@ async def _read(headers: dict[str, str], receive: Receive, send: Send) -> tuple[
     except canonical.NotCanonical as exc:
         value, fault = exc.value, str(exc)
         if not isinstance(value, dict) or value.get("method") != "tools/call":
-            await _error(send, 400, PARSE_ERROR, f"Parse error: {exc}")
+            await visit.error(400, PARSE_ERROR, "not_json", f"Parse error: {exc}")
             return None
     ident = value.get("id") if isinstance(value, dict) else None
     value, fault = with_params(value, fault)
@@ -297,7 +340,7 @@ async def _read(headers: dict[str, str], receive: Receive, send: Send) -> tuple[
         or not isinstance(value.get("params", {}), dict)
     ):
         code = INVALID_PARAMS if isinstance(value, dict) and "params" in value else INVALID_REQUEST
-        await _error(send, 400, code, "the body must be a single JSON-RPC message")
+        await visit.error(400, code, "invalid_request", "the body must be a single JSON-RPC message")
         return None
     return value, fault
 
@@ -321,20 +364,12 @@ async def _body(headers: dict[str, str], receive: Receive) -> bytes | None:
             return b"".join(parts)
 
 
-async def _reject(send: Send, rejection: InboundLadderRejection, ident: Any) -> None:
-    error: Json = {"code": rejection.code, "message": rejection.message}
-    if rejection.data is not None:
-        error["data"] = rejection.data
-    body = encode({"jsonrpc": "2.0", "id": ident, "error": error})
-    await _respond(send, ERROR_CODE_HTTP_STATUS.get(rejection.code, 400), body, b"application/json")
-
-
 async def _error(send: Send, status: int, code: int, message: str, ident: Any = None) -> None:
     body = encode({"jsonrpc": "2.0", "id": ident, "error": {"code": code, "message": message}})
     await _respond(send, status, body, b"application/json")
 
 
-async def _plain(send: Send, status: int, text: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+async def _plain(send: Send, status: int, text: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
     await _respond(send, status, text.encode(), b"text/plain; charset=utf-8", headers)
 
 
@@ -343,9 +378,9 @@ async def _accepted(send: Send) -> None:
 
 
 async def _respond(
-    send: Send, status: int, body: bytes, kind: bytes, headers: list[tuple[bytes, bytes]] | None = None
+    send: Send, status: int, body: bytes, kind: bytes, headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
-    fields = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *(headers or [])]
+    fields = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 

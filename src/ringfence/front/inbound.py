@@ -37,6 +37,10 @@ class Inbound:
     """What a handshake-era client last asked for; shared by the requests of its session."""
     watching: set[str] = field(default_factory=set)
     """URIs that the session subscribed to; shared likewise."""
+    called: bool = False
+    """It became a call, which is on record; an error answer to what did not is recorded where it leaves."""
+    reason: str | None = None
+    """Why it did not, where the code of the answer does not say."""
 
 
 def with_params(value: Any, fault: str | None) -> tuple[Any, str | None]:

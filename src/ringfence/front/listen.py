@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import hmac
 import os
 import socket
-from collections.abc import Callable, Iterable
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import ClassVar
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
 
+import httptools
 import uvicorn
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import Receive, Scope, Send
@@ -17,29 +27,193 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ringfence import system
 from ringfence.errors import Unavailable
-from ringfence.front.http import HttpFront, Identify
+from ringfence.front.http import PEER, HttpFront, Identify
+from ringfence.front.refusals import Refusal, Refusals
 from ringfence.identity import peer_uid
 from ringfence.model import Principal
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+AT_A_SOCKET = frozenset({"localhost"})
+"""What clients of a unix socket call us."""
 _BACKLOG = 2048
+_LOCK_SECONDS = 5.0
 _TELLS = system.tells_peers()
 
 
-class PeerProtocol(HttpToolsProtocol):
-    """Remembers, for as long as a connection lives, which user made it; where the kernel does not tell, nobody."""
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What is borne of somebody before they have made a request."""
 
-    uids: ClassVar[dict[tuple[str, int], int | None]] = {}
+    head_bytes: int
+    """Of a request: its line and its headers."""
+    head_seconds: float
+    """For these to come."""
+    once: bool = False
+    """They are heard once, and not for long."""
+
+
+OWN_TERMS = _Terms(head_bytes=64 * 1024, head_seconds=30.0)
+STRANGE_TERMS = _Terms(head_bytes=8 * 1024, head_seconds=10.0, once=True)
+MOST_OWN = 2000
+MOST_STRANGERS = 128
+MOST_OF_A_STRANGER = 32
+"""Connections at a time."""
+
+
+class Admission:
+    """Connections, counted by user before a byte of them is read: what others take is never taken from our own user.
+
+    Without an owner nobody is a stranger: so it is where the kernel does not tell whose a connection is.
+    """
+
+    def __init__(self, refusals: Refusals, owner: int | None) -> None:
+        self.refusals = refusals
+        self._owner = owner
+        self._here: Counter[int | None] = Counter()
+        self._strangers = 0
+
+    def is_own(self, uid: int | None) -> bool:
+        return self._owner is None or uid == self._owner
+
+    def enter(self, uid: int | None) -> bool:
+        if self.is_own(uid):
+            admitted = self._here[uid] < MOST_OWN
+        else:
+            admitted = self._here[uid] < MOST_OF_A_STRANGER and self._strangers < MOST_STRANGERS
+            self._strangers += admitted
+        self._here[uid] += admitted
+        if not admitted:
+            self.refused(uid, "too_many_connections")
+        return admitted
+
+    def leave(self, uid: int | None) -> None:
+        self._strangers -= not self.is_own(uid)
+        self._here[uid] -= 1
+        if not self._here[uid]:
+            del self._here[uid]
+
+    def refused(self, uid: int | None, reason: str) -> None:
+        self.refusals.count(Refusal("mcp-http", reason, uid))
+
+
+class PeerProtocol(HttpToolsProtocol):
+    """One connection: the kernel says whose it is, and until its request is there it is bounded in time and size."""
+
+    def __init__(self, admission: Admission, **given: Any) -> None:
+        super().__init__(**given)
+        self._admission = admission
+        self._terms = OWN_TERMS
+        self._uid: int | None = None
+        self._admitted = False
+        self._in_head = True
+        self._begun = False
+        """A request whose headers are still to come."""
+        self._head_bytes = 0
+        """Since the last request was complete."""
+        self._clock: asyncio.TimerHandle | None = None
+        """While nothing is being served."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._uid = peer_uid(transport.get_extra_info("socket")) if _TELLS else None
+        self._admitted = self._admission.enter(self._uid)
+        own = self._admission.is_own(self._uid)
+        if not self._admitted:
+            self.transport = transport
+            if own:
+                transport.write(_answer(503, "too many connections are open"))
+                transport.close()
+            else:
+                transport.abort()
+            return
+        self._terms = OWN_TERMS if own else STRANGE_TERMS
         super().connection_made(transport)
-        if _TELLS and self.client is not None and self.server is not None and self.server[1] is not None:
-            self.uids[self.client] = peer_uid(self.client, (self.server[0], self.server[1]))
+        self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.client is not None:
-            self.uids.pop(self.client, None)
+        if not self._admitted:
+            return
+        self._stop_clock()
+        self._admission.leave(self._uid)
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        while data and not self.transport.is_closing():
+            piece, data = data, b""
+            if self._in_head:
+                room = self._terms.head_bytes - self._head_bytes
+                if room <= 0:
+                    self._refuse(431, "head_too_large", f"a request begins with {self._terms.head_bytes} bytes at most")
+                    return
+                piece, data = piece[:room], piece[room:]
+                self._head_bytes += len(piece)
+            elif self._terms.once:
+                return
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserError:
+                self._refuse(400, "bad_http", "this is not HTTP as it is understood here")
+                return
+            except httptools.HttpParserUpgrade:
+                break  # nothing else is spoken here: the request is served as it is
+        self._start_clock()
+
+    def on_message_begin(self) -> None:
+        self._begun = True
+        super().on_message_begin()
+        self.scope[PEER] = self._uid  # type: ignore[literal-required]
+
+    def on_headers_complete(self) -> None:
+        self._in_head = self._begun = False
+        super().on_headers_complete()
+        if self._terms.once:
+            self.cycle.keep_alive = False
+        else:
+            self._stop_clock()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._begun and not self.transport.is_closing():
+            self._start_clock()
+
+    @property
+    def _is_serving(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _start_clock(self) -> None:
+        if self._clock is None and not self._is_serving:
+            self._clock = self.loop.call_later(self._terms.head_seconds, self._too_slow)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _too_slow(self) -> None:
+        self._clock = None
+        if self._terms.once:
+            self._admission.refused(self._uid, "too_slow")
+            self.transport.abort()
+        elif self._begun:
+            self._refuse(408, "too_slow", f"a request must begin within {self._terms.head_seconds:g} s")
+        else:
+            self.transport.close()  # nothing was asked
+
+    def _refuse(self, status: int, reason: str, text: str) -> None:
+        self._admission.refused(self._uid, reason)
+        if not self._is_serving:
+            self.transport.write(_answer(status, text))
+        self.transport.close()
+
+
+def _answer(status: int, text: str) -> bytes:
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    return f"{head}content-length: {len(text)}\r\nconnection: close\r\n\r\n{text}".encode("ascii")
 
 
 def same_user(agent: Callable[[], Principal], token: str | None = None) -> Identify:
@@ -62,8 +236,7 @@ def _by_uid(agent: Callable[[], Principal]) -> Identify:
     mine = os.getuid()
 
     def identify(scope: Scope) -> Principal | None:
-        client = scope.get("client")
-        return agent() if client is not None and PeerProtocol.uids.get(tuple(client)) == mine else None
+        return agent() if scope.get(PEER) == mine else None
 
     return identify
 
@@ -85,11 +258,79 @@ def open_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
+@contextlib.contextmanager
+def unix_socket(path: Path) -> Iterator[socket.socket]:
+    """Listen at a path that nobody else can put anything at, for our own user alone. Raises Unavailable.
+
+    What a gateway left that did not end well is cleared away; whatever else is there stays.
+    """
+    if not _TELLS:
+        raise Unavailable("listen", "a unix socket to listen on needs Linux, where the kernel says who connects to it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            with _locked(path.parent):
+                _clear(path)
+                os.fchmod(listener.fileno(), 0o600)  # what it is bound to has this from its first moment
+                listener.bind(str(path))
+                made = path.lstat()
+                listener.listen(_BACKLOG)
+        except OSError as exc:
+            raise Unavailable("listen", f"cannot listen on unix:{path}: {exc.strerror or exc}") from None
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(made, path.lstat()):
+                    path.unlink()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """A folder in which only our user and root can put and remove things, made where there is none. Who else starts
+    to listen in it at this moment waits, and then finds us listening."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        info = os.fstat(folder)
+        if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022 or _open_above(path):
+            text = f"others can write to {path}, and could put a socket of theirs in the place of ours"
+            raise Unavailable("listen", f"{text}: name a socket in a folder of your own")
+        until = time.monotonic() + _LOCK_SECONDS
+        while not system.lock(folder):
+            if time.monotonic() > until:
+                raise Unavailable("listen", f"another process has locked {path}: end it, or name another folder")
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _open_above(path: Path) -> bool:
+    """Whether anybody may rename a folder on the way there."""
+    above = (parent.stat().st_mode for parent in path.resolve().parents)
+    return any(mode & 0o002 and not mode & stat.S_ISVTX for mode in above)
+
+
+def _clear(path: Path) -> None:
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(info.st_mode) or info.st_uid != os.geteuid():
+        raise Unavailable("listen", f"{path} is there already, and is no socket of yours: remove it, or name another")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
+            raise Unavailable("listen", f"something listens on unix:{path} already: end it, or name another socket")
+    path.unlink()
+
+
 class Site:
     """The paths that we serve. A plain ASGI application: `/mcp` is the hot one, and there are three others."""
 
     def __init__(self, mcp: HttpFront) -> None:
         self._mcp = mcp
+        self.refusals = mcp.refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -102,6 +343,7 @@ class Site:
         elif path == "/console" or path.startswith("/console/"):
             await PlainTextResponse(_NO_CONSOLE, 501)(scope, receive, send)
         else:
+            self.refusals.count(Refusal("mcp-http", "unknown_path", scope.get(PEER)))
             await PlainTextResponse("not found", 404)(scope, receive, send)
 
 
@@ -117,10 +359,12 @@ class Listener(uvicorn.Server):
 
     def __init__(self, app: Site) -> None:
         self._stopping = asyncio.Event()
+        admission = Admission(app.refusals, os.getuid() if _TELLS else None)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=PeerProtocol,
+                http=partial(PeerProtocol, admission),  # type: ignore[arg-type]
+                ws="none",
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
@@ -129,8 +373,6 @@ class Listener(uvicorn.Server):
                 timeout_graceful_shutdown=3,
                 server_header=False,
                 date_header=False,
-                limit_concurrency=2000,
-                h11_max_incomplete_event_size=64 * 1024,
             )
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -21,14 +22,17 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, SubscriptionsListenRequestParams, SubscriptionsListenResult
 
 from ringfence import canonical
-from ringfence.errors import RingfenceError
+from ringfence.carried import trace_problem
 from ringfence.front import wire
 from ringfence.front.inbound import LOG_LEVEL_KEY, LOG_LEVELS, Asked, ClientChannel, Inbound, PausableChannel
 from ringfence.front.paused import Paused
+from ringfence.front.refusals import Refusals
 from ringfence.front.shelf import Shelf
 from ringfence.model import Call, CallKind, Json, Outcome, Principal
 from ringfence.pipeline import Pipeline
+from ringfence.rulebook import normal_uri
 from ringfence.sandbox.tools import SERVER
+from ringfence.upstream.asking import Silent
 from ringfence.upstream.link import MODERN
 from ringfence.upstream.pool import Pool
 
@@ -45,11 +49,12 @@ class McpFront:
     def __init__(self, pipeline: Pipeline, pool: Pool, group: anyio.abc.TaskGroup, version: str) -> None:
         self._pipeline = pipeline
         self._pool = pool
-        self.shelf = Shelf(pipeline, pool)
+        self.shelf = Shelf(pipeline)
         self._paused = Paused(pipeline, group)
         self._watchers: Counter[tuple[str, str]] = Counter()
         self._buses: dict[str, InMemorySubscriptionBus] = {}
         self._listeners: dict[str, ListenHandler] = {}
+        self.refusals = Refusals()
         self.left_files: Callable[[Principal], Awaitable[None]] = _nobody
         """Called when a session of this principal left new files."""
         self._methods: dict[str, Callable[[Asked, Inbound], Awaitable[Json]]] = {
@@ -85,16 +90,21 @@ class McpFront:
     async def _middleware(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         if ctx.request_id is None or not self.answers(ctx.method, ctx.protocol_version):
             return await call_next(ctx)
-        if ctx.protocol_version != MODERN and ctx.session.client_params is None:
-            raise MCPError(INVALID_PARAMS, "the session is not initialized")
         inbound = ctx.request
         assert isinstance(inbound, Inbound)
+        if ctx.protocol_version != MODERN and ctx.session.client_params is None:
+            inbound.reason = "not_initialized"
+            raise MCPError(INVALID_PARAMS, "the session is not initialized")
         declared = wire.declared(ctx.session.client_capabilities)
         return await self.answer(Asked(ctx.method, ctx.params or {}, ctx.protocol_version, inbound, declared))
 
     def answers(self, method: str, version: str) -> bool:
         """Whether a method is ours; the others are the SDK's."""
         return method in self._methods and not (version == MODERN and method in _HANDSHAKE_ONLY)
+
+    def known(self, method: str) -> str | None:
+        """A method's name, if it is none that its caller made up."""
+        return method if method in self._methods or method in ("initialize", "ping", "server/discover") else None
 
     async def answer(self, asked: Asked) -> Json:
         """The result of a method that is ours. Raises MCPError."""
@@ -170,9 +180,9 @@ class McpFront:
         inbound, meta = asked.inbound, wire.meta_of(asked.params)
         key = meta.get("ringfence/idempotency_key")
         inputs = asked.params.get("inputResponses")
-        forwarded = wire.forwardable(meta)
-        if asked.version != MODERN:
-            forwarded[LOG_LEVEL_KEY] = inbound.log_level[0]  # a server of 2026-07-28 logs only what is asked for
+        # A server of 2026-07-28 logs only what is asked for; a client of before asked once for its session.
+        level = meta.get(LOG_LEVEL_KEY) if asked.version == MODERN else inbound.log_level[0]
+        parent = meta.get("traceparent")
         return Call(
             id=canonical.new_id("call"),
             principal=inbound.principal,
@@ -185,16 +195,18 @@ class McpFront:
             box=box if isinstance(box := meta.get("ringfence/session"), str) else None,
             session=inbound.session if asked.version != MODERN else None,
             idempotency_key=key if isinstance(key, str) else None,
-            trace=meta.get("traceparent") if isinstance(meta.get("traceparent"), str) else None,
+            trace=parent if trace_problem("traceparent", parent) is None else None,
             fault=inbound.fault,
             method=asked.method,
-            meta=forwarded,
+            meta=wire.forwardable(meta),
+            log_level=level if level in LOG_LEVELS else None,
             inputs=inputs if isinstance(inputs, dict) else None,
         )
 
     async def _run(self, asked: Asked, inbound: Inbound, call: Call) -> Outcome | Json:
         """The outcome, or the `input_required` answer of a call that waits for its client."""
         assert inbound.outbound is not None
+        inbound.called = True
         if asked.version != MODERN:
             own = ClientChannel(inbound.outbound, asked.capabilities, inbound.log_level[0])
             return await self._pipeline.handle(call, own)
@@ -206,7 +218,10 @@ class McpFront:
         channel.outbound, channel.log_level = inbound.outbound, level
         if state is None:
             return await self._paused.begin(call, channel)
-        return await self._paused.resume(str(state), call, channel)
+        inbound.called = False  # until the call is found that this goes on with
+        outcome = await self._paused.resume(str(state), call, channel)
+        inbound.called = True
+        return outcome
 
     # ── lists ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -217,39 +232,41 @@ class McpFront:
         return {"prompts": self.shelf.prompts()}
 
     async def _list_resources(self, asked: Asked, inbound: Inbound) -> Json:
-        return {"resources": await self.shelf.resources(inbound.principal, templates=False)}
+        return {"resources": await self.shelf.resources(inbound.principal, templates=False, origin=inbound.origin)}
 
     async def _list_templates(self, asked: Asked, inbound: Inbound) -> Json:
-        return {"resourceTemplates": await self.shelf.resources(inbound.principal, templates=True)}
+        found = await self.shelf.resources(inbound.principal, templates=True, origin=inbound.origin)
+        return {"resourceTemplates": found}
 
     # ── what clients want to be told ──────────────────────────────────────────────────────────────
 
     async def _subscribe(self, asked: Asked, inbound: Inbound) -> Json:
-        uri = str(asked.params.get("uri"))
+        uri = _watchable(asked.params.get("uri"))
         if uri not in inbound.watching:
-            await self._watch(inbound.principal, uri)
+            await self._watch(inbound, uri, asked.version)
             inbound.watching.add(uri)
         return {}
 
     async def _unsubscribe(self, asked: Asked, inbound: Inbound) -> Json:
-        uri = str(asked.params.get("uri"))
+        uri = _watchable(asked.params.get("uri"))
         if uri in inbound.watching:
             inbound.watching.discard(uri)
             await self.forget(inbound.principal, {uri})
         return {}
 
-    async def _watch(self, principal: Principal, uri: str) -> None:
-        """The first of a principal's sessions to watch a URI has the server told."""
+    async def _watch(self, inbound: Inbound, uri: str, version: str) -> None:
+        """A call like any other, also where the server was told already. Raises MCPError."""
+        principal = inbound.principal
         server = await self.shelf.resource_server(principal, uri)
-        if server is None or server == SERVER:  # what a session leaves is told of as a change of the list
+        if server == SERVER:  # what a session leaves is told of as a change of the list
             raise MCPError(INVALID_PARAMS, f"no resource {uri!r} is offered that could be subscribed to")
-        key = (principal.key, uri)
-        if key not in self._watchers:
-            try:
-                await self._pool.subscribe(server, principal, uri)
-            except RingfenceError as exc:
-                raise MCPError(-32603, f"server {server}: {exc}") from None
-        self._watchers[key] += 1
+        call = _aside("resource", "resources/subscribe", inbound, uri, {"uri": uri})
+        call = replace(call, server=server, session=inbound.session)
+        assert inbound.outbound is not None
+        outcome = await self._pipeline.handle(call, ClientChannel(inbound.outbound, {}, None))
+        if not outcome.ok:
+            raise wire.item_error(outcome, call, version)
+        self._watchers[principal.key, uri] += 1
 
     async def forget(self, principal: Principal, uris: set[str]) -> None:
         """A session watches these no longer; the last one to go has the server told."""
@@ -261,17 +278,21 @@ class McpFront:
             del self._watchers[key]
             server = await self.shelf.resource_server(principal, uri)
             if server is not None:
-                try:
-                    await self._pool.unsubscribe(server, principal, uri)
-                except RingfenceError as exc:
-                    log.debug("server %s did not take the end of a subscription: %s", server, exc)
+                call = _aside("resource", "resources/unsubscribe", Inbound(principal, "system"), uri, {"uri": uri})
+                outcome = await self._pipeline.handle(replace(call, server=server), Silent())
+                if not outcome.ok:
+                    log.debug("server %s did not take the end of a subscription: %s", server, outcome.message)
 
     async def _set_level(self, asked: Asked, inbound: Inbound) -> Json:
         level = asked.params.get("level")
         if level not in LOG_LEVELS:
             raise MCPError(INVALID_PARAMS, f"level must be one of {', '.join(LOG_LEVELS)}")
-        inbound.log_level[0] = str(level)
-        await self._pool.set_log_level(inbound.principal, str(level))
+        inbound.log_level[0] = str(level)  # what reaches the client is cut here, whatever servers make of it
+        for server in self._pool.logging(inbound.principal):
+            call = _aside("logging", asked.method, inbound, asked.method, {"level": level})
+            outcome = await self._pipeline.handle(replace(call, server=server, session=inbound.session), Silent())
+            if not outcome.ok:
+                log.debug("server %s did not take the log level: %s", server, outcome.message)
         return {}
 
     async def _listen(self, ctx: Context, params: SubscriptionsListenRequestParams) -> SubscriptionsListenResult:
@@ -282,8 +303,9 @@ class McpFront:
         try:
             for uri in params.notifications.resource_subscriptions or ():
                 try:
-                    await self._watch(principal, uri)
-                    watched.add(uri)
+                    known = _watchable(uri)
+                    await self._watch(inbound, known, ctx.protocol_version)
+                    watched.add(known)
                 except MCPError as exc:
                     log.info("a subscription to %s is never going to fire: %s", uri, exc)
             handler = self._listeners.setdefault(principal.key, ListenHandler(self._bus(principal)))
@@ -313,6 +335,17 @@ class McpFront:
     def close(self) -> None:
         for listener in self._listeners.values():
             listener.close()
+
+
+def _watchable(uri: Any) -> str:
+    """The URI as it is compared and sent; one that has no such form is refused as a call."""
+    text = uri if isinstance(uri, str) else ""
+    return normal_uri(text) or text
+
+
+def _aside(kind: CallKind, method: str, inbound: Inbound, tool: str, arguments: Json) -> Call:
+    """A request that is no call of the client's own, and goes the way of one."""
+    return Call(canonical.new_id("call"), inbound.principal, tool, arguments, kind, inbound.origin, method=method)
 
 
 async def _nobody(principal: Principal) -> None:

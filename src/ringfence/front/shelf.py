@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ringfence import canonical
-from ringfence.errors import RingfenceError
+from ringfence import canonical, invisible
+from ringfence.errors import Refused, RingfenceError
 from ringfence.identity import LOCAL_AGENT
-from ringfence.model import Call, Contract, Json, Principal, ServerSpec, Transport
+from ringfence.model import Call, Contract, Definition, Json, Origin, Principal, ServerSpec, Transport
 from ringfence.pipeline import Pipeline
-from ringfence.rulebook import Rulebook, allowed_item
+from ringfence.rulebook import Rulebook, allowed_item, normal_uri
 from ringfence.sandbox.addresses import PREFIX
 from ringfence.sandbox.executor import Executor
 from ringfence.sandbox.tools import SERVER
-from ringfence.upstream.pool import Pool
+from ringfence.upstream.asking import Silent
 
 log = logging.getLogger("ringfence.front")
+
+_RESOURCES, _TEMPLATES = ("resources/list", "resources"), ("resources/templates/list", "resourceTemplates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,10 @@ def _offer(rules: Rulebook, clean: Callable[[Json], Json]) -> _Offer:
         name = capability.contract.name
         if capability.definition is None or _pointless(rules, capability.contract):
             continue
-        body = {**clean(capability.definition.body), "name": name}
+        body = _shown(clean, capability.definition)
+        if body is None:
+            continue
+        body["name"] = name
         if capability.contract.description is not None:
             body["description"] = capability.contract.description
         if capability.contract.result.fields is not None:
@@ -51,6 +57,16 @@ def _offer(rules: Rulebook, clean: Callable[[Json], Json]) -> _Offer:
     return _Offer(rules, tools, header_schemas, frozenset(in_sessions))
 
 
+def _shown(clean: Callable[[Json], Json], definition: Definition) -> Json | None:
+    """A definition as a client may see it; None where it cannot be shown without deceiving somebody."""
+    try:
+        return {**clean(definition.body)}
+    except Refused as exc:
+        kind, name = definition.kind, invisible.visible(definition.name)
+        log.warning("server %s: its %s %s is not offered: %s", definition.server, kind, name, exc)
+        return None
+
+
 def _pointless(rules: Rulebook, contract: Contract) -> bool:
     """A tool of our own that policy never lets anybody use. It is there by itself, so nobody is told of it."""
     if contract.transport is not Transport.SANDBOXED_EXEC:
@@ -61,9 +77,8 @@ def _pointless(rules: Rulebook, contract: Contract) -> bool:
 class Shelf:
     """Reads the rulebook in force each time, so a reload shows at once."""
 
-    def __init__(self, pipeline: Pipeline, pool: Pool) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._pool = pool
         self._owners: dict[tuple[str, str], str] = {}
         """(principal, uri) → server, learnt from listings; bounded by clearing."""
         self._offered: _Offer | None = None
@@ -90,7 +105,8 @@ class Shelf:
     def prompts(self) -> list[Json]:
         names = self._prompt_names()
         prompts, clean = self._pipeline.rules.prompts, self._pipeline.listed
-        return [{**clean(prompts[key].body), "name": name} for name, key in names.items()]
+        shown = ((name, _shown(clean, prompts[key])) for name, key in names.items())
+        return [{**body, "name": name} for name, body in shown if body is not None]
 
     def prompt(self, name: str) -> tuple[str, str] | None:
         """(server, the server's own name) of an offered prompt."""
@@ -100,25 +116,35 @@ class Shelf:
         """Offered names; one that two servers use is preceded by its server's."""
         rules = self._pipeline.rules
         keys = [k for k in rules.prompts if k[0] in rules.servers and allowed_item(rules.servers[k[0]], "prompt", k[1])]
+        keys = [key for key in keys if invisible.name(key[1]) == key[1]]  # a name is sent back as it was shown
         names = [name for _, name in keys]
         return {(n if names.count(n) == 1 else f"{s}.{n}"): (s, n) for s, n in keys}
 
-    async def resources(self, principal: Principal, *, templates: bool) -> list[Json]:
+    async def resources(self, principal: Principal, *, templates: bool, origin: Origin = "system") -> list[Json]:
         """From every server that lists any; one that is down leaves its own out, and is logged."""
         key = "uriTemplate" if templates else "uri"
         out: list[Json] = []
         for spec in self._with_resources():
-            try:
-                items = await self._pool.resources(spec.name, principal, templates=templates)
-            except RingfenceError as exc:
-                log.warning("server %s: its resources cannot be listed: %s", spec.name, exc)
-                continue
-            for item in items:
+            for item in await self._listing(spec.name, principal, templates, origin):
                 uri = item.get(key)
-                if isinstance(uri, str) and allowed_item(spec, "resource", uri) and not uri.startswith(PREFIX):
-                    self._learn(principal, uri, spec.name)
-                    out.append(self._pipeline.listed(item))
+                known = normal_uri(uri) if isinstance(uri, str) else None
+                if known is not None and allowed_item(spec, "resource", known) and not known.startswith(PREFIX):
+                    self._learn(principal, known, spec.name)
+                    # As it will be compared and sent when it is asked for.
+                    with contextlib.suppress(Refused):
+                        out.append(self._pipeline.listed(item if known == uri else {**item, key: known}))
         return [*out, *await self._own_resources(principal, templates)]
+
+    async def _listing(self, server: str, principal: Principal, templates: bool, origin: Origin) -> list[Json]:
+        """What one server lists now, asked for by a call like any other."""
+        method, key = _TEMPLATES if templates else _RESOURCES
+        call = Call(canonical.new_id("call"), principal, method, {}, "listing", origin, server, method=method)
+        outcome = await self._pipeline.handle(call, Silent())
+        if outcome.result is None:
+            log.warning("server %s: its resources cannot be listed: %s", server, outcome.message)
+            return []
+        items = outcome.result.get(key)
+        return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
     async def _own_resources(self, principal: Principal, templates: bool) -> Sequence[Json]:
         boxes = self.boxes()
@@ -134,6 +160,7 @@ class Shelf:
         """The server whose list has this URI: the only one that may, else the one that listed it."""
         if uri.startswith(PREFIX):
             return SERVER
+        uri = normal_uri(uri) or uri
         candidates = [s.name for s in self._with_resources() if allowed_item(s, "resource", uri)]
         if len(candidates) < 2:
             return candidates[0] if candidates else None

@@ -20,11 +20,12 @@ from mcp.shared.inbound import InboundLadderRejection, classify_inbound_request
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp.shared.transport_context import TransportContext
-from mcp_types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCRequest
+from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCRequest
 
 from ringfence import canonical
 from ringfence.front.inbound import Inbound, wants, with_params
 from ringfence.front.mcp import McpFront
+from ringfence.front.refusals import Refusal, reason_of
 from ringfence.model import Json, Principal
 from ringfence.upstream.roots import CHANGED as ROOTS_CHANGED
 from ringfence.upstream.stdio import Lines, TooLong, to_message
@@ -71,8 +72,16 @@ class StdioFront:
         async def on_request(
             dctx: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
         ) -> Json:
-            with self._answering(dctx, method):
-                return await answer(dctx, method, params)
+            try:
+                with self._answering(dctx, method):
+                    return await answer(dctx, method, params)
+            except Exception as exc:
+                # The dispatcher makes an error answer of it; where no call stands behind that, it is recorded here.
+                inbound = _inbound(dctx)
+                if not inbound.called:
+                    code = exc.code if isinstance(exc, MCPError) else INTERNAL_ERROR
+                    await self._refused(inbound.reason or reason_of(code), self._front.known(method))
+                raise
 
         async def answer(
             dctx: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
@@ -114,15 +123,15 @@ class StdioFront:
     @contextmanager
     def _answering(self, dctx: DispatchContext[TransportContext], method: str) -> Iterator[None]:
         """A request under way. Its id is its own until it ends; a call that takes it as well is at fault."""
-        metadata, ident = dctx.message_metadata, dctx.request_id
-        assert isinstance(metadata, ServerMessageMetadata) and isinstance(metadata.request_context, Inbound)
-        metadata.request_context.outbound = dctx
+        inbound, ident = _inbound(dctx), dctx.request_id
+        inbound.outbound = dctx
         taken = ident in self._busy
         if taken:
             problem = f"request id {str(ident)[:64]!r} is in use"
             if method != "tools/call":
+                inbound.reason = "id_in_use"
                 raise MCPError(INVALID_REQUEST, problem)
-            metadata.request_context.fault = problem
+            inbound.fault = problem
         self._busy.add(ident)
         try:
             yield
@@ -145,6 +154,7 @@ class StdioFront:
                         return
                     for line in lines.feed(chunk):
                         if isinstance(line, TooLong):
+                            await self._refused("line_too_long")
                             await errors.send(_problem(None, f"a line of more than {MAX_LINE_BYTES} bytes"))
                         else:
                             await self._line(line, out, errors)
@@ -165,11 +175,22 @@ class StdioFront:
         is_call = isinstance(message, JSONRPCRequest) and message.method == "tools/call"
         if message is None or (fault is not None and not is_call):
             ident = value.get("id") if isinstance(value, dict) else None
+            await self._refused("not_json" if fault is not None else "invalid_request")
             await errors.send(_problem(ident, fault or "not a JSON-RPC message"))
             return
         inbound = Inbound(self._principal(), "mcp-stdio", session=self._session, fault=fault)
         inbound.log_level, inbound.watching = self._level, self._watching
         await out.send(SessionMessage(message, ServerMessageMetadata(request_context=inbound)))
+
+    async def _refused(self, reason: str, method: str | None = None) -> None:
+        refusal = Refusal("mcp-stdio", reason, principal=self._principal())
+        await self._front.refusals.record(refusal, method)
+
+
+def _inbound(dctx: DispatchContext[TransportContext]) -> Inbound:
+    metadata = dctx.message_metadata
+    assert isinstance(metadata, ServerMessageMetadata) and isinstance(metadata.request_context, Inbound)
+    return metadata.request_context
 
 
 def _problem(ident: Any, text: str) -> SessionMessage:

@@ -13,11 +13,12 @@ from ringfence.model import Call, Json, Outcome, Status
 from ringfence.upstream.link import MODERN
 
 _PREFIX = "io.modelcontextprotocol/"
-_LOG_LEVEL = f"{_PREFIX}logLevel"
 _SERVER_INFO = f"{_PREFIX}serverInfo"
 _CACHEABLE = frozenset({"tools/list", "resources/list", "resources/templates/list", "resources/read", "prompts/list"})
 _PASS_ON = (-32021, -32042)
 """Errors of a server that a client acts upon by itself: a missing capability, a URL to visit first."""
+_OUR_OWN = frozenset({-32700, -32600, -32601, -32020, -32022})
+"""Errors of the protocol between the client and us, which no server can speak of."""
 _NOT_FOUND_2025 = -32002
 _LINKS_SINCE = "2025-06-18"
 
@@ -33,12 +34,8 @@ def declared(capabilities: ClientCapabilities | None) -> Json:
 
 
 def forwardable(meta: Json) -> Json:
-    """Of a client's `_meta`, what is neither MCP's own nor ours."""
-    return {
-        k: v
-        for k, v in meta.items()
-        if k == _LOG_LEVEL or not (k.startswith((_PREFIX, "ringfence/")) or k == "progressToken")
-    }
+    """Of a client's `_meta`, what is neither MCP's own nor ours: its contract says what of it goes on."""
+    return {k: v for k, v in meta.items() if not (k.startswith((_PREFIX, "ringfence/")) or k == "progressToken")}
 
 
 def with_fault(call: Call, fault: str) -> Call:
@@ -70,7 +67,7 @@ def with_meta(result: Json, outcome: Outcome, call: Call) -> Json:
 def tool_result(outcome: Outcome, call: Call, version: str = MODERN) -> Json:
     """A `tools/call` result. A refusal is one too: readable, marked as an error, with reason and call id."""
     if outcome.error is not None and outcome.error.get("code") in _PASS_ON:
-        raise MCPError(outcome.error["code"], outcome.error["message"], outcome.error.get("data"))
+        raise MCPError(outcome.error["code"], outcome.error["message"], _error_data(outcome, call))
     if outcome.result is not None:
         result = outcome.result
         if outcome.within is not None and version < _LINKS_SINCE:
@@ -87,15 +84,26 @@ def _unlinked(block: Json) -> Json:
     return {"type": "text", "text": f"[{block['name']}: {block['uri']}]"}
 
 
+def _error_data(outcome: Outcome, call: Call) -> Json:
+    """What goes with an error: a server's own data beside ours, and never in the place of ours."""
+    about: Json = {"status": str(outcome.status), "reason_code": outcome.reason_code, "call_id": _ident(outcome, call)}
+    if outcome.error is None:
+        return about
+    own = outcome.error.get("data")
+    if own is not None and not isinstance(own, dict):
+        own = {"data": own}
+    theirs = {name: value for name, value in (own or {}).items() if not name.startswith("ringfence/")}
+    return {**theirs, **about, "trust": outcome.trust}
+
+
 def item_error(outcome: Outcome, call: Call, version: str) -> MCPError:
     """Resources, prompts and completions have no result that says no; theirs is a JSON-RPC error."""
-    data: Json = {"status": str(outcome.status), "reason_code": outcome.reason_code, "call_id": _ident(outcome, call)}
+    data = _error_data(outcome, call)
     if outcome.error is not None:
         code = int(outcome.error["code"])
         if code == _NOT_FOUND_2025 and version == MODERN:
             code = INVALID_PARAMS  # 2026-07-28 gave up the special code
-        own = outcome.error.get("data")
-        return MCPError(code, outcome.error["message"], {**own, **data} if isinstance(own, dict) else own or data)
+        return MCPError(-32603 if code in _OUR_OWN else code, outcome.error["message"], data)
     if outcome.status is Status.VALIDATION_FAILURE:
         missing = outcome.reason_code.startswith("unknown_resource") and version != MODERN
         return MCPError(_NOT_FOUND_2025 if missing else INVALID_PARAMS, outcome.message, data)

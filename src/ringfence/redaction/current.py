@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ringfence.redaction.stream import MOST_HELD, Stream
+from ringfence.redaction.stream import Stream
 from ringfence.redaction.values import Redacted, Values
 from ringfence.secret import Secret
 
@@ -41,10 +41,6 @@ class Current:
 
     def redacted(self, data: bytes) -> Redacted:
         return self.values.redacted(data)
-
-    def unfinished(self, data: bytes) -> int:
-        """Where something may begin that the end of the data cuts short."""
-        return self.values.unfinished(data, MOST_HELD, self.values.find(data))
 
     def secrets(self, text: str) -> Mapping[str, int]:
         """Which secrets are in a text, by name: for the audit log alone."""

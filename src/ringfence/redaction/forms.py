@@ -1,4 +1,7 @@
-"""The forms in which a known value is searched: as text with its usual escapes, in hex, in base64, and reversed."""
+"""The forms in which a known value is searched: as text with its usual escapes, in hex, in base64, and reversed.
+
+As text it is searched in capitals and small letters alike: names of headers are changed from one to the other.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,6 @@ _WRAP = Part(
     r"(?:[\r\n\t ]|\\+[rn]|%0[aAdD])*(?:[\r\n\t ]|\\+[rn]?|%(?:0[aAdD]?)?)",
     8,
 )
-_HEAD = 5
-"""So many parts of a form tell it from other text well enough to wait for the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,6 @@ class Form:
     @property
     def whole(self) -> str:
         return "".join(part.whole for part in self.parts)
-
-    @property
-    def head(self) -> Part:
-        return sequence(*self.parts[:_HEAD])
 
     @property
     def longest(self) -> int:
@@ -76,34 +73,41 @@ def _pieces(value: str) -> Iterator[str]:
 
 @lru_cache(maxsize=512)
 def _character(character: str) -> Part:
-    """A character as it stands, or as JSON, URLs, HTML or a program's source write it."""
+    """A character as it stands, or as JSON, URLs, HTML or a program's source write it, in either case."""
     raw = character.encode()
     if raw.isalnum():
-        return literal(raw)
+        return literal(raw, any_case=True)
+    cases = dict.fromkeys((character, character.lower(), character.upper()))
+    return either(*(way for case in cases for way in _ways(case)))
+
+
+def _ways(character: str) -> list[Part]:
+    raw = character.encode()
     ways = [literal(raw), sequence(*(sequence(*_PERCENT, *_digits(byte)) for byte in raw))]
     units = character.encode("utf-16-be")
-    ways.append(sequence(*(sequence(_SLASHES, some("u"), *_digits(a), *_digits(b)) for a, b in _pairs(units))))
-    ways.append(sequence(*(sequence(_SLASHES, some("x"), *_digits(byte)) for byte in raw)))
+    ways.append(sequence(*(sequence(_SLASHES, some("[uU]"), *_digits(a), *_digits(b)) for a, b in _pairs(units))))
+    ways.append(sequence(*(sequence(_SLASHES, some("[xX]"), *_digits(byte)) for byte in raw)))
     if character == " ":
         ways.append(literal(b"+"))
     if character == "\n":
         ways.append(literal(b"\r\n"))
-        ways.append(sequence(_SLASHES, some("r"), _SLASHES, some("n")))
+        ways.append(sequence(_SLASHES, some("[rR]"), _SLASHES, some("[nN]")))
         ways.append(sequence(*_PERCENT, literal(b"0d", any_case=True), *_PERCENT, literal(b"0a", any_case=True)))
     if character in _LETTERS:
-        ways.append(sequence(_SLASHES, literal(_LETTERS[character])))
+        ways.append(sequence(_SLASHES, literal(_LETTERS[character], any_case=True)))
     if character in _ESCAPED:
         ways.append(sequence(_SLASHES, literal(raw)))
     if len(raw) == 1:
         ways.append(_entity(character))
-    return either(*ways)
+    return ways
 
 
 def _entity(character: str) -> Part:
     number = ord(character)
-    forms = [literal(f"#{number}".encode()), sequence(literal(b"#x"), some("0", 0, 2), *_tight(number))]
+    digits = sequence(literal(b"#x", any_case=True), some("0", 0, 2), *_tight(number))
+    forms = [literal(f"#{number}".encode()), digits]
     if character in _NAMED:
-        forms.append(literal(_NAMED[character].encode()))
+        forms.append(literal(_NAMED[character].encode(), any_case=True))
     return sequence(literal(b"&"), either(*forms), literal(b";"))
 
 

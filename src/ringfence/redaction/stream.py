@@ -1,6 +1,8 @@
 """Redaction of what comes in pieces, cut anywhere.
 
-What may be the beginning of a secret waits for what follows; everything before it goes on at once.
+The last bytes always wait for what follows, as many as the longest secret could need, whatever they are: what waits
+only because it looks like the beginning of a secret tells whoever wrote it that it is one. A shape is no secret, so
+what may be the beginning of one waits as long as it may.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ class Stream:
         self.secrets: Counter[str] = Counter()
         """For the audit log alone."""
         self._values = values
+        self._wait = min(max(values.reach - 1, 0), MOST_HELD)
         self._seen = b""
-        """The last byte that went on: where a word begins is told by it."""
+        """The last that went on: where a word begins is told by it, and after a release, what began in it."""
         self._held = b""
         self._swallowing: str | None = None
         """The rule of a shape that was told already and still goes on."""
@@ -45,20 +48,37 @@ class Stream:
             return b""
         data = self._seen + self._held + chunk
         start = len(self._seen)
-        spans = self._values.find(data, start)
+        spans = self._spans(data, start)
         last = spans[-1] if spans else None
         if last is not None and last.end == len(data) and len(data) - last.begins > MOST_HELD and not last.secrets:
             self._swallowing = None if self._masked else next(iter(last.rules))
             return self._emit(data, start, len(data), spans)
-        cut = max(start, self._values.unfinished(data, MOST_HELD, spans))
+        cut = max(start, min(len(data) - self._wait, self._values.begun(data, MOST_HELD)))
         while spans and spans[-1].end > cut:
-            cut = min(cut, spans.pop().begins)
+            cut = max(start, min(cut, spans.pop().begins))
         return self._emit(data, start, cut, spans)
 
     def finish(self) -> bytes:
         """The rest. What was only the beginning of a secret is none."""
         data, start = self._seen + self._held, len(self._seen)
-        return self._emit(data, start, len(data), self._values.find(data, start))
+        return self._emit(data, start, len(data), self._spans(data, start))
+
+    def release(self) -> bytes:
+        """What waits, though more may come: for a clock that does not ask what it is. Where it turns out to have been
+        the beginning of a secret, the rest of that goes."""
+        data = self._seen + self._held
+        clean = self.finish()
+        self._seen = data[max(0, len(data) - max(self._wait, 1)) :]
+        return clean
+
+    def _spans(self, data: bytes, start: int) -> list[Span]:
+        if start <= 1:
+            return self._values.find(data, start)
+        # After a release: what ended before was told then, and of what began before only the rest is still here.
+        spans = [span for span in self._values.find(data) if span.end > start]
+        for span in spans:
+            span.start = max(span.start, start)
+        return spans
 
     def _emit(self, data: bytes, start: int, cut: int, spans: list[Span]) -> bytes:
         for span in spans:
@@ -67,7 +87,7 @@ class Stream:
         self._held = data[cut:]
         if cut > start:
             self._seen = data[cut - 1 : cut]
-        return without(data[:cut], spans, masked=self._masked)[start:]
+        return without(data[start:cut], spans, start, masked=self._masked)
 
     def _after_shape(self, chunk: bytes) -> bytes:
         if self._swallowing is None:

@@ -17,7 +17,6 @@ import re2
 
 from ringfence.redaction.forms import Form, forms
 from ringfence.redaction.grammar import compiled, options, union
-from ringfence.redaction.heads import Heads
 from ringfence.redaction.shapes import shapes
 from ringfence.secret import Secret, reveal
 
@@ -64,7 +63,6 @@ class Values:
         self._forms: list[tuple[str, Form]] = [
             (secret.name, form) for secret in secrets for form in forms(reveal(secret))
         ]
-        self._texts = {text for secret in secrets for text in (reveal(secret), reveal(secret)[::-1])}
         self._known = union(form.whole for _, form in self._forms)
         whole = (part.whole for part in _parts().values()) if shaped else ()
         self._any = union((*(form.whole for _, form in self._forms), *whole))
@@ -85,15 +83,7 @@ class Values:
 
     def redacted(self, data: bytes) -> Redacted:
         """The same for bytes of any kind, with the names of the secrets."""
-        spans = self.find(data)
-        if not spans:
-            return Redacted(data, {}, {})
-        rules: Counter[str] = Counter()
-        names: Counter[str] = Counter()
-        for span in spans:
-            rules.update(span.rules)
-            names.update(span.secrets)
-        return Redacted(without(data, spans), dict(rules), dict(names))
+        return _redacted(data, self.find(data))
 
     def find(self, data: bytes, start: int = 0) -> list[Span]:
         """What goes, from left to right; no two touch."""
@@ -105,15 +95,20 @@ class Values:
         shaped = [span for span in every if not _covered(span, known)]
         return _joined(sorted([*known, *shaped], key=lambda span: span.start))
 
-    def unfinished(self, data: bytes, most: int, spans: list[Span]) -> int:
-        """Where the first match may begin that only what follows can settle; at most so many bytes before the end."""
-        end = len(data)
-        shape = _begun_shape().search(data, max(0, end - most)) if self._shaped else None
-        place: int = end if shape is None else shape.start()
-        if not self._forms:
-            return place
-        whole = set() if self._heads.alike else {span.begins for span in spans}
-        return min(place, self._heads.unfinished(data, most, whole))
+    def begun(self, data: bytes, most: int) -> int:
+        """Where a shape may begin that only what follows can settle, at most so many bytes before the end; or the
+        end."""
+        shape = _begun_shape().search(data, max(0, len(data) - most)) if self._shaped else None
+        return len(data) if shape is None else int(shape.start())
+
+    def within(self, data: bytes, start: int, stop: int) -> Redacted:
+        """What stands between two places, redacted as a part of all the data: neither place is inside of a match, and
+        nothing else moves them, so that what is left out does not tell what it was."""
+        every = self.find(data)
+        start = next((span.start for span in every if span.begins < start < span.end), start)
+        stop = next((span.end for span in every if span.begins < stop < span.end), stop)
+        spans = [span for span in every if start <= span.start and span.end <= stop]
+        return _redacted(data[start:stop], spans, start)
 
     def _values(self, data: bytes, start: int) -> Iterator[Span]:
         if not self._forms:
@@ -130,27 +125,35 @@ class Values:
     def _names(self, hit: bytes) -> set[str]:
         return {self._forms[index][0] for index in self._which.Match(hit)}
 
-    @property
+    @cached_property
     def reach(self) -> int:
-        """How far a known value may stretch, in bytes: what follows a gap may begin with the end of one."""
+        """How far a known value may stretch, in bytes."""
         return max((form.longest for _, form in self._forms), default=0)
 
     @cached_property
     def _which(self) -> Any:
         return _whole_set([form.whole for _, form in self._forms])
 
-    @cached_property
-    def _heads(self) -> Heads:
-        return Heads([form for _, form in self._forms], self._texts)
+
+def _redacted(data: bytes, spans: list[Span], place: int = 0) -> Redacted:
+    if not spans:
+        return Redacted(data, {}, {})
+    rules: Counter[str] = Counter()
+    names: Counter[str] = Counter()
+    for span in spans:
+        rules.update(span.rules)
+        names.update(span.secrets)
+    return Redacted(without(data, spans, place), dict(rules), dict(names))
 
 
-def without(data: bytes, spans: list[Span], *, masked: bool = False) -> bytes:
-    """The data with each span replaced; masked, it is as long as before."""
+def without(data: bytes, spans: list[Span], place: int = 0, *, masked: bool = False) -> bytes:
+    """The data with each span replaced; masked, it is as long as before. `place` is where in the spans' it begins."""
     pieces: list[bytes] = []
     end = 0
     for span in spans:
-        pieces += (data[end : span.start], MASK * (span.end - span.start) if masked else REPLACEMENT.encode())
-        end = span.end
+        gone = MASK * (span.end - span.start) if masked else REPLACEMENT.encode()
+        pieces += (data[end : span.start - place], gone)
+        end = span.end - place
     return b"".join((*pieces, data[end:]))
 
 

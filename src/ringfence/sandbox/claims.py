@@ -19,8 +19,11 @@ _PER_CLAIM, _PER_FORM = 512, 256
 """What keeping them costs beyond their texts."""
 _MOST_FORMS = 64
 _MOST_LEFT_OUT = 2**53
-_read = canonical.reader()
+_read = canonical.reader(**canonical.STRICT)
 _TEXT = frozenset((str,))
+_MIME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$&-^_.+")
+"""What the two names of a MIME type are made of (RFC 6838); each begins with a letter or a digit."""
+_PARAMETERS = _MIME | frozenset('=; "')
 _ERROR = frozenset(("name", "value", "traceback"))
 
 
@@ -193,7 +196,12 @@ def _encodable(text: str) -> str:
 
 
 def _is_mime(name: str) -> bool:
-    return 3 <= len(name) <= 100 and "/" in name and name.isascii() and name.isprintable()
+    """Whoever keeps a value under such a name finds no path in it."""
+    kind, _, rest = name.partition("/")
+    form, _, parameters = rest.partition(";")
+    if not (3 <= len(name) <= 100 and kind[:1].isalnum() and form[:1].isalnum()):
+        return False
+    return _MIME.issuperset(kind + form) and _PARAMETERS.issuperset(parameters)
 
 
 def _is_form(mime: str, text: str) -> bool:

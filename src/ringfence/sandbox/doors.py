@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import time
 
 from ringfence.errors import Unavailable
 from ringfence.sandbox.beneath import refusal
 from ringfence.sandbox.life import Life, Peer
 from ringfence.sandbox.waiting import shielded
 
+log = logging.getLogger(__name__)
+
 MOST_DOORS = 16
 _MOST_VISITORS = 64
 _CONNECT_SECONDS = 5.0
 _PIECE = 65536
+_TOLD_SECONDS = 60.0
 
 
 class Doors:
@@ -73,6 +78,8 @@ class _Door:
         self._peer = peer
         self._opening = asyncio.ensure_future(asyncio.start_server(self._come, "127.0.0.1", 0))
         self._visitors: set[asyncio.Task[None]] = set()
+        self._strangers = 0
+        self._told_until = 0.0
 
     async def opened(self) -> int:
         try:
@@ -87,13 +94,16 @@ class _Door:
             visitor.cancel()
 
     async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        uid = self._peer(writer.get_extra_info("socket"))
+        if uid != os.getuid():
+            self._refused(uid)
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._visitors.add(task)
         try:
-            client, here = writer.get_extra_info("peername")[:2], writer.get_extra_info("sockname")[:2]
-            known = len(self._visitors) <= _MOST_VISITORS and self._peer(client, here) == os.getuid()
-            if known:
+            if len(self._visitors) <= _MOST_VISITORS:
                 with self._life.in_use:
                     await self._through(reader, writer)
         except (OSError, Unavailable, asyncio.CancelledError):
@@ -101,6 +111,16 @@ class _Door:
         finally:
             self._visitors.discard(task)
             writer.transport.abort()
+
+    def _refused(self, uid: int | None) -> None:
+        """Told in the keeper's log, and of many at once: what strangers do must not fill it."""
+        self._strangers += 1
+        now = time.monotonic()
+        if now >= self._told_until:
+            whose = "of nobody who can be told" if uid is None else f"of user {uid}"
+            text = "%d connections to port %d of session %s were refused since the last word of it; this one is %s"
+            log.warning(text, self._strangers, self._port, self._life.id, whose)
+            self._strangers, self._told_until = 0, now + _TOLD_SECONDS
 
     async def _through(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._life.awake()

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ringfence.box import BoxReport, Ran
-from ringfence.errors import Refused, Unavailable
+from ringfence.box import NO_OUTSIDE, BoxReport, Outside, Ran
+from ringfence.errors import Refused, Unavailable, beginning
 from ringfence.model import Answer, Call, Contract, Grant, Json, Principal, Status
 from ringfence.ports import Access, Backend, Lender, Outward, Packed, Packing, Passage
 from ringfence.sandbox import order
@@ -102,11 +102,12 @@ class Executor:
 
     async def _box(self, grant: Grant, screen: Screen) -> Answer:
         call, contract = grant.call, grant.contract
-        packed = await self._packed(grant)
-        wanted = order.spec(call, contract, self.provision.limits, await self._passage(grant))
-        wanted = wanted if packed is None else replace(wanted, packages=(packed.folder,))
-        if contract.commands is not None:
-            wanted = replace(wanted, programs=order.programs(grant))
+        with beginning("the box"):
+            packed = await self._packed(grant)
+            wanted = order.spec(call, contract, self.provision.limits, await self._passage(grant))
+            wanted = wanted if packed is None else replace(wanted, packages=(packed.folder,))
+            if contract.commands is not None:
+                wanted = replace(wanted, programs=order.programs(grant))
         # What a contract redacts, nobody sees as it comes.
         as_it_comes = call.attached is not None and not contract.redact and contract.result.fields is None
         tell = screen.attached(call.attached).tell if call.attached is not None and as_it_comes else None
@@ -173,12 +174,12 @@ class Executor:
             return None
         return await self._sessions().state_of(call.principal, session)
 
-    async def reaches(self, call: Call) -> bool:
-        """Whether the session that this call is for has a way out. Raises Refused, Unavailable."""
+    async def outside(self, call: Call) -> Outside:
+        """What the box of the session has that this call is for. Raises Refused, Unavailable."""
         session = call.arguments.get("session")
         if self._keeper is None or not isinstance(session, str):
-            return False
-        return await self._sessions().reaches(call.principal, session)
+            return NO_OUTSIDE
+        return await self._sessions().outside(call.principal, session)
 
     async def resources(self, principal: Principal, *, templates: bool) -> Sequence[Json]:
         """Files that sessions of this caller left. Raises Unavailable, Refused."""

@@ -276,7 +276,8 @@ class Caller:
         except Exception as exc:  # the outer edge: one request that fails must not take the others with it
             log.exception("%s failed", verb.name)
             text = f"the keeper failed at it ({type(exc).__name__}: {exc}); its log in the state folder has more"
-            self._fail(request, OutcomeUnknown("keeper_failed", text))
+            problem = Unavailable if verb.only_reads else OutcomeUnknown
+            self._fail(request, problem("keeper_failed", text))
 
     async def _do(self, request: int, verb: Verb, arguments: Json) -> Any:
         outlet = self._outlets.get(request)

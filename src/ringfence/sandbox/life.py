@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -41,8 +42,8 @@ _REASONS: dict[Why, str] = {
 }
 
 
-Peer = Callable[[tuple[str, int], tuple[str, int]], int | None]
-"""The user at the far end of a connection of this host, by its two addresses; None where nobody knows."""
+Peer = Callable[[socket.socket], int | None]
+"""The user at the far end of a connection within this host; None where there is any doubt."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ringfence.box import Attached, BoxSpec, Installs, Limits, Listening, Mount, Program, Programs
+from ringfence.box import Attached, BoxSpec, Installs, Limits, Listening, Mount, Outside, Program, Programs
 from ringfence.errors import Refused
 from ringfence.loans import Lending
 from ringfence.model import Call, Contract, Grant, Json, Status
@@ -78,10 +78,30 @@ def template(call: Call, contract: Contract) -> str:
 
 def packages(call: Call, contract: Contract, given: Provision) -> tuple[str, ...]:
     """What is to be installed for the box that this call makes: its template's, and what the caller wants besides."""
-    if contract.tool not in BOX_MAKERS or (contract.tool in PROGRAMS and "session" in call.arguments):
+    if not makes_box(call, contract):
         return ()
     wanted = (*given.installs.get(template(call, contract), ()), *(call.arguments.get("packages") or ()))
     return tuple(dict.fromkeys(wanted))
+
+
+def makes_box(call: Call, contract: Contract) -> bool:
+    """Whether it makes a box, and is not about one that is there."""
+    return contract.tool in BOX_MAKERS and not (contract.tool in PROGRAMS and "session" in call.arguments)
+
+
+def outside(call: Call, contract: Contract) -> Outside:
+    """What the box that this call makes has of the outside. An index of packages that is ours is no part of that."""
+    network, places, secrets = _reach(call, contract)
+    mounts = _mounts(contract, call.arguments)
+    return Outside(network != "denied" or bool(places or secrets), any(mount.mode == "rw" for mount in mounts))
+
+
+def _reach(call: Call, contract: Contract) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Which network its box has, which places besides, and which secrets."""
+    asked = call.arguments.get("network")
+    network = asked if isinstance(asked, str) else contract.network
+    places = tuple(asked) if isinstance(asked, list) else ()
+    return network, places, (*contract.secrets, *(call.arguments.get("secrets") or ()))
 
 
 def access(call: Call, contract: Contract, given: Provision) -> Access | None:
@@ -89,12 +109,9 @@ def access(call: Call, contract: Contract, given: Provision) -> Access | None:
 
     What a session may reach was decided when it was opened.
     """
-    if contract.tool not in BOX_MAKERS or (contract.tool in PROGRAMS and "session" in call.arguments):
+    if not makes_box(call, contract):
         return None
-    asked = call.arguments.get("network")
-    network = asked if isinstance(asked, str) else contract.network
-    places = tuple(asked) if isinstance(asked, list) else ()
-    secrets = (*contract.secrets, *(call.arguments.get("secrets") or ()))
+    network, places, secrets = _reach(call, contract)
     # Whoever is in this process says himself what programs may install; for all others it is the operator's to say.
     inside = call.arguments.get("allow_packages") or given.inside.names
     if network == "denied" and not places and not secrets and not inside:

@@ -40,7 +40,7 @@ def judge(report: BoxReport) -> tuple[Status, str]:
         case "pids" | "disk" | "output":
             return Status.KILLED, report.limit or report.ended
         case "policy" | "cancelled":
-            return Status.KILLED, report.ended
+            return Status.KILLED, "forged" if report.forged else report.ended
 
 
 @plain

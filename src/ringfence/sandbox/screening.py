@@ -16,14 +16,14 @@ from typing import Any
 
 from ringfence.box import Attached, BoxReport, Captured, FileFact, Stream
 from ringfence.errors import Unavailable
-from ringfence.redaction import Current
+from ringfence.redaction import MOST_HELD, Current, Redacted
 from ringfence.redaction import Stream as Searched
 from ringfence.sessions import CellReport, Failure, Shown, StepReport
 
 _OUTPUT = "/workspace/output/"
 _PIECE = 1 << 20
 _PATIENCE_SECONDS = 0.1
-"""So long what may be the beginning of a secret waits where somebody sits at the keys and waits, too."""
+"""So long the last of a stream waits for what follows, whatever it is."""
 
 
 class Screen:
@@ -34,6 +34,7 @@ class Screen:
         self._shown = shown
         self._kept = kept
         self._streams: dict[Stream, Searched] = {}
+        self._clocks: dict[Stream, asyncio.TimerHandle] = {}
         self._attached: Attached | None = None
         self.rules: dict[str, int] = {}
         self.secrets: dict[str, int] = {}
@@ -56,14 +57,16 @@ class Screen:
             searched = self._streams[stream] = self._shown.stream()
         if clean := searched.feed(data):
             self._attached.tell(stream, clean)
-        if searched.held and self._attached.keys is not None:
-            asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._rest, stream)
+        if (clock := self._clocks.pop(stream, None)) is not None:
+            clock.cancel()
+        if searched.held:
+            self._clocks[stream] = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._rest, stream)
 
     def _rest(self, stream: Stream) -> None:
         attached, searched = self._attached, self._streams.get(stream)
         if searched is None or attached is None or attached.tell is None:
             return
-        if clean := searched.finish():
+        if clean := searched.release():
             attached.tell(stream, clean)
 
     def _was_shown(self, value: Any) -> None:
@@ -73,6 +76,8 @@ class Screen:
 
     def finish(self) -> None:
         """No more comes: what waited goes on."""
+        for clock in self._clocks.values():
+            clock.cancel()
         for stream in tuple(self._streams):
             self._rest(stream)
         self._streams.clear()
@@ -126,12 +131,16 @@ class Screen:
             return stream
         whole = not stream.truncated
         head, tail = (stream.head + stream.tail, b"") if whole else (stream.head, stream.tail)
-        clean_head = self._bytes(head)
-        if not whole and self._shown.values.reach:
-            # Half a secret at either side of the gap is still half a secret.
-            clean_head = clean_head[: self._shown.unfinished(clean_head)]
-            tail = tail[self._shown.values.reach :]
-        clean_tail = self._bytes(tail)
+        values = self._shown.values
+        if whole or not values.reach:
+            clean_head, clean_tail = self._bytes(head), self._bytes(tail)
+        else:
+            # Half a secret at either side of the gap is still half a secret. As much goes whatever stands there: how
+            # much is left must not tell what it was.
+            room = values.reach - 1
+            end = min(max(0, len(head) - room), values.begun(head, MOST_HELD))
+            clean_head = self._counted(values.within(head, 0, end))
+            clean_tail = self._counted(values.within(tail, min(len(tail), room), len(tail)))
         if (clean_head, clean_tail) == (stream.head, stream.tail) or (whole and clean_head == head):
             return stream
         kept = len(clean_head) + len(clean_tail)
@@ -143,9 +152,9 @@ class Screen:
 
     def _bytes(self, data: bytes) -> bytes:
         assert self._shown is not None
-        if not self._shown.strikes(data):
-            return data
-        found = self._shown.redacted(data)
+        return self._counted(self._shown.redacted(data)) if self._shown.strikes(data) else data
+
+    def _counted(self, found: Redacted) -> bytes:
         self._count(found.rules, found.secrets)
         return found.data
 

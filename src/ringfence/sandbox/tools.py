@@ -25,6 +25,11 @@ PROGRAMS = (EXECUTE_PYTHON, RUN_SHELL)
 """What needs no session."""
 BOX_MAKERS = (*PROGRAMS, "open_session")
 """What makes a box; the others are about one that is there."""
+RUNS_IN_A_SESSION = (*PROGRAMS, "send_input")
+"""What has something run in the box of a session that may use whatever that box has. What goes on when a session is
+resumed was begun by an earlier call, and is the effect of that one."""
+FORKS_A_SESSION = "fork_session"
+WRITES_FILES = ("write_file", "remove_file", "make_folder", "copy_file", "rename_file", "write_folder")
 TOOLS = (*PROGRAMS, *(name for name, tool in toolkit.KIT.items() if not tool.only_wide and not tool.if_declared))
 DECLARABLE = (*TOOLS, *(name for name, tool in toolkit.KIT.items() if tool.if_declared))
 """Those that a contract can be for; the last ones an agent has only where there is one."""

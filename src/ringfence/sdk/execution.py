@@ -125,18 +125,23 @@ def value(outcome: Outcome) -> Json:
 
 def problem(outcome: Outcome) -> RingfenceError:
     """An outcome that is no result, as an error with its type."""
-    code, text = outcome.reason_code, outcome.message or str(outcome.facts.get("explanation") or outcome.status)
-    if code in _USED_UP and outcome.status in (Status.UNAVAILABLE, Status.VALIDATION_FAILURE):
+    text = outcome.message or str(outcome.facts.get("explanation") or outcome.status)
+    return error(outcome.status, outcome.reason_code, text, outcome.approval_id)
+
+
+def error(status: Status, code: str, text: str, approval_id: str | None = None) -> RingfenceError:
+    """Why there is no result, as an error with its type."""
+    if code in _USED_UP and status in (Status.UNAVAILABLE, Status.VALIDATION_FAILURE):
         return QuotaExceeded(code, text)
-    if outcome.status is Status.UNAVAILABLE:
+    if status is Status.UNAVAILABLE:
         return Unavailable(code, text)
-    if outcome.status is Status.UNKNOWN:
+    if status is Status.UNKNOWN:
         return OutcomeUnknown(code, text)
-    if code == SetUpFailed.REASON and outcome.status is Status.FAILED:
+    if code == SetUpFailed.REASON and status is Status.FAILED:
         return SetUpFailed(text)
-    denied = outcome.status in (Status.DENIED, Status.APPROVAL_REQUIRED)
+    denied = status in (Status.DENIED, Status.APPROVAL_REQUIRED)
     kind = Denied if denied else _NOT_THERE.get(code, Refused)
-    return kind(outcome.status, code, text, approval_id=outcome.approval_id)
+    return kind(status, code, text, approval_id=approval_id)
 
 
 def _exit_code(outcome: Outcome) -> int:

@@ -22,7 +22,7 @@ from ringfence.model import Json, Outcome, Status
 from ringfence.sdk import engine
 from ringfence.sdk.cells import cell
 from ringfence.sdk.commands import AsyncCommands
-from ringfence.sdk.execution import Execution, problem
+from ringfence.sdk.execution import Execution, error
 from ringfence.sdk.files import AsyncFiles
 from ringfence.sdk.infos import SandboxInfo, SnapshotInfo, VolumeInfo
 from ringfence.sdk.link import Link, Way, asked, by_engine, given
@@ -287,8 +287,7 @@ class AsyncSandbox:
 
     def _child(self, told: Json) -> AsyncSandbox | RingfenceError:
         if "error" in told:
-            reason = told["error"]["reason_code"]
-            return problem(Outcome(Status.UNAVAILABLE, reason, told["error"]["message"]))
+            return error(Status.UNAVAILABLE, told["error"]["reason_code"], told["error"]["message"])
         info = SandboxInfo.of(told)
         child = AsyncSandbox.over(self._link.way, info.id, {})
         child._link.limits, child._link.patience = self._link.limits, self._link.patience

@@ -30,7 +30,7 @@ def needs_its_own(request: UpstreamRequest, held: Held, capabilities: Json) -> b
     return silent and bool(capabilities) and request.session is None
 
 
-class _Silent:
+class Silent:
     """The channel of a request that no client is waiting for."""
 
     @property
@@ -45,7 +45,7 @@ class _Silent:
 
 
 def asking_for(server: str, principal: Principal, method: str = "", params: Json | None = None) -> UpstreamRequest:
-    return UpstreamRequest(server, principal, method, params or {}, _Silent(), 30.0)
+    return UpstreamRequest(server, principal, method, params or {}, Silent(), 30.0)
 
 
 async def unnoticed(server: str, definitions: list[Definition]) -> None:

@@ -8,6 +8,7 @@ questions put to the call's channel.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -39,6 +40,10 @@ _MAX_PAGES = 100
 _MAX_ROUNDS = 20
 _METHOD_NOT_FOUND = -32601
 _UNSUPPORTED_VERSION = -32022
+_MISSING_CAPABILITY = -32021
+_VISIT_URL = -32042
+_LONGEST = 2000
+_WEB = re.compile(r"https?://[\x21-\x7e]+", re.IGNORECASE)
 _CAPABILITY = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
 _NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
@@ -149,6 +154,8 @@ class Connection:
                 raise Unavailable(
                     "server_listing", f"server {self.spec.name}: {method} failed: {exc.message}"
                 ) from None
+            if result.get("resultType", "complete") != "complete":
+                raise Unavailable("server_listing", f"server {self.spec.name}: {method} gave no complete result")
             items = result.get(key)
             out.extend(i for i in items if isinstance(i, dict)) if isinstance(items, list) else None
             cursor = result.get("nextCursor")
@@ -201,7 +208,10 @@ class Connection:
 
             async def ask(method: str, params: Json) -> Json:
                 question = await self._permitted(request, method, params)
-                answer = (await asking({"question": question})).get("question")
+                try:
+                    answer = (await asking({"question": question})).get("question")
+                except Refused as exc:
+                    raise RpcError(-32603, f"there is no answer ({exc.reason_code})") from None
                 if not isinstance(answer, dict):
                     raise RpcError(-32603, "the client gave no answer")
                 return answer
@@ -210,7 +220,7 @@ class Connection:
             try:
                 return await self._rounds(request, exchange, asking)
             except RpcError as exc:
-                raise self._failure(exc) from None
+                raise self._failure(exc, request.channel.capabilities) from None
         raise Refused(
             Status.TIMEOUT,
             "timeout",
@@ -223,11 +233,14 @@ class Connection:
         exchange: Exchange,
         asking: Callable[[Mapping[str, Json]], Awaitable[Mapping[str, Json]]],
     ) -> Json:
-        params, capabilities = request.params, relayable(self.spec, request.channel.capabilities)
+        sent, capabilities = request.params, relayable(self.spec, request.channel.capabilities)
+        if self.modern and request.log_level is not None:
+            sent = {**sent, "_meta": {**_mapping(sent.get("_meta")), _LOG_LEVEL: request.log_level}}
+        params = sent
         for _ in range(_MAX_ROUNDS):
             result = await self._send(request.method, params, exchange, capabilities, request.definition)
             if result.get("resultType") != "input_required":
-                return result
+                return result  # the guard withholds what is not complete either
             wanted = result.get("inputRequests")
             questions: dict[str, Json] = {}
             answers: dict[str, Json] = {}
@@ -241,7 +254,7 @@ class Connection:
                     answers[key] = {"action": "decline"}
             if questions or not answers:
                 answers.update(await asking(questions))
-            params = {**request.params, "inputResponses": answers}
+            params = {**sent, "inputResponses": answers}
             if "requestState" in result:
                 params["requestState"] = result["requestState"]
         raise Refused(Status.FAILED, "too_many_rounds", f"server {self.spec.name} asked more than {_MAX_ROUNDS} times")
@@ -258,8 +271,11 @@ class Connection:
             raise RpcError(_METHOD_NOT_FOUND, f"the client does not support {capability}")
         if capability == "sampling" and setting == "ask" and not await self._consent(request, method, params):
             raise RpcError(-32600, f"a person did not agree that server {self.spec.name} samples")
+        if capability == "elicitation" and params.get("mode") == "url" and not _is_web(params.get("url")):
+            raise RpcError(-32602, "a URL to visit begins with http:// or https://")
         labelled = dict(params)
-        labelled["_meta"] = {**_mapping(params.get("_meta")), "ringfence/server": self.spec.name}
+        own = {k: v for k, v in _mapping(params.get("_meta")).items() if not k.startswith("ringfence/")}
+        labelled["_meta"] = {**own, "ringfence/server": self.spec.name}
         if capability == "elicitation":
             labelled["message"] = f"[{self.spec.name}] {params.get('message', '')}"
         return {"method": method, "params": labelled}
@@ -274,8 +290,6 @@ class Connection:
             params, headers = self._envelope(method, params, capabilities, definition)
         else:
             headers = {"mcp-protocol-version": self.version} if self.version else {}
-            if _LOG_LEVEL in _mapping(params.get("_meta")):
-                params = {**params, "_meta": {k: v for k, v in params["_meta"].items() if k != _LOG_LEVEL}}
         exchange.headers = {**headers, **exchange.own} if exchange.own else headers
         return await self.link.request(method, params, exchange)
 
@@ -307,9 +321,35 @@ class Connection:
             self._header_maps[definition.digest] = found
         return found
 
-    def _failure(self, exc: RpcError) -> Exception:
+    def _failure(self, exc: RpcError, capabilities: Json) -> Exception:
         reason = "answer_unusable" if exc.code == ANSWER_UNUSABLE else "upstream_error"
+        if exc.code == _VISIT_URL:
+            return self._visit(exc, capabilities)
+        if exc.code == _MISSING_CAPABILITY:
+            missing = _mapping(_mapping(exc.data).get("requiredCapabilities"))
+            named: Json = {"requiredCapabilities": {name: {} for name in _ASPECTS if name in missing}}
+            return UpstreamFailed(reason, exc.code, exc.message, named)
         return UpstreamFailed(reason, exc.code, exc.message, exc.data)
+
+    def _visit(self, exc: RpcError, capabilities: Json) -> Exception:
+        """The server wants its user to visit a URL first, which is a question like any other."""
+        denied = self.spec.elicitation == "deny" or "url" not in _mapping(capabilities.get("elicitation"))
+        asked = _mapping(exc.data).get("elicitations")
+        shown = [] if denied or not isinstance(asked, list) else [found for found in map(self._url, asked) if found]
+        if not shown:
+            why = "that is denied for it" if self.spec.elicitation == "deny" else "it cannot be asked of the client"
+            text = f"server {self.spec.name} wants a URL to be visited first, and {why}"
+            return Refused(Status.FAILED, "server_question", text)
+        return UpstreamFailed("upstream_error", exc.code, exc.message, {"elicitations": shown})
+
+    def _url(self, entry: Any) -> Json | None:
+        """One URL to visit, in our own words."""
+        entry = _mapping(entry)
+        ident, message = entry.get("elicitationId"), entry.get("message")
+        if entry.get("mode") != "url" or not _is_web(entry.get("url")) or not isinstance(ident, str):
+            return None
+        text = f"[{self.spec.name}] {message if isinstance(message, str) else ''}"
+        return {"mode": "url", "url": entry["url"], "elicitationId": ident[:_LONGEST], "message": text}
 
     # ── what the server is told to watch ──────────────────────────────────────────────────────────
 
@@ -325,14 +365,28 @@ class Connection:
             log.debug("server %s offers no subscriptions: %s", self.spec.name, exc.message)
 
 
+_ASPECTS = {"elicitation": ("form", "url"), "sampling": ("context", "tools"), "roots": ()}
+
+
 def relayable(spec: ServerSpec, capabilities: Json) -> Json:
-    """Of the client's capabilities, those that this server may use."""
-    out = {k: v for k, v in capabilities.items() if k in ("elicitation", "sampling", "roots")}
+    """Of the client's capabilities, those that this server may use, told in our own words."""
+    out: Json = {}
+    for name, aspects in _ASPECTS.items():
+        own = capabilities.get(name)
+        if isinstance(own, dict):
+            out[name] = {aspect: {} for aspect in aspects if isinstance(own.get(aspect), dict)}
+    if "roots" in out and _mapping(capabilities["roots"]).get("listChanged") is True:
+        out["roots"]["listChanged"] = True
     if spec.elicitation == "deny":
         out.pop("elicitation", None)
     if spec.sampling == "deny":
         out.pop("sampling", None)
     return out
+
+
+def _is_web(url: Any) -> bool:
+    """Whether a browser would visit it, and a person can read it."""
+    return isinstance(url, str) and len(url) <= _LONGEST and _WEB.fullmatch(url) is not None
 
 
 def _mapping(value: Any) -> Json:

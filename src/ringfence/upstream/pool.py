@@ -14,8 +14,8 @@ from functools import partial
 import anyio
 import anyio.abc
 
-from ringfence.errors import OutcomeUnknown, RingfenceError, Unavailable
-from ringfence.model import Definition, Json, Principal, ServerSpec
+from ringfence.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
+from ringfence.model import Definition, Json, Principal, ServerSpec, Status
 from ringfence.ports import Launched, Launcher, UpstreamRequest
 from ringfence.upstream.asking import asking_for, needs_its_own, owners, unnoticed, unrecorded
 from ringfence.upstream.bare import Bare, launched
@@ -30,6 +30,8 @@ from ringfence.upstream.roots import Roots, first_told
 log = logging.getLogger("ringfence.upstream")
 
 IDLE_SECONDS, _SWEEP_SECONDS = 300.0, 5.0
+_LISTS = {"resources/list": "resources", "resources/templates/list": "resourceTemplates"}
+_ASIDE = frozenset({*_LISTS, "resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
 
 Starting = Callable[[ServerSpec, Principal, Callable[[], Awaitable[None]]], Awaitable[None]]
 Event = Callable[[str, Principal, str, Json], Awaitable[None]]
@@ -101,6 +103,8 @@ class Pool:
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
 
     async def request(self, request: UpstreamRequest) -> Json:
+        if request.method in _ASIDE:
+            return await self._aside(request)
         held = await (self._once(request) if request.fresh else self._get(request))
         held.users += 1
         health = self._health.get(request.server)
@@ -129,41 +133,47 @@ class Pool:
         async with self._using(asking_for(server, principal)) as held:
             return list(held.connection.definitions.values())
 
-    async def resources(self, server: str, principal: Principal, *, templates: bool = False) -> list[Json]:
-        """The server's resources, or its templates for them, as it lists them now."""
-        async with self._using(asking_for(server, principal)) as held:
-            if "resources" not in held.connection.server_capabilities:
-                return []
-            if templates:
-                return await held.connection.list_all("resources/templates/list", "resourceTemplates")
-            return await held.connection.list_all("resources/list", "resources")
+    async def _aside(self, request: UpstreamRequest) -> Json:
+        """Requests that are not for one connection as it is: they end on several, or need none."""
+        server, principal = request.server, request.principal
+        with anyio.move_on_after(request.timeout):
+            if request.method == "logging/setLevel":
+                for held in self._logging(principal, server):
+                    await held.connection.request(asking_for(server, principal, request.method, request.params))
+                return {}
+            async with self._using(asking_for(server, principal)) as held:
+                if request.method in _LISTS:
+                    key = _LISTS[request.method]
+                    has = "resources" in held.connection.server_capabilities
+                    return {key: await held.connection.list_all(request.method, key) if has else []}
+                await self._subscription(held, request)
+                return {}
+        raise Refused(Status.TIMEOUT, "timeout", f"server {server} gave no answer within {request.timeout:g} s")
 
-    async def subscribe(self, server: str, principal: Principal, uri: str) -> None:
-        """Have the server tell of changes to `uri`; they come as events."""
-        async with self._using(asking_for(server, principal)) as held:
-            if uri in held.subscriptions:
-                return
-            if not held.connection.modern:
-                await held.connection.request(asking_for(server, principal, "resources/subscribe", {"uri": uri}))
-            held.subscriptions.add(uri)
-            if held.connection.modern:
-                self._listen(held)
+    async def _subscription(self, held: Held, request: UpstreamRequest) -> None:
+        """Have the server tell of changes to a resource, or no longer; they come as events."""
+        uri, wanted = str(request.params["uri"]), request.method == "resources/subscribe"
+        if wanted is (uri in held.subscriptions):
+            return
+        if not held.connection.modern:
+            await held.connection.request(asking_for(request.server, request.principal, request.method, {"uri": uri}))
+        (held.subscriptions.add if wanted else held.subscriptions.discard)(uri)
+        if held.connection.modern:
+            self._listen(held)
 
-    async def unsubscribe(self, server: str, principal: Principal, uri: str) -> None:
-        async with self._using(asking_for(server, principal)) as held:
-            held.subscriptions.discard(uri)
-            if not held.connection.modern:
-                await held.connection.request(asking_for(server, principal, "resources/unsubscribe", {"uri": uri}))
+    def logging(self, principal: Principal) -> list[str]:
+        """The servers of the handshake era that this principal is connected to, and that can be told a log level."""
+        return list(dict.fromkeys(held.key[0] for held in self._logging(principal)))
 
-    async def set_log_level(self, principal: Principal, level: str) -> None:
-        """Tell every handshake-era server that this principal is connected to."""
-        for held in list(self._held.values()):
-            server, key = held.key[0], held.principal.key
-            if key == principal.key and not held.connection.modern and "logging" in held.connection.server_capabilities:
-                try:
-                    await held.connection.request(asking_for(server, principal, "logging/setLevel", {"level": level}))
-                except RingfenceError as exc:
-                    log.debug("server %s did not take the log level: %s", server, exc)
+    def _logging(self, principal: Principal, server: str | None = None) -> list[Held]:
+        return [
+            held
+            for held in self._held.values()
+            if held.principal.key == principal.key
+            and server in (None, held.key[0])
+            and not held.connection.modern
+            and "logging" in held.connection.server_capabilities
+        ]
 
     # ── holding connections ───────────────────────────────────────────────────────────────────────
 

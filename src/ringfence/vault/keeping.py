@@ -6,6 +6,7 @@ handed out in its place, so that a secret that was withdrawn at its source is wi
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +16,10 @@ import anyio
 
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import SecretSpec, Status
-from ringfence.secret import Secret, reveal
+from ringfence.secret import FEW_CHARACTERS, Secret, reveal
 from ringfence.vault.sources import Found
+
+log = logging.getLogger("ringfence.vault")
 
 UNUSABLE = "bad_secret"
 """The reason where there is a value, and it cannot be kept secret."""
@@ -195,6 +198,13 @@ class Vault:
             kept.former = [kept.secret, *kept.former][:_FORMER]
         kept.secret = secret
         self._known.clear()
+        if len(value) < FEW_CHARACTERS:
+            log.warning(
+                "secret %s has fewer than %d characters: whoever sees what is removed from results could find it by"
+                " guessing; use a longer one",
+                secret.name,
+                FEW_CHARACTERS,
+            )
 
 
 def _life(kept: _Kept) -> float:

@@ -26,7 +26,7 @@ async def read(call: Caller, uri: str, principal: Any = MINE, most: int = 1_000_
     contract = replace(LISTS, result=replace(LISTS.result, max_bytes=most))
     asked = make_call(uri, {"uri": uri}, kind="resource", method="resources/read", principal=principal)
     call.executor.check(asked, contract)
-    return await call.executor.run(Grant(asked, contract, ALLOWED, None, "d", None, time.monotonic() + 5))
+    return await call.executor.run(Grant(asked, contract, ALLOWED, None, "d", None, time.monotonic() + 600))
 
 
 async def listed(call: Caller, principal: Any = MINE) -> list[str]:

@@ -29,7 +29,7 @@ guest.forget_ourselves()
 sys.path.remove(sys.argv[2])
 cells.serve(_socket.socket(fileno=int(sys.argv[1])))
 """
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 
 
 @dataclass

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from ringfence.sandbox.process.backend import ProcessBackend
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,11 @@ def memory(pid: int | str = "self") -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
 
 
-def wait_until(reached: Callable[[], bool], seconds: float) -> float:
-    """How long it took. Raises AssertionError after that many seconds."""
-    began = time.monotonic()
-    while not reached():
-        if time.monotonic() - began > seconds:
-            raise AssertionError(f"not within {seconds} s")
-        time.sleep(0.01)
-    return time.monotonic() - began
+def at_rest(backend: ProcessBackend) -> bool:
+    """Nothing runs there, ends, or is in the making."""
+    pool = backend._pool
+    coming = pool is not None and (pool._tasks or pool._starting or any(kind.coming for kind in pool._kinds.values()))
+    return not (coming or backend._running or backend._removing)
 
 
 def all_gone(processes: Iterable[Process]) -> Callable[[], bool]:

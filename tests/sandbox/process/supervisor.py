@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import sys
 import time
@@ -15,12 +16,15 @@ PROGRAMS = {
     "busy": """
 import os
 for _ in range(3): os.fork()
+print("up", flush=True)
 while True: pass
 """,
     "stopped": """
 import os, signal, time
 child = os.fork()
-if child: os.kill(child, signal.SIGSTOP)
+if child:
+    os.kill(child, signal.SIGSTOP)
+    print("up", flush=True)
 time.sleep(600)
 """,
     "daemons": """
@@ -30,34 +34,49 @@ if not os.fork():
     for number in range(1, 32):
         if number not in (signal.SIGKILL, signal.SIGSTOP): signal.signal(number, signal.SIG_IGN)
     os.fork()
+print("up", flush=True)
 time.sleep(600)
 """,
 }
+"""What never ends by itself. Each says `up` as often as `UPS` tells, and then all of its processes are there."""
+UPS = {"busy": 8, "stopped": 1, "daemons": 3}
 
 
 def spec(source: str) -> BoxSpec:
     return BoxSpec(Program("python", source.encode()), Limits(wall_seconds=600))
 
 
-async def ready() -> None:
-    await asyncio.sleep(0.7)
+class Ups:
+    """Hears until programs have said often enough that they are up."""
+
+    def __init__(self, wanted: int) -> None:
+        self.all = asyncio.Event()
+        self._left = wanted
+
+    def __call__(self, stream: str, chunk: bytes) -> None:
+        self._left -= chunk.count(b"up")
+        if self._left <= 0:
+            self.all.set()
+
+
+async def run_for_ever(what: str) -> None:
+    backend, wanted = ProcessBackend(), spec(PROGRAMS[what])
+    await backend.warm(wanted)
+    heard = Ups(2 * UPS[what])
+    running = [asyncio.create_task(backend.run(wanted, heard)) for _ in range(2)]
+    await heard.all.wait()
     print("ready", flush=True)
-
-
-async def run_for_ever(source: str) -> None:
-    backend = ProcessBackend()
-    await backend.warm(spec(source))
-    await asyncio.gather(ready(), *(backend.run(spec(source)) for _ in range(2)))
+    await asyncio.gather(*running)
 
 
 async def make_for_ever() -> None:
     backend = ProcessBackend()
     await backend.warm(spec("pass"))
-    saying = asyncio.create_task(ready())
-    while True:
+    for number in itertools.count():
         await asyncio.gather(*(backend.run(spec("pass")) for _ in range(8)))
         await asyncio.sleep(0)
-        assert not saying.cancelled()
+        if number == 3:
+            print("ready", flush=True)
 
 
 async def run_once() -> None:
@@ -75,7 +94,7 @@ def main(what: str) -> None:
     elif what == "forked":  # a child inherits everything that is open, and lives on
         asyncio.run(forked())
     else:
-        asyncio.run(run_for_ever(PROGRAMS[what]))
+        asyncio.run(run_for_ever(what))
 
 
 async def forked() -> None:
@@ -83,7 +102,7 @@ async def forked() -> None:
     await backend.run(spec("pass"))
     child = os.fork()
     if not child:
-        time.sleep(10)
+        time.sleep(600)
         os._exit(0)
     print("ready", flush=True)
     await asyncio.sleep(600)

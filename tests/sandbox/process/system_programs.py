@@ -157,7 +157,7 @@ PROCESSES = (
         for thread in threads: thread.join()
         print(lines.qsize(), threading.active_count())
         event = threading.Event(); timer = threading.Timer(0.05, event.set); timer.start()
-        print(event.wait(5), threading.Barrier(1).wait(), threading.stack_size(1 << 20))
+        print(event.wait(20), threading.Barrier(1).wait(), threading.stack_size(1 << 20))
         """,
     ),
 )

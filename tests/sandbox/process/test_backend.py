@@ -8,6 +8,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from ringfence.box import MIB, BoxReport, BoxSpec, FileFact, Input, Limits, Program
 from ringfence.sandbox.process.backend import ProcessBackend
+from tests import tooling
 from tests.sandbox import comparing
 from tests.sandbox.process import looking
 
@@ -195,6 +197,7 @@ async def test_programs_that_make_no_sense_are_refused(backend: ProcessBackend, 
     ],
 )
 async def test_surroundings_that_make_no_sense_are_refused(backend: ProcessBackend, more, words: str) -> None:
+    await tooling.until(lambda: looking.at_rest(backend))  # boxes that are kept ready may still be coming
     before = looking.descriptors()
     with pytest.raises(ValueError, match=words):
         await run(backend, "pass", **more)
@@ -232,8 +235,12 @@ open("/workspace/elsewhere", "w").write("not collected")
 
 async def test_files_are_collected_from_a_run_that_was_ended(backend: ProcessBackend, tmp_path: Path) -> None:
     source = "open('/workspace/output/part', 'w').write('half')\nwhile True: pass"
-    report = await run(backend, source, limits=Limits(wall_seconds=0.5), output=tmp_path)
-    assert (report.ended, (tmp_path / "part").read_text()) == ("timeout", "half")
+    part = tmp_path / "part"
+    for seconds in tooling.LONGER:
+        report = await run(backend, source, limits=Limits(wall_seconds=seconds), output=tmp_path)
+        if part.exists() and part.read_text():
+            break
+    assert (report.ended, part.read_text()) == ("timeout", "half")
 
 
 async def test_of_long_output_head_and_tail_are_kept(backend: ProcessBackend) -> None:
@@ -249,20 +256,24 @@ async def test_of_long_output_head_and_tail_are_kept(backend: ProcessBackend) ->
 
 
 async def test_output_is_told_as_it_comes(backend: ProcessBackend) -> None:
-    heard: list[tuple[str, bytes, float]] = []
+    """It goes on only when the last line was heard."""
+    heard: list[tuple[str, bytes]] = []
     source = """
-import sys, time
+import sys
 for number in range(3):
-    print("out", number, flush=True); time.sleep(0.2)
-    print("err", number, file=sys.stderr, flush=True); time.sleep(0.2)
+    print("out", number, flush=True); sys.stdin.readline()
+    print("err", number, file=sys.stderr, flush=True); sys.stdin.readline()
 """
-    loop = asyncio.get_running_loop()
-    spec = BoxSpec(Program("python", source.encode()))
-    report = await backend.run(spec, lambda stream, chunk: heard.append((stream, chunk, loop.time())))
-    assert [(stream, chunk) for stream, chunk, _ in heard] == [
-        (f"std{word}", f"{word} {number}\n".encode()) for number in range(3) for word in ("out", "err")
-    ]
-    assert heard[-1][2] - heard[0][2] > 0.3
+    read, write = os.pipe()
+
+    def hear(stream: str, chunk: bytes) -> None:
+        heard.append((stream, chunk))
+        os.write(write, b"\n")
+
+    report = await backend.run(BoxSpec(Program("python", source.encode(), stdin=read)), hear)
+    os.close(write)
+    os.close(read)
+    assert heard == [(f"std{word}", f"{word} {number}\n".encode()) for number in range(3) for word in ("out", "err")]
     assert report.stdout.text == "out 0\nout 1\nout 2\n"
 
 
@@ -279,12 +290,15 @@ os.wait()
 end = time.process_time() + 0.3
 while time.process_time() < end: pass
 """
+    began = time.monotonic()
     report = await run(backend, source)
+    most = (time.monotonic() - began) * 1000
     usage = report.usage
-    assert 300 <= (usage.cpu_ms or 0) <= report.wall_ms * 1.5 + 50
+    # Clocks are coarse, and not all of them go on at the same moment.
+    assert 290 <= (usage.cpu_ms or 0) <= most * (os.cpu_count() or 1)
     assert 50_000_000 <= (usage.peak_memory_bytes or 0) < 120 * MIB
     assert usage.processes is None or 2 <= usage.processes <= 4
-    assert 400 < report.wall_ms < 20_000
+    assert 390 < report.wall_ms <= most
 
 
 async def test_refused_system_calls_are_counted_by_name(backend: ProcessBackend) -> None:
@@ -337,7 +351,7 @@ def test_a_supervisor_that_goes_before_others_does_not_take_its_boxes_along(tmp_
         [sys.executable, "-c", BEFORE_OTHERS],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "HOME": str(tmp_path)},
         check=False,
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import time
-from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +14,7 @@ from ringfence.sandbox.process import box as boxes
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.zygotes import Zygote
+from tests import tooling
 from tests.sandbox.process import looking
 
 pytestmark = pytest.mark.anyio
@@ -29,12 +28,6 @@ async def zygote_of(backend: ProcessBackend) -> Zygote:
     await backend.run(spec("pass"))
     assert backend._pool is not None
     return next(zygote for zygotes in backend._pool._zygotes.values() for zygote in zygotes)
-
-
-async def settles(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not reached():
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
@@ -64,11 +57,9 @@ async def test_a_box_whose_descriptors_got_lost_is_not_used(
     with pytest.raises(Unavailable, match="descriptors were lost"):
         await zygote.spawn(Limits(), backend._shape(Limits()))
     monkeypatch.setattr(Box, "_hear", hear)
-    await settles(lambda: not looking.boxed(zygote.pid) and zygote.live == 0)
-    began = time.monotonic()
-    report = await backend.run(spec("import time\ntime.sleep(60)", wall_seconds=0.3))
+    await tooling.until(lambda: not looking.boxed(zygote.pid) and zygote.live == 0)
+    report = await backend.run(spec("import time\ntime.sleep(600)", wall_seconds=0.3))
     assert (report.ended, zygote.alive) == ("timeout", True)
-    assert time.monotonic() - began < 30
 
 
 async def test_a_box_that_is_late_is_ended(backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +72,7 @@ async def test_a_box_that_is_late_is_ended(backend: ProcessBackend, monkeypatch:
     for _ in range(3):
         with pytest.raises(Unavailable, match="not ready in time"):
             await zygote.spawn(Limits(), shape)
-    await settles(lambda: not looking.boxed(zygote.pid) and len(zygote._free) == free)
+    await tooling.until(lambda: not looking.boxed(zygote.pid) and len(zygote._free) == free)
 
 
 async def test_a_box_that_nobody_waits_for_any_more_is_ended(backend: ProcessBackend) -> None:
@@ -98,4 +89,4 @@ async def test_a_box_that_nobody_waits_for_any_more_is_ended(backend: ProcessBac
         box.kill()
         await box.ended
         box.remove()
-    await settles(lambda: not looking.boxed(zygote.pid) and len(zygote._free) == free)
+    await tooling.until(lambda: not looking.boxed(zygote.pid) and len(zygote._free) == free)

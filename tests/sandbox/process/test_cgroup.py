@@ -52,7 +52,7 @@ def group() -> Iterator[Group]:
         yield made
     finally:
         made.kill()
-        made.remove(patience=5)
+        made.remove(patience=60)
         assert not any(os.path.exists(path) for path in made.paths)
 
 
@@ -86,7 +86,7 @@ def said(child: subprocess.Popen[bytes]) -> bytes:
     return child.stdout.readline().strip()
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -123,7 +123,7 @@ def test_detecting_leaves_nothing_and_moves_nobody() -> None:
 def test_a_memory_eater_is_ended_and_counted(group: Group) -> None:
     limit(group)
     with running(group, EAT.format(mb=200)) as child:
-        assert child.wait(30) == -signal.SIGKILL
+        assert child.wait(60) == -signal.SIGKILL
     assert group.oom_kills() == 1
 
 
@@ -131,7 +131,7 @@ def test_a_memory_eater_is_ended_and_counted(group: Group) -> None:
 def test_memory_files_count_too(group: Group) -> None:
     limit(group)
     with running(group, EAT_MEMFD.format(mb=200)) as child:
-        assert child.wait(30) == -signal.SIGKILL
+        assert child.wait(60) == -signal.SIGKILL
     assert group.oom_kills() == 1
 
 
@@ -155,7 +155,7 @@ def test_a_fork_bomb_meets_the_limit_and_is_counted(group: Group) -> None:
         assert denied is not None and denied >= 1
         assert group.pids_peak() in (12, None)
         group.kill()
-        child.wait(10)
+        child.wait(60)
     until(lambda: not group.processes())
 
 
@@ -164,8 +164,9 @@ def test_the_share_of_the_processor_is_honoured(group: Group) -> None:
     # So small a share that even a busy host would give more.
     limit(group, cpu_cores=0.05)
     with running(group, SPIN):
-        until(lambda: (group.cpu_ms() or 0.0) > 20, 30)
-        used, began = group.cpu_ms(), time.monotonic()
+        until(lambda: (group.cpu_ms() or 0.0) > 20)
+        # The longer time first and last: whoever stands still in between only gives it more to use.
+        began, used = time.monotonic(), group.cpu_ms()
         time.sleep(1.0)
         used_later, wall_ms = group.cpu_ms(), (time.monotonic() - began) * 1000
     assert used is not None and used_later is not None
@@ -186,7 +187,7 @@ def test_a_group_used_again_is_as_good_as_new(group: Group) -> None:
         assert (group.oom_kills(), group.pids_denied()) == (0, 0 if "pids" in HERE.available else None)
         assert (group.pids_peak() or 0, group.cpu_ms() or 0.0) == (0, 0.0)
         with running(group, FORK.replace("input()", "") + EAT.format(mb=200)) as child:
-            assert child.wait(30) == -signal.SIGKILL
+            assert child.wait(60) == -signal.SIGKILL
         assert (group.oom_kills() or 0) >= 1
         group.kill()
         until(lambda: not group.processes())
@@ -209,7 +210,7 @@ def test_killing_ends_all_even_what_is_frozen_or_deaf(group: Group) -> None:
         group.freeze()
         until(lambda: group.frozen())
         group.kill()
-        assert child.wait(10) == -signal.SIGKILL
+        assert child.wait(60) == -signal.SIGKILL
     until(lambda: not group.processes())
 
 
@@ -224,7 +225,7 @@ def test_a_frozen_group_stands_still_until_it_is_thawed(group: Group) -> None:
         assert group.cpu_ms() == before
         group.thaw()
         until(lambda: not group.frozen())
-        assert child.stdout is not None and readable(child.stdout.fileno(), 10)
+        assert child.stdout is not None and readable(child.stdout.fileno(), 60)
 
 
 @needs("pids")
@@ -234,7 +235,7 @@ def test_without_help_of_the_kernel_killing_ends_all_the_same(group: Group) -> N
     with running(group, FORK) as child:
         assert said(child) == b"refused"
         bare.kill()
-        assert child.wait(10) == -signal.SIGKILL
+        assert child.wait(60) == -signal.SIGKILL
     until(lambda: not group.processes())
 
 
@@ -255,9 +256,9 @@ def test_the_v1_freezer_stops_and_lets_go_of_what_is_killed() -> None:
             group.freeze()
             until(lambda: group.frozen())
             group.kill()
-            assert child.wait(10) == -signal.SIGKILL
+            assert child.wait(60) == -signal.SIGKILL
     finally:
-        group.remove(patience=5)
+        group.remove(patience=60)
 
 
 def test_a_process_that_is_gone_cannot_be_added(group: Group) -> None:
@@ -273,10 +274,9 @@ def test_a_process_that_is_gone_cannot_be_added(group: Group) -> None:
 def test_a_group_with_something_in_it_is_not_removed(group: Group) -> None:
     with running(group, SLEEP) as child:
         assert said(child) == b"here"
-        began = time.monotonic()
         with pytest.raises(OSError, match="busy"):
             group.remove(patience=0.05)
-        assert time.monotonic() - began < 5
+        assert child.poll() is None
 
 
 @needs("pids", "freezer")

@@ -9,13 +9,14 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringfence.box import FileFact
 from ringfence.sandbox.process import collect as module
 from ringfence.sandbox.process.collect import OUTPUT, collect
-from ringfence.sandbox.process.files import DEEPEST, Copy, LeftOut, shown
+from ringfence.sandbox.process.files import DEEPEST, FOLDER, READ, Copy, LeftOut, shown
 
 MIB = 1024 * 1024
 Collected = tuple[dict[str, FileFact], dict[str, str]]
@@ -242,11 +243,13 @@ def test_what_has_a_very_long_path_is_left_out(box: Path, output: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        (b"\xff\xfe", "\\udcff\\udcfe"),
+        (b"\xff\xfe", "\\u{dcff}\\u{dcfe}"),
         (b"new\nline", "new\\nline"),
         (b"\x1b]52;c;aGk=\x07", "\\x1b]52;c;aGk=\\x07"),
-        ("gpj.\u202eexe".encode(), "gpj.\\u202eexe"),
-        ("line\u2028break".encode(), "line\\u2028break"),
+        ("gpj.\u202eexe".encode(), "gpj.\\u{202e}exe"),
+        ("line\u2028break".encode(), "line\\u{2028}break"),
+        ("re\u200bport".encode(), "re\\u{200b}port"),
+        ("report\ufe01".encode(), "report\\u{fe01}"),
         (b"\x7f", "\\x7f"),
     ],
 )
@@ -260,7 +263,7 @@ def test_names_that_deceive_are_left_out_and_shown_harmlessly(box: Path, output:
     assert tree(output) == {"fine"}
 
 
-@pytest.mark.parametrize("name", ["-rf", "a\\b", "$(id)", "..a", "日本", " ", "%2e%2e", "CON", "~"])
+@pytest.mark.parametrize("name", ["-rf", "a\\b", "$(id)", "..a", "日本", "👩\u200d🚀", " ", "%2e%2e", "CON", "~"])
 def test_odd_names_that_harm_nobody_are_kept(box: Path, output: Path, name: str) -> None:
     (box / name).write_text("x")
     assert collected(box, output)[1] == {}
@@ -363,3 +366,50 @@ def test_no_descriptor_is_left_open(box: Path, output: Path) -> None:
     for _ in range(3):
         collected(box, output)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# ── What changes while it is collected ──
+
+
+def swapped_after_a_look(monkeypatch: pytest.MonkeyPatch, name: str, to: Path) -> None:
+    """Somebody puts a link in place of an entry, just after the collector has seen what it is."""
+    look = os.stat
+
+    def stat(path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
+        found = look(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+        if path == name and dir_fd is not None:
+            os.rename(name, name + ".before", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+            os.symlink(to, name, dir_fd=dir_fd)
+        return found
+
+    monkeypatch.setattr(os, "stat", stat)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_file_that_becomes_a_link_is_left_out(
+    box: Path, output: Path, secret: Path, monkeypatch: pytest.MonkeyPatch, follows: bool
+) -> None:
+    """And it is O_NOFOLLOW that does it: without, the secret comes out."""
+    (box / "result").write_text("mine")
+    swapped_after_a_look(monkeypatch, "result", secret)
+    if follows:
+        monkeypatch.setattr(module, "READ", READ & ~os.O_NOFOLLOW)
+    files, skipped = collected(box, output)
+    assert ("result" in skipped) is not follows
+    assert ("result" in files) is follows
+    assert any(secret.read_bytes() in (output / name).read_bytes() for name in tree(output)) is follows
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_folder_that_becomes_a_link_is_left_out(
+    box: Path, output: Path, secret: Path, monkeypatch: pytest.MonkeyPatch, follows: bool
+) -> None:
+    (box / "folder").mkdir()
+    elsewhere = secret.parent / "elsewhere"
+    elsewhere.mkdir()
+    os.link(secret, elsewhere / secret.name)
+    swapped_after_a_look(monkeypatch, "folder", elsewhere)
+    if follows:
+        monkeypatch.setattr(module, "FOLDER", FOLDER & ~os.O_NOFOLLOW)
+    files, _ = collected(box, output, max_files=3)
+    assert (f"folder/{secret.name}" in files) is follows

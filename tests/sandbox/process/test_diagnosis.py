@@ -223,6 +223,18 @@ def test_the_command_is_one_that_sudo_finds(tmp_path: Path, monkeypatch: pytest.
         remedies.fix.cache_clear()
 
 
+@pytest.mark.parametrize(("release", "state"), [("6.1.0-50-amd64", "weaker"), ("6.3.0", "ok"), ("6.12.1", "ok")])
+def test_ids_of_their_own_take_a_kernel_that_lends_them(
+    monkeypatch: pytest.MonkeyPatch, release: str, state: str
+) -> None:
+    monkeypatch.setattr(diagnosis.shutil, "which", lambda name: f"/usr/bin/{name}")  # type: ignore[attr-defined]
+    monkeypatch.setattr(diagnosis, "range_of", lambda path, uid: range(100_000, 165_536))
+    monkeypatch.setattr(diagnosis, "mapped_by_helper", lambda users, groups: "")
+    found = diagnosis._ids(replace(HOST, release=release))
+    assert found.state == state
+    assert found.cause == ("kernel" if state == "weaker" else None)
+
+
 # ── On this host ──
 
 

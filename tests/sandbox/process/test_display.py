@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import tooling
 from tests.sandbox.process.celling import Interpreter, needs
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -183,13 +183,16 @@ def test_modules_can_display(fresh: Interpreter, tmp_path: Path) -> None:
     assert len(fresh("import helper\nhelper.tell()").results) == 1
 
 
-def test_threads_display_in_the_cell_that_runs(fresh: Interpreter) -> None:
+def test_threads_display_in_the_cell_that_runs(fresh: Interpreter, tmp_path: Path) -> None:
     fresh("import threading\nwords = ['x' * 100_000] * 20")
     cell = "threads = [threading.Thread(target=display, args=words) for _ in range(4)]\n"
     cell += "for thread in threads: thread.start()\nfor thread in threads: thread.join()"
     assert len(fresh(cell).results) == 80
-    fresh("threading.Timer(0.05, display, ['late']).start()")
-    time.sleep(0.3)
+    late = "import os, time\ndef late():\n    while not os.path.exists('over'): time.sleep(0.01)\n"
+    late += "    display('late')\n    os.mkdir('shown')\n"
+    fresh(late + "threading.Thread(target=late).start()")
+    (tmp_path / "over").touch()
+    tooling.wait_until((tmp_path / "shown").exists)
     assert len(fresh("5").results) == 1
 
 

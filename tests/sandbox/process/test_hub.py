@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from ringfence.sandbox.process.hub import Hub
+from tests import tooling
 
 pytestmark = pytest.mark.anyio
 
@@ -34,9 +35,9 @@ async def test_whoever_asked_is_called_for_bytes_and_for_the_end(hub: Hub) -> No
 
     hub.add(read, hear)
     os.write(write, b"one")
-    await asyncio.sleep(0.05)
+    await tooling.until(lambda: heard)
     os.close(write)
-    await asyncio.wait_for(over.wait(), 5)
+    await asyncio.wait_for(over.wait(), tooling.PATIENCE)
     assert heard == [b"one", b""]
     os.close(read)
 
@@ -54,6 +55,7 @@ async def test_one_that_was_removed_is_left_alone(hub: Hub) -> None:
     for index, (read, write) in enumerate(pipes):
         hub.add(read, partial(call, index))
         os.write(write, b"x")
+    await tooling.until(lambda: called)
     await asyncio.sleep(0.05)
     assert len(called) == 1
     for pair in pipes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import socket
@@ -17,7 +16,9 @@ from ringfence.sandbox.process import run as runs
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.listening import listen
 from ringfence.sessions import Command, StaySpec
+from tests import tooling
 from tests.sandbox import comparing
+from tests.sandbox.process import looking
 
 pytestmark = pytest.mark.anyio
 
@@ -144,23 +145,24 @@ for family, address in ((socket.AF_UNIX, "/workspace/tmp/s"), (socket.AF_INET, (
     server = socket.socket(family); server.bind(address)
     try: server.listen(); said.append("listens")
     except OSError as exc: said.append(str(exc.errno))
-with open("/workspace/said", "w") as file: file.write(" ".join(said))
+with open("/workspace/unsaid", "w") as file: file.write(" ".join(said))
+os.rename("/workspace/unsaid", "/workspace/said")
 """
 
 
 async def test_what_a_command_of_a_session_left_running_is_heard(backend: ProcessBackend) -> None:
+    await tooling.until(lambda: looking.at_rest(backend))
     before = len(os.listdir("/proc/self/fd"))
     box = await backend.open(StaySpec())
     try:
         running = await box.command(Command((), source=AFTERWARDS.encode()), lambda stream, data: None)
         assert (await running.over()).exit_status == 0
-        for _ in range(100):
-            await asyncio.sleep(0.05)
-            if os.access("said", os.R_OK, dir_fd=box.workspace):
-                break
+        await tooling.until(lambda: os.access("said", os.R_OK, dir_fd=box.workspace))
         with open(os.open("said", os.O_RDONLY, dir_fd=box.workspace)) as file:
             assert file.read() == f"listens {errno.EACCES}"
     finally:
         await box.end()
+    await tooling.until(lambda: looking.at_rest(backend))
     await backend.drain()
-    assert len(os.listdir("/proc/self/fd")) <= before + 4, "a zygote more, and nothing of the box"
+    # A zygote more, and nothing of the box.
+    await tooling.until(lambda: len(os.listdir("/proc/self/fd")) <= before + 4)

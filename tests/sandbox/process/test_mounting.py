@@ -6,7 +6,6 @@ import os
 import stat
 from pathlib import Path
 
-import anyio
 import pytest
 
 from ringfence.box import BoxReport, BoxSpec, Input, Limits, Mount, Program
@@ -14,6 +13,7 @@ from ringfence.errors import Unavailable
 from ringfence.sandbox.process import mounting, pool
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sessions import Command, StaySpec
+from tests import tooling
 
 pytestmark = pytest.mark.anyio
 
@@ -194,9 +194,8 @@ async def test_a_zygote_with_mounts_is_let_go_when_nobody_uses_it(
     await run(backend, "", Mount(str(folder), "/data"))
     assert backend._pool is not None
     assert any(baseline.mounts for baseline in backend._pool._zygotes)
-    with anyio.fail_after(10):
-        while any(baseline.mounts for baseline in backend._pool._zygotes):
-            await anyio.sleep(0.05)
+    pool_ = backend._pool
+    await tooling.until(lambda: not any(baseline.mounts for baseline in pool_._zygotes))
 
 
 BAD_PLACES = {

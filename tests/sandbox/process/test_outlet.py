@@ -19,6 +19,7 @@ from ringfence.outward import Serving
 from ringfence.sandbox.process import outlet
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sessions import Cell, Command, StaySpec
+from tests import tooling
 from tests.egress.outside import LOOPBACK, NOBODY, Names, Server, answering, host_context, trusting
 from tests.sandbox import comparing
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.anyio
 ASK = """
 import http.client, sys
 def ask(host, port, path="/"):
-    way = http.client.HTTPConnection("127.0.0.1", 3128, timeout=5)
+    way = http.client.HTTPConnection("127.0.0.1", 3128, timeout=25)
     way.request("GET", f"http://{host}:{port}{path}")
     answer = way.getresponse()
     return answer.status, answer.read()
@@ -165,7 +166,7 @@ import errno, socket
 def tried(kind, address, port=53, protocol=0):
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind, protocol) as way:
-            way.settimeout(2)
+            way.settimeout(25)
             way.connect((address, port))
             way.send(b"x")
         return "sent"
@@ -232,8 +233,7 @@ async def test_the_listener_is_there_before_the_program_and_gone_after_it(backen
 async def test_a_cancelled_run_leaves_nothing(backend: ProcessBackend) -> None:
     ways, way = counted()
     running = asyncio.create_task(run(backend, "import time\ntime.sleep(60)", way))
-    while not ways:
-        await asyncio.sleep(0.01)
+    await tooling.until(lambda: ways)
     await asyncio.sleep(0.05)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -251,9 +251,8 @@ async def test_where_it_cannot_be_served_nothing_runs(backend: ProcessBackend) -
     for _ in range(5):
         with pytest.raises(Unavailable, match="no"):
             await run(backend, "print('ran')", refuse)
-    async with asyncio.timeout(10):  # boxes that nobody wants any more end by themselves
-        while len(os.listdir("/proc/self/fd")) > before:
-            await asyncio.sleep(0.01)
+    # Boxes that nobody wants any more end by themselves.
+    await tooling.until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 async def test_a_box_without_a_namespace_of_its_own_gets_no_network() -> None:

@@ -19,6 +19,7 @@ from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.workspace import Workspace
 from ringfence.sessions import Command, Folder, StaySpec
+from tests import tooling
 from tests.sandbox import comparing
 from tests.sandbox.process import looking
 from tests.tooling import ROOT
@@ -35,7 +36,7 @@ def why_not() -> str:
         subids.found()
     except Unavailable as exc:
         return exc.message
-    return "" if subids._release() >= subids._LENDS_SINCE else "this kernel mounts no tmpfs with mapped ids"
+    return "" if subids._release() >= subids.LENDS_SINCE else "this kernel mounts no tmpfs with mapped ids"
 
 
 ordinary = pytest.mark.skipif(bool(why_not()), reason=f"no subordinate ids here: {why_not()}")
@@ -157,7 +158,7 @@ async def test_it_is_ended_with_all_that_it_started(backend: ProcessBackend) -> 
     processes = [each for pid in (box.box.first, *box.box.workers) for each in looking.descendants(pid)]
     assert {owner(each.pid)[0] for each in processes} != {os.getuid()}
     await box.end()
-    looking.wait_until(looking.all_gone(processes), 5)
+    tooling.wait_until(looking.all_gone(processes))
     report = await run(backend, "while True: pass", limits=Limits(wall_seconds=0.3))
     assert report.ended == "timeout"
 
@@ -206,7 +207,7 @@ async def test_what_one_box_has_on_the_way_does_not_count_for_another(backend: P
     first = Program("python", INFLIGHT.encode(), argv=("9",), stdin=reading)
     running = asyncio.create_task(backend.run(BoxSpec(first, limits), lambda *_: said.set()))
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(tooling.PATIENCE):
             await said.wait()
         second = await backend.run(BoxSpec(Program("python", INFLIGHT.encode(), argv=("0.1",)), limits))
     finally:
@@ -241,7 +242,7 @@ async def test_where_ids_cannot_be_mapped_facts_say_so(
 def test_an_ordinary_user_with_subordinate_ids(tmp_path_factory: pytest.TempPathFactory) -> None:
     if not (shutil.which("newuidmap") and shutil.which("newgidmap")):
         pytest.skip("newuidmap and newgidmap are not installed")
-    if subids._release() < subids._LENDS_SINCE:
+    if subids._release() < subids.LENDS_SINCE:
         pytest.skip("this kernel mounts no tmpfs with mapped ids")
     folder = tmp_path_factory.mktemp("ordinary")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__))]
@@ -252,7 +253,7 @@ def test_an_ordinary_user_with_subordinate_ids(tmp_path_factory: pytest.TempPath
         env={name: value for name, value in os.environ.items() if name not in ("PYTEST_XDIST_WORKER", "COVERED")},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=3600,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout and "no subordinate ids here" not in done.stdout

@@ -21,6 +21,7 @@ from ringfence.errors import Unavailable
 from ringfence.sandbox.process import kernel, pins
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.zygotes import Zygote
+from tests import tooling
 from tests.sandbox.process import looking
 
 SOURCE = str(Path(ringfence.__file__).parent.parent)
@@ -58,7 +59,7 @@ before = faults(300, 600)
 held = pins.Pins()
 held.call_witness(lambda: touch(200, 700))
 looked = [held.look()]
-until = time.monotonic() + 20
+until = time.monotonic() + 300
 while not looked[-1] and time.monotonic() < until:
     time.sleep(0.3)
     looked.append(held.look())
@@ -85,14 +86,14 @@ needs_pins = pytest.mark.skipif(
 
 
 async def run(backend: ProcessBackend, source: str, **given: object) -> BoxReport:
-    report = await backend.run(BoxSpec(Program("python", source.encode()), Limits(wall_seconds=10), **given))  # type: ignore[arg-type]
+    report = await backend.run(BoxSpec(Program("python", source.encode()), Limits(wall_seconds=120), **given))  # type: ignore[arg-type]
     assert (report.exit_status, report.stderr.text) == (0, "")
     return report
 
 
 def python(source: str) -> str:
     ran = subprocess.run(
-        [sys.executable, "-c", source], cwd=SOURCE, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", source], cwd=SOURCE, capture_output=True, text=True, timeout=600, check=False
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
@@ -120,7 +121,7 @@ async def one(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessBackend]:
 
 async def witness(backend: ProcessBackend) -> int:
     """Of its zygote, which makes boxes until there is one that is ready."""
-    for _ in range(ENOUGH):
+    for _ in range(20 * ENOUGH):  # a slow machine takes longer to stop it
         await run(backend, "pass")
         for _ in range(20):
             await asyncio.sleep(0.01)
@@ -210,10 +211,10 @@ async def test_a_witness_that_dies_is_only_a_witness(one: ProcessBackend) -> Non
 @pytest.mark.parametrize(
     ("source", "seconds", "ended"),
     [
-        ("import atexit, time\natexit.register(time.sleep, 60)", 0.5, ("timeout", None)),
+        ("import atexit, time\natexit.register(time.sleep, 600)", 0.5, ("timeout", None)),
         ("import atexit\natexit.register(print, 'bye')\nprint('hello')", 30, ("exited", 0)),
         ("import atexit, os\natexit.register(os._exit, 7)", 30, ("exited", 7)),
-        ("import threading, time\nthreading._register_atexit(time.sleep, 60)", 0.5, ("timeout", None)),
+        ("import threading, time\nthreading._register_atexit(time.sleep, 600)", 0.5, ("timeout", None)),
         ("import mmap, os\nfile = os.open(__file__, 0)\nheld = mmap.mmap(file, 0, prot=1)", 30, ("exited", 0)),
     ],
     ids=["hangs", "speaks", "leaves", "threads", "oddly_named"],
@@ -236,11 +237,9 @@ async def test_what_was_preloaded_does_not_end_in_the_zygote(
             assert (report.ended, report.exit_status) == ended, "in each box the same"
         (zygote,) = (each for each in zygotes(backend) if each.baseline.preload)
         assert zygote.alive and zygote.made >= 6
-        async with asyncio.timeout(8):  # nothing runs on there
-            while looking.boxed(zygote.pid):
-                await asyncio.sleep(0.01)
+        await tooling.until(lambda: not looking.boxed(zygote.pid))  # nothing runs on there
     finally:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(tooling.PATIENCE):
             await backend.close()
 
 
@@ -249,15 +248,21 @@ async def test_what_was_preloaded_does_not_end_in_the_zygote(
 async def test_a_zygote_that_can_start_nothing_more_keeps_its_boxes(one: ProcessBackend) -> None:
     for _ in range(6):  # the next one is the last before it calls a witness
         await run(one, "pass")
-    long = asyncio.create_task(run(one, "import time\ntime.sleep(2)\nprint('still')"))
-    await asyncio.sleep(0.3)
+    reading, writing = os.pipe()
+    source = b"import sys\nprint('up', flush=True)\nsys.stdin.read()\nprint('still')"
+    heard: list[bytes] = []
+    program = BoxSpec(Program("python", source, stdin=reading), Limits(wall_seconds=600))
+    long = asyncio.create_task(one.run(program, lambda _, chunk: heard.append(chunk)))
+    await tooling.until(lambda: heard)
     zygote = zygotes(one)[0]
     before = resource.prlimit(zygote.pid, resource.RLIMIT_NPROC)
     resource.prlimit(zygote.pid, resource.RLIMIT_NPROC, (1, before[1]))
     for _ in range(3):
         with pytest.raises(Unavailable):
             await run(one, "pass")
-    assert (await long).stdout.text == "still\n"
+    os.close(writing)
+    os.close(reading)
+    assert (await long).stdout.text == "up\nstill\n"
     resource.prlimit(zygote.pid, resource.RLIMIT_NPROC, before)
     await run(one, "pass")
     assert zygotes(one) == [zygote]

@@ -259,7 +259,11 @@ def under_filter(folder: Path, *command: str, listens: bool = False) -> str:
     program.write_bytes(compiled(HERE, notify=False, listens=listens))
     launcher = str(Path(__file__).with_name("under_filter.py"))
     run = subprocess.run(
-        [sys.executable, "-I", launcher, str(program), *command], cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, "-I", launcher, str(program), *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert run.returncode == 0, run.stderr
     return run.stdout

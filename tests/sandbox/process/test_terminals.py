@@ -17,10 +17,11 @@ from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.steps import Running
 from ringfence.sandbox.process.watch import descendants
 from ringfence.sessions import Command
+from tests import tooling
 
 pytestmark = pytest.mark.anyio
 
-_PATIENCE = 20.0
+_PATIENCE = 120.0
 _ASK = """
 import errno, fcntl, os, termios
 def ask(request, argument=0):
@@ -80,17 +81,17 @@ async def test_a_shell_has_jobs(box: LiveBox, shell: str) -> None:
         begun = await screen.expect("box> ")
         assert "job control" not in begun and "can't access tty" not in begun
         screen.type("sleep 60\r")
-        await asyncio.sleep(0.3)
+        await in_front(box, "sleep 60")
         assert "sleep 60" in await screen.answer("\x03")
         assert "still 42" in await screen.answer("echo still $((40 + 2))\r")
         screen.type("sleep 60.5\r")
-        await asyncio.sleep(0.3)
+        await in_front(box, "sleep 60.5")
         await screen.answer("\x1a")
         assert "Stopped" in await screen.answer("jobs\r")
         await screen.answer("bg\r")
         assert "Running" in await screen.answer("jobs\r")
         screen.type("fg\r")
-        await asyncio.sleep(0.3)
+        await in_front(box, "sleep 60.5")
         await screen.answer("\x03")
         assert "sleep 60.5" not in await screen.answer("jobs\r")
         screen.type("exit 7\r")
@@ -105,8 +106,22 @@ async def test_who_kills_a_shell_kills_its_jobs(box: LiveBox) -> None:
         assert {"sleep 63", "sleep 64"} <= running_in(box)
         screen.running.signal(9)
         await screen.running.over()
-    await asyncio.sleep(0.1)
-    assert not {"sleep 63", "sleep 64"} & running_in(box)
+    await tooling.until(lambda: not {"sleep 63", "sleep 64"} & running_in(box))
+
+
+async def in_front(box: LiveBox, command: str) -> None:
+    """Until this is what the keys of the terminal go to; a shell that is just starting it could not be stopped."""
+
+    def is_it() -> bool:
+        for pid in descendants(box.box.first, *box.box.workers):
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                if words == command and state[0] == "S" and state[2] == state[5]:
+                    return True
+        return False
+
+    await tooling.until(is_it)
 
 
 def running_in(box: LiveBox) -> set[str]:

@@ -17,6 +17,7 @@ from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.cgroup import Group
 from ringfence.sandbox.process.pool import Pool
 from ringfence.sessions import StaySpec
+from tests import tooling
 from tests.sandbox.process import looking
 
 pytestmark = pytest.mark.anyio
@@ -57,10 +58,8 @@ async def test_a_box_that_could_not_be_made_leaves_no_process(backend: ProcessBa
     for _ in range(20):
         with pytest.raises(Unavailable, match="disk_bytes"):
             await zygote.spawn(Limits(), shape)
-    async with asyncio.timeout(10):
-        while looking.boxed(zygote.pid):
-            await asyncio.sleep(0.01)
-    assert looking.descriptors(zygote.pid) <= before
+    await tooling.until(lambda: not looking.boxed(zygote.pid))
+    await tooling.until(lambda: looking.descriptors(zygote.pid) <= before)
     assert (await backend.run(BoxSpec(Program("python", b"print('ran')")))).stdout.text == "ran\n"
 
 
@@ -76,9 +75,7 @@ async def test_another_zygote_is_started_only_where_boxes_wait(monkeypatch: pyte
         assert len(zygotes) == 1, "one after the other, it keeps up"
         for _ in range(3):
             await asyncio.gather(*(backend.run(pass_) for _ in range(30)))
-        async with asyncio.timeout(20):
-            while len(zygotes) < 2:
-                await asyncio.sleep(0.01)
+        await tooling.until(lambda: len(zygotes) >= 2)
     finally:
         await backend.close()
 
@@ -94,7 +91,8 @@ async def test_a_successor_is_there_before_a_zygote_is_worn(
         assert backend._pool is not None
         (zygotes,) = backend._pool._zygotes.values()
         seen.append([zygote.made for zygote in zygotes])
-        await asyncio.sleep(0.05)
+        # However long it takes to start: it was asked for early enough for any machine.
+        await tooling.until(lambda: backend._pool is not None and not backend._pool._starting)
     assert all(len(made) == 2 for made in seen if made[0] >= 38)
     assert max(made for each in seen for made in each) == 40, "it is used to its end"
 
@@ -124,9 +122,7 @@ async def test_a_box_whose_group_cannot_be_entered_is_the_only_one_that_fails(
     for _ in range(3):
         with pytest.raises(Unavailable, match="Too many open files"):
             await zygote.spawn(Limits(), backend._shape(Limits()))
-    async with asyncio.timeout(10):
-        while len(zygote._free) != free:
-            await asyncio.sleep(0.01)
+    await tooling.until(lambda: len(zygote._free) == free)
     assert (zygote.live, zygote.alive) == (0, True)
     assert looking.descriptors() <= before
     monkeypatch.undo()
@@ -154,14 +150,20 @@ async def test_many_long_orders_at_once_are_all_carried_out(backend: ProcessBack
     """More than fit between the two at a time."""
     zygote = await ready(backend)
     shape = backend._shape(Limits()) | {"executable": ["/usr"] * 1000}
-    running = asyncio.create_task(backend.run(BoxSpec(Program("python", b"import time\ntime.sleep(1)\nprint('on')"))))
-    await asyncio.sleep(0.2)
+    reading, writing = os.pipe()
+    heard: list[bytes] = []
+    program = Program("python", b"import sys\nprint('up', flush=True)\nsys.stdin.read()\nprint('on')", stdin=reading)
+    order = BoxSpec(program, Limits(wall_seconds=600))
+    running = asyncio.create_task(backend.run(order, lambda _, chunk: heard.append(chunk)))
+    await tooling.until(lambda: heard)
     made = await asyncio.gather(*(zygote.spawn(Limits(), shape) for _ in range(40)))
     for box in made:
         box.kill()
         await box.ended
         box.remove()
-    assert (await running).stdout.text == "on\n"
+    os.close(writing)
+    os.close(reading)
+    assert (await running).stdout.text == "up\non\n"
     assert zygote.alive
 
 
@@ -206,9 +208,7 @@ async def test_boxes_leave_half_of_the_file_watchers_to_others() -> None:
     try:
         for number in range(MOST_WATCHERS // 2 // 32 + 2):  # one after the other, so that one zygote makes them all
             running.append(asyncio.create_task(backend.run(program, lambda _, data: said.append(data))))
-            async with asyncio.timeout(60):
-                while len(said) <= number:
-                    await asyncio.sleep(0.01)
+            await tooling.until(lambda number=number: len(said) > number)  # type: ignore[misc]
         os.close(writing)
         await asyncio.gather(*running)
     finally:

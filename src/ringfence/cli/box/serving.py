@@ -15,14 +15,13 @@ from ringfence.errors import Refused
 from ringfence.front.mcp import McpFront
 from ringfence.front.shelf import Shelf
 from ringfence.front.stdio import StdioFront
-from ringfence.model import Call, Definition, Json, Outcome, Principal, Transport
+from ringfence.model import Call, Definition, Json, Origin, Outcome, Principal, Transport
 from ringfence.pipeline import Pipeline
 from ringfence.ports import Channel
 from ringfence.rulebook import Rulebook
 from ringfence.runs import NOBODY
 from ringfence.sandbox.addresses import address
 from ringfence.sdk.execution import value
-from ringfence.upstream.pool import Pool
 
 TOOLS = (
     *("execute_python", "run_shell", "interrupt_session"),
@@ -38,7 +37,8 @@ async def serve(settings: Config, id: str) -> None:
         bound = BoxPipeline(app.pipeline, id)
         await bound.check(app)
         front = McpFront(bound, app.pool, group, __version__)
-        front.shelf = BoxShelf(bound, app.pool, id)
+        front.shelf = BoxShelf(bound, id)
+        front.refusals = app.front.refusals
         front.shelf.boxes = app.front.shelf.boxes
         try:
             await StdioFront(front, lambda: app.agent).run()
@@ -50,12 +50,12 @@ async def serve(settings: Config, id: str) -> None:
 class BoxShelf(Shelf):
     """What is offered of one box: of all that sessions left, what this one did."""
 
-    def __init__(self, pipeline: Pipeline, pool: Pool, session: str) -> None:
-        super().__init__(pipeline, pool)
+    def __init__(self, pipeline: Pipeline, session: str) -> None:
+        super().__init__(pipeline)
         self._begin = address(session, "")
 
-    async def resources(self, principal: Principal, *, templates: bool) -> list[Json]:
-        found = [] if templates else await super().resources(principal, templates=False)
+    async def resources(self, principal: Principal, *, templates: bool, origin: Origin = "system") -> list[Json]:
+        found = [] if templates else await super().resources(principal, templates=False, origin=origin)
         return [item for item in found if str(item["uri"]).startswith(self._begin)]
 
 

@@ -106,6 +106,17 @@ CALLS = tuple(
 
 ROUND_ABOUT = (
     Case(
+        "K59",
+        "make whoever opens a file wait, by a lease on it",
+        "EACCES: there are no leases",
+        """
+        import fcntl
+        file = os.open("output/leased", os.O_RDWR | os.O_CREAT)
+        attempt(lambda: [fcntl.fcntl(file, 1024, kind) for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK)][0] or None)
+        """,
+        owed=(answered("EACCES"),),
+    ),
+    Case(
         "K60",
         "fork into a user namespace by clone3, whose flags no filter sees",
         "ENOSYS",

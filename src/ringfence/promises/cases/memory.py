@@ -7,8 +7,9 @@ from ringfence.promises.case import TIGHT, Case, Judge, Trial, claimed
 from ringfence.promises.judging import answered, limited
 
 _DEFAULT = Limits(wall_seconds=20.0)
+_MANY_FILES = Limits(wall_seconds=20.0, memory_bytes=96 << 20)
 _ENDED = "ended=oom, or the allocation fails with limit=memory"
-_REFUSED = ("EPERM", "ENOSYS", "EACCES", "ENOSPC", "EINVAL", "ENOMEM", "EOPNOTSUPP", "ENOTSUP")
+_REFUSED = ("EPERM", "ENOSYS", "EACCES", "ENOSPC", "EINVAL", "ENOMEM", "EMFILE", "EOPNOTSUPP", "ENOTSUP")
 """The last two are one: a kernel whose file system has no attributes of users."""
 _START = """
 want = int(given["limits"]["memory_bytes"] * 1.5)
@@ -20,7 +21,7 @@ def bomb(fill):
     except MemoryError:
         say(False, "MemoryError")
     else:
-        time.sleep(a_while(0.4))  # whoever watches by looking needs a moment
+        time.sleep(a_while(1.5))  # whoever watches by looking needs a moment, and a busy machine longer
         say(True, held)
 """
 
@@ -181,7 +182,7 @@ for _ in range(12):
 os.close(gone)
 while os.read(go, 12):
     pass
-time.sleep(a_while(0.4))
+time.sleep(a_while(1.5))
 os.close(waited)
 codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 say(codes == [0] * 12, f"{codes.count(0)} of 12 processes held {share // MIB} MiB each in sockets")
@@ -276,5 +277,244 @@ bomb(fill)
         """,
         owed=(limited("disk"), answered("ENOSPC", "EFBIG")),
         limits=_DEFAULT,
+    ),
+    _bomb(
+        "G13",
+        "fill shared memory and let go of its pages, which stay, but are in nobody's account",
+        """
+import mmap
+def fill():
+    held = []
+    while len(held) * 8 * MIB < want:
+        held.append(mmap.mmap(-1, 8 * MIB))
+        for at in range(0, 8 * MIB, 4096):
+            held[-1][at] = 1
+        held[-1].madvise(mmap.MADV_DONTNEED)
+    kept = sum(area[at] for area in held for at in range(0, 8 * MIB, 4096))
+    return f"holds {kept * 4096 // MIB} MiB"
+bomb(fill)
+""",
+    ),
+    _bomb(
+        "G14",
+        "fill memory in a process that lets nobody look at its maps",
+        """
+libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(4, 0, 0, 0, 0)
+held = []
+def fill():
+    while len(held) * MIB < want:
+        held.append(b"x" * MIB)
+    return f"holds {len(held)} MiB"
+bomb(fill)
+""",
+    ),
+    _bomb(
+        "G15",
+        "fill memory from a second thread, when the first has ended and its process looks like a dead one",
+        """
+import threading
+libc = ctypes.CDLL(None, use_errno=True)
+held = []
+def fill():
+    while len(held) * MIB < want:
+        held.append(b"x" * MIB)
+    return f"holds {len(held)} MiB"
+def later():
+    time.sleep(a_while(0.1))
+    bomb(fill)
+    leave()
+threading.Thread(target=later).start()
+libc.syscall(93 if os.uname().machine == "aarch64" else 60, 0)
+""",
+    ),
+    _bomb(
+        "G16",
+        "fill the kernel's memory with datagrams that nobody reads",
+        """
+import socket
+def fill():
+    held, total, payload = [], 0, b"x" * 32768
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    while total < want:
+        receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * MIB)
+        receiver.bind(("127.0.0.1", 0))
+        held.append(receiver)
+        # What does not fit is dropped without a word; the socket says what it holds (SO_MEMINFO).
+        for _ in range(receiver.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // len(payload) + 1):
+            sender.sendto(payload, receiver.getsockname())
+        total += int.from_bytes(receiver.getsockopt(socket.SOL_SOCKET, 55, 36)[:4], sys.byteorder)
+    return held
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+share, pids = want // 4, []
+go, gone = os.pipe()
+wait, waited = os.pipe()
+for _ in range(4):
+    pid = os.fork()
+    if pid == 0:
+        want = share
+        try:
+            held = fill()
+        except OSError:
+            os._exit(3)
+        os.close(waited)
+        os.write(gone, b"1")
+        os.close(gone)
+        os.read(wait, 1)
+        os._exit(0)
+    pids.append(pid)
+os.close(gone)
+while os.read(go, 4):
+    pass
+time.sleep(a_while(1.5))
+os.close(waited)
+codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+say(codes == [0] * 4, f"{codes.count(0)} of 4 processes held {share // MIB} MiB each in datagrams")
+""",
+        limits=_DEFAULT,
+    ),
+    _bomb(
+        "G17",
+        "fill the kernel's memory with pipes",
+        """
+import fcntl
+share, pids = want // 12, []
+go, gone = os.pipe()
+wait, waited = os.pipe()
+def fill():
+    held, total = [], 0
+    while total < share:
+        ends = os.pipe()
+        held.append(ends)
+        try:
+            fcntl.fcntl(ends[1], 1031, MIB)
+        except OSError:
+            pass
+        os.set_blocking(ends[1], False)
+        try:
+            while True:
+                total += os.write(ends[1], b"x" * 65536)
+        except BlockingIOError:
+            pass
+    return held
+for _ in range(12):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            held = fill()
+        except OSError:
+            os._exit(3)
+        os.close(waited)
+        os.write(gone, b"1")
+        os.close(gone)
+        os.read(wait, 1)
+        os._exit(0)
+    pids.append(pid)
+os.close(gone)
+while os.read(go, 12):
+    pass
+time.sleep(a_while(1.5))
+os.close(waited)
+codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+# The kernel gives a user's pipes one page each when there are many, so that descriptors come to an end first.
+held = f"{codes.count(0)} of 12 processes held {share // MIB} MiB each in pipes"
+say(codes == [0] * 12, "EMFILE" if 3 in codes else held)
+""",
+        limits=_DEFAULT,
+    ),
+    _bomb(
+        "G18",
+        "fill the kernel's memory with locks on parts of files",
+        """
+import fcntl
+# A lock takes some 200 bytes; so many on one file that the kernel still finds its way quickly.
+each, files = 3000, want // 200 // 3000
+share, pids = files // 8 + 1, []
+go, gone = os.pipe()
+wait, waited = os.pipe()
+for worker in range(8):
+    pid = os.fork()
+    if pid == 0:
+        held = []
+        try:
+            for number in range(share):
+                held.append(os.open(f"tmp/{worker}-{number}", os.O_RDWR | os.O_CREAT))
+                for at in range(each):
+                    fcntl.lockf(held[-1], fcntl.LOCK_EX, 1, (each - at) * 2)
+        except OSError:
+            os._exit(3)
+        os.close(waited)
+        os.write(gone, b"1")
+        os.close(gone)
+        os.read(wait, 1)
+        os._exit(0)
+    pids.append(pid)
+os.close(gone)
+while os.read(go, 8):
+    pass
+time.sleep(a_while(1.5))
+os.close(waited)
+codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+say(codes == [0] * 8, f"{codes.count(0)} of 8 processes held {share * each} locks each")
+""",
+    ),
+    _bomb(
+        "G19",
+        "fill memory that grows downwards, as a stack does",
+        """
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+def fill():
+    held = 0
+    while held < want:
+        area = libc.mmap(None, 8 * MIB, 3, 0x122, -1, 0)
+        if area == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), "")
+        ctypes.memset(area, 1, 8 * MIB)
+        held += 8 * MIB
+    return f"holds {held // MIB} MiB"
+bomb(fill)
+""",
+    ),
+    _bomb(
+        "G27",
+        "fill the kernel's memory with what is to be waited for",
+        """
+import resource
+most = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]) - 24
+go, gone = os.pipe()
+wait, waited = os.pipe()
+pids = []
+for _ in range(8):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            import select
+            watchers = [select.epoll() for _ in range(most // 2)]
+            targets = [os.eventfd(0) for _ in range(most // 2)]
+            for watcher in watchers:
+                for target in targets:
+                    watcher.register(target)
+        except OSError:
+            os._exit(3)
+        os.close(waited)
+        os.write(gone, b"1")
+        os.close(gone)
+        os.read(wait, 1)
+        os._exit(0)
+    pids.append(pid)
+os.close(gone)
+while os.read(go, 8):
+    pass
+time.sleep(a_while(1.5))
+os.close(waited)
+codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+held = f"{codes.count(0)} of 8 processes held {(most // 2) ** 2} watches each"
+say(codes == [0] * 8, "EMFILE" if 3 in codes else held)
+""",
+        limits=_MANY_FILES,
     ),
 )

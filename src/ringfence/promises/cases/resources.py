@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ringfence.model import Json
-from ringfence.promises.case import TIGHT, Case, Trial
+from ringfence.promises.case import TIGHT, Case, Control, Trial
 from ringfence.promises.cases.seeing import box_processes, is_first
 from ringfence.promises.judging import answered, limited, looked_at
 from ringfence.promises.props import Props
@@ -141,6 +141,87 @@ WATCHES = (
     ),
 )
 
+
+def _kept_out(trial: Trial) -> str | None:
+    """The box that came second did not get to say anything."""
+    return None if trial.claim else f"no other box could run: ended={trial.report.ended!r}"
+
+
+def _beside_hog(id: str, tried: str, hog: str) -> Case:
+    control = Control(impossible="it is about two boxes of one user")
+    return Case(
+        id, tried, "the other box runs as ever", "say(False, 'it runs')", _kept_out, beside=hog, control=control
+    )
+
+
+BESIDE = (
+    _beside_hog(
+        "G46",
+        "have as many descriptors under way between processes as a user may, while another box is started",
+        """
+        import socket
+        held, file = [], os.open("/dev/null", os.O_RDONLY)
+        try:
+            while True:
+                pair = socket.socketpair()
+                held.append(pair)
+                pair[0].setblocking(False)
+                try:
+                    while True:
+                        socket.send_fds(pair[0], [b"x"], [file] * 250)
+                except BlockingIOError:
+                    pass
+        except OSError:
+            pass
+        ready()
+        """,
+    ),
+    _beside_hog(
+        "G47",
+        "take as many watches of descriptors as there are, while another box is started",
+        """
+        import select
+        held = []
+        try:
+            while True:
+                held.append(select.epoll())
+                for number in range(3, 20):
+                    try:
+                        held[-1].register(number)
+                    except OSError:
+                        pass
+        except OSError:
+            pass
+        ready()
+        """,
+    ),
+    _beside_hog(
+        "G48",
+        "take as many pipes and pending signals as a user may, while another box is started",
+        """
+        import fcntl
+        held = []
+        try:
+            while len(held) < 600:
+                held.append(os.pipe())
+                try:
+                    fcntl.fcntl(held[-1][1], 1031, MIB)
+                except OSError:
+                    pass
+        except OSError:
+            pass
+        libc = ctypes.CDLL(None, use_errno=True)
+        import signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+        for _ in range(20000):
+            value = ctypes.c_void_p(1)
+            if libc.sigqueue(os.getpid(), 40, value) == -1:
+                break
+        ready()
+        """,
+    ),
+)
+
 _CONTROLLERS = ("memory", "pids", "cpu")
 
 
@@ -199,4 +280,4 @@ GROUPS: tuple[Case, ...] = (
     ),
 )
 
-CASES = COUNTS + WATCHES + GROUPS
+CASES = COUNTS + WATCHES + BESIDE + GROUPS

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ringfence.box import Outside
 from ringfence.errors import Refused
 from ringfence.loans import Lending
 from ringfence.model import Answer, Grant, Json, Principal, Status
@@ -33,6 +34,7 @@ class _Has(NamedTuple):
 
     network: tuple[str, ...]
     lending: Lending | None
+    outside: Outside
 
 
 class Carrying:
@@ -80,9 +82,9 @@ class Carrying:
     async def state_of(self, principal: Principal, session: str) -> tuple[int, str]:
         return await self._keeper.state_of(owner_of(principal), session)
 
-    async def reaches(self, principal: Principal, session: str) -> bool:
-        """Whether its box has a way out, which is so for as long as it lives."""
-        return bool((await self._has(owner_of(principal), session)).network)
+    async def outside(self, principal: Principal, session: str) -> Outside:
+        """What its box has of the outside, for as long as it lives."""
+        return (await self._has(owner_of(principal), session)).outside
 
     async def _has(self, owner: Owner, session: str) -> _Has:
         if session not in self._known:
@@ -92,7 +94,9 @@ class Carrying:
     def _learn(self, info: SessionInfo) -> None:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        self._known[info.id] = _Has(info.network, info.lending)
+        writes = any(mount.get("mode") == "rw" for mount in info.isolation.get("mounts") or ())
+        sets_up = (info.isolation.get("template") or {}).get("setup") == "user"
+        self._known[info.id] = _Has(info.network, info.lending, Outside(bool(info.network), writes, sets_up))
 
     async def _lend(self, task: Task) -> None:
         """What a session may use of secrets is decided anew before anything runs there. Raises Refused, Unavailable."""

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from ringfence.box import BoxReport, Limits, Stream
-from ringfence.errors import SetUpFailed, Unavailable
+from ringfence.errors import OutcomeUnknown, SetUpFailed, Unavailable
 from ringfence.sandbox.process.run import memory_file
 from ringfence.sandbox.process.steps import Interpreter
 from ringfence.sessions import Cell, Failure, Shown
@@ -87,7 +87,7 @@ class Started(Interpreter):
             raise Unavailable("no_interpreter", "the interpreter could not be started, or ended as soon as it was")
 
     async def set_up(self, source: str, limits: Limits) -> None:
-        """Run code that whatever comes later counts on. Raises SetUpFailed, Unavailable."""
+        """Run code that whatever comes later counts on. Raises SetUpFailed, OutcomeUnknown, Unavailable."""
         self._unnumbered += 1
         try:
             async with self._turn:
@@ -100,7 +100,7 @@ class Started(Interpreter):
             return
         await self.end()
         if report.ended == "infra":
-            raise Unavailable("no_box", "the box ended while its set-up code ran")
+            raise OutcomeUnknown("box_failed", "the box ended while its set-up code ran")
         raise SetUpFailed(done.error.traceback if done.error is not None else _last_words(report))
 
 

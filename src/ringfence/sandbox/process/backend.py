@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ringfence.box import CAN_DO_WITHOUT, BoxReport, BoxSpec, Input, Limits, Program, Programs, Serve, SetUp, Stream
-from ringfence.errors import Unavailable
+from ringfence.errors import Unavailable, beginning
 from ringfence.model import Json
 from ringfence.sandbox.process import guarded, host, inputs, mounting, rooted, selftest
 from ringfence.sandbox.process.baseline import Baseline
@@ -87,10 +87,17 @@ class ProcessBackend:
         inputs.check_inputs(spec.inputs, spec.output)
         if spec.program.kind == "python" and any(name.startswith(_READ_AT_START) for name in spec.env):
             spec = replace(spec, layout="fresh")  # an interpreter that runs already would not look at them
-        await self._open()
-        return await self._run(spec, tell)
+        runs: list[Run] = []
+        with beginning("the box", lambda: any(run.ordered for run in runs)):
+            await self._open()
+            return await self._run(spec, tell, runs.append)
 
-    async def _run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+    async def _run(
+        self,
+        spec: BoxSpec,
+        tell: Callable[[Stream, bytes], None] | None = None,
+        made: Callable[[Run], object] = lambda _: None,
+    ) -> BoxReport:
         assert self._pool is not None
         if spec.network is not None:
             check_namespace(self._without)
@@ -113,11 +120,12 @@ class ProcessBackend:
         box = await pool.take(baseline, limits, shape)
         self._look_at_root(box, baseline)
         self._inherited = box.inherited
-        before = guarded.look(spec.mounts, mounting.held(baseline.mounts))
         run = Run(box, spec, str(interpreter()), partial(self._isolation, box, spec), tell)
+        made(run)
         self._running[id(run)] = run
         outlet: Outlet | None = None
         try:
+            before = guarded.look(spec.mounts, mounting.held(baseline.mounts))
             if not baseline.borrows:  # what somebody mounts is for the moment, and no box is kept ready with it
                 when(box.left, partial(pool.refill, baseline, limits, box.ended))
             if spec.installs:
@@ -177,6 +185,10 @@ class ProcessBackend:
         inputs.check_inputs(spec.inputs, None)
         if network is not None:
             check_namespace(self._without)
+        with beginning("the box"):
+            return await self._opened(spec, as_run, network, afresh=afresh)
+
+    async def _opened(self, spec: StaySpec, as_run: BoxSpec, network: Serve | None, *, afresh: bool) -> LiveBox:
         await self._open()
         assert self._pool is not None
         setup = self._setups.get(spec.template, SetUp())
@@ -358,12 +370,14 @@ class ProcessBackend:
             every = sorted(os.sched_getaffinity(0))
             wanted = max(1, math.ceil(limits.cpu_cores))
             cores = [every[(self._made + n) % len(every)] for n in range(wanted)] if wanted < len(every) else []
+        open_files, sends = host.descriptors(limits.open_files)
         return {
             "disk_bytes": limits.disk_bytes,
             "inodes": limits.inodes,
             # One more where a control group counts: that is to be the first to say no.
             "processes": limits.processes + self._counts("pids"),
-            "open_files": limits.open_files,
+            "open_files": open_files,
+            "sends": sends,
             # A file that fills the disk is to meet that limit first, which is one of whole pages.
             "file_bytes": limits.file_bytes or limits.disk_bytes + os.sysconf("SC_PAGE_SIZE"),
             # For a single process, and counted in ticks; so it comes after the watch, which counts better.

@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,11 @@ from ringfence.model import Json
 from ringfence.sandbox.patience import Pace
 from ringfence.sandbox.process import host
 from ringfence.sandbox.process.cgroup import Group
-from ringfence.sandbox.process.denials import Account
+from ringfence.sandbox.process.denials import Account, Denials
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.hub import Hub
 from ringfence.sandbox.process.member import Ended, Member, received
+from ringfence.sandbox.process.uncounted import Watched
 from ringfence.sandbox.waiting import shielded
 
 CLOSE_SECONDS = 10.0
@@ -48,6 +49,7 @@ class Box:
         self.hub = shared.hub
         self.reclaim: Callable[[], object] = lambda: None
         self.account = Account(limits.memory_bytes, lambda: self.reclaim())
+        self.watched = Watched()
         self._groups = shared.groups
         self.pace = shared.pace
         self.host_id: int | None = None
@@ -228,6 +230,10 @@ class Box:
     def outlived(self, member: Member) -> None:
         """It ended; what it started may go on."""
         self._leavers = [each for each in (*self._leavers, member) if each.denials.descriptor is not None]
+
+    def denials(self) -> Iterator[Denials]:
+        """Of every process that was started in it and may still ask."""
+        return (member.denials for member in (*self._leavers, *self.members.values()))
 
     def lives(self) -> bool:
         """Whether its first process is there; its zygote may not have told yet that it is not."""

@@ -127,10 +127,30 @@ class Group:
         # 0 stands for a process that our pid namespace does not show.
         return frozenset(pid for pid in listed if pid)
 
+    def tasks(self) -> list[int] | None:
+        """Every thread in the group; None where nobody lists them."""
+        if not self._folders:
+            return None
+        folder = next((each for each in self._folders.values() if each.v2), next(iter(self._folders.values())))
+        # Opened anew: of a list that was read a moment ago, v1 gives the same once more.
+        listed = read(folder.path + ("/cgroup.threads" if folder.v2 else "/tasks")).split()
+        return [int(tid) for tid in listed if tid != "0"]
+
+    def tasks_now(self) -> int | None:
+        """How many threads there are in the group, what waits to be reaped included; None where nobody counts."""
+        pids = self._folders.get("pids")
+        return self._files.number(pids.path + "/pids.current") if pids is not None else None
+
     def is_empty(self) -> bool:
         """Whether nothing is in it, not even what has ended and waits to be reaped. False where nobody counts."""
         pids = self._folders.get("pids")
         return pids is not None and self._files.number(pids.path + "/pids.current") == 0
+
+    @property
+    def counts_sockets(self) -> bool:
+        """Whether what waits in sockets is part of `usage`."""
+        memory = self._folders.get("memory")
+        return memory is not None and memory.v2
 
     def usage(self) -> int | None:
         """Bytes in use now, without file cache that the kernel would give up for the asking."""

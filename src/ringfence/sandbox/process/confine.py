@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 Shape = dict[str, "Any"]
 """What boxes of one kind have in common: `disk_bytes inodes processes open_files file_bytes cpu_seconds data_bytes
-cores`; 0 and an empty list mean no limit of this sort. `folders` are where, how large, whether read-only. Where only
-named programs may run: `executable` is what may be, and `noexec` that nothing written in the box may."""
+cores`; 0 and an empty list mean no limit of this sort. `sends` is as `open_files`, until a box has sent its own.
+`folders` are where, how large, whether read-only. Where only named programs may run: `executable` is what may be, and
+`noexec` that nothing written in the box may."""
 
 INSIDE_ID = 1000
 LOCKED_BYTES = 65536
@@ -39,6 +40,8 @@ class Site(Plan):
 
     def __init__(self, shape: dict[str, Any], spaces: int, entrances: int) -> None:
         super().__init__(entrances)
+        self.open_files = 0
+        """What remains to be set when it has sent its descriptors, if anything."""
         self.shape = shape
         self.spaces = spaces
         """Namespaces of the first process that are to be entered."""
@@ -185,7 +188,12 @@ def _locked_memory(site: Site) -> None:
 
 
 def _open_files(site: Site) -> None:
-    _limit(site, resource.RLIMIT_NOFILE, site.shape["open_files"])
+    most = site.shape["open_files"]
+    # Where a user's boxes share a quota of descriptors on their way to another process, the box must still be able to
+    # send its own to the supervisor, whatever another one did.
+    sends = site.shape.get("sends", most)
+    _limit(site, resource.RLIMIT_NOFILE, sends)
+    site.open_files = most if sends != most else 0
 
 
 def _file_size(site: Site) -> None:

@@ -1,5 +1,6 @@
 """Counts the system calls that a box was refused. The kernel asks the supervisor about each; it says no, unless a
-program wants to wait for connections where only its own box can make any, or to share memory within its limit."""
+program wants to wait for connections where only its own box can make any, or to share memory within its limit, or to
+wait for descriptors with one more epoll."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import select
 import struct
 from collections.abc import Callable
 
-from ringfence.sandbox.process import listening, seccomp
+from ringfence.sandbox.process import listening, seccomp, verdicts
+from ringfence.sandbox.process.uncounted import MOST_WATCHERS
 
 _RECEIVE = 0xC0502100  # _IOWR('!', 0, struct seccomp_notif)
 _SEND = 0xC0182101  # _IOWR('!', 1, struct seccomp_notif_resp)
@@ -32,11 +34,13 @@ class Account:
     """
 
     def __init__(self, most: int, reclaim: Callable[[], object] = lambda: None) -> None:
-        """`reclaim` sets `taken` back where nothing is shared any more."""
+        """`reclaim` sets `taken` and `watchers` back where less is left."""
         self._most = most
         self._reclaim = reclaim
         self.taken = 0
         self.refused = False
+        self.watchers = 0
+        """Instances of epoll, as many as there can be."""
 
     def take(self, size: int) -> bool:
         size = -(-size // _PAGE) * _PAGE
@@ -46,6 +50,15 @@ class Account:
             self.refused = True
             return False
         self.taken += size
+        return True
+
+    def watch(self) -> bool:
+        """Whether there may be one more instance of epoll."""
+        if self.watchers >= MOST_WATCHERS:
+            self._reclaim()
+        if self.watchers >= MOST_WATCHERS:
+            return False
+        self.watchers += 1
         return True
 
 
@@ -60,6 +73,10 @@ class Denials:
         self.total = 0
         """What was asked, whatever the answer, but for memory that was let be shared."""
         self.by_name: dict[str, int] = {}
+        self.late: dict[str, int] = {}
+        """Of these, apart: those of tasks that no step which runs has to do with."""
+        self.is_late: Callable[[int], bool] = lambda _: False
+        """Whether a task, by its number, is such a one."""
 
     def answer(self) -> bool:
         """Refuse what waits. False once nobody is left who could ask."""
@@ -84,9 +101,12 @@ class Denials:
                 # Its arguments are in registers, so what goes on is what was asked for.
                 fits = self._account.take(struct.unpack_from("=6Q", question, 32)[1])
                 told, goes_on = (0, _CONTINUE) if fits else (errno.ENOMEM, 0)
+            elif name in verdicts.WATCHERS:
+                told, goes_on = (0, _CONTINUE) if self._account.watch() else (errno.EMFILE, 0)
             self.total += not goes_on
             if told in (errno.EPERM, errno.EACCES):
-                self.by_name[name] = self.by_name.get(name, 0) + 1
+                counted = self.late if self.is_late(caller) else self.by_name
+                counted[name] = counted.get(name, 0) + 1
             with contextlib.suppress(OSError):  # who asked is gone
                 fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, -told, goes_on))
         return True

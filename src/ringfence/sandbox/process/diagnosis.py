@@ -17,7 +17,7 @@ from typing import Literal
 
 from ringfence.errors import Unavailable
 from ringfence.model import Json
-from ringfence.sandbox.process import remedies, syscalls
+from ringfence.sandbox.process import remedies, subids, syscalls
 from ringfence.sandbox.process.cgroup import Cgroups
 from ringfence.sandbox.process.delegation import Systemd
 from ringfence.sandbox.process.remedies import Cause, Remedy
@@ -316,6 +316,9 @@ def _ids(around: Surroundings) -> Finding:
     problem = mapped_by_helper(users, groups)
     if problem:
         return weaker(problem, follows, "newuidmap_refused", remedies.of("newuidmap_refused", around))
+    if around.kernel < subids.LENDS_SINCE:
+        seen = f"Linux {around.release} mounts no tmpfs with mapped ids; 6.3 is the first"
+        return weaker(seen, follows, "kernel", remedies.of("kernel", around))
     return Finding("a user id for each box", "ok", "newuidmap and newgidmap mapped your range")
 
 

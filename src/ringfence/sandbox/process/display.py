@@ -35,6 +35,8 @@ _TEXT_ALONE = frozenset((int, float, complex, bool, str, bytes, bytearray, tuple
 _MOST_FORMS = 32
 _MOST_JSON = 1_000_000
 """Characters. A value whose text is longer is not also written as JSON."""
+_MIME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$&-^_.+")
+_PARAMETERS = _MIME | frozenset('=; "')
 _PATHS: list[str] = []
 
 
@@ -227,7 +229,13 @@ def _is_binary(mime: str) -> bool:
 
 
 def _is_mime(name: object) -> bool:
-    return isinstance(name, str) and 3 <= len(name) <= 100 and "/" in name and name.isascii() and name.isprintable()
+    """As whoever reads it has it; what is none is not shown."""
+    if not isinstance(name, str) or not 3 <= len(name) <= 100:
+        return False
+    kind, _, rest = name.partition("/")
+    form, _, parameters = rest.partition(";")
+    named = kind[:1].isalnum() and form[:1].isalnum() and _MIME.issuperset(kind + form)
+    return named and _PARAMETERS.issuperset(parameters)
 
 
 def _complain(method: str, exc: BaseException) -> None:

@@ -10,6 +10,8 @@ import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ringfence import invisible
+
 DEEPEST = 32
 LONGEST_PATH = 1024
 CHUNK = 256 * 1024
@@ -20,7 +22,6 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _libc = ctypes.CDLL(None)
 
-TURNS_TEXT_AROUND = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a named pipe",
@@ -67,14 +68,16 @@ def unfit(name: str) -> str | None:
         name.encode()
     except UnicodeEncodeError:
         return "its name is not valid UTF-8"
-    if any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") or letter in TURNS_TEXT_AROUND for letter in name):
+    if any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in name):
         return "its name has control characters"
+    if invisible.name(name) != name:
+        return "its name has characters that cannot be seen"
     return None
 
 
 def shown(name: str) -> str:
     """A name in a form that can be printed."""
-    return name if unfit(name) is None else name.encode("unicode_escape").decode("ascii")
+    return invisible.visible(name)
 
 
 def kind(found: os.stat_result) -> str:

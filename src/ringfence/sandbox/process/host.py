@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import resource
 import sys
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,9 @@ PROTECTIONS = tuple(name for name in STEPS if name not in _NO_PROTECTION)
 """By the names of the steps that make them."""
 
 
+_UNDER_WAY = 2048
+"""One message carries 253 descriptors, and what several processes send at the same time passes together."""
+
 LAUNCHER = "/usr/local/libexec/ringfence/zygote"
 """Installed by `ringfence host --fix` where AppArmor allows user namespaces only to programs with a profile: Ubuntu."""
 
@@ -53,6 +57,23 @@ LAUNCHER = "/usr/local/libexec/ringfence/zygote"
 def launched(command: Sequence[str]) -> list[str]:
     """How a zygote is started. The profile is attached to the launcher, and what that executes stays in it."""
     return [LAUNCHER, *command] if os.geteuid() != 0 and os.access(LAUNCHER, os.X_OK) else [*command]
+
+
+def descriptors(wanted: int) -> tuple[int, int]:
+    """How many a box may have open, of as many as it is to have, and how many until it has sent us its own.
+
+    A user may have only so many on their way between processes as whoever sends one more may have open. A box of the
+    same user could fill that quota up to its own limit, and then nobody with no more than that could give another box
+    what it starts with. So this process, and every box until its program begins, may have more.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if os.geteuid() == 0 or soft == resource.RLIM_INFINITY:
+        return wanted, wanted
+    enough = wanted + _UNDER_WAY
+    if soft < enough:
+        soft = enough if hard == resource.RLIM_INFINITY else min(hard, enough)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return min(wanted, soft - min(_UNDER_WAY, soft // 3)), soft
 
 
 @dataclass(frozen=True, slots=True)

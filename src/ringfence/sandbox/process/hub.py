@@ -10,6 +10,7 @@ import select
 from collections.abc import Callable
 
 from ringfence.sandbox.process.pulse import Pulse
+from ringfence.sandbox.process.uncounted import Locks
 
 _AT_ONCE = 64
 
@@ -21,6 +22,7 @@ class Hub:
         self._poll = select.epoll()
         self._called: dict[int, Callable[[], object]] = {}
         self.pulse = Pulse()
+        self.locks = Locks()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._poll.fileno(), self._hear)
 

@@ -16,11 +16,12 @@ from socket import socket
 from typing import Any
 
 from ringfence.box import Limit, Limits
-from ringfence.errors import Unavailable
+from ringfence.errors import Unavailable, beginning
 from ringfence.sandbox.process.afresh import Started
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.confine import Shape
 from ringfence.sandbox.process.guarded import Held
+from ringfence.sandbox.process.late import Others
 from ringfence.sandbox.process.member import Member
 from ringfence.sandbox.process.outlet import Outlet
 from ringfence.sandbox.process.outputs import Outputs
@@ -68,6 +69,10 @@ class LiveBox:
         self._rhythm = Rhythm(box.hub.pulse, lambda: worked(box), self._look, self._busy_seconds)
         self._removed: asyncio.Task[str] | None = None
         self._ooms = self._denied = 0
+        self._first_tasks = 0
+        """Of its own, which are there before anything runs in it."""
+        self._rest: tuple[float, Mapping[str, Any]] | None = None
+        """Since the last step was over and none runs: what the box had used by then, and asked of the network."""
 
     def settle(self) -> None:
         """Once it is closed: take over its first worker. Raises Unavailable."""
@@ -78,6 +83,7 @@ class LiveBox:
         member.listen(box.pass_on())
         member.closed(box.worker, box.descriptors.pop("denials", None))
         self._spare = member
+        self._first_tasks = ((box.group.tasks_now() if box.group is not None else None) or 1) - 1
         self._removed = asyncio.get_running_loop().create_task(self._remove())
         self._rhythm.rest()
 
@@ -115,13 +121,14 @@ class LiveBox:
     async def interpreter(self) -> Interpreter:
         """One more interpreter, with nothing in it but what it is set up with. Raises Unavailable, SetUpFailed."""
         self._check_interpreter()
-        member = await self._member()
-        if self.interpreter_path is None:
-            interpreter = Interpreter(self, member)
-            interpreter.begin()
-            return interpreter
-        started = Started(self, member)
-        await started.start(self.interpreter_path)
+        with beginning("an interpreter"):
+            member = await self._member()
+            if self.interpreter_path is None:
+                interpreter = Interpreter(self, member)
+                interpreter.begin()
+                return interpreter
+            started = Started(self, member)
+            await started.start(self.interpreter_path)
         for source in self._setups:
             await started.set_up(source, self._setup_limits)
         return started
@@ -130,9 +137,10 @@ class LiveBox:
         """Start one. Raises Unavailable."""
         if command.source is not None:
             self._check_interpreter()
-        running = Running(self, await self._member(), command, tell)
-        running.begin()
-        return running
+        with beginning("the command"):
+            running = Running(self, await self._member(), command, tell)
+            running.begin()
+            return running
 
     def _check_interpreter(self) -> None:
         if not self.has_interpreter:
@@ -154,6 +162,11 @@ class LiveBox:
     # ── Watching ──
 
     def began(self, step: Step) -> None:
+        if not self._steps:
+            self._charge_late(step)
+        if self._is_anybody_else_in(step):
+            running = {each.member.pid for each in self._steps}
+            step.others = Others(self.box, step.member.pid, running)
         self._steps.add(step)
         if self.outlet is not None:
             step.network_before = self.outlet.facts()
@@ -166,6 +179,38 @@ class LiveBox:
         self._steps.discard(step)
         if not self._steps:
             self._rhythm.rest()  # what a step left behind may go on
+            if step.cpu_after is not None:
+                self._rest = (step.cpu_after, self.outlet.facts() if self.outlet is not None else {})
+
+    def _charge_late(self, step: Step) -> None:
+        """What was done since the last step was over, by what earlier ones left, is told with this one, but apart."""
+        if self._rest is None:
+            return
+        used, network = self._rest
+        step.late.cpu_ms = max(0.0, step.cpu_before - used)
+        if step.cpu_before == used and self.box.group is not None:
+            return  # who has not run has written nothing
+        step.late.files = self.outputs.changed()[0]
+        step.late.network = self.outlet.since(network) if self.outlet is not None else None
+
+    def _is_anybody_else_in(self, step: Step) -> bool:
+        """Whether there are tasks in it which are not the ones that we started, each with its one thread."""
+        members = [member.pid for member in self.box.members.values() if member.pid]
+        count = self.box.group.tasks_now() if self.box.group is not None else None
+        if count is not None:
+            return count > self._first_tasks + len(members) or bool(self._steps)
+        known = [pid for pid in self.box.known if pid not in members]
+        with contextlib.suppress(OSError):
+            return bool(known or self._steps) or len(os.listdir(f"/proc/{step.member.pid}/task")) > 1
+        return False
+
+    def late_of(self, step: Step) -> Mapping[str, Any] | None:
+        """The fact of what earlier steps left, for a step that is over. What was told once is not told again."""
+        for denials in self.box.denials():
+            for name, count in denials.late.items():
+                step.late.denials[name] = step.late.denials.get(name, 0) + count
+            denials.late.clear()
+        return step.late.told()
 
     def _busy_seconds(self) -> float:
         """What runs on and on is looked at less often, where the kernel itself holds the limit of memory."""

@@ -163,6 +163,8 @@ class Member:
             if self.ready.done():
                 for descriptor in descriptors:
                     os.close(descriptor)
+                if sender != self.pid:
+                    continue  # a child of it that kept the channel has nothing to say
                 if data == b"begun" and not self.begun:
                     self.begun = True
                 else:

@@ -55,6 +55,8 @@ class Run:
     """The fact, by how far beyond its limit the memory was when that was seen, if it was."""
     tell: Tell | None = None
     verdict: Verdict = field(default_factory=Verdict)
+    ordered: bool = False
+    """The box was told what to run; whatever fails from here on, it may have run."""
     _captures: dict[int, tuple[Stream, Capture]] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _drained: asyncio.Event = field(default_factory=asyncio.Event)
@@ -112,6 +114,7 @@ class Run:
             elif program.kind == "python":
                 order["source"] = program.source
             self.box.order(order, given)
+            self.ordered = True
         except OSError as exc:
             self._close_streams()
             raise Unavailable("no_box", f"the box was gone before it could be told what to run: {exc}") from None

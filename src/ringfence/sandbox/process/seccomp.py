@@ -19,6 +19,7 @@ from ringfence.sandbox.process.verdicts import (
     TERMINALS,
     UNCOUNTED,
     UNMARKED,
+    WATCHERS,
     WORD,
     Arg,
     Rule,
@@ -54,6 +55,8 @@ def _policy(which: Which) -> Mapping[str, Verdict | Rule]:
         policy |= dict.fromkeys(_IN_MEMORY, ENOSYS)
     if not which.get("counted", True):
         policy |= UNCOUNTED
+        if not which.get("notify", True):
+            policy |= dict.fromkeys(WATCHERS, POLICY["epoll_create1"])  # with nobody to ask, they are not counted
     if not which.get("marks", True):
         policy |= UNMARKED
     if which.get("listens"):

@@ -142,7 +142,7 @@ def _limits(limits: Limits) -> dict[str, Look]:
             lambda said: (said["size"], said["inodes"]),
             lambda seen: abs(seen[0] - disk) < page and seen[1] == limits.inodes,
         ),
-        "open_files": _limit("NOFILE", str(limits.open_files), lambda seen: seen == limits.open_files),
+        "open_files": _limit("NOFILE", f"1 to {limits.open_files}", lambda seen: 0 < seen <= limits.open_files),
         "file_size": _limit("FSIZE", f"1 to {disk + page}", lambda seen: 0 < seen <= disk + page),
         "processes": _limit("NPROC", f"1 to {limits.processes + 2}", lambda seen: 0 < seen <= limits.processes + 2),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from ringfence.box import Ended as Ending
 from ringfence.sandbox.process.capture import Capture
 from ringfence.sandbox.process.denials import MAX_DENIALS
 from ringfence.sandbox.process.hub import Hub
+from ringfence.sandbox.process.late import Late, Others
 from ringfence.sandbox.process.member import Member
 from ringfence.sessions import Tell
 
@@ -83,11 +85,20 @@ class Step:
         self._open: dict[int, Stream] = {}
         self._said = 0
         self._began = time.monotonic()
-        self._cpu, self._cpu_seen = place.cpu_ms(), 0.0
+        self.cpu_before = place.cpu_ms()
+        """Of all that ran in the box until it began; and, below, until it was over."""
+        self.cpu_after: float | None = None
+        self._cpu_seen = 0.0
+        self.late = Late()
+        self.others: Others | None = None
+        """Who else is in the box, if anybody is."""
         self._denied = dict(member.denials.by_name)
         self._denials = member.denials.total
-        self.clock = Clock(limits.wall_seconds, lambda: self.stop("timeout", "wall"))
+        self.on_time: Callable[[], bool] = lambda: False
+        """Its time is up. True: whoever is called sees to that."""
+        self.clock = Clock(limits.wall_seconds, self._time_is_up)
         member.on_denial = self._look_at_denials
+        member.denials.is_late = self._is_anothers
         place.began(self)
 
     # ── What it writes ──
@@ -145,17 +156,36 @@ class Step:
     def look(self, used: int, full: Limit | None) -> None:
         """What the whole box uses now is what the step uses at most."""
         self.peak, self.full = max(self.peak, used), full or self.full
-        self._cpu_seen = max(self._cpu_seen, self._place.cpu_ms() - self._cpu)
+        if self.others is not None:
+            self.others.look()
+        self._cpu_seen = max(self._cpu_seen, self._cpu_ms(self._place.cpu_ms()))
         most = self.limits.cpu_seconds
         if most is not None and self._cpu_seen > most * 1000:
             self.stop("timeout", "cpu")
 
+    def _cpu_ms(self, now: float) -> float:
+        """Its own, of what the whole box has used by now."""
+        return now - self.cpu_before - (self.others.cpu_ms if self.others is not None else 0.0)
+
+    def _is_anothers(self, task: int) -> bool:
+        return self.others is not None and self.others.include(task)
+
     # ── Its end ──
 
+    def _time_is_up(self) -> None:
+        if not self.on_time():
+            self.stop("timeout", "wall")
+
     def stop(self, ended: Ending, limit: Limit | None) -> None:
-        if self.ended is None:
-            self.ended, self.limit = ended, limit
+        if self.end_as(ended, limit):
             self.on_stop()
+
+    def end_as(self, ended: Ending, limit: Limit | None = None) -> bool:
+        """Why it ends, unless there was a reason before: False then."""
+        if self.ended is not None:
+            return False
+        self.ended, self.limit = ended, limit
+        return True
 
     def _look_at_denials(self) -> None:
         if self.member.denials.total - self._denials > MAX_DENIALS:
@@ -177,6 +207,13 @@ class Step:
             elif descriptor in self._open:
                 self._close(descriptor)
         self._open.clear()
+        if self.others is not None:
+            self.others.look()
+            self.late.cpu_ms += self.others.late_ms
+            self.late.tasks = self.others.tasks
+        with contextlib.suppress(OSError, KeyError):  # the box is gone
+            self.cpu_after = self._place.cpu_ms()
+        self.member.denials.is_late = _always
         self._place.over(self)
 
     @property
@@ -184,7 +221,8 @@ class Step:
         return (time.monotonic() - self._began) * 1000.0
 
     def usage(self) -> Usage:
-        cpu_ms = max(0.0, self._cpu_seen, self._place.cpu_ms() - self._cpu)
+        now = self.cpu_after if self.cpu_after is not None else self._place.cpu_ms()
+        cpu_ms = max(0.0, self._cpu_seen, self._cpu_ms(now))
         return Usage(cpu_ms=round(cpu_ms, 3), peak_memory_bytes=self.peak or None)
 
     def denials(self) -> dict[str, int]:
@@ -194,3 +232,8 @@ class Step:
             for name, count in self.member.denials.by_name.items()
             if count > before.get(name, 0)
         }
+
+
+def _always(task: int) -> bool:
+    """Between two steps whatever is done is late."""
+    return True

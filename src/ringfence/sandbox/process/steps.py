@@ -10,6 +10,7 @@ import signal
 import struct
 import termios
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ringfence.box import BoxReport, Captured, Limit, Program
@@ -17,6 +18,8 @@ from ringfence.box import Ended as Ending
 from ringfence.errors import Unavailable
 from ringfence.sandbox.claims import Claims
 from ringfence.sandbox.process.box import Box
+from ringfence.sandbox.process.denials import MAX_DENIALS
+from ringfence.sandbox.process.late import MainThread
 from ringfence.sandbox.process.member import Ended, Member
 from ringfence.sandbox.process.outputs import Outputs
 from ringfence.sandbox.process.run import INLINE, again, memory_file, new_pipe, python_words
@@ -30,6 +33,9 @@ GRACE_SECONDS = 1.0
 _WORTH_A_LOOK = 2.0
 """Milliseconds; a shorter cell fills no memory worth telling of."""
 _KILL_SECONDS = 10.0
+_LOOKS_AT_ONCE = 40
+"""At a main thread that is about to rest; from then on it is looked at less and less often."""
+_LOOK_SECONDS = 0.02
 
 OnShown = Callable[[Shown | Failure], None]
 How = tuple[Ending, int | None, int | None, Limit | None]
@@ -51,6 +57,8 @@ class Home(Place, Protocol):
 
     def network_of(self, step: Step) -> Mapping[str, Any] | None: ...
 
+    def late_of(self, step: Step) -> Mapping[str, Any] | None: ...
+
 
 class Interpreter:
     """One that keeps its state from cell to cell. One cell at a time."""
@@ -63,6 +71,14 @@ class Interpreter:
         self._turn = asyncio.Lock()
         self._running: Step | None = None
         self._highest = 0
+        self._rested = False
+        """Its main thread was seen to wait after the cell that ran last."""
+        self._main: MainThread | None = None
+        member.ended.add_done_callback(self._let_go)
+
+    def _let_go(self, _: object) -> None:
+        if self._main is not None:
+            self._main.close()
 
     @property
     def alive(self) -> bool:
@@ -85,16 +101,22 @@ class Interpreter:
         if not self.alive:
             raise Unavailable("no_interpreter", "the interpreter is gone; a fresh one has none of its variables")
         self._cells += 1
+        self._rested = False
         claims, over = Claims(self._cells), asyncio.Event()
         step = Step(self._home, self._member, cell.limits, self._home.box.hub, tell)
         self._running = step
         step.on_stop = lambda: self._stop(over)
+        step.on_time = lambda: claims.done and self._doubt(step, over)
 
         def hear(data: bytes) -> None:
+            if claims.done:
+                return
             for claim in claims.feed(data):
                 shown(claim)
-            if claims.done or claims.broken is not None:
+            if claims.broken is not None:
                 over.set()
+            elif claims.done:
+                self._look_for_rest(over)
 
         def gone(_: object) -> None:
             over.set()
@@ -109,9 +131,57 @@ class Interpreter:
             self._member.heard = lambda _: None
             self._member.ended.remove_done_callback(gone)  # else a session would keep one for every step
             step.finish(lingers=True)
-        if claims.broken is not None and self.alive:
-            await self._kill()
+            self._member.on_denial = self._look_between(self._member.denials.total)
+        if claims.broken is not None:
+            step.end_as("policy")  # whoever kills it for that, or however it ends by itself: this is why
+            if self.alive:
+                await self._kill()
         return self._report(step, claims)
+
+    # ── Its main thread ──
+
+    def _look_for_rest(self, over: asyncio.Event, looks: int = 0) -> None:
+        """It said that the cell is done. So it is once its main thread waits for the next one, and not before."""
+        if over.is_set():
+            return
+        if self._is_at_rest():
+            over.set()
+            return
+        loop = asyncio.get_running_loop()
+        if looks < _LOOKS_AT_ONCE:
+            os.sched_yield()
+            loop.call_soon(self._look_for_rest, over, looks + 1)
+        else:
+            loop.call_later(
+                min(0.001 * 2 ** (looks - _LOOKS_AT_ONCE), _LOOK_SECONDS), self._look_for_rest, over, looks + 1
+            )
+
+    def _is_at_rest(self) -> bool:
+        if self._main is None:
+            self._main = MainThread(self._member.pid)
+        try:
+            self._rested = self.alive and self._main.waits()
+        except OSError:  # it is just ending, which we hear of
+            self._rested = False
+        return self._rested
+
+    def _doubt(self, step: Step, over: asyncio.Event) -> bool:
+        """Its time is up, and it said in time that it is done: a moment more, for one that just returns."""
+        asyncio.get_running_loop().call_later(GRACE_SECONDS, self._end_forged, step, over)
+        return True
+
+    def _end_forged(self, step: Step, over: asyncio.Event) -> None:
+        if not over.is_set() and step.end_as("policy", "wall"):
+            self._member.kill()
+
+    def _look_between(self, before: int) -> Callable[[], None]:
+        """Between two cells nobody else looks how often what was left is refused something."""
+
+        def look() -> None:
+            if self._member.denials.total - before > MAX_DENIALS:
+                self._member.kill()
+
+        return look
 
     async def _until(self, over: asyncio.Event, step: Step) -> None:
         try:
@@ -173,15 +243,15 @@ class Interpreter:
             # What it once needed it needs no more; only where it needed more than ever, this cell did.
             step.peak, self._highest = max(step.peak, highest if highest > self._highest else 0), highest
         report = reported(self._how(step, claims), step, self._home)
+        if claims.done and step.ended is not None and not self._rested:
+            report = replace(report, forged=True)
         return CellReport(report, tuple(claims.results), claims.error, self.alive, claims.broken or "")
 
     def _how(self, step: Step, claims: Claims) -> How:
         if step.ended is not None:
-            return step.ended, None, None if self.alive else int(signal.SIGKILL), step.limit
-        if claims.done:
+            return step.ended, None, None if self.alive else signal_of(self._member.ended.result()), step.limit
+        if claims.done and self._rested:
             return "exited", 0 if claims.error is None else 1, None, met(step, self._home)
-        if self.alive:
-            return "policy", None, None, None  # it said what cannot be, and was not listened to any more
         return how(self._member.ended.result(), step, self._home)
 
 
@@ -295,7 +365,7 @@ class Running:
         if step.ended is not None:
             return reported((step.ended, None, int(signal.SIGKILL), step.limit), step, self._home)
         if not self._member.begun:
-            return reported(("infra", None, None, None), step, self._home)
+            raise Unavailable("no_process", "the process of the command ended before the command had begun")
         return reported(how(ended, step, self._home), step, self._home)
 
     def _end_jobs(self) -> None:
@@ -305,6 +375,13 @@ class Running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if os.getsid(pid) == self._member.pid:
                     os.kill(pid, signal.SIGKILL)
+
+
+def signal_of(ended: Ended | None) -> int | None:
+    """Of a process that is gone: the signal that it died of, if it died of one. One that nobody reaped was killed."""
+    if ended is None:
+        return int(signal.SIGKILL)
+    return os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None
 
 
 def high_water(pid: int) -> int:
@@ -333,6 +410,7 @@ def reported(ending: How, step: Step, home: Home) -> BoxReport:
         files=files,
         skipped=skipped,
         network=home.network_of(step),
+        late=home.late_of(step),
     )
 
 

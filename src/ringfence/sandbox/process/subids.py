@@ -34,7 +34,7 @@ _PLACES = "/usr/bin:/bin:/usr/local/bin:/run/wrappers/bin"
 _NOBODY = 65534
 _SECONDS = 300.0
 _GET_NO_NEW_PRIVS = 39
-_LENDS_SINCE = (6, 3)
+LENDS_SINCE = (6, 3)
 """No older kernel mounts a tmpfs with mapped ids, so there is no need to try."""
 _LEFT_OUT = frozenset({"landlock", "memfd"})
 """Steps whose absence changes nothing about who a box is."""
@@ -50,7 +50,7 @@ def take(baseline: Baseline, *, by_v1: bool) -> Block:
     """
     if _refusals:
         raise Unavailable("uids", _refusals[0])
-    if _release() < _LENDS_SINCE:
+    if _release() < LENDS_SINCE:
         raise Unavailable("uids", "this kernel mounts no tmpfs with mapped ids (it needs Linux 6.3)")
     if kernel.prctl(_GET_NO_NEW_PRIVS):
         raise Unavailable("uids", "no_new_privs is set (NoNewPrivileges= in a unit), so newuidmap has no privileges")

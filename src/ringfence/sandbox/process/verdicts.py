@@ -262,6 +262,9 @@ _ARCH_PRCTLS = (
 )
 
 
+_OFD_LOCKS = Case((Arg(1, (37, 38)),), EINVAL)
+
+
 def _only(index: int, among: Sequence[int], otherwise: Verdict, mask: int = WORD) -> Rule:
     """Allowed with these values of one argument."""
     return Rule((Case((Arg(index, among, mask),), ALLOW),), otherwise)
@@ -277,7 +280,11 @@ def _node(index: int) -> Rule:
 
 
 _CHECKED = {
-    "clone": _only(0, (0,), NOTIFY, _NAMESPACES | _BESIDE),
+    # A table of descriptors that outlives whoever put locks in it would hold locks that are nobody's (CLONE_FILES
+    # without CLONE_THREAD).
+    "clone": Rule(
+        (Case((Arg(0, (0x400,), 0x10400),), EINVAL), Case((Arg(0, (0,), _NAMESPACES | _BESIDE),), ALLOW)), NOTIFY
+    ),
     "socket": Rule(_SOCKET, NOTIFY),
     "socketpair": Rule(_SOCKET[:1], NOTIFY),
     # Not SO_PEERPIDFD: who listens on a unix socket is the supervisor, and of that one a box has no handle.
@@ -308,7 +315,8 @@ _CHECKED = {
     # Not MADV_MERGEABLE: pages shared with strangers tell what is in them.
     "madvise": Rule((Case((Arg(2, (12,)),), EINVAL),), ALLOW),
     # Not F_SETLEASE and F_SETDELEG: whoever writes to a file of the host's would wait for the box.
-    "fcntl": Rule((Case((Arg(1, (1024, 1040)),), Verdict("errno", errno.EACCES)),), ALLOW),
+    # Not F_OFD_SETLK and F_OFD_SETLKW: whose such a lock is the kernel tells nobody, so nobody could count them.
+    "fcntl": Rule((Case((Arg(1, (1024, 1040)),), Verdict("errno", errno.EACCES)), _OFD_LOCKS), ALLOW),
     # SCHED_OTHER, SCHED_BATCH and SCHED_IDLE, also with SCHED_RESET_ON_FORK; never ahead of the host.
     "sched_setscheduler": _only(1, (0, 3, 5), EPERM, WORD ^ 0x40000000),
     # Process 1 is the box's own, under the same user: its limits are not for the program to set.
@@ -330,6 +338,8 @@ POLICY = _judged()
 
 SHARED_MAPPING = Verdict("notify", errno.ENOMEM)
 """The supervisor adds up how much of it a box makes, and lets it be within the memory that the box may use."""
+
+WATCHERS = ("epoll_create", "epoll_create1")
 
 UNCOUNTED: Mapping[str, Verdict | Rule] = MappingProxyType(
     {
@@ -355,9 +365,12 @@ UNCOUNTED: Mapping[str, Verdict | Rule] = MappingProxyType(
             (
                 Case((Arg(1, (1031,)),), EPERM),
                 Case((Arg(1, (1024, 1040)),), Verdict("errno", errno.EACCES)),
+                _OFD_LOCKS,
             ),
             ALLOW,
         ),
+        # The supervisor counts what is waited for where there are many.
+        **dict.fromkeys(WATCHERS, Verdict("notify", errno.EMFILE)),
     }
 )
 """Instead of those of `POLICY`, where no control group counts memory: what no process's own account would show."""

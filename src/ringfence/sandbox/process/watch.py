@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ringfence.box import Ended, Limit, Limits
-from ringfence.sandbox.process import kernel
+from ringfence.sandbox.process import kernel, uncounted
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.pulse import Rhythm, worked_ms
 
@@ -61,7 +61,7 @@ class Watch:
         group = self._box.group
         used = group.usage() if group is not None else None
         if used is not None and group is not None:
-            return max(0, used - self.on_disk()), group.cpu_ms() or 0.0
+            return _counted(self._box, used), group.cpu_ms() or 0.0
         used, cpu_ms, count = added_up(self._box, self._limits.memory_bytes)
         self._processes = max(self._processes, count)
         return used, cpu_ms
@@ -144,8 +144,17 @@ def used_memory(box: Box) -> int:
     """Of all that runs in it; the files of the workspace are disk, though they are kept in memory."""
     used = box.group.usage() if box.group is not None else None
     if used is not None:
-        return max(0, used - on_disk(box))
+        return _counted(box, used)
     return added_up(box, box.limits.memory_bytes)[0]
+
+
+def _counted(box: Box, used: int) -> int:
+    """What its control group counts, without the workspace, and what it does not."""
+    assert box.group is not None
+    held = box.hub.locks.held(lambda: _inside(box), box.limits.memory_bytes)
+    if not box.group.counts_sockets:
+        held += uncounted.datagrams(box.first)
+    return max(0, used - on_disk(box)) + held
 
 
 def added_up(box: Box, enough: int) -> tuple[int, float, int]:
@@ -173,7 +182,9 @@ def added_up(box: Box, enough: int) -> tuple[int, float, int]:
         box.account.taken = 0
     # Files of the workspace that are mapped are shared memory too, but they are disk.
     shared = max(box.account.taken, shared - on_disk(box))
-    return resident + shared + tables + _in_sockets(box.workers[0]), cpu_ms, count
+    most = box.limits.memory_bytes
+    kept = box.hub.locks.held(lambda: box.known, most) + box.watched.held(box.account.watchers, box.known, most)
+    return resident + shared + tables + kept + _in_sockets(box.workers[0]), cpu_ms, count
 
 
 def descendants(*pids: int) -> Iterator[int]:
@@ -188,9 +199,11 @@ def descendants(*pids: int) -> Iterator[int]:
 
 
 def reclaim(box: Box) -> None:
-    """Let a box share memory anew, where none of its processes has any left of what it was let share."""
-    if not _any_shared(box):
+    """Let a box share memory anew, where none of its processes has any left of what it was let share; and epoll."""
+    if box.account.taken and not _any_shared(box):
         box.account.taken = 0
+    if box.account.watchers >= uncounted.MOST_WATCHERS:
+        box.account.watchers = sum(1 for _ in uncounted.instances(_inside(box)))
 
 
 def _any_shared(box: Box) -> bool:

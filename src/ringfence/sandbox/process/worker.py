@@ -8,6 +8,7 @@ import atexit
 import gc
 import marshal
 import os
+import resource
 import struct
 import sys
 
@@ -30,7 +31,10 @@ def close_up(site: confine.Site) -> socket.socket:
     """In the process that is to run a program. Returns its way to the supervisor."""
     try:
         seen = site.carry_out()
-        return _announced(socket.socket(fileno=CHANNEL), site.descriptors, seen)
+        channel = _announced(socket.socket(fileno=CHANNEL), site.descriptors, seen)
+        if site.open_files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (site.open_files, site.open_files))
+        return channel
     except OSError as exc:
         send(socket.socket(fileno=CHANNEL), f"failed {exc}", [])
         os._exit(1)

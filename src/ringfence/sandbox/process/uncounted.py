@@ -1,0 +1,156 @@
+"""Kernel memory that a box takes, and that neither its control group nor the accounts of its processes show.
+
+A program makes the kernel keep things for it: datagrams that nobody has read, locks on parts of files, descriptors to
+be waited for. Where nothing counts them, they are counted here, by what /proc tells of them, and only where there are
+so many that it matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+_FEW_DATAGRAM_SOCKETS = 8
+"""What these can hold is not worth reading more than how many there are."""
+_LOCK_BYTES = 256
+_FEW_LOCKS = 1000
+_MOST_LOCKS = 20_000
+"""Of one box: no honest program has as many, and the kernel's list is read only so far."""
+_LINE_BYTES = 64
+_LOCKS_SECONDS = 0.2
+"""How old an answer may be: the list is one for the whole host."""
+_WATCH_BYTES = 1024
+"""Some 200 in truth. They count for more, so that few have to be read before a box has too many."""
+_FEW_WATCHERS = 8
+MOST_WATCHERS = 256
+"""Instances of epoll in one box, where nothing else bounds what they hold."""
+_READ_BYTES = 1 << 18
+_REST = 20.0
+"""So many times as long as a count took, nobody counts again."""
+
+
+def datagrams(pid: int) -> int:
+    """Bytes that wait in the UDP sockets of the network of a process."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        if _datagram_sockets(pid) > _FEW_DATAGRAM_SOCKETS:
+            return sum(_waiting(f"/proc/{pid}/net/{name}") for name in ("udp", "udp6"))
+    return 0
+
+
+def _datagram_sockets(pid: int) -> int:
+    total = 0
+    for name in ("sockstat", "sockstat6"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines():
+                words = line.split()
+                if words[0] in ("UDP:", "UDP6:"):
+                    total += int(words[2])
+    return total
+
+
+def _waiting(path: str) -> int:
+    try:
+        lines = Path(path).read_text().splitlines()[1:]
+    except FileNotFoundError:
+        return 0
+    # The fifth word is `tx_queue:rx_queue`, in hexadecimal digits.
+    return sum(int(line.split()[4].partition(":")[2], 16) for line in lines)
+
+
+class Locks:
+    """How many locks on parts of files each process has, of all on this host."""
+
+    def __init__(self, path: str = "/proc/locks") -> None:
+        self._path = path
+        self._read_at = float("-inf")
+        self._of_each: Counter[int] = Counter()
+
+    def held(self, pids: Callable[[], Iterable[int]], limit: int) -> int:
+        """Bytes that the locks of these processes take; more than `limit` where there are too many to be honest."""
+        now = time.monotonic()
+        if now - self._read_at > _LOCKS_SECONDS:
+            self._of_each, self._read_at = self._read(), now
+        if self._of_each.total() < _FEW_LOCKS:
+            return 0
+        count = sum(self._of_each[pid] for pid in pids())
+        return count * _LOCK_BYTES if count < _MOST_LOCKS else max(count * _LOCK_BYTES, limit + 1)
+
+    def _read(self) -> Counter[int]:
+        found: Counter[int] = Counter()
+        most = 2 * _MOST_LOCKS * _LINE_BYTES
+        with contextlib.suppress(OSError), open(self._path, "rb", buffering=1 << 16) as file:
+            while most > 0 and (line := file.readline()):
+                most -= len(line)
+                words = line.split()
+                # `1: POSIX ADVISORY WRITE 123 00:2a:17 0 EOF`; what waits for a lock has `->` before its kind.
+                at = 5 if words[1:2] == [b"->"] else 4
+                if len(words) > at and words[at].isdigit():
+                    found[int(words[at])] += 1
+        return found
+
+
+class Watched:
+    """How many descriptors the processes of one box have given to epoll, to be waited for."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._bytes = 0
+
+    def held(self, watchers: int, pids: Iterable[int], limit: int) -> int:
+        """Bytes; `watchers` is how many instances of epoll there may be, and `limit` where counting may end.
+
+        A user has only so many watches on the host, so that an eighth of all counts as the whole limit.
+        """
+        now = time.monotonic()
+        if watchers <= _FEW_WATCHERS:
+            return 0
+        if now >= self._next:
+            each, count = max(_WATCH_BYTES, limit * 8 // _most_watches()), 0
+            for told in instances(pids):
+                count += told.count(b"tfd:")
+                if count * each > limit:
+                    break
+            self._bytes = count * each
+            self._next = now + (time.monotonic() - now) * _REST
+        return self._bytes
+
+
+def instances(pids: Iterable[int]) -> Iterator[bytes]:
+    """Of epoll: what the kernel tells about each, once for every process that has it.
+
+    What a descriptor is a link in /proc would say, but only to its own user; who that is, a box's ids may hide.
+    """
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for number in os.listdir(f"/proc/{pid}/fdinfo"):
+                with contextlib.suppress(OSError):  # it was closed meanwhile
+                    with open(f"/proc/{pid}/fdinfo/{number}", "rb", buffering=0) as file:
+                        told = file.read(_READ_BYTES)
+                    if b"tfd:" in told or _essence(told) == _empty_one():
+                        yield told
+
+
+def _essence(told: bytes) -> list[bytes]:
+    """Without position and flags: where it lives, and what only its own kind tells."""
+    return [line for line in told.splitlines() if not line.startswith((b"pos:", b"flags:"))]
+
+
+@cache
+def _empty_one() -> list[bytes]:
+    """What is told of an epoll that waits for nothing: they all live at the same place."""
+    with select.epoll() as own:
+        return _essence(Path(f"/proc/self/fdinfo/{own.fileno()}").read_bytes())
+
+
+@cache
+def _most_watches() -> int:
+    try:
+        return max(1, int(Path("/proc/sys/fs/epoll/max_user_watches").read_text()))
+    except (OSError, ValueError):
+        return 1 << 20

@@ -1,0 +1,298 @@
+"""What comes before a request: whose connection it is, how many there are, how long and how large they may be."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from ringfence.errors import Unavailable
+from ringfence.front import listen
+from ringfence.front.listen import Admission, Listener, open_socket, unix_socket
+from ringfence.front.refusals import Refusal, Refusals
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(not hasattr(socket, "AF_NETLINK"), reason="the kernel says nothing of peers here"),
+]
+
+
+class Counted(Refusals):
+    """What was refused, for a test to look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons: list[str] = []
+
+    def count(self, refused: Refusal) -> None:
+        self.reasons.append(refused.reason)
+
+
+class Plain:
+    """An application that says who called."""
+
+    def __init__(self, refusals: Refusals) -> None:
+        self.refusals = refusals
+        self.served = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.served += 1
+        while (await receive()).get("more_body"):
+            pass
+        body = f"user {scope.get(listen.PEER)}".encode()
+        head = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class Place:
+    def __init__(self, port: int, app: Plain, refusals: Counted) -> None:
+        self.port = port
+        self.app = app
+        self.refusals = refusals
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    async def said(self, *pieces: bytes) -> bytes:
+        """What is answered to these, up to the end of the connection."""
+
+        def speak() -> bytes:
+            with self.connect() as one:
+                heard = b""
+                try:
+                    for piece in pieces:
+                        one.sendall(piece)
+                    while data := one.recv(65536):
+                        heard += data
+                except ConnectionError:
+                    pass  # it was cut off while there was more to read
+                return heard
+
+        return await anyio.to_thread.run_sync(speak, abandon_on_cancel=True)
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Place]:
+    refusals = Counted()
+    app = Plain(refusals)
+    listener = Listener(app)  # type: ignore[arg-type]
+    where = open_socket("127.0.0.1", 0)
+    async with anyio.create_task_group() as group:
+        group.start_soon(listener.run_on, [where])
+        while not listener.started:
+            await anyio.sleep(0.01)
+        yield Place(where.getsockname()[1], app, refusals)
+        listener.stop()
+
+
+HEAD = b"POST /mcp HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+
+
+@pytest.fixture
+def strange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes is of another user."""
+    monkeypatch.setattr(listen, "peer_uid", lambda connection: os.getuid() + 1)
+
+
+# ── size ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_large_body_behind_small_headers_is_read() -> None:
+    async with listening() as place:
+        size = 3 * listen.OWN_TERMS.head_bytes
+        told = await place.said(HEAD + b"Content-Length: %d\r\n\r\n" % size, b"x" * size)
+        assert told.startswith(b"HTTP/1.1 200") and told.endswith(b"user %d" % os.getuid())
+        two = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n" + HEAD + b"Content-Length: 2\r\n\r\nab"
+        assert (await place.said(two)).count(b"HTTP/1.1 200") == 2
+        assert place.refusals.reasons == []
+
+
+@pytest.mark.parametrize(
+    "endless", [b"X-Long: " + b"x" * 65536, b"a: b\r\n" * 10_000, b"/" * 65536, b"\r\n" * 32768], ids=lambda x: x[:8]
+)
+async def test_headers_without_an_end_are_cut_off(endless: bytes) -> None:
+    async with listening() as place:
+        beginning = b"" if endless.startswith(b"\r\n") else b"GET /" if endless.startswith(b"/") else HEAD
+        told = await place.said(beginning, *[endless] * 64)
+        assert told == b"" or told.startswith(b"HTTP/1.1 431")
+        assert place.refusals.reasons == ["head_too_large"] and place.app.served == 0
+
+
+async def test_what_is_no_http_is_refused_and_counted() -> None:
+    async with listening() as place:
+        assert (await place.said(b"\x16\x03\x01" * 10)).startswith(b"HTTP/1.1 400")
+        assert place.refusals.reasons == ["bad_http"]
+
+
+async def test_nothing_but_http_is_spoken() -> None:
+    async with listening() as place:
+        upgrade = b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: aGVsbG8gd29ybGQhISE=\r\n"
+        asked = b"GET /mcp HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\n" + upgrade + b"\r\n"
+        assert b" 101 " not in await place.said(asked)
+
+
+# ── time ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("beginning", [b"", b"POST /mcp HT", HEAD, HEAD + b"X-Slow: "])
+async def test_who_does_not_get_to_a_request_is_hung_up_on(monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
+    monkeypatch.setattr(listen, "OWN_TERMS", listen._Terms(head_bytes=1000, head_seconds=0.1))
+    async with listening() as place:
+        told = await place.said(beginning)
+        assert told.startswith(b"HTTP/1.1 408") if beginning else told == b""
+        assert place.refusals.reasons == (["too_slow"] if beginning else [])
+
+
+async def test_the_second_request_of_a_connection_is_hurried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "OWN_TERMS", listen._Terms(head_bytes=1000, head_seconds=0.1))
+    async with listening() as place:
+        told = await place.said(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\nGET /b")
+        assert told.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in told
+        assert place.refusals.reasons == ["too_slow"] and place.app.served == 1
+
+
+# ── number ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_strangers_take_nothing_from_our_own_user() -> None:
+    refusals = Counted()
+    admission = Admission(refusals, 1000)
+    assert sum(admission.enter(65534) for _ in range(2100)) == listen.MOST_OF_A_STRANGER
+    assert sum(admission.enter(uid) for uid in range(2000, 3000)) == listen.MOST_STRANGERS - listen.MOST_OF_A_STRANGER
+    assert not admission.enter(None)
+    assert sum(admission.enter(1000) for _ in range(2100)) == listen.MOST_OWN
+    assert set(refusals.reasons) == {"too_many_connections"}
+    admission.leave(65534)
+    assert admission.enter(None) and not admission.enter(65534), "one place was free, and is taken"
+
+
+def test_where_the_kernel_does_not_tell_nobody_is_a_stranger() -> None:
+    admission = Admission(Counted(), None)
+    assert all(admission.enter(None) for _ in range(listen.MOST_OWN)) and not admission.enter(None)
+
+
+async def test_idle_connections_of_another_user_are_few_and_do_not_last(
+    monkeypatch: pytest.MonkeyPatch, strange: None
+) -> None:
+    monkeypatch.setattr(listen, "STRANGE_TERMS", listen._Terms(head_bytes=1000, head_seconds=0.1, once=True))
+    async with listening() as place:
+
+        def idle() -> None:
+            with place.connect() as one, suppress(ConnectionError):
+                assert one.recv(1) == b""
+
+        async with anyio.create_task_group() as group:
+            for _ in range(2 * listen.MOST_OF_A_STRANGER):
+                group.start_soon(anyio.to_thread.run_sync, idle)
+        assert set(place.refusals.reasons) <= {"too_many_connections", "too_slow"}
+        assert len(place.refusals.reasons) == 2 * listen.MOST_OF_A_STRANGER
+
+
+async def test_a_stranger_is_heard_once(strange: None) -> None:
+    async with listening() as place:
+        told = await place.said(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+        assert told.count(b"HTTP/1.1 200") == 1
+        told = await place.said(b"GET / HTTP/1.1\r\nX: " + b"x" * 16_384)
+        assert told == b"" or told.startswith(b"HTTP/1.1 431")
+        assert place.refusals.reasons == ["head_too_large"]
+
+
+async def test_places_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "MOST_OWN", 2)
+    async with listening() as place:
+        for _ in range(6):
+            assert (await place.said(HEAD + b"\r\n")).startswith(b"HTTP/1.1 200")
+        with place.connect(), place.connect():
+            with anyio.fail_after(60):
+                while (told := await place.said(HEAD + b"\r\n")).startswith(b"HTTP/1.1 200"):
+                    await anyio.sleep(0.01)  # the two may not have been noticed yet
+            assert told == b"" or told.startswith(b"HTTP/1.1 503")
+
+
+# ── a unix socket ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_socket_is_its_owners_alone_and_goes_with_its_listener(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "gateway.sock"
+    before = os.umask(0)
+    try:
+        with unix_socket(path):
+            assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+            assert stat.S_IMODE(path.parent.lstat().st_mode) == 0o700
+    finally:
+        os.umask(before)
+    assert not path.exists()
+
+
+def test_what_a_crash_left_is_cleared_away_and_who_listens_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+        left.listen()
+        with pytest.raises(Unavailable, match="something listens"), unix_socket(path):
+            pass
+        assert path.exists()
+    with unix_socket(path) as listener, socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        listener.accept()[0].close()
+
+
+def test_a_socket_that_took_the_place_of_ours_stays(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sock"
+    with unix_socket(path), socket.socket(socket.AF_UNIX) as other:
+        path.unlink()
+        other.bind(str(path))
+    assert path.exists()
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "link"])
+def test_what_is_no_socket_stays(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "gateway.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "real"))
+    if what == "file":
+        path.write_text("kept")
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("real")
+    with pytest.raises(Unavailable, match="no socket of yours"), unix_socket(path):
+        pass
+    assert path.is_symlink() or path.exists()
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    (shared / "mine").mkdir(parents=True)
+    for mode in (0o1777, 0o777, 0o770):
+        shared.chmod(mode)
+        with pytest.raises(Unavailable, match="a folder of your own"), unix_socket(shared / "gateway.sock"):
+            pass
+    shared.chmod(0o777)
+    with pytest.raises(Unavailable, match="a folder of your own"), unix_socket(shared / "mine" / "gateway.sock"):
+        pass
+    shared.chmod(0o1777)
+    with unix_socket(shared / "mine" / "gateway.sock"):
+        pass
+
+
+def test_a_folder_that_somebody_keeps_locked_is_one_clear_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "_LOCK_SECONDS", 0.0)
+    held = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert listen.system.lock(held)
+        with pytest.raises(Unavailable, match="has locked"), unix_socket(tmp_path / "gateway.sock"):
+            pass
+    finally:
+        os.close(held)

@@ -1,0 +1,118 @@
+"""What provably never ran is unavailable, and never an unknown outcome; a kill of ours is told as what it was for."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import pytest
+
+from ringfence.box import BoxSpec, Limits, Program, Stream
+from ringfence.errors import OutcomeUnknown, Unavailable
+from ringfence.sandbox.process import run as running
+from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.live import LiveBox
+from ringfence.sandbox.process.member import Member
+from ringfence.sandbox.process.zygotes import Zygote
+from ringfence.sessions import Cell, Command, StaySpec
+from tests.boxing import need_boxes
+
+pytestmark = pytest.mark.anyio
+NOTHING = BoxSpec(Program("python", b"pass"))
+
+
+@pytest.fixture(autouse=True)
+def boxes() -> None:
+    need_boxes()
+
+
+def nothing(stream: Stream, data: bytes) -> None:
+    """Whoever does not care what is written."""
+
+
+def failing(problem: Exception) -> Callable[..., NoReturn]:
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise problem
+
+    return fail
+
+
+@pytest.mark.parametrize("place", ["_start", "_configure"])
+async def test_a_zygote_that_cannot_be_started_ran_nothing(
+    place: str, backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Zygote, place, failing(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+        with pytest.raises(Unavailable, match="Too many open files"):
+            await backend.run(NOTHING)
+        with pytest.raises(Unavailable, match="Too many open files"):
+            await backend.open(StaySpec())
+    assert (await backend.run(NOTHING)).exit_status == 0, "and the next one runs"
+
+
+async def test_a_run_that_fails_in_our_hands_after_its_order_may_have_run(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await backend.run(NOTHING)
+    monkeypatch.setattr(running.Run, "_files", failing(ValueError("no number")))
+    with pytest.raises(OutcomeUnknown):
+        await backend.run(NOTHING)
+
+
+async def test_an_interpreter_that_cannot_be_started_ran_nothing(box: LiveBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Member, "order", failing(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+        with pytest.raises(Unavailable):
+            await box.interpreter()
+        with pytest.raises(Unavailable):
+            await box.command(Command(("true",)), nothing)
+
+
+async def test_a_command_whose_process_ends_before_it_began_ran_nothing(
+    box: LiveBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def order(self: Member, message: dict[str, Any], descriptors: list[int]) -> None:
+        """It never gets there."""
+        self.kill()
+
+    monkeypatch.setattr(Member, "order", order)
+    command = await box.command(Command(("true",)), nothing)
+    with pytest.raises(Unavailable, match="before the command had begun"):
+        await command.over()
+
+
+# ── Kills of ours ──
+
+NONSENSE = """
+import gc, _socket
+for each in gc.get_objects():
+    if isinstance(each, _socket.socket):
+        each.send(b'nonsense')
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["while True: pass", "import time; time.sleep(60)", "import os; os._exit(3)"])
+async def test_an_interpreter_that_is_killed_for_what_it_said_broke_the_rules_and_died_of_no_signal_of_its_own(
+    box: LiveBox, then: str
+) -> None:
+    interpreter = await box.interpreter()
+    cell = Cell(NONSENSE.format(then=then).encode(), Limits(wall_seconds=30))
+    done = await interpreter.run(cell, nothing, lambda _: None)
+    assert (done.report.ended, done.report.exit_status, done.report.limit) == ("policy", None, None)
+    assert done.broken and not done.alive
+
+
+async def test_an_interpreter_that_kills_itself_is_told_as_that(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    done = await interpreter.run(Cell(b"import os; os.kill(os.getpid(), 9)"), nothing, lambda _: None)
+    assert (done.report.ended, done.report.signal, done.alive) == ("signalled", 9, False)
+
+
+async def test_an_interpreter_that_ignores_its_limit_is_killed_for_that(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    deaf = b"import signal; signal.signal(2, signal.SIG_IGN)\nwhile True: pass"
+    done = await interpreter.run(Cell(deaf, Limits(wall_seconds=0.2)), nothing, lambda _: None)
+    assert (done.report.ended, done.report.limit, done.report.signal) == ("timeout", "wall", 9)

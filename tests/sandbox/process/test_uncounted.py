@@ -1,0 +1,108 @@
+"""What the kernel keeps for a box beyond what any account shows is counted where there is much of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import select
+import socket
+from pathlib import Path
+
+import pytest
+
+from ringfence.sandbox.process import host, uncounted
+from ringfence.sandbox.process.denials import Account
+
+SELF = os.getpid()
+
+
+def test_datagrams_that_nobody_reads_are_memory() -> None:
+    before = uncounted.datagrams(SELF)
+    sender, held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), []
+    for _ in range(uncounted._FEW_DATAGRAM_SOCKETS + 1):
+        receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        receiver.bind(("127.0.0.1", 0))
+        sender.sendto(b"x" * 10_000, receiver.getsockname())
+        held.append(receiver)
+    try:
+        assert uncounted.datagrams(SELF) - before >= 10_000 * len(held)
+    finally:
+        for each in (sender, *held):
+            each.close()
+
+
+def test_few_locks_count_for_nothing_and_many_for_what_they_take(tmp_path: Path) -> None:
+    with (tmp_path / "locked").open("w+") as file:
+        for at in range(uncounted._FEW_LOCKS + 1):
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, at * 2)
+        held = uncounted.Locks().held(lambda: (SELF,), 1 << 30)
+        assert held > uncounted._FEW_LOCKS * uncounted._LOCK_BYTES
+        assert uncounted.Locks().held(lambda: (2**22 + 1,), 1 << 30) == 0
+    assert uncounted.Locks(str(tmp_path / "none")).held(lambda: (SELF,), 1 << 30) == 0
+
+
+def test_more_locks_than_an_honest_program_has_are_beyond_any_limit(tmp_path: Path) -> None:
+    listed = tmp_path / "locks"
+    listed.write_text("".join(f"{n}: POSIX  ADVISORY  WRITE 7 00:2a:5 {n} {n}\n" for n in range(30_000)))
+    assert uncounted.Locks(str(listed)).held(lambda: (7,), 1 << 40) > 1 << 40
+    assert uncounted.Locks(str(listed)).held(lambda: (8,), 1 << 40) == 0
+
+
+def test_a_waiter_for_a_lock_is_counted_by_its_own_process(tmp_path: Path) -> None:
+    listed = tmp_path / "locks"
+    held = "".join(f"{n}: POSIX  ADVISORY  WRITE 7 00:2a:5 {n} {n}\n" for n in range(1000))
+    listed.write_text(
+        held + "1000: -> POSIX  ADVISORY  WRITE 8 00:2a:5 0 0\n1001: OFDLCK ADVISORY  READ -1 0:0:1 0 0\n"
+    )
+    locks = uncounted.Locks(str(listed))
+    assert locks.held(lambda: (8,), 1 << 40) == uncounted._LOCK_BYTES
+
+
+def test_what_epoll_waits_for_is_counted() -> None:
+    watched, targets = uncounted.Watched(), [os.eventfd(0) for _ in range(20)]
+    with select.epoll() as watcher:
+        for target in targets:
+            watcher.register(target)
+        try:
+            assert watched.held(uncounted._FEW_WATCHERS, (SELF,), 1 << 30) == 0
+            assert watched.held(uncounted._FEW_WATCHERS + 1, (SELF,), 1 << 30) >= 20 * uncounted._WATCH_BYTES
+        finally:
+            for target in targets:
+                os.close(target)
+
+
+def test_an_epoll_that_waits_for_nothing_is_seen() -> None:
+    before = sum(1 for _ in uncounted.instances((SELF,)))
+    with select.epoll():
+        assert sum(1 for _ in uncounted.instances((SELF,))) == before + 1
+
+
+def test_instances_of_epoll_that_are_gone_are_given_back() -> None:
+    account = Account(0)
+    assert all(account.watch() for _ in range(uncounted.MOST_WATCHERS))
+    assert not account.watch()
+    emptied = Account(0, lambda: setattr(emptied, "watchers", 0))
+    emptied.watchers = uncounted.MOST_WATCHERS
+    assert emptied.watch() and emptied.watchers == 1
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "given", "sends", "raised"),
+    [
+        (1024, 1024, 683, 1024, (1024, 1024)),
+        (1024, 524288, 1024, 3072, (3072, 524288)),
+        (65536, 65536, 1024, 65536, None),
+        (1024, resource.RLIM_INFINITY, 1024, 3072, (3072, resource.RLIM_INFINITY)),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 1024, 1024, None),
+    ],
+)
+def test_whoever_starts_a_box_may_send_more_descriptors_than_any_box(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, given: int, sends: int, raised: tuple[int, int] | None
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: told.append(both))
+    assert host.descriptors(1024) == (given, sends)
+    assert told == ([raised] if raised else [])

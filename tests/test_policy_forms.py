@@ -1,0 +1,150 @@
+"""Argument patterns see what a server makes of arguments: strings inside, lists as one line, look-alikes as alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.invisible import bare, folded
+from ringfence.model import Json, Mode, Status
+from tests.faking import Said, contract, governed
+from tests.making import READ, WRITE, call, decide, policy, rule
+
+DESTROYS = r"rm\s+-rf"
+
+HIDDEN: dict[str, tuple[Any, str]] = {
+    "as it is": ("rm -rf /", "as_sent"),
+    "a list of words": (["rm", "-rf", "/"], "joined"),
+    "words with a number among them": (["rm", "-rf", 1], "joined"),
+    "a line break in a list": (["rm\n-rf"], "string"),
+    "a tab in an object": ({"line": "rm\t-rf"}, "string"),
+    "a key": ({"rm\n-rf": 1}, "string"),
+    "a list in an object in a list": ([{"argv": ["sudo", "rm", "-rf"]}], "joined"),
+    "full width": ("ｒｍ -rf /", "normalized"),
+    "full width in a list": (["ｒｍ", "-rf"], "normalized"),
+    "a soft hyphen": ("r\u00adm -rf", "normalized"),
+    "a zero width space": ("rm -r\u200bf", "normalized"),
+    "a variation selector": ("rm\ufe0f -rf", "normalized"),
+    "a tag": ("rm -r\U000e0066f", "normalized"),
+    "a filler": ("r\u3164m -rf", "normalized"),
+    "an ideographic space": ("rm\u3000-rf", "normalized"),
+    "mathematical letters": ("𝐫𝐦 -rf", "normalized"),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+@pytest.mark.parametrize("action", ["deny", "ask"])
+@pytest.mark.parametrize("name", ["command", "*"])
+def test_a_pattern_finds_what_is_spelled_otherwise(case: str, action: str, name: str) -> None:
+    value, form = HIDDEN[case]
+    strict = rule(action, id="no-rm", argument_patterns={name: DESTROYS})
+    decision = decide(strict, rule("allow", id="rest"), arguments={"command": value})
+    assert decision.allowed is (action == "ask") and (decision.asks == ("always",)) is (action == "ask")
+    # With "*" every string inside is looked at as it was sent.
+    expected = "as_sent" if name == "*" and form == "string" else form
+    assert dict(decision.forms) == {"no-rm": expected}
+    assert ("no-rm (matched" in decision.reason) is (expected != "as_sent")
+
+
+@pytest.mark.parametrize(
+    "value", ["ls", ["rm", "x", "-rf"], {"rm": "-rf"}, "r m -rf", 7, None, [], ["rm", ["-rf"]], "rm…-rf"]
+)
+def test_what_is_something_else_is_not_found(value: Any) -> None:
+    strict = rule("deny", argument_patterns={"command": DESTROYS})
+    assert decide(strict, rule("allow", id="rest"), arguments={"command": value}).allowed
+
+
+def test_the_json_of_a_value_is_matched_still() -> None:
+    strict = rule("deny", argument_patterns={"limits": r'"memory":-1'})
+    decision = decide(strict, rule("allow", id="rest"), arguments={"limits": {"memory": -1}})
+    assert not decision.allowed and dict(decision.forms) == {"r": "as_sent"}
+
+
+def test_a_rule_can_do_without_the_normal_form() -> None:
+    exact = rule("deny", argument_patterns={"command": DESTROYS}, normalize=False)
+    assert decide(exact, rule("allow", id="rest"), arguments={"command": "ｒｍ -rf"}).allowed
+    assert not decide(exact, rule("allow", id="rest"), arguments={"command": ["rm", "-rf"]}).allowed
+
+
+def test_an_ellipsis_is_no_path_that_climbs() -> None:
+    strict = rule("deny", argument_patterns={"text": r"\.\."})
+    assert decide(strict, rule("allow", id="rest"), arguments={"text": "and so on… ünd"}).allowed
+    assert not decide(strict, rule("allow", id="rest"), arguments={"text": "\u2025/etc"}).allowed
+
+
+@pytest.mark.parametrize("value", [["ls", "rm -rf /"], "ｌｓ", "l\u200bs", {"x": "ls"}])
+@pytest.mark.parametrize("action", ["allow", "audit", "warn", "sandbox"])
+def test_another_form_never_allows_more(value: Any, action: str) -> None:
+    lenient = rule(action, argument_patterns={"command": "^ls$"})
+    assert decide(lenient, arguments={"command": "ls"}).allowed
+    decision = decide(lenient, arguments={"command": value})
+    assert not decision.allowed
+    assert decision.reason.startswith("denied: no rule matched")
+
+
+def test_what_a_rule_demands_holds_in_every_form() -> None:
+    boxed = rule("sandbox", id="box", argument_patterns={"command": "curl"})
+    marked = rule("warn", id="mark", argument_patterns={"command": "curl"})
+    decision = decide(boxed, marked, rule("allow", id="rest"), arguments={"command": "ｃｕｒｌ"})
+    assert (decision.allowed, decision.sandbox, decision.marks) == (True, True, ("mark",))
+
+
+def test_a_default_that_allows_reads_still_does() -> None:
+    marked = rule("audit", id="mark", argument_patterns={"command": "curl"})
+    rules = policy(marked, default="allow_read")
+    decision = rules.decide(call("search_docs", {"command": "ｃｕｒｌ"}), READ)
+    assert decision.allowed and decision.marks == ("mark",) and "default allows reads" in decision.reason
+    assert not rules.decide(call("create_ticket", {"command": "ｃｕｒｌ"}), WRITE).allowed
+    assert WRITE.mode is Mode.WRITE
+
+
+def test_forms_of_one_call_do_not_stick_to_the_next() -> None:
+    rules = policy(rule("deny", id="no-rm", argument_patterns={"command": DESTROYS}), rule("allow", id="rest"))
+    found = [
+        rules.decide(call("create_ticket", {"command": text}), WRITE)
+        for text in ("ｒｍ -rf", "rm -rf", "ls", "ｒｍ -rf")
+    ]
+    assert [(one.allowed, dict(one.forms)) for one in found] == [
+        (False, {"no-rm": "normalized"}), (False, {"no-rm": "as_sent"}), (True, {}), (False, {"no-rm": "normalized"}),
+    ]  # fmt: skip
+
+
+def test_every_pattern_of_a_rule_must_be_found_and_the_farthest_form_is_named() -> None:
+    both = rule("deny", argument_patterns={"command": "rm", "where": "prod"})
+    rest = rule("allow", id="rest")
+    assert decide(both, rest, arguments={"command": "ｒｍ"}).allowed
+    decision = decide(both, rest, arguments={"command": "ｒｍ", "where": "prod"})
+    assert not decision.allowed and dict(decision.forms) == {"r": "normalized"}
+
+
+@pytest.mark.anyio
+async def test_the_form_is_on_record(tmp_path: Path) -> None:
+    strict = rule("deny", id="no-rm", name="Nothing is destroyed", argument_patterns={"command": DESTROYS})
+    async with governed(tmp_path, Said(contracts=(contract("echo"),), rules=(strict,))) as way:
+        outcome = await way.call("echo", {"command": "ｒｍ -rf"})
+        assert outcome.status is Status.DENIED
+        assert outcome.message == "Refused by policy: denied by no-rm (Nothing is destroyed, matched normalized)"
+        assert way.finished()[0]["decision"]["forms"] == {"no-rm": "normalized"}
+
+
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b"]), values, max_size=2))
+def test_whatever_is_sent_is_decided(arguments: Json) -> None:
+    rules = (rule("deny", id="d", argument_patterns={"*": "q"}), rule("ask", id="k", argument_patterns={"a": "z"}))
+    assert decide(*rules, rule("allow", id="rest"), arguments=arguments).error is None
+
+
+@given(st.text())
+def test_folding_is_done_once(text: str) -> None:
+    assert folded(folded(text)) == folded(text)
+    assert bare(folded(text)) == folded(text)
