@@ -81,7 +81,11 @@ def test_only_this_file_reads_the_environment() -> None:
 def test_sockets_lie_where_their_path_is_short(
     plain: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    state, last = Path("/srv/state"), Path(f"/tmp/ringfence-{os.geteuid()}")
+    state = Path("/srv/state")
+    monkeypatch.setenv("XDG_STATE_HOME", "/s")
+    last = Path("/run/ringfence") if os.geteuid() == 0 else Path("/s/ringfence/run")
+    real = paths._is_private
+    monkeypatch.setattr(paths, "_is_private", lambda folder, user: "user" not in folder.parts and real(folder, user))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     first, second = paths.socket_folders(state)
     assert (first, second.parent) == (state / "keeper", last)
@@ -95,6 +99,20 @@ def test_sockets_lie_where_their_path_is_short(
         assert paths.socket_folders(state) == (first, second)
     (only,) = paths.socket_folders(Path("/" + "long" * 30))
     assert only.parent == last
+    monkeypatch.setattr(paths, "_is_private", lambda folder, user: True)
+    assert Path(f"/run/user/{os.geteuid()}/ringfence") in [path.parent for path in paths.socket_folders(state)]
+
+
+def test_no_socket_lies_where_another_user_could_have_made_its_folder(
+    plain: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    state = Path("/" + "long" * 30)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for mode in (0o777, 0o1777, 0o770):
+        tmp_path.chmod(mode)
+        assert not [path for path in paths.socket_folders(state) if path.is_relative_to("/tmp")]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
+    assert not [path for path in paths.socket_folders(state) if path.is_relative_to("/tmp")]
 
 
 def test_where_container_engines_keep_what_they_are_told(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,6 +269,13 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder: Path) -> None:
         Home(folder / "keeper", ()).prepare()
 
 
+def test_a_path_that_is_too_long_for_a_socket_is_said_to_be(folder: Path) -> None:
+    home = Home(folder / "keeper", ())
+    home.prepare()
+    with pytest.raises(Unavailable, match=r"too long for a socket; use a shorter gateway\.state"):
+        home.listen()
+
+
 @pytest.mark.parametrize("bad", ["open", "link", "file", "above", "long"])
 def test_a_socket_folder_that_cannot_be_ours_alone_is_not_used(folder: Path, bad: str) -> None:
     sockets = folder / "sockets" / ("long" * 30 if bad == "long" else "one")

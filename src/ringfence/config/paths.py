@@ -43,18 +43,27 @@ def key_folder() -> Path:
 
 
 def socket_folders(state: Path) -> tuple[Path, ...]:
-    """Where sockets that belong to a state folder can lie, the best first: all short enough for the kernel.
+    """Where sockets that belong to a state folder can lie, the best first: all short enough for the kernel, and none
+    where another user could have made a folder of that name before us, as in /tmp. There may be none.
 
-    The folder itself comes first, since nobody tidies it up. Who uses the last looks whose it is.
+    The folder itself comes first, since nobody tidies it up.
     """
     state = Path(os.path.realpath(state))
     name = hashlib.sha256(os.fsencode(state)).hexdigest()[:16]
-    found = [state / "keeper", Path(f"/tmp/ringfence-{os.geteuid()}") / name]  # noqa: S108
-    given = os.environ.get("XDG_RUNTIME_DIR", "")
-    with suppress(OSError):
-        if os.path.isabs(given) and os.stat(given).st_uid == os.geteuid():
-            found.insert(1, Path(given) / "ringfence" / name)
+    user = os.geteuid()
+    runtime = [Path(os.environ.get("XDG_RUNTIME_DIR", "")), Path(f"/run/user/{user}")]
+    found = [state / "keeper"]
+    found += [folder / "ringfence" / name for folder in dict.fromkeys(runtime) if _is_private(folder, user)]
+    found.append(Path("/run/ringfence") / name if user == 0 else state_folder() / "run" / name)
     return tuple(path for path in found if len(os.fsencode(path)) <= _LONGEST_SOCKET_FOLDER)
+
+
+def _is_private(folder: Path, user: int) -> bool:
+    """Whether a folder is this user's own, and nobody else may write to it."""
+    with suppress(OSError):
+        info = os.stat(folder)
+        return folder.is_absolute() and info.st_uid == user and not info.st_mode & 0o022
+    return False
 
 
 def resolve(text: str, base: Path) -> Path:

@@ -88,7 +88,8 @@ class Home:
             with storing("the keeper's address"):
                 write_whole(self.folder / _ADDRESS, json.dumps(said).encode())
             return listener
-        raise Unavailable("keeper_start", f"the keeper has nowhere to listen: {'; '.join(problems)}")
+        why = "; ".join(problems) or f"the path of {self.folder} is too long for a socket; use a shorter gateway.state"
+        raise Unavailable("keeper_start", f"the keeper has nowhere to listen: {why}")
 
     def move_out(self, held: int) -> None:
         address = self.address()
@@ -100,6 +101,7 @@ class Home:
 
 def _listener(folder: Path, *, private: bool) -> socket.socket:
     if private:
+        folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _own(folder.parent)
         _own(folder)
     path = str(folder / _SOCKET)

@@ -121,7 +121,7 @@ def test_a_person_says_which_servers_they_want(project: Path) -> None:
 def test_a_secret_becomes_a_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMALL_TOKEN", "another value entirely")
     file = client_file(project, small=plain(project, env={"SMALL_TOKEN": VALUE, "LEVEL": "info"}))
-    done = gateways.run("init", "--from", file, "--yes", "small", cwd=project)
+    done = gateways.run("init", "--from", file, "--yes", "small", "--plain", "LEVEL", cwd=project)
     assert done.returncode == 0, done.stderr
     written = (project / "ringfence.yaml").read_text()
     assert VALUE not in written + done.stdout + done.stderr
@@ -129,6 +129,27 @@ def test_a_secret_becomes_a_name(project: Path, monkeypatch: pytest.MonkeyPatch)
     assert '"SMALL_TOKEN"' in done.stdout
     assert not gateways.holding(config.state_folder(), [VALUE])
     assert "ok" in gateways.run("check", cwd=project).stdout
+
+
+def test_a_value_is_copied_only_if_a_person_says_that_it_is_no_secret(project: Path) -> None:
+    file = client_file(project, small=plain(project, env={"GREETING": "hello sesame", "LEVEL": "quite loud"}))
+    with at_terminal("init", "--from", file, cwd=project) as terminal:
+        terminal.expect("GREETING: hello sesame")
+        terminal.expect("Is this no secret")
+        terminal.type("\n")
+        terminal.expect("LEVEL: quite loud")
+        terminal.type("y\n")
+        terminal.expect("start it in a box?")
+        terminal.type("y\n")
+        terminal.end(60)
+    written = (project / "ringfence.yaml").read_text()
+    assert "sesame" not in written
+    assert "--plain GREETING" in written
+    settings = config.load(project / "ringfence.yaml")
+    assert (settings.servers["small"].env, settings.servers["small"].secrets) == (
+        {"LEVEL": "quite loud"},
+        ("greeting",),
+    )
 
 
 def test_a_server_that_does_not_start_stays_with_what_it_lacked(project: Path) -> None:

@@ -54,6 +54,7 @@ def client_file(project: Path, **servers: Any) -> Path:
 def taken(project: Path, *names: str) -> str:
     """What was said when these servers were taken over."""
     accepted = [word for name in names for word in ("--yes", name)]
+    accepted += ["--plain", "LEVEL"]
     done = gateways.run("init", "--from", project / ".mcp.json", *accepted, cwd=project, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "did not start" not in done.stdout, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from ringfence.config import writing
 from ringfence.config.clientfiles import parse
 
 
-def planned(servers: Any, folder: Path = Path("/project")) -> Planner:
-    return Planner(parse(json.dumps({"mcpServers": servers}), folder / ".mcp.json"))
+def planned(servers: Any, folder: Path = Path("/project"), plain: Sequence[str] = ()) -> Planner:
+    return Planner(parse(json.dumps({"mcpServers": servers}), folder / ".mcp.json"), plain)
 
 
 def one(entry: Any, folder: Path = Path("/project"), name: str = "it") -> Plan:
@@ -53,13 +54,29 @@ def test_names_become_names_of_ours() -> None:
 
 
 def test_a_secret_in_plain_text_becomes_a_reference() -> None:
-    planner = planned({"hub": {"command": "x", "env": {"HUB_TOKEN": "abcdefabcdef", "LEVEL": "info"}}})
+    servers = {"hub": {"command": "x", "env": {"HUB_TOKEN": "abcdefabcdef", "LEVEL": "info"}}}
+    planner = planned(servers, plain=["LEVEL"])
     settings = loads(planner)
     assert settings.servers["hub"].secrets == ("hub_token",)
     assert settings.servers["hub"].env == {"LEVEL": "info"}
     assert planner.secrets[0].given is None
     found = settings.secrets["hub_token"]
     assert (found.source, found.options["name"], found.env) == ("env", "HUB_TOKEN", "HUB_TOKEN")
+
+
+@pytest.mark.parametrize("value", ["info", "correct horse battery staple", "/srv/data", "1", "true", ""])
+def test_a_value_with_an_innocent_name_becomes_a_reference_unless_a_person_says_that_it_is_no_secret(
+    value: str,
+) -> None:
+    servers = {"hub": {"command": "x", "env": {"LEVEL": value, "OTHER": value}}}
+    planner = planned(servers, plain=["OTHER"])
+    settings = loads(planner)
+    assert settings.servers["hub"].env == {"OTHER": value}
+    assert settings.servers["hub"].secrets == ("level",)
+    assert settings.secrets["level"].options["name"] == "LEVEL"
+    (plan,) = planned(servers).plans()
+    assert "env" not in plan.keys
+    assert any("--plain LEVEL" in remark for remark in plan.remarks)
 
 
 def test_two_servers_with_values_of_one_name_have_two_secrets() -> None:
@@ -152,7 +169,7 @@ def test_an_image_that_is_not_taken(tmp_path: Path, words: list[str], why: str) 
 def test_secrets_of_an_image_become_names(tmp_path: Path) -> None:
     words = ["-e", "HUB_TOKEN", "-e", "LEVEL=info", "-e", "API_KEY=abcdefabcdef"]
     entry = {"command": "docker", "args": ["run", *words, "h.example/x"], "env": {"HUB_TOKEN": "abcdefabcdef"}}
-    planner = planned({"hub": entry}, tmp_path)
+    planner = planned({"hub": entry}, tmp_path, plain=["LEVEL"])
     (plan,) = planner.plans()
     assert plan.keys["env"] == {"LEVEL": "info"}
     assert plan.keys["secrets"] == ["hub_token", "api_key"]

@@ -21,6 +21,9 @@ _Output = typer.Option(Path("ringfence.yaml"), "--output", metavar="FILE", help=
 _Yes = typer.Option(
     None, "--yes", metavar="NAME", help="A server that is accepted without a question. May be repeated."
 )
+_Plain = typer.Option(
+    None, "--plain", metavar="VARIABLE", help="One that is no secret: its value is copied. May be repeated."
+)
 _Fetch = typer.Option(False, "--fetch", help="Fetch the packages of the configuration into the cache of this machine.")
 _Learn = typer.Option(None, "--learn", metavar="NAME", help="Find out what a server of the configuration lacks.")
 _Call = typer.Option(
@@ -39,6 +42,7 @@ def init(
     source: Path | None = _From,
     output: Path = _Output,
     yes: list[str] | None = _Yes,
+    plain: list[str] | None = _Plain,
     replace: bool = _Replace,
     scripts: bool = _Scripts,
     fetch: bool = _Fetch,
@@ -50,8 +54,8 @@ def init(
 
     With --from, each server's command is shown in full and confirmed. Packages of npx and uvx, and images of docker
     run, are fetched once, in a box that reaches their registries alone, and pinned by version and integrity. Each
-    server is then started in a box of its own and asked for its tools; what you accept is pinned. Secrets become names:
-    no value is copied.
+    server is then started in a box of its own and asked for its tools; what you accept is pinned. Variables become
+    names: no value is copied unless you say that it is no secret.
 
     \b
     ringfence init                                a small file to begin with
@@ -63,14 +67,14 @@ def init(
     if (source is not None or learn is not None or fetch) and (why := system.no_boxes()) is not None:
         common.fail(f"ringfence: {why}", _NO_BOX)
     if learn is not None:
-        if source is not None or yes or scripts or fetch:
+        if source is not None or yes or plain or scripts or fetch:
             common.fail("--learn goes with --output, --call, --grant and --replace alone", 2)
         _learn(output, learn, call or [], frozenset(grant or ()), replace)
         return
     if call or grant:
         common.fail("--call and --grant go with --learn", 2)
-    if source is None and (yes or scripts):
-        common.fail("--yes and --scripts go with --from", 2)
+    if source is None and (yes or plain or scripts):
+        common.fail("--yes, --plain and --scripts go with --from", 2)
     if fetch:
         if source is not None or replace:
             common.fail("--fetch goes with --output alone", 2)
@@ -78,16 +82,16 @@ def init(
         return
     _may_write(output, replace)
     if source is not None:
-        _take(source, output, frozenset(yes or ()), scripts)
+        _take(source, output, frozenset(yes or ()), frozenset(plain or ()), scripts)
         return
     _write(output, writing.STARTER)
     print(safe(f"Wrote {output}. Say what it is to govern, then: ringfence check"))
 
 
-def _take(source: Path, output: Path, yes: frozenset[str], scripts: bool) -> None:
+def _take(source: Path, output: Path, yes: frozenset[str], plain: frozenset[str], scripts: bool) -> None:
     taking = common.loaded("ringfence.cli.init.taking")
     try:
-        taken = common.run(taking.take_over, taking.Request(source, output, yes, scripts))
+        taken = common.run(taking.take_over, taking.Request(source, output, yes, scripts, plain))
         config.loads(taken.text, file=str(output), base=output.absolute().parent)
     except (ConfigError, Unavailable) as exc:
         common.fail(str(exc), 1)

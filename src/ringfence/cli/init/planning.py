@@ -6,8 +6,8 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -61,16 +61,27 @@ class Asked:
 class Planner:
     """Goes through a client's file; names and secrets are the whole file's."""
 
-    def __init__(self, file: ClientFile) -> None:
+    def __init__(self, file: ClientFile, plain: Collection[str] = ()) -> None:
+        """`plain`: the variables that are no secrets, as a person said. Any other value stays where it is: what it is
+        called and what it looks like do not say what it is worth."""
         self._file = file
+        self._plain = frozenset(plain)
         self._names: set[str] = {"ringfence"}
         self.secrets: list[Asked] = []
 
     def plans(self) -> list[Plan]:
         return [self._plan(server) for server in self._file.servers]
 
-    def _plan(self, server: ClientServer) -> Plan:
+    def _plan(self, given: ClientServer) -> Plan:
+        unsaid = [s.name for s in given.env if s.kind == "plain" and s.name not in self._plain]
+        env = tuple(Setting(s.name, "hidden") if s.name in unsaid else s for s in given.env)
+        server = replace(given, env=env)
         plan = Plan(self._name(server.name), server, remarks=list(server.notes))
+        if unsaid:
+            plan.remarks.append(
+                f"Not copied, since nobody said that it is no secret: {', '.join(unsaid)}. Set it where Ringfence is "
+                f"started, or say --plain {unsaid[0]}."
+            )
         reasons = list(server.unusable)
         try:
             if server.container is None:

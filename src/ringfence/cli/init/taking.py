@@ -46,6 +46,8 @@ class Request:
     yes: frozenset[str] = frozenset()
     """Servers that are accepted without a question on the terminal, by the very names that the file has for them."""
     scripts: bool = False
+    plain: frozenset[str] = frozenset()
+    """Variables that are no secrets, so that their values may be copied."""
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ class Taken:
 async def take_over(request: Request) -> Taken:
     """What is to be written, the definitions in it accepted. Raises ConfigError, Unavailable."""
     file = clientfiles.read(request.source)
-    planner = Planner(file)
+    planner = Planner(file, request.plain | await _said_plain(file, request))
     taken = Taken(file, planner.plans(), planner.secrets)
     for plan in taken.plans:
         await _agree(plan, request)
@@ -107,6 +109,24 @@ def _something(taken: Taken) -> None:
 # ── Asking ────────────────────────────────────────────────────────────────────────────────────────
 
 
+async def _said_plain(file: ClientFile, request: Request) -> frozenset[str]:
+    """Variables that the person at the terminal says are no secrets; where there is no terminal, none."""
+    said: set[str] = set()
+    for server in file.servers:
+        if server.unusable or server.name in request.yes:
+            continue
+        for setting in server.env:
+            if setting.kind != "plain" or setting.name in request.plain | said:
+                continue
+            shown = f"\nserver {safe(server.name)}\n  with     {safe(setting.name)}: {safe(setting.text)}"
+            try:
+                if await anyio.to_thread.run_sync(confirm, shown, "Is this no secret, so that its value is copied?"):
+                    said.add(setting.name)
+            except Unavailable:
+                return frozenset(said)
+    return frozenset(said)
+
+
 async def _agree(plan: Plan, request: Request) -> None:
     shown = "\n".join(_shown(plan))
     if plan.problem is not None:
@@ -142,7 +162,7 @@ def _shown(plan: Plan) -> Iterator[str]:
     if server.cwd is not None:
         yield f"  in       {safe(server.cwd)}"
     for setting in (*server.env, *server.headers):
-        told = safe(setting.text) if setting.kind != "hidden" else "(a secret; its value is not copied)"
+        told = safe(setting.text) if setting.kind != "hidden" else "(its value is not copied)"
         yield f"  with     {safe(setting.name)}: {told}"
     for mount in plan.keys.get("mounts", []):
         yield f"  sees     {safe(mount['host'])} (read-only)"
