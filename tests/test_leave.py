@@ -13,15 +13,16 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from ringfence import approval
+from ringfence import approval, asking
 from ringfence.audit.approvals import Proof
 from ringfence.audit.chain import ALWAYS, Period, Report
 from ringfence.audit.explain import explain
 from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import load_or_create
-from ringfence.model import ApprovalRule, Json, Outcome, Person
+from ringfence.journal import Trip
+from ringfence.model import ApprovalRule, GuardedText, Json, Outcome, Person
 from ringfence.store import Conflict, Store, Unproven
-from tests.faking import Said, Way, contract, governed, rulebook
+from tests.faking import Said, Way, contract, governed, make_call, rulebook
 
 pytestmark = pytest.mark.anyio
 
@@ -377,3 +378,11 @@ async def test_what_an_earlier_version_recorded_still_verifies(tmp_path: Path) -
         await way.store.write(lambda tx: tx.append("approval_answered", "call_0", told))
         await ran_on(way, {"id": "apr_0", "rule": "boss", "by": [{"person": "bob", "at": time.time()}]})
         assert verified(way).ok and exported(way)[1].ok
+
+
+async def test_what_a_resource_is_called_by_its_caller_is_asked_about_and_recorded_as_the_guard_has_it() -> None:
+    clean = lambda text: GuardedText(text.replace("secret", "[redacted]"))  # noqa: E731
+    made = Trip(make_call("file:///docs/secret", kind="resource"), "development", clean=clean)
+    assert asking.named(made).tool == "file:///docs/[redacted]"
+    tool = Trip(make_call("secret"), "development", clean=clean)
+    assert asking.named(tool) is tool.call

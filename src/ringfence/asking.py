@@ -36,6 +36,12 @@ def binding(rules: Rulebook, trip: Trip, contract: Contract, requirement: Requir
     return canonical.digest(bound)
 
 
+def named(trip: Trip) -> Call:
+    """The call by a name that may be kept and shown: that of a resource or prompt is whatever its caller wrote."""
+    call = trip.call
+    return call if call.kind == "tool" else replace(call, tool=trip.clean(call.tool))
+
+
 def use(rules: Rulebook, tx: Transaction, digest: str, call_id: str) -> Approval | None:
     """What people agreed to, from now on used; None where there is nothing of the kind. Raises Unproven."""
     approval = tx.consume_approval(digest, call_id, time.time())
@@ -66,7 +72,7 @@ def summary(guard: Guard, trip: Trip) -> Json:
         beside, more = guard.shown(contract, beside)
         removed = {name: removed.get(name, 0) + more.get(name, 0) for name in (*removed, *more)}
     shown: Json = {
-        "tool": call.tool,
+        "tool": named(trip).tool,
         "server": contract.server,
         "mode": str(contract.mode),
         "arguments": arguments,

@@ -295,7 +295,7 @@ class Pipeline:
             trip.approval = None
             assert requirement is not None
             shown = lambda: asking.summary(self._guard, trip)  # noqa: E731
-            raise await rules.approvals.ask_again(trip.call, digest, requirement, shown) from None
+            raise await rules.approvals.ask_again(asking.named(trip), digest, requirement, shown) from None
         except Unproven as exc:
             trip.approval = trip.about = None
             log.error("call %s is refused: %s", trip.call.id, exc)
@@ -330,7 +330,7 @@ class Pipeline:
         while True:
             digest = asking.binding(rules, trip, contract, requirement)
             shown = lambda: asking.summary(self._guard, trip)  # noqa: E731
-            await rules.approvals.obtain(trip.call, digest, requirement, shown, channel)
+            await rules.approvals.obtain(asking.named(trip), digest, requirement, shown, channel)
             if self.rules is not rules and self._changed(rules, trip, requirement):
                 text = "The rules were changed while this call waited for a person; make it again to have them asked."
                 raise Refused(Status.DENIED, "rules_changed", text)

@@ -113,7 +113,7 @@ class Rounds:
         words = {key: _words(question) for key, question in questions.items()}
         shown = lambda: {**asking.summary(self.guard, asked), "asked": self.guard.redacted(contract, words)}  # noqa: E731
         try:
-            await self.rules.approvals.obtain(call, digest, requirement, shown, self.client)
+            await self.rules.approvals.obtain(asking.named(asked), digest, requirement, shown, self.client)
             await self._record(body, digest)
         except Refused as exc:
             # The call has begun, so it cannot end as one that never ran.

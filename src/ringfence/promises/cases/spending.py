@@ -212,6 +212,33 @@ TIME = (
         limits=QUARTER_CORE,
     ),
     Case(
+        "G49",
+        "burn it in a chain of orphans, each of which ends before anybody has looked at it for long",
+        "ended for limit=cpu: what has ended counts",
+        """
+        first, left = os.getpid(), 30
+        told, telling = os.pipe()
+        while left:
+            if os.fork():
+                break
+            os.setsid()
+            end = time.process_time() + 0.12
+            while time.process_time() < end:
+                pass
+            left -= 1
+        if os.getpid() != first:
+            if left == 0:
+                os.write(telling, b"1")
+            os._exit(0)
+        os.close(telling)
+        say(bool(os.read(told, 1)), "burned 3.6 s")
+        """,
+        _burned,
+        owed=(limited("cpu", ended=("timeout", "signalled")),),
+        silent=True,
+        limits=FEW_CYCLES,
+    ),
+    Case(
         "G45",
         "be without a limit of processor time of its own, in each process",
         "a hard limit a little above what was asked for",
