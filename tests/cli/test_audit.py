@@ -117,7 +117,7 @@ def test_show_has_every_record_and_what_is_kept(log: Log) -> None:
     told = json.loads(log.audit("show", "call_aaa1", "--json").stdout)
     assert [record["kind"] for record in told["records"]] == ["started", "finished"]
     assert all(record["hash"] for record in told["records"])
-    assert told["payloads"]["arguments"] == {"text": "[redacted]  likes cheese"}
+    assert told["payloads"]["arguments"] == {"text": "[redacted] \\u{1b}[2J likes cheese"}
     assert told["payloads"]["result"]["content"][0]["text"] == "[redacted]  likes cheese"
     pretty = log.audit("show", "call_aaa1").stdout
     assert "started" in pretty and "likes cheese" in pretty and "Kept of the result" in pretty

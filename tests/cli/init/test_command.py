@@ -89,7 +89,7 @@ def test_nothing_is_started_that_nobody_agreed_to(project: Path) -> None:
     done = gateways.run("init", "--from", file, cwd=project)
     assert done.returncode == 1
     assert "--yes 'bad'" in done.stderr
-    assert "\\u202e\\u001b[2J" in done.stdout
+    assert "\\u{202e}\\u001b[2J" in done.stdout
     assert not mark.exists()
     assert not (project / "ringfence.yaml").exists()
 

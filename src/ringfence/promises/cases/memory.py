@@ -182,7 +182,7 @@ for _ in range(12):
 os.close(gone)
 while os.read(go, 12):
     pass
-time.sleep(a_while(1.5))
+time.sleep(a_while(4))  # whoever watches by looking has much to look at
 os.close(waited)
 codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 say(codes == [0] * 12, f"{codes.count(0)} of 12 processes held {share // MIB} MiB each in sockets")
@@ -368,7 +368,7 @@ for _ in range(4):
 os.close(gone)
 while os.read(go, 4):
     pass
-time.sleep(a_while(1.5))
+time.sleep(a_while(4))  # whoever watches by looking has much to look at
 os.close(waited)
 codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 say(codes == [0] * 4, f"{codes.count(0)} of 4 processes held {share // MIB} MiB each in datagrams")
@@ -415,7 +415,7 @@ for _ in range(12):
 os.close(gone)
 while os.read(go, 12):
     pass
-time.sleep(a_while(1.5))
+time.sleep(a_while(4))  # whoever watches by looking has much to look at
 os.close(waited)
 codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 # The kernel gives a user's pipes one page each when there are many, so that descriptors come to an end first.
@@ -454,7 +454,7 @@ for worker in range(8):
 os.close(gone)
 while os.read(go, 8):
     pass
-time.sleep(a_while(1.5))
+time.sleep(a_while(4))  # whoever watches by looking has much to look at
 os.close(waited)
 codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 say(codes == [0] * 8, f"{codes.count(0)} of 8 processes held {share * each} locks each")
@@ -509,7 +509,7 @@ for _ in range(8):
 os.close(gone)
 while os.read(go, 8):
     pass
-time.sleep(a_while(1.5))
+time.sleep(a_while(4))  # whoever watches by looking has much to look at
 os.close(waited)
 codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 held = f"{codes.count(0)} of 8 processes held {(most // 2) ** 2} watches each"

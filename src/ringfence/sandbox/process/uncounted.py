@@ -68,14 +68,16 @@ class Locks:
 
     def __init__(self, path: str = "/proc/locks") -> None:
         self._path = path
-        self._read_at = float("-inf")
+        self._next = float("-inf")
         self._of_each: Counter[int] = Counter()
 
     def held(self, pids: Callable[[], Iterable[int]], limit: int) -> int:
         """Bytes that the locks of these processes take; more than `limit` where there are too many to be honest."""
         now = time.monotonic()
-        if now - self._read_at > _LOCKS_SECONDS:
-            self._of_each, self._read_at = self._read(), now
+        if now >= self._next:
+            self._of_each = self._read()
+            # A list that some box has made long must not keep us busy.
+            self._next = now + max(_LOCKS_SECONDS, (time.monotonic() - now) * _REST)
         if self._of_each.total() < _FEW_LOCKS:
             return 0
         count = sum(self._of_each[pid] for pid in pids())
