@@ -11,7 +11,6 @@ import contextlib
 import os
 import select
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,8 @@ _MOST_LOCKS = 20_000
 _LINE_BYTES = 64
 _LOCKS_SECONDS = 0.2
 """How old an answer may be: the list is one for the whole host."""
+_BREATH = 3.0
+"""So many times as long as reading it took, the list is not read again."""
 _WATCH_BYTES = 1024
 """Some 200 in truth. They count for more, so that few have to be read before a box has too many."""
 _FEW_WATCHERS = 8
@@ -64,37 +65,36 @@ def _waiting(path: str) -> int:
 
 
 class Locks:
-    """How many locks on parts of files each process has, of all on this host."""
+    """How many locks on parts of files processes have, of all on this host."""
 
     def __init__(self, path: str = "/proc/locks") -> None:
         self._path = path
         self._next = float("-inf")
-        self._of_each: Counter[int] = Counter()
+        self._listed = b""
 
     def held(self, pids: Callable[[], Iterable[int]], limit: int) -> int:
         """Bytes that the locks of these processes take; more than `limit` where there are too many to be honest."""
         now = time.monotonic()
         if now >= self._next:
-            self._of_each = self._read()
+            self._listed = self._read()
             # A list that some box has made long must not keep us busy.
-            self._next = now + max(_LOCKS_SECONDS, (time.monotonic() - now) * _REST)
-        if self._of_each.total() < _FEW_LOCKS:
+            self._next = now + max(_LOCKS_SECONDS, (time.monotonic() - now) * _BREATH)
+        if self._listed.count(b"\n") < _FEW_LOCKS:
             return 0
-        count = sum(self._of_each[pid] for pid in pids())
+        count = sum(self._listed.count(word % pid) for pid in pids() for word in (b"WRITE %d ", b"READ %d "))
         return count * _LOCK_BYTES if count < _MOST_LOCKS else max(count * _LOCK_BYTES, limit + 1)
 
-    def _read(self) -> Counter[int]:
-        found: Counter[int] = Counter()
-        most = 2 * _MOST_LOCKS * _LINE_BYTES
-        with contextlib.suppress(OSError), open(self._path, "rb", buffering=1 << 16) as file:
-            while most > 0 and (line := file.readline()):
-                most -= len(line)
-                words = line.split()
-                # `1: POSIX ADVISORY WRITE 123 00:2a:17 0 EOF`; what waits for a lock has `->` before its kind.
-                at = 5 if words[1:2] == [b"->"] else 4
-                if len(words) > at and words[at].isdigit():
-                    found[int(words[at])] += 1
-        return found
+    def _read(self) -> bytes:
+        """Lines such as `1: POSIX ADVISORY WRITE 123 00:2a:17 0 EOF`, the newest first; of very many not all."""
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                parts, most = [], 2 * _MOST_LOCKS * _LINE_BYTES
+                while most > 0 and (part := file.read(1 << 18)):
+                    parts.append(part)
+                    most -= len(part)
+                return b"".join(parts)
+        except OSError:
+            return b""
 
 
 class Watched:
