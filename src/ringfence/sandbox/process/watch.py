@@ -151,10 +151,10 @@ def used_memory(box: Box) -> int:
 def _counted(box: Box, used: int) -> int:
     """What its control group counts, without the workspace, and what it does not."""
     assert box.group is not None
-    held = box.hub.locks.held(lambda: _inside(box), box.limits.memory_bytes)
+    held = max(0, used - on_disk(box))  # at once: what is removed meanwhile would count as memory
     if not box.group.counts_sockets:
         held += uncounted.datagrams(box.first)
-    return max(0, used - on_disk(box)) + held
+    return held + box.hub.locks.held(lambda: _inside(box), box.limits.memory_bytes)
 
 
 def added_up(box: Box, enough: int) -> tuple[int, float, int]:
