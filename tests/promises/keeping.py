@@ -15,5 +15,6 @@ async def kept(backend: Backend, left_out: Collection[str]) -> int:
         report = await run(backend, Options(cases=cases, controls=False))
     finally:
         await backend.close()
-    assert {result.case.id: result.got for result in report.results if result.kept is False} == {}
+    broken = {result.case.id: result.got for result in report.results if result.kept is False}
+    assert broken == {}, broken
     return len(report.results)
