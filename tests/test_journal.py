@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ringfence import canonical, facts, journal
 from ringfence.audit.approvals import Leave, Yes
-from ringfence.audit.chain import Head
+from ringfence.audit.chain import Head, seal
 from ringfence.effects import Possible
 from ringfence.journal import Trip
 from ringfence.model import Contract, Decision, GuardedText, LogPolicy, Mode, Outcome, Receipt, Status
@@ -40,7 +40,19 @@ def ended(made: Trip, outcome: Outcome) -> dict[str, Any]:
         made.call, outcome.status, outcome.reason_code, made.began_at, made.wall_ms, made.contract, made.decision, True,
         result=outcome.result, possible=made.possible,
     )  # fmt: skip
-    return journal.finished(made, outcome, facts.build(ending))
+    return read(journal.finished(made, outcome, facts.build(ending)), made.call.id)
+
+
+def began(made: Trip) -> dict[str, Any]:
+    return read(journal.started(made), made.call.id)
+
+
+def read(body: dict[str, Any], call_id: str = "call_1") -> dict[str, Any]:
+    """What a reader of the log gets to see: with what is shared filled in, and without the record's place."""
+    parts = {part.digest: part.text for part in body.get("shared", ())}
+    record = seal(Head("c"), 0.0, "k", call_id, body)
+    whole = replace(record, find=parts.get).body
+    return {name: value for name, value in whole.items() if name not in ("v", "chain", "seq", "prev", "at", "kind")}
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -72,7 +84,7 @@ def test_values_never_enter(level: Any, arguments: dict[str, Any], result: dict[
     empty = trip({}, one)
     made = replace(empty, call=replace(empty.call, arguments=arguments))
     own, record = (
-        json.dumps([journal.started(one), ended(one, Outcome(Status.SUCCESS, "ok", result=got))], ensure_ascii=False)
+        json.dumps([began(one), ended(one, Outcome(Status.SUCCESS, "ok", result=got))], ensure_ascii=False)
         for one, got in ((empty, {}), (made, result))
     )
     allowed = own + "".join(keys(arguments)) + "".join(keys(result))
@@ -84,19 +96,19 @@ def test_values_never_enter(level: Any, arguments: dict[str, Any], result: dict[
 @given(arguments=objects)
 def test_a_digest_says_nothing_without_its_salt(arguments: dict[str, Any]) -> None:
     first, second = trip(arguments), trip(arguments)
-    entry = journal.started(first)["arguments"]
+    entry = began(first)["arguments"]
     text = canonical.dumps(arguments)
     assert entry == {"digest": canonical.salted_bytes(text, first.salt), "bytes": len(text)}
-    assert entry["digest"] != journal.started(second)["arguments"]["digest"]
+    assert entry["digest"] != began(second)["arguments"]["digest"]
     assert entry["digest"] != canonical.digest(arguments)
 
 
 def test_names_are_there_where_the_contract_lets_them_be() -> None:
     arguments = {"to": {"name": "x", "deep": {"deeper": {"deepest": 1}}}, "list": [{"hidden": 1}], "a": 1}
-    shown = journal.started(trip(arguments, replace(ECHO, log=LogPolicy("names"))))["arguments"]["names"]
+    shown = began(trip(arguments, replace(ECHO, log=LogPolicy("names"))))["arguments"]["names"]
     assert shown == ["a", "list", "to", "to.deep", "to.deep.deeper", "to.name"]
     many = {f"k{n:04}": n for n in range(1000)}
-    assert len(journal.started(trip(many, replace(ECHO, log=LogPolicy("names"))))["arguments"]["names"]) == 200
+    assert len(began(trip(many, replace(ECHO, log=LogPolicy("names"))))["arguments"]["names"]) == 200
 
 
 def test_a_record_says_who_what_and_by_whose_leave() -> None:
@@ -107,7 +119,7 @@ def test_a_record_says_who_what_and_by_whose_leave() -> None:
         leave=Leave("apr_1", {"rule": "boss"}, Head("c", 3, "q"), (Yes("bob", 1.5, Head("d", 2, "a")),)),
     )  # fmt: skip
     made.started, made.possible = Receipt("c", 7, "h"), Possible(acts=True)
-    started, finished = journal.started(made), ended(made, Outcome(Status.SUCCESS, "ok", result={"content": []}))
+    started, finished = began(made), ended(made, Outcome(Status.SUCCESS, "ok", result={"content": []}))
     assert started["call"] == {
         "id": made.call.id, "kind": "tool", "method": "tools/call", "tool": "echo", "server": "desk", "origin": "sdk",
         "principal": {"tenant": "local", "agent": "analyst", "person": "alice", "kind": "agent"},
@@ -155,7 +167,7 @@ def test_files_are_on_record_by_salted_digest_and_not_by_the_name_that_a_program
     files = [{"path": f"/workspace/output/SECRET-{n}", "bytes": n, "sha256": "ab" * 32} for n in range(300)]
     output = {"sha256": "cd", "stdout_sha256": "ef", "stderr_sha256": "ef", "stdout_bytes": 3}
     facts = {"inputs": files[:1], "files": files, "skipped": {"SECRET": "a link"}, "output": output}
-    told = journal.finished(made, Outcome(Status.SUCCESS, "ok"), facts)["facts"]
+    told = read(journal.finished(made, Outcome(Status.SUCCESS, "ok"), facts))["facts"]
     assert "SECRET" not in str(told) and "abab" not in str(told) and "ef" not in str(told["output"].values())
     assert (len(told["files"]), told["skipped"], told["output"]["stdout_bytes"]) == (100, 1, 3)
     assert set(told["inputs"][0]) == {"bytes", "digest"}

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from ringfence import approval, asking
+from ringfence import approval, asking, canonical
 from ringfence.audit.approvals import Proof
 from ringfence.audit.chain import ALWAYS, Period, Report
 from ringfence.audit.explain import explain
@@ -21,7 +21,7 @@ from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import load_or_create
 from ringfence.journal import Trip
 from ringfence.model import ApprovalRule, GuardedText, Json, Outcome, Person
-from ringfence.store import Conflict, Store, Unproven
+from ringfence.store import Conflict, Store, Unproven, pruning
 from tests.faking import Said, Way, contract, governed, make_call, rulebook
 
 pytestmark = pytest.mark.anyio
@@ -274,12 +274,17 @@ async def test_whoever_answers_by_another_configuration_answers_nothing(tmp_path
 # ── verification ──
 
 
-async def ran_on(way: Way, leave: Json | None, **more: Any) -> None:
-    """A call that some gateway wrote down as run, whatever it ran on."""
-    call = {"id": "call_x", "kind": "tool", "tool": "echo", "principal": {"tenant": "local", "agent": "analyst"}}
-    body = {"call": call, "approval": leave, "decision": {"asks": []}, **more}
-    await way.store.write(lambda tx: tx.append("started", "call_x", body))
-    await way.store.write(lambda tx: tx.append("finished", "call_x", {**body, "status": "success"}))
+async def ran_on(way: Way, leave: Json | None, *, call_id: str = "call_x", shared: bool = False, **more: Any) -> None:
+    """A call that some gateway wrote down as run, whatever it ran on; in its record, or in what that shares."""
+    call: Json = {"kind": "tool", "tool": "echo", "principal": {"tenant": "local", "agent": "analyst"}}
+    call |= more.pop("call", {})
+    part: Json = {"call": call, "decision": {"asks": []}, **more}
+    body: Json = {**part, "call": {"id": call_id, **call}, "approval": leave}
+    if shared:
+        quiet = {"approval": None} if leave is None else {}
+        body = {"shared": [canonical.Shared({**part, **quiet})], **({"approval": leave} if leave is not None else {})}
+    await way.store.write(lambda tx: tx.append("started", call_id, body))
+    await way.store.write(lambda tx: tx.append("finished", call_id, {**body, "status": "success"}))
 
 
 def find_leave(way: Way) -> Json:
@@ -306,34 +311,42 @@ UNPROVEN: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("name", UNPROVEN)
-async def test_verify_finds_a_call_that_ran_on_an_approval_that_is_not_in_the_log(tmp_path: Path, name: str) -> None:
+async def test_verify_finds_a_call_that_ran_on_an_approval_that_is_not_in_the_log(
+    tmp_path: Path, name: str, shared: bool
+) -> None:
     change, said = UNPROVEN[name]
     async with governed(tmp_path, ASKING) as way:
         await answer(way, await way.call())
         assert (await way.call()).ok
         assert verified(way).ok
-        await ran_on(way, change(find_leave(way)))
+        await ran_on(way, change(find_leave(way)), shared=shared)
         for report in (verified(way), exported(way)[1]):
             assert not report.ok and len(report.faults) == 1
             assert said in str(report) and "call_x" in str(report)
 
 
-async def test_verify_finds_a_call_that_ran_without_the_approval_that_policy_demanded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+async def test_verify_finds_a_call_that_ran_without_the_approval_that_policy_demanded(
+    tmp_path: Path, shared: bool
+) -> None:
     async with governed(tmp_path, ASKING) as way:
-        await ran_on(way, None, decision={"asks": ["always"]})
-        assert "without the approval that policy demanded" in str(verified(way))
+        await ran_on(way, None, shared=shared, decision={"asks": ["always"]})
+        for report in (verified(way), exported(way)[1]):
+            assert "call call_x ran without the approval that policy demanded" in str(report)
 
 
-async def test_verify_finds_a_call_that_ran_on_leave_for_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+async def test_verify_finds_a_call_that_ran_on_leave_for_another(tmp_path: Path, shared: bool) -> None:
     async with governed(tmp_path, ASKING) as way:
         await answer(way, await way.call())
         (given,) = way.store.reader().approvals(("approved",))
         used = await way.store.write(lambda tx: tx.consume_approval(given.digest, "call_x", time.time()))
         assert used is not None and used.leave is not None
-        call = {"id": "call_x", "kind": "tool", "tool": "pay", "principal": {"tenant": "local", "agent": "analyst"}}
-        await ran_on(way, used.leave.as_told(), call=call)
-        assert "which was for another call" in str(verified(way))
+        await ran_on(way, used.leave.as_told(), shared=shared, call={"tool": "pay"})
+        for report in (verified(way), exported(way)[1]):
+            assert "which was for another call" in str(report)
 
 
 async def test_an_export_of_a_period_has_the_answers_from_before_it(tmp_path: Path) -> None:
@@ -378,6 +391,121 @@ async def test_what_an_earlier_version_recorded_still_verifies(tmp_path: Path) -
         await way.store.write(lambda tx: tx.append("approval_answered", "call_0", told))
         await ran_on(way, {"id": "apr_0", "rule": "boss", "by": [{"person": "bob", "at": time.time()}]})
         assert verified(way).ok and exported(way)[1].ok
+
+
+# ── what was pruned ──
+
+
+async def apart() -> float:
+    """A time after all that is on record and before all that will be."""
+    await anyio.sleep(0.01)
+    moment = time.time()
+    await anyio.sleep(0.01)
+    return moment
+
+
+async def prune(way: Way, before: float) -> None:
+    await anyio.to_thread.run_sync(way.store.prune, before, "anna")
+
+
+def on_record(way: Way) -> list[str]:
+    """What of calls and of their approvals is there, but for calls that got no leave."""
+    told = [r.kind for r in way.store.reader().records() if r.call_id is not None]
+    return [kind for kind in told if kind != "finished"]
+
+
+LEAVE = ["approval_asked", "approval_answered", "approval_used", "started"]
+
+
+async def allowed(way: Way, amount: int) -> Outcome:
+    await answer(way, await way.call(arguments={"amount": amount}))
+    ran = await way.call(arguments={"amount": amount})
+    assert ran.ok
+    return ran
+
+
+async def test_leave_is_pruned_with_the_call_that_ran_on_it_and_what_is_left_is_proved(tmp_path: Path) -> None:
+    async with governed(tmp_path, ASKING) as way:
+        old = await allowed(way, 1)
+        used = find_leave(way)
+        moment = await apart()
+        new = await allowed(way, 2)
+        assert on_record(way) == LEAVE * 2 and verified(way).ok
+        await prune(way, moment)
+        assert on_record(way) == LEAVE
+        assert list(way.store.reader().story(old.facts["call_id"])) == []
+        for report in (verified(way), exported(way)[1], exported(way, Period(moment, None))[1]):
+            assert report.ok, str(report)
+        told = explain([r.body for r in way.store.reader().story(new.facts["call_id"])], keys(way).public)
+        assert "bob approved it" in told and "does not prove" not in told
+        # That something was pruned excuses nothing: neither what is gone, nor what is there and was used.
+        await ran_on(way, find_leave(way), call_id="call_y", shared=True)
+        await ran_on(way, used, shared=True)
+        for report in (verified(way), exported(way)[1]):
+            assert f"call call_x ran on approval {used['id']}, which nobody was asked for by this log" in str(report)
+            assert "had used" in str(report) and len(report.faults) == 2
+
+
+async def test_an_answer_that_is_changed_after_a_prune_is_found(tmp_path: Path) -> None:
+    async with governed(tmp_path, ASKING) as way:
+        await allowed(way, 1)
+        moment = await apart()
+        await allowed(way, 2)
+        await prune(way, moment)
+        path, report = exported(way)
+        assert report.ok
+        path.write_bytes(path.read_bytes().replace(b"bob", b"eve"))
+        assert "0 of 1 people agree" in str(verify_export(path, keys(way).public))
+        assert tamper(way, "UPDATE records SET text = replace(text, 'bob', 'eve') WHERE kind = 'approval_answered'")
+        report = verified(way)
+        assert "was edited" in str(report) and "0 of 1 people agree" in str(report)
+
+
+async def test_leave_stays_as_long_as_the_call_that_ran_on_it(tmp_path: Path) -> None:
+    async with governed(tmp_path, ASKING) as way:
+        await answer(way, await way.call())
+        moment = await apart()
+        ran = await way.call()
+        assert ran.ok
+        await prune(way, moment)
+        assert on_record(way) == LEAVE
+        assert verified(way).ok and exported(way)[1].ok
+        told = explain([r.body for r in way.store.reader().story(ran.facts["call_id"])], keys(way).public)
+        assert "bob approved it" in told and "does not prove" not in told
+        await prune(way, await apart())
+        assert on_record(way) == []
+        assert verified(way).ok and exported(way)[1].ok
+
+
+class Stopped(BaseException):
+    """As good as a kill: nothing of ours catches it."""
+
+
+async def test_a_prune_that_is_stopped_while_it_is_signed_takes_no_answer_from_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with governed(tmp_path, ASKING) as way:
+        asked = await way.call()
+        with Store.open(way.store.folder, keys(way)) as other:
+            approval.answer(other, str(asked.approval_id), PEOPLE["bob"], approve=True)
+        assert (await way.call()).ok
+        moment = await apart()
+        sign = pruning.Pruning._sign
+
+        def half(self: pruning.Pruning, ends: Any, before: float, by: str) -> None:
+            sign(self, [end for end in ends if end[0].chain == other.chain], before, by)
+            raise Stopped
+
+        monkeypatch.setattr(pruning.Pruning, "_sign", half)
+        with pytest.raises(Stopped):
+            await prune(way, moment)
+        monkeypatch.setattr(pruning.Pruning, "_sign", sign)
+        for before in (None, 0.0, moment):
+            if before is not None:
+                await prune(way, before)
+            assert on_record(way) == ([] if before == moment else LEAVE)
+            for report in (verified(way), exported(way)[1]):
+                assert report.ok, str(report)
 
 
 async def test_what_a_resource_is_called_by_its_caller_is_asked_about_and_recorded_as_the_guard_has_it() -> None:

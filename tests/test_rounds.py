@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from ringfence import approval
 from ringfence.audit.explain import explain
+from ringfence.audit.export import verify_live
+from ringfence.audit.keys import load_or_create
 from ringfence.model import ApprovalRule, Json, Outcome, Person, Status
 from ringfence.ports import UpstreamRequest
 from ringfence.rounds import fitted_answer
@@ -275,6 +280,34 @@ async def test_folders_are_told_before_and_change_nothing_of_an_approval(tmp_pat
         approve(way, await way.call())
         assert (await way.call()).ok
         assert heard[-1] == {"q": accept(folder="a")}
+
+
+async def test_what_was_answered_is_pruned_with_its_call_and_what_it_ran_on_with_both(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", mode="write", approval="always"),))
+    async with governed(tmp_path, said, [asking([], {"q": FORM})]) as way:
+        keys = load_or_create(way.store.folder.parent / "keys")
+
+        async def pruned() -> list[Json]:
+            await anyio.sleep(0.01)
+            await anyio.to_thread.run_sync(way.store.prune, moment or time.time(), "anna")
+            reader = way.store.reader()
+            report = verify_live(*reader.evidence(), keys.public, reader.record)
+            assert report.ok, str(report)
+            return records(way)
+
+        way.client.answers = {"q": accept(folder="safe")}
+        approve(way, await way.call())
+        approve(way, await way.call())
+        approve(way, await way.call())
+        await anyio.sleep(0.01)
+        moment = time.time()
+        assert (await way.call()).ok
+        (told,) = await pruned()
+        reader = way.store.reader()
+        assert told["approval"]["id"] in {r.body["approval"] for r in reader.records(kind="approval_answered")}
+        moment = 0.0
+        assert await pruned() == []
+        assert [r.kind for r in reader.records() if r.call_id is not None] == []
 
 
 async def test_explain_tells_of_answers(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ from ringfence.upstream.pool import Pool
 
 log = logging.getLogger("ringfence")
 
+_RETAIN_SECONDS = 3600.0
 _WATCH_SECONDS = 2.0
 
 
@@ -329,6 +330,22 @@ class App:
                     await self.refresh()
             except StoreError as exc:
                 log.error("whether definitions were accepted cannot be read: %s", exc)
+
+    async def retain(self) -> None:
+        """Prune what is older than the configuration keeps, again and again."""
+        while True:
+            kept = self.config.gateway.retention_seconds
+            if kept is not None:
+                before = time.time() - kept
+                try:
+                    gone = await anyio.to_thread.run_sync(
+                        self.store.prune, before, "gateway.retention", abandon_on_cancel=True
+                    )
+                    if gone.records:
+                        log.info("pruned %d records that are older than gateway.retention", gone.records)
+                except StoreError as exc:
+                    log.error("what is older than gateway.retention could not be pruned: %s", exc)
+            await anyio.sleep(_RETAIN_SECONDS)
 
     async def draft(self, contract: Callable[[str, Json], Contract]) -> None:
         """For a gateway without a file: a contract for every tool that a server shows; the first of a name wins."""

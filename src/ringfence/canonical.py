@@ -123,6 +123,16 @@ class Written:
         self.text = _sorted(value)
 
 
+class Shared:
+    """Part of many values that is kept once, and named in each of them by its digest."""
+
+    __slots__ = ("digest", "text")
+
+    def __init__(self, value: Any) -> None:
+        self.text = _sorted(value)
+        self.digest = hashlib.sha256(self.text.encode("utf-8")).hexdigest()
+
+
 class _Met(threading.local):
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -138,6 +148,8 @@ def _default(value: Any) -> Any:
     if isinstance(value, Written):
         _met.parts.append(value.text)
         return _MARK
+    if isinstance(value, Shared):
+        return value.digest
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 

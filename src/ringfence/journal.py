@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ringfence import canonical
+from ringfence.audit.chain import SHARED
 from ringfence.box import Ran
 from ringfence.effects import NOTHING, Possible
 from ringfence.errors import SetUpFailed
@@ -43,7 +44,7 @@ reason goes on record."""
 _NAME_LENGTH = 1000
 """Characters. What is longer is cut when it is clean: half a secret is no longer recognised."""
 _MOST_FILES = 100
-_MOST_ISOLATIONS = 64
+_MOST_PARTS = 256
 
 
 def _withheld(_: str) -> GuardedText:
@@ -114,17 +115,46 @@ class Trip:
 def common(trip: Trip) -> Json:
     """The keys that *started* and *finished* share."""
     call, contract, decision = trip.call, trip.contract, trip.decision
-    return {
-        "call": of_call(trip),
-        "contract": None
-        if contract is None
-        else {"name": contract.name, "digest": contract.digest, "mode": str(contract.mode)},
-        "pin": trip.definition.digest if trip.definition is not None else None,
-        "decision": None if decision is None else of_decision(decision, trip.clean),
+    level = contract.log.arguments if contract is not None else "digest"
+    told = of_call(trip)
+    decided = None if decision is None else of_decision(decision, trip.clean)
+    pin = trip.definition.digest if trip.definition is not None else None
+    out: Json = {
         "approval": None if trip.approval is None else of_approval(trip.approval),
-        "arguments": payload(trip, call.arguments, contract.log.arguments if contract is not None else "digest"),
+        "arguments": payload(trip, call.arguments, level),
         **_carried(trip),
     }
+    if contract is None or call.kind != "tool":
+        # What a caller chose freely is nothing that repeats.
+        named = None if contract is None else _contract(contract)
+        return {**out, "call": told, "contract": named, "pin": pin, "decision": decided}
+    # What is this call's own stands in its record, which has its id anyway; what a call lacks, many lack.
+    own = {name: told.pop(name) for name in ("session", "parent", "trace") if told[name] is not None}
+    del told["id"]
+    if decided is not None:
+        out["decision"] = {"id": decided.pop("id")}
+    part: Json = {"call": told, "contract": _contract(contract), "pin": pin, "decision": decided}
+    if out["approval"] is None:
+        part["approval"] = out.pop("approval")
+    return {**out, **({"call": own} if own else {}), SHARED: [_shared(part)]}
+
+
+def _contract(contract: Contract) -> Json:
+    return {"name": contract.name, "digest": contract.digest, "mode": str(contract.mode)}
+
+
+_parts: dict[bytes, canonical.Shared] = {}
+
+
+def _shared(part: Json) -> canonical.Shared:
+    """A part that repeats from call to call: most calls find it here, and need not take its digest again."""
+    text = canonical.dumps(part)
+    found = _parts.get(text)
+    if found is None:
+        if len(_parts) >= _MOST_PARTS:
+            _parts.clear()
+        found = _parts[text] = canonical.Shared(part)
+    return found
 
 
 def of_call(trip: Trip) -> Json:
@@ -190,27 +220,31 @@ def finished(trip: Trip, outcome: Outcome, facts: Json) -> Json:
     if outcome.result is not None:
         level = contract.log.result if contract is not None else "digest"
         result = _payload(trip, outcome.result, trip.encoded_result, level)
-    return {
-        **(trip.about or common(trip)),
+    about = trip.about or common(trip)
+    ended: Json = {
         "status": str(outcome.status),
         "reason_code": outcome.reason_code,
         "message": "" if outcome.reason_code in SAID_BY_OTHERS else outcome.message,
         "effect": facts.get("effect"),
         "result": result,
-        "facts": _unlinked(facts, trip),
         "started_seq": trip.started.seq if trip.started is not None else None,
         "replayed_from": trip.replayed_from,
         "attempts": trip.attempts,
         **({"secrets": dict(trip.secrets)} if trip.secrets else {}),
     }
+    told = _unlinked(facts, trip)
+    if SHARED not in about:  # it got nowhere, so it is short, and said in full
+        if told.get("isolation"):
+            told["isolation"] = trip.isolation
+        return {**about, **ended, "facts": told}
+    told, part = _told(told, ended, trip)
+    return {**about, **ended, "facts": told, SHARED: [*about[SHARED], part]}
 
 
 def _unlinked(told: Json, trip: Trip) -> Json:
     """Facts as they go on record: without plain digests, which could be tried against guesses, and without names that
     a program in a box chose for its files."""
     out, salt = dict(told), trip.salt
-    if told.get("isolation"):
-        out["isolation"] = _written(trip.isolation)
     output = told.get("output")
     if output is not None and output.get("sha256") is not None:
         out["output"] = {name: None if name.endswith("sha256") else value for name, value in output.items()}
@@ -225,17 +259,45 @@ def _unlinked(told: Json, trip: Trip) -> Json:
     return out
 
 
-_isolations: dict[int, tuple[Json, canonical.Written]] = {}
+_REPEATED = ("contract_digest", "rules", "ended", "effect")
+_COUNTED = ("output", "usage", "network", "session")
+_ECHOED = ("call_id", "decision_id")
+_ENDED = ("message", "replayed_from", "attempts", "status", "reason_code", "effect")
+_ends: dict[tuple[int, bytes], tuple[Json | None, canonical.Shared]] = {}
 
 
-def _written(isolation: Json) -> canonical.Written:
-    """By which object it is: boxes of one kind have one and the same, and it is most of a record."""
-    known = _isolations.get(id(isolation))
+def _told(facts: Json, ended: Json, trip: Trip) -> tuple[Json, canonical.Shared]:
+    """Facts as they stand in the record itself, and what it shares with others: how it was isolated, and all that is
+    as usual. What is moved there is taken out of `ended`."""
+    isolated = facts.pop("isolation", None)
+    quiet = {name: value for name, value in facts.items() if name in _REPEATED or _is_quiet(value)}
+    own = {name: value for name, value in facts.items() if name not in quiet and name not in _ECHOED}
+    for name in _COUNTED:
+        if isinstance(counts := own.get(name), dict):
+            quiet[name] = {key: value for key, value in counts.items() if _is_quiet(value)}
+            own[name] = {key: value for key, value in counts.items() if not _is_quiet(value)}
+    usual: Json = {"facts": quiet}
+    if trip.started is not None and not ended["message"]:
+        usual |= {name: ended.pop(name) for name in _ENDED}
+    return own, _ending(usual, trip.isolation if isolated else None)
+
+
+def _ending(usual: Json, isolation: Json | None) -> canonical.Shared:
+    """By which object the isolation is: boxes of one kind have one and the same, and it was most of a record."""
+    key = (id(isolation), canonical.dumps(usual))
+    known = _ends.get(key)
     if known is None or known[0] is not isolation:
-        if len(_isolations) >= _MOST_ISOLATIONS:
-            _isolations.clear()
-        known = _isolations[id(isolation)] = (isolation, canonical.Written(isolation))
+        if len(_ends) >= _MOST_PARTS:
+            _ends.clear()
+        part = canonical.Shared({**usual, "facts": {**usual["facts"], "isolation": isolation}})
+        known = _ends[key] = (isolation, part)
     return known[1]
+
+
+def _is_quiet(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_quiet(inner) for inner in value.values())
+    return value is None or value is False or value == 0 or value == []
 
 
 def _file(entry: Json, salt: bytes) -> Json:

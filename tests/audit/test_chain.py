@@ -234,3 +234,15 @@ def test_a_checkpoint_of_another_key_is_not_ours() -> None:
 )
 def test_what_is_no_checkpoint_is_none(line: bytes) -> None:
     assert Checkpoint.verify(KEY.public_key(), line) is None
+
+
+def test_a_checkpoint_leaves_room_for_another_signer_and_a_witness_and_is_read_in_its_first_version() -> None:
+    checkpoint = Checkpoint(CHAIN, 9, "f" * 64, 9, 1234.5)
+    first = {name: value for name, value in checkpoint.statement().items() if name != "v"}
+    later = {**checkpoint.statement(), "v": 3, "signer": {"process": "another"}}
+    assert checkpoint.statement()["v"] == 2
+    for statement in (first, later):
+        line = sign_statement(KEY, statement)
+        assert Checkpoint.verify(KEY.public_key(), line) == checkpoint
+        witnessed = canonical.dumps({**canonical.loads(line), "witness": ["00"]})
+        assert Checkpoint.verify(KEY.public_key(), witnessed) == checkpoint

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ringfence import canonical
 from ringfence.audit import export, slots
 from ringfence.audit.chain import CLOSED, Checkpoint, Head, Period, Record, Report, seal
 from ringfence.audit.export import verify_export, verify_live, write_export
@@ -307,3 +312,125 @@ def test_a_chain_that_never_began_is_no_fault(keys: Keys) -> None:
         Checkpoint("20260103T000000Z-cccccccccc", 0, "0" * 64, 0, 1.0).sign(keys.private)
     )
     assert verify_live(records, held, keys.public).ok
+
+
+# ── Stopped ───────────────────────────────────────────────────────────────────────────────────────
+
+ENDLESS = """
+import itertools, sys, time
+from pathlib import Path
+from ringfence.audit.chain import Head, seal
+from ringfence.audit.export import write_export
+from ringfence.audit.keys import load_or_create
+
+def records():
+    head = Head("c")
+    for number in itertools.count():
+        record = seal(head, 1.0, "k", None, {"text": "x" * 10_000})
+        head = record.head
+        yield record
+        if number == 100:
+            print("under way", flush=True)
+            time.sleep(600)
+
+write_export(Path(sys.argv[1]), records(), load_or_create(Path(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_export_that_is_stopped_leaves_nothing_behind(how: signal.Signals, tmp_path: Path, keys: Keys) -> None:
+    if not hasattr(os, "O_TMPFILE"):
+        pytest.skip("this system has no files without a name")
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    command = [sys.executable, "-c", ENDLESS, str(folder / "e.jsonl"), str(keys.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "under way\n"
+        process.send_signal(how)
+        process.wait()
+    assert list(folder.iterdir()) == []
+
+
+def test_what_a_stopped_export_left_where_files_need_names_is_removed_by_the_next(
+    tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    (tmp_path / ".e.jsonl.export-0123456789ab").touch()
+    write_export(tmp_path / "e.jsonl", two_chains(), keys)
+    assert [path.name for path in tmp_path.iterdir()] == ["e.jsonl"]
+    assert verify_export(tmp_path / "e.jsonl", keys.public).ok
+
+
+def test_an_export_never_replaces_a_file(tmp_path: Path, keys: Keys) -> None:
+    (tmp_path / "e.jsonl").write_text("mine")
+    with pytest.raises(StoreError, match="cannot be written"):
+        write_export(tmp_path / "e.jsonl", two_chains(), keys)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+# ── What records share ────────────────────────────────────────────────────────────────────────────
+
+
+def sharing(parts: dict[str, str]) -> list[Record]:
+    part = canonical.Shared({"call": {"tool": "t", "id": "never"}, "contract": {"name": "c"}})
+    parts[part.digest] = part.text
+    out = [seal(Head(OLD), 100.0, "chain_opened", None, {"previous": None})]
+    for number in range(3):
+        body = {"call": {"id": f"call_{number}"}, "shared": [part]}
+        out.append(seal(out[-1].head, 101.0, "started", f"call_{number}", body))
+    return [replace(record, find=parts.get) for record in out]
+
+
+def test_what_records_share_is_filled_in_and_what_they_say_themselves_comes_first() -> None:
+    parts: dict[str, str] = {}
+    body = sharing(parts)[2].body
+    assert (body["call"], body["contract"]) == ({"id": "call_1", "tool": "t"}, {"name": "c"})
+    assert "shared" not in body
+
+
+def test_an_export_says_once_what_records_share(tmp_path: Path, keys: Keys) -> None:
+    write_export(tmp_path / "e", sharing({}), keys)
+    assert verify_export(tmp_path / "e", keys.public).ok
+    lines = (tmp_path / "e").read_bytes().splitlines(keepends=True)
+    (said,) = [number for number, line in enumerate(lines) if line.startswith(b'{"shared":')]
+    for spoilt in (
+        lines[:said] + lines[said + 1 :],
+        [*lines[:said], lines[said].replace(b"never", b"never!"), *lines[said + 1 :]],
+        [*lines[:said], lines[said + 1], lines[said], *lines[said + 2 :]],
+    ):
+        (tmp_path / "e").write_bytes(b"".join(spoilt))
+        assert "names a part that is missing before it" in str(verify_export(tmp_path / "e", keys.public))
+
+
+def test_an_export_says_again_what_its_reader_does_not_keep(
+    tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [canonical.Shared({"decision": {"reason": letter * 60}}) for letter in "abc"]
+    find = {part.digest: part.text for part in parts}.get
+    out = [seal(Head(OLD), 100.0, "chain_opened", None, {"previous": None})]
+    for named in ("ab", "bc", "ca", "c", "ba"):
+        out.append(seal(out[-1].head, 101.0, "started", "c", {"shared": [parts["abc".index(one)] for one in named]}))
+    monkeypatch.setattr(export, "MAX_SAID", 2 * len(parts[0].text))
+    write_export(tmp_path / "e", [replace(record, find=find) for record in out], keys)
+    assert verify_export(tmp_path / "e", keys.public).ok
+    said = [line for line in (tmp_path / "e").read_bytes().splitlines() if line.startswith(b'{"shared":')]
+    assert len(said) == 5
+    monkeypatch.setattr(export, "MAX_SAID", len(parts[0].text))
+    assert "names a part that is missing before it" in str(verify_export(tmp_path / "e", keys.public))
+
+
+def test_a_shared_part_that_is_missing_or_edited_is_found(tmp_path: Path, keys: Keys) -> None:
+    parts: dict[str, str] = {}
+    records = sharing(parts)
+    held = {OLD: checkpoint_file(keys, records[-1])}
+    assert verify_live({OLD: records}, held, keys.public).ok
+    (digest,) = parts
+    for text, said in ((None, "names a part that is missing"), ("{}", "names a part that was edited")):
+        parts.clear()
+        if text is not None:
+            parts[digest] = text
+        assert said in str(verify_live({OLD: records}, held, keys.public))
+        assert records[1].body["call"] == {"id": "call_0"}
+        with pytest.raises(TamperError, match=said):
+            write_export(tmp_path / "e", records, keys)

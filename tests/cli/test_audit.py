@@ -7,6 +7,7 @@ import re
 import shutil
 import sqlite3
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -187,13 +188,14 @@ def test_the_live_log_verifies(log: Log) -> None:
 @pytest.mark.parametrize(
     ("statement", "fault"),
     [
-        ("UPDATE records SET text = replace(text, 'forbidden', 'permitted') WHERE call_id = 'call_aaa2'", "was edited"),
+        ("UPDATE records SET text = replace(text, 'denied', 'allowed') WHERE call_id = 'call_aaa2'", "was edited"),
+        ("UPDATE shared SET text = replace(text, 'forbidden', 'permitted')", "names a part that was edited"),
         ("DELETE FROM records WHERE call_id = 'call_aaa2'", "missing before it"),
         ("UPDATE records SET seq = CASE seq WHEN 2 THEN -3 ELSE -2 END WHERE seq IN (2, 3)", ""),
         ("DELETE FROM records WHERE seq >= (SELECT max(seq) FROM records)", "cut from the end"),
         ("DELETE FROM records", "is missing; its checkpoint stands at"),
     ],
-    ids=["edit", "deletion", "reordering", "cut tail", "everything"],
+    ids=["edit", "edit of a shared part", "deletion", "reordering", "cut tail", "everything"],
 )
 def test_every_tampering_is_found(copy: Log, statement: str, fault: str) -> None:
     copy.edit(statement)
@@ -279,3 +281,38 @@ def test_erasing_is_on_record_and_breaks_nothing(copy: Log) -> None:
     assert again.returncode == 0 and "nothing was kept" in again.stdout
     assert copy.audit("verify").returncode == 0
     assert "nothing but a digest is kept" in copy.audit("show", "call_aaa1").stdout
+
+
+# ── pruning ──
+
+
+def test_a_pruned_log_and_its_export_verify_and_the_rest_is_gone(copy: Log, tmp_path: Path) -> None:
+    said = copy.audit("prune", "--before", "2001-01-01")
+    assert (said.returncode, "Nothing was removed" in said.stdout) == (0, True), said.stdout + said.stderr
+    assert copy.audit("prune", "--before", "2999-01-01").returncode == 2
+    reader = Reader.open(copy.state)
+    newest = max(record.at for record in reader.records())
+    reader.close()
+    moment = datetime.fromtimestamp(newest + 0.001, UTC).isoformat()
+    said = copy.audit("prune", "--before", moment)
+    assert (said.returncode, "are removed" in said.stdout) == (0, True), said.stdout + said.stderr
+    assert "call_aaa1" not in copy.audit("list").stdout
+    assert "were pruned by" in copy.audit("verify").stdout
+    export = tmp_path / "pruned.jsonl"
+    assert copy.audit("export", export).returncode == 0
+    said = run("audit", "verify", export, "--public-key", config.key_folder() / PUBLIC)
+    assert (said.returncode, "were pruned by" in said.stdout) == (0, True), said.stdout
+
+
+@pytest.mark.anyio
+async def test_a_gateway_prunes_what_is_older_than_its_retention(copy: Log) -> None:
+    with copy.config.open("a") as file:
+        file.write("environment: test\n")
+    copy.config.write_text(copy.config.read_text().replace("{state: ./state}", "{state: ./state, retention: 1h}"))
+    copy.edit("UPDATE records SET at = at - 7200")
+    async with App.open(config.load(copy.config)) as app, anyio.create_task_group() as group:
+        group.start_soon(app.retain)
+        with anyio.fail_after(60):
+            while not list(app.store.reader().records(kind="pruned")):
+                await anyio.sleep(0.01)
+        group.cancel_scope.cancel()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.cli.bench import box, egress, measure, session
+from ringfence.cli.bench import audit, box, egress, measure, session
 from ringfence.errors import Unavailable
 from ringfence.runs import make_executor, unwritten
 from tests import gateways, tooling
@@ -128,3 +128,9 @@ def test_egress_is_measured_against_direct_requests() -> None:
     for name, made in rows.items():
         base = "new connection, direct" if name.startswith("new") else "direct"
         assert (made.baseline, made.added_ms is None) == ((None, True) if name == base else (base, False))
+
+
+def test_a_long_log_is_measured() -> None:
+    rows = audit.run(2000)
+    assert [row.name.split(",")[0] for row in rows] == ["audit verify", "audit list", "audit explain", "audit explain"]
+    assert rows[0].per_second is not None

@@ -221,6 +221,7 @@ def test_servers_come_and_go() -> None:
         ("gateway", "{listen: '127.0.0.1:8700', state: /var/lib/s, approval_wait_seconds: 30}", 1),
         ("gateway", "{listen: '127.0.0.1:8700', state: /var/lib/r, approval_wait_seconds: 31}", 1),
         ("gateway", "{listen: '127.0.0.1:8700', state: /var/lib/r, approval_wait_seconds: 1}", 0),
+        ("gateway", "{listen: '127.0.0.1:8700', state: /var/lib/r, approval_wait_seconds: 30, retention: 90d}", 1),
         ("sandbox", "{max_memory_mb: 257}", 1),
         ("sandbox", "{max_memory_mb: 64, default_timeout_seconds: 5}", 0),
         ("people", "{}", 1),

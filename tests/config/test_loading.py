@@ -90,6 +90,13 @@ def test_an_empty_file_permits_nothing(home: Path) -> None:
     assert settings.sandbox == config.SandboxSettings("process", 30, 1.0, 256, 512, 64, 64, 1_000_000, (), {}, False)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("null", None), ("90", 90 * 86_400.0), ("30d", 30 * 86_400.0), ("36h", 36 * 3600.0)]
+)
+def test_records_are_kept_for_days_or_hours(text: str, seconds: float | None) -> None:
+    assert loads(f"gateway: {{retention: {text}}}").gateway.retention_seconds == seconds
+
+
 @pytest.mark.parametrize("text", ["servers:\ncapabilities:\npolicy:\n", "policy: {rules: }", "--- \n# nothing\n"])
 def test_an_empty_section_is_none(text: str) -> None:
     assert loads(text).digest == loads("").digest

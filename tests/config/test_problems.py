@@ -115,6 +115,7 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
         ("gateway: {listen: 'a b:1'}", "1:19: 'a b' is not a host"),
         ("gateway: {listen: '::1:80'}", "1:19: '::1:80' is not host:port"),
         ("gateway: {approval_wait_seconds: .inf}", "1:34: must be a finite number, this is inf"),
+        ("gateway: {retention: 2w}", "1:22: '2w' is not how long records are kept: days, as in 90 or 90d, or hours"),
         ("people: {a: {os_user: x}, b: {os_user: x}}", "1:40: 'x' is 'a' already"),
         ("people: {a: {roles: ['*']}}", "1:22: '*' is not a name"),
         ("servers: {ringfence: {command: [x]}}", "1:11: the name 'ringfence' is taken: choose another"),

@@ -120,6 +120,24 @@ def containers(root: object) -> Iterator[tuple[str, int]]:
             waiting += [(f"{place}.{name}", getattr(item, name, None)) for name in names if name != "__weakref__"]
 
 
+def on_disk(state: Path) -> int:
+    return sum(path.stat().st_size for path in state.rglob("*") if path.is_file())
+
+
+async def test_a_call_leaves_at_most_two_and_a_half_kilobytes(path: Path) -> None:
+    sizes = []
+    for count in (1, 400):
+        async with App.open(config.load(path)) as app:
+            for number in range(count):
+                assert (await asked(app, "agent", "echo", {"text": f"call {number}"})).ok
+        sizes.append(on_disk(path.parent / "state"))
+    each = (sizes[1] - sizes[0]) / 400
+    assert each <= 2500, f"{each} bytes"
+    ended = gateways.finished(path.parent / "state")[-1]
+    assert (ended["call"]["tool"], ended["status"], ended["contract"]["name"]) == ("echo", "success", "echo")
+    assert ended["facts"]["isolation"]["level"]
+
+
 async def test_defect_20_callers_share_nothing(path: Path) -> None:
     async with App.open(config.load(path)) as app:
         # A connection, and so a server's memory, belongs to one caller.

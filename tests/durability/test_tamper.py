@@ -106,8 +106,20 @@ def forged(text: str, **changes: object) -> tuple[str, str]:
 def test_an_edited_record(log: Log) -> None:
     chain = log.chains[1]
     place = f"WHERE chain = '{chain}' AND seq = {log.seq}"
-    log.sql(f"UPDATE records SET text = replace(text, 'append', 'delete') {place}")
+    log.sql(f"UPDATE records SET text = replace(text, 'true', 'false') {place}")
     assert f"chain {chain}, record {log.seq}: was edited" in log.verify()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        ("UPDATE shared SET text = replace(text, 'append', 'delete') WHERE text LIKE '%\"append\"%'", "was edited"),
+        ("DELETE FROM shared WHERE text LIKE '%\"append\"%'", "is missing"),
+    ],
+)
+def test_what_records_share_is_edited_or_removed(log: Log, spoil: str, said: str) -> None:
+    log.sql(spoil)
+    assert f"names a part that {said}" in log.verify()
 
 
 def test_a_record_edited_together_with_its_hash(log: Log) -> None:
@@ -271,7 +283,7 @@ def find(lines: Lines, chain: str, seq: int) -> int:
 
 def edit(lines: Lines, log: Log) -> Lines:
     index = find(lines, log.chains[1], log.seq)
-    return [*lines[:index], lines[index].replace(b"append", b"delete"), *lines[index + 1 :]]
+    return [*lines[:index], lines[index].replace(b"true", b"false"), *lines[index + 1 :]]
 
 
 def edit_with_hash(lines: Lines, log: Log) -> Lines:

@@ -14,7 +14,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence import canonical
-from ringfence.audit.chain import Findings, Head, Record, has_signature
+from ringfence.audit.chain import Find, Findings, Head, Record, filled, has_signature, part_named, shared_by
 from ringfence.model import Json
 from ringfence.plain import plain
 
@@ -26,6 +26,8 @@ SET_BACK = "clock_set_back"
 _RUNS = ("started", "answered")
 """Records of what may run on leave: a call, and what its caller answers to a server in the course of it."""
 _RUNS_ON = '"approval":{"asked":'
+"""Never within what records share: no two calls run on the same leave."""
+_MOST_PARTS = 10_000
 _LATE_SECONDS = 60.0
 """Between the look at the clock and the record of the start; a busy machine needs its time."""
 
@@ -175,17 +177,41 @@ class ApprovalVerifier:
         """Questions and answers by their hash."""
         self._runs: list[Json] = []
         self._void: dict[str, str] = {}
+        self._speaking: dict[str, bool] = {}
+        """Of parts that records share, whether they say that people were asked."""
 
-    def feed(self, body: Json, digest: str) -> None:
-        """A record that its chain has."""
+    def feed(self, body: Json, digest: str, find: Find | None = None, *, pruned: bool = False) -> None:
+        """A record that its chain has; `find` gives what it shares with others.
+
+        One that was `pruned` and still stands is proof for others as before; what it ran on itself may be gone.
+        """
         kind = body["kind"]
         if kind in _RUNS:
+            if pruned:
+                return
+            # Most calls ask nobody, and to fill in the records of those would take long.
+            if find is not None and (body.get("approval") is not None or self._speaks(body, find)):
+                body = filled(body, find)
             if body.get("approval") is not None or (kind == "started" and _asks(body)):
                 self._runs.append({name: body.get(name) for name in ("chain", "seq", "at", "call", "approval")})
         elif kind in (ASKED, ANSWERED):
             self._records[digest] = body
         elif kind == VOID:
             self._void[str(_id(body))] = str(body.get("why"))
+
+    def _speaks(self, body: Json, find: Find) -> bool:
+        for digest in shared_by(body):
+            speaks = self._speaking.get(digest)
+            if speaks is None:
+                part = part_named(digest, find)
+                speaks = part.get("approval") is not None or _asks(part)
+                if part:
+                    if len(self._speaking) >= _MOST_PARTS:
+                        self._speaking.clear()
+                    self._speaking[digest] = speaks
+            if speaks:
+                return True
+        return False
 
     def vouch(self, text: str, digest: str) -> bool:
         """A question or answer from outside of what is verified, which its own signature must prove."""

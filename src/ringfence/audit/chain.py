@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +28,10 @@ MAX_RECORD_BYTES = 8 * 1024 * 1024
 MAX_FAULTS = 1000
 """A report lists no more: after that many, the log is not to be read one fault at a time."""
 
+OPENED = "chain_opened"
+"""The kind of a chain's first record."""
 CLOSED = "chain_closed"
-"""The kind of a chain's last record; nothing may follow it."""
+"""The kind of a chain's last record; nothing may follow it, unless another process takes the chain up."""
 _CHAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _RESERVED = frozenset({"v", "chain", "seq", "prev", "at", "kind", "call_id"})
 _SIGNED = b"ringfence/1\0"
@@ -54,6 +56,10 @@ class Head:
     hash: str = GENESIS
 
 
+Find = Callable[[str], str | None]
+"""Gives the text of a part that many records share, by the digest that they name."""
+
+
 @plain
 class Record:
     """One link of a chain, with its place spelled out beside the text."""
@@ -65,16 +71,72 @@ class Record:
     call_id: str | None
     text: str
     hash: str
+    find: Find | None = field(default=None, compare=False, repr=False)
 
     @property
     def body(self) -> Json:
-        """The whole record as an object: the place (`chain seq prev at kind call_id v`) and what was recorded."""
-        value = canonical.loads(self.text)
-        return value if isinstance(value, dict) else {}
+        """The whole record as an object: the place (`chain seq prev at kind call_id v`) and what was recorded.
+
+        What it shares with others is filled in. A part that is missing, or is not what was named, is left out.
+        """
+        read = canonical.loads(self.text)
+        value: Json = read if isinstance(read, dict) else {}
+        return value if self.find is None else filled(value, self.find)
 
     @property
     def head(self) -> Head:
         return Head(self.chain, self.seq, self.hash)
+
+
+SHARED = "shared"
+"""Where a record names what it shares with others: parts of its body, by the SHA-256 of their text."""
+
+
+def shared_by(body: Json) -> list[str]:
+    """The digests of what a record shares with others."""
+    named = body.get(SHARED)
+    return [digest for digest in named if isinstance(digest, str)] if isinstance(named, list) else []
+
+
+def filled(body: Json, find: Find) -> Json:
+    """A record, read as an object, with what it shares filled in. A part that is missing, or is not what was named, is
+    left out."""
+    if not (named := shared_by(body)):
+        return body
+    value = {name: inner for name, inner in body.items() if name != SHARED}
+    for digest in named:
+        value = _joined(part_named(digest, find), value)
+    call, facts, decision = value.get("call"), value.get("facts"), value.get("decision")
+    # These say again what the record says.
+    if isinstance(call, dict):
+        value["call"] = {"id": value.get("call_id"), **call}
+    if isinstance(facts, dict):
+        identity = decision.get("id") if isinstance(decision, dict) else None
+        value["facts"] = {"call_id": value.get("call_id"), "decision_id": identity, **facts}
+    return value
+
+
+def part_named(digest: str, find: Find) -> Json:
+    """What many records share and one names so, read; empty where there is nothing of the kind."""
+    text = find(digest)
+    if text is None or not is_part(text, digest):
+        return {}
+    try:
+        part = canonical.loads(text)
+    except canonical.NotCanonical:
+        return {}
+    return part if isinstance(part, dict) else {}
+
+
+def is_part(text: str, digest: str) -> bool:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest() == digest
+
+
+def _joined(part: Json, own: Json) -> Json:
+    """Joined key by key; what a record says itself comes first."""
+    if not isinstance(part, dict) or not isinstance(own, dict):
+        return own
+    return {**part, **{key: _joined(part[key], value) if key in part else value for key, value in own.items()}}
 
 
 def seal(head: Head, at: float, kind: str, call_id: str | None, body: Json) -> Record:
@@ -171,16 +233,24 @@ class Findings:
 
 
 class ChainVerifier:
-    """Follows one chain record by record. With `partial`, the chain may begin past its first record."""
+    """Follows one chain record by record. With `partial`, the chain may begin past its first record.
 
-    def __init__(self, chain: str | None, findings: Findings, *, partial: bool = False) -> None:
+    With `pruned` it begins after that one, or, where a prune was stopped, with one that it would have removed.
+    """
+
+    def __init__(
+        self, chain: str | None, findings: Findings, *, partial: bool = False, pruned: Head | None = None
+    ) -> None:
         self.chain = chain
         self.count = 0
         self.first: int | None = None
-        self.seq = 0
-        self.hash = GENESIS
+        self.seq = 0 if pruned is None else pruned.seq
+        self.hash = GENESIS if pruned is None else pruned.hash
         self.closed = False
+        self.signed = 0
+        """Up to here a signature holds the chain: that is our own text, and need not be read as a stranger's."""
         self._partial = partial
+        self._pruned = pruned
         self._findings = findings
 
     @property
@@ -191,7 +261,7 @@ class ChainVerifier:
         """Check the next record and return it as an object, or None where it cannot be read."""
         self.count += 1
         due = self.seq + 1
-        body = _read(text)
+        body = _read(text, strict=due > self.signed)
         computed = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         if computed != digest:
             self._findings.add("was edited: its text does not have its hash", self.chain, due)
@@ -210,9 +280,11 @@ class ChainVerifier:
             found.add(f"belongs to chain {body['chain']}, not to this one", self.chain, seq)
         if self.first is None:
             self.first = seq
-            if self._partial:
-                due, self.hash = seq, str(body["prev"])
-        if self.closed:
+            if self._partial or seq < due:
+                due, self.hash = seq, GENESIS if seq == 1 and not self._partial else str(body["prev"])
+        if self._pruned is not None and seq == self._pruned.seq and digest != self._pruned.hash:
+            found.add("is not the last record that was pruned, by the signed word on that", self.chain, seq)
+        if self.closed and body["kind"] != OPENED:
             found.add("was added after the chain was closed", self.chain, seq)
         if seq > due:
             missing = f"record {due} is" if seq == due + 1 else f"records {due} to {seq - 1} are"
@@ -223,21 +295,26 @@ class ChainVerifier:
             what = f"record {seq - 1} was replaced" if seq > 1 else "the chain's beginning was cut off"
             found.add(f"does not follow the record before it: {what}", self.chain, seq)
         self.seq, self.hash = seq, digest
-        self.closed = self.closed or body["kind"] == CLOSED
+        self.closed = body["kind"] == CLOSED or (self.closed and body["kind"] != OPENED)
 
 
-def _read(text: str) -> Json | None:
+_plainly = canonical.reader()
+
+
+def _read(text: str, *, strict: bool) -> Json | None:
     if len(text) > MAX_RECORD_BYTES:
         return None
     try:
-        body = canonical.loads(text)
-    except canonical.NotCanonical:
+        body: Any = canonical.loads(text) if strict else _plainly(text)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(body, dict) or body.get("v") != 1:
         return None
-    shape = (("chain", str), ("seq", int), ("prev", str), ("at", int | float), ("kind", str))
-    well = all(isinstance(body.get(name), kind) for name, kind in shape) and not isinstance(body["seq"], bool)
-    return body if well and body["seq"] > 0 and is_chain_name(body["chain"]) else None
+    seq, at = body.get("seq"), body.get("at")
+    if not isinstance(seq, int) or isinstance(seq, bool) or seq < 1 or not isinstance(at, int | float):
+        return None
+    well = isinstance(body.get("prev"), str) and isinstance(body.get("kind"), str)
+    return body if well and is_chain_name(body.get("chain")) else None
 
 
 def verify_records(records: Iterable[tuple[str, str]], *, chain: str | None = None) -> Report:
@@ -315,7 +392,7 @@ class Checkpoint:
     def statement(self) -> Json:
         out: Json = {"chain": self.chain, "seq": self.seq, "head": self.head, "count": self.count, "at": self.at}
         if self.period is None:
-            return {"type": "checkpoint", **out}
+            return {"type": "checkpoint", "v": 2, **out}
         return {"type": "closing", **out, "from": self.period.since, "to": self.period.until}
 
     def sign(self, private: Ed25519PrivateKey) -> bytes:
@@ -324,17 +401,24 @@ class Checkpoint:
         # The same bytes, written out: this is signed twice in every call.
         message = (
             f'{{"at":{self.at!r},"chain":"{self.chain}","count":{self.count},"head":"{self.head}",'
-            f'"seq":{self.seq},"type":"checkpoint"}}'
+            f'"seq":{self.seq},"type":"checkpoint","v":2}}'
         )
         return _signed(private, message.encode())
 
     @classmethod
     def verify(cls, public: Ed25519PublicKey, line: bytes | str) -> Checkpoint | None:
-        """The checkpoint in `line` if it is one and `public` signed it, else None."""
+        """The checkpoint in `line` if it is one and `public` signed it, else None.
+
+        Other fields than ours in the statement, such as who signed it for us, and what stands beside it, such as the
+        word of a witness, are for those who know them.
+        """
         try:
-            return cls.of(signed_by(public, canonical.loads(line)))
+            read = canonical.loads(line)
         except canonical.NotCanonical:
             return None
+        if isinstance(read, dict):
+            read = {name: value for name, value in read.items() if name in ("signature", "statement")}
+        return cls.of(signed_by(public, read))
 
     @classmethod
     def of(cls, statement: Json | None) -> Checkpoint | None:

@@ -1,17 +1,21 @@
 """Evidence: an export that verifies offline, and the check of the live log against its checkpoints.
 
-An export is lines of JSON: a header, every record's exact text with its hash, those answers of people that calls in it
-ran on and that lie outside of it, one signed closing per chain, and one signed closing line that covers every byte
-before it. The public key always comes from outside, never from the file.
+An export is lines of JSON: a header, every record's exact text with its hash, before it what it shares with others,
+before a chain's first record the signed word on what was pruned, those answers of people that calls in it ran on and
+that lie outside of it, one signed closing per chain, and one signed closing line that covers every byte before it. The
+public key always comes from outside, never from the file.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,17 +35,22 @@ from ringfence.audit.chain import (
     Record,
     Report,
     is_chain_name,
+    is_part,
     key_id,
+    shared_by,
     sign_statement,
     signed_by,
 )
 from ringfence.audit.keys import Keys
+from ringfence.audit.pruned import Pruned
 from ringfence.errors import StoreError, TamperError
 from ringfence.model import Json
 
 FORMAT = "ringfence-audit-export"
 MAX_LINE = 2 * MAX_RECORD_BYTES + 4096
 """A record's text as a JSON string is at most twice as long as itself."""
+MAX_SAID = 4 * MAX_RECORD_BYTES
+"""Characters of what records share that whoever reads an export keeps at hand."""
 
 Checkpoints = Mapping[str, bytes]
 """Each chain's checkpoint file, as its bytes. To be read before the records, which only grow."""
@@ -79,37 +88,86 @@ def write_export(
     Raises TamperError, and leaves no file, where the records do not chain or (with `checkpoints`, over an open end)
     a chain ends before its checkpoint: our signature must never cover what was tampered with before.
     """
-    made = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
-        descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.PLAIN, 0o600)
-        try:
-            with open(descriptor, "wb") as file:
-                report = _write_lines(_Lines(file), records, keys, period)
-                if checkpoints is not None and period.until is None:
-                    _refuse_cut(report, checkpoints, keys.public, whole=period.since is None)
-                file.flush()
-                os.fsync(descriptor)
-            made.replace(path)
-        finally:
-            made.unlink(missing_ok=True)
+        with _written(path) as file:
+            report = _write_lines(_Lines(file), records, keys, period, _prunes(checkpoints or {}, keys.public))
+            if checkpoints is not None and period.until is None:
+                _refuse_cut(report, checkpoints, keys.public, whole=period.since is None)
     except OSError as exc:
         raise StoreError(f"the export {path} cannot be written: {exc.strerror or exc}") from exc
     return report
 
 
-def _write_lines(out: _Lines, records: Iterable[Record | Proof], keys: Keys, period: Period) -> Report:
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[IO[bytes]]:
+    """A file that has its name only once it is whole and on disk. Whatever stops us before that leaves none."""
+    with _unnamed(path) as (file, name):
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        name(file.fileno())
+    system.sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _unnamed(path: Path) -> Iterator[tuple[IO[bytes], Callable[[int], None]]]:
+    try:
+        descriptor = os.open(path.parent, os.O_WRONLY | os.O_TMPFILE | system.PLAIN, 0o600)
+    except (OSError, AttributeError):  # not every system has that, nor every file system
+        with _hidden(path) as made:
+            yield made
+        return
+    folder = os.open(path.parent, os.O_RDONLY | system.PLAIN)
+    try:
+        with open(descriptor, "wb") as file:
+            # With a folder given, whose name does not matter, the link that /proc shows is followed.
+            yield file, lambda number: os.link(f"/proc/self/fd/{number}", path, src_dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def _hidden(path: Path) -> Iterator[tuple[IO[bytes], Callable[[int], None]]]:
+    """Where a file must have a name: one that the next export to the same place knows for what a kill left."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.export-*"):
+        left.unlink(missing_ok=True)
+    made = path.with_name(f".{path.name}.export-{secrets.token_hex(6)}")
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.PLAIN, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file, lambda number: os.link(made, path)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _prunes(checkpoints: Checkpoints, public: Ed25519PublicKey) -> dict[str, Pruned]:
+    """What was pruned from each chain, by the signed word on it."""
+    found = {name: slots.read_pruned(data, name, public)[0] for name, data in checkpoints.items()}
+    return {name: pruned for name, pruned in found.items() if pruned is not None}
+
+
+def _write_lines(
+    out: _Lines, records: Iterable[Record | Proof], keys: Keys, period: Period, prunes: Mapping[str, Pruned]
+) -> Report:
     at, span = time.time(), {"from": period.since, "to": period.until}
-    out.write(canonical.dumps({"format": FORMAT, "v": 1, "at": at, "key": keys.id, **span}))
+    out.write(canonical.dumps({"format": FORMAT, "v": 2, "at": at, "key": keys.id, **span}))
     findings = Findings()
     chains: dict[str, ChainVerifier] = {}
+    said = _Said()
     for record in records:
         if isinstance(record, Proof):
             out.write(canonical.dumps({"hash": record.record.hash, "proof": record.record.text}))
             continue
         verifier = chains.get(record.chain)
         if verifier is None:
-            verifier = chains[record.chain] = ChainVerifier(record.chain, findings, partial=period.since is not None)
-        verifier.feed(record.text, record.hash)
+            pruned, partial = prunes.get(record.chain), period.since is not None
+            end = None if pruned is None or partial else pruned.end
+            verifier = chains[record.chain] = ChainVerifier(record.chain, findings, partial=partial, pruned=end)
+            if pruned is not None:
+                out.write(pruned.sign(keys.private))
+        body = verifier.feed(record.text, record.hash)
+        for part in _unsaid(record, body or {}, said, findings):
+            out.write(canonical.dumps({"shared": part}))
         if findings.faults:
             raise TamperError(f"the log does not verify, so nothing was exported: {findings.faults[0]}")
         out.write(canonical.dumps({"hash": record.hash, "text": record.text}))
@@ -122,6 +180,55 @@ def _write_lines(out: _Lines, records: Iterable[Record | Proof], keys: Keys, per
     last = {"type": "export", "v": 1, "at": at, "key": keys.id, **span, "records": count, "chains": heads}
     out.write(sign_statement(keys.private, {**last, "sha256": out.digest}))
     return Report(records=count, heads=tuple(chain.head for _, chain in sorted(chains.items())))
+
+
+class _Said:
+    """What records of an export share with others and lines before them have said: so much, and not what is older.
+
+    Whoever reads it has that at hand and no more. Whoever writes it keeps the same account.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._size = 0
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._texts
+
+    def find(self, digest: str) -> str | None:
+        return self._texts.get(digest)
+
+    def add(self, text: str) -> None:
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        if digest in self._texts:
+            return
+        self._texts[digest] = text
+        self._size += len(text)
+        while self._size > MAX_SAID and len(self._texts) > 1:
+            self._size -= len(self._texts.pop(next(iter(self._texts))))
+
+
+def _unsaid(record: Record, body: Json, said: _Said, found: Findings) -> Iterator[str]:
+    """What a record shares with others and has to be said before it, checked."""
+    named = shared_by(body)
+    for _ in named:  # to say one may take the place of another that it names
+        for digest in named:
+            if digest not in said:
+                text = _part(record, digest, found)
+                if text is None:
+                    return
+                said.add(text)
+                yield text
+
+
+def _part(record: Record, digest: str, found: Findings) -> str | None:
+    text = None if record.find is None else record.find(digest)
+    if text is None:
+        found.add("names a part that is missing", record.chain, record.seq)
+    elif not is_part(text, digest):
+        found.add("names a part that was edited", record.chain, record.seq)
+        return None
+    return text
 
 
 def _refuse_cut(report: Report, checkpoints: Checkpoints, public: Ed25519PublicKey, *, whole: bool) -> None:
@@ -164,7 +271,9 @@ class _Reading:
         self._header: Json | None = None
         self._chains: dict[str, ChainVerifier] = {}
         self._closings: dict[str, Checkpoint] = {}
-        self._before: dict[str, str] = {}
+        self._before: set[tuple[str, str]] = set()
+        self._prunes: dict[str, Pruned] = {}
+        self._said = _Said()
         self._approvals = ApprovalVerifier(self._found, public)
         self._closed = False
 
@@ -201,11 +310,13 @@ class _Reading:
                 )
         elif isinstance(value, dict) and value.keys() == {"signature", "statement"}:
             self._take_signed(value, line)
+        elif isinstance(value, dict) and value.keys() == {"shared"} and isinstance(value["shared"], str):
+            self._said.add(value["shared"])
         else:
             self._found.add(f"line {self._number} is neither a record nor a closing")
 
     def _take_header(self, value: Any) -> None:
-        if not isinstance(value, dict) or value.get("format") != FORMAT or value.get("v") != 1:
+        if not isinstance(value, dict) or value.get("format") != FORMAT or value.get("v") not in (1, 2):
             self._found.add(f"the first line is not the header of a {FORMAT}")
             return
         self._header = value
@@ -225,13 +336,20 @@ class _Reading:
         verifier = self._chains.get(name)
         if verifier is None:
             partial = self._header is not None and self._header.get("from") is not None
-            verifier = self._chains[name] = ChainVerifier(name, self._found, partial=partial)
+            pruned = None if partial or name not in self._prunes else self._prunes[name].end
+            verifier = self._chains[name] = ChainVerifier(name, self._found, partial=partial, pruned=pruned)
         body = verifier.feed(text, digest)
         if body is not None:
-            self._approvals.feed(body, digest)
-        previous = (body or {}).get("previous")
+            self._take_body(name, body, digest)
+
+    def _take_body(self, name: str, body: Json, digest: str) -> None:
+        if any(part not in self._said for part in shared_by(body)):
+            self._found.add("names a part that is missing before it", name, self._chains[name].seq)
+        pruned = name in self._prunes and body["seq"] <= self._prunes[name].seq
+        self._approvals.feed(body, digest, self._said.find, pruned=pruned)
+        previous = body.get("previous")
         if isinstance(previous, dict) and is_chain_name(previous.get("chain")):
-            self._before[name] = previous["chain"]
+            self._before.add((name, previous["chain"]))
 
     def _take_signed(self, value: Json, line: bytes) -> None:
         statement = signed_by(self._public, value)
@@ -243,9 +361,11 @@ class _Reading:
             else:
                 self._found.add(problem)
             return
-        closing = Checkpoint.of(statement)
+        closing, pruned = Checkpoint.of(statement), Pruned.of(statement)
         if closing is not None and closing.period is not None:
             self._closings[closing.chain] = closing
+        elif pruned is not None:
+            self._take_pruned(pruned)
         elif statement.get("type") == "export":
             self._closed = True
             if canonical.dumps(value) + b"\n" != line:
@@ -253,6 +373,13 @@ class _Reading:
             self._check_export(statement)
         else:
             self._found.add(f"line {self._number} is a signed statement of another kind than an export's")
+
+    def _take_pruned(self, pruned: Pruned) -> None:
+        if pruned.chain in self._chains or pruned.chain in self._prunes:
+            self._found.add("stands in the wrong place: what was pruned is said once, before the records", pruned.chain)
+            return
+        self._prunes[pruned.chain] = pruned
+        self._found.notes.append(_told(pruned))
 
     def _check_export(self, statement: Json) -> None:
         found = self._found
@@ -266,7 +393,7 @@ class _Reading:
         for name in sorted(stated | self._chains.keys()):
             self._check_chain(name, stated)
         if header.get("from") is None and header.get("to") is None:
-            for name, before in self._before.items():
+            for name, before in sorted(self._before):
                 if before not in self._chains:
                     found.add(f"was opened after chain {before}, which is missing", name)
         if statement.get("sha256") != self._sum.hexdigest():
@@ -333,6 +460,7 @@ def verify_live(
     """
     found = Findings()
     approvals = ApprovalVerifier(found, public_key)
+    prunes = _prunes(checkpoints, public_key)
     heads: dict[str, Head] = {}
     count = 0
     wanted: dict[str, list[tuple[str, int, str]]] = {}
@@ -342,6 +470,8 @@ def verify_live(
         if name in checkpoints:
             held = slots.read(checkpoints[name], name, public_key)
         live = _Live(name, approvals, found, held.newest, wanted)
+        if name in prunes:
+            live.begins_after(prunes[name])
         for record in records.get(name, ()):
             live.feed(record)
         live.finish(held, has_file=name in checkpoints)
@@ -371,6 +501,15 @@ def _compare_opening(found: Findings, head: Head, named: Head, by: str) -> None:
         found.add(f"is not the record {named.seq} that chain {by} was opened after", named.chain, named.seq)
 
 
+def _told(pruned: Pruned) -> str:
+    when = datetime.fromtimestamp(pruned.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"chain {pruned.chain}: records 1 to {pruned.seq} were pruned by {pruned.by} at {when}, signed."
+
+
+def _filed(body: Json) -> tuple[Any, ...]:
+    return body["chain"], body["seq"], body["at"], body["kind"], body.get("call_id")
+
+
 class _Live:
     """One chain of the database beside what was signed about it."""
 
@@ -383,23 +522,45 @@ class _Live:
         wanted: dict[str, list[tuple[str, int, str]]],
     ) -> None:
         self.verifier = ChainVerifier(name, found)
+        self.verifier.signed = 0 if held is None else held.seq
         self._name = name
         self._approvals = approvals
         self._found = found
         self._held = held
         self._wanted = wanted
         self._named = {(seq, digest): by for by, seq, digest in wanted.get(name, ())}
+        self._gone = 0
+        self._said: set[str] = set()
+
+    def begins_after(self, pruned: Pruned) -> None:
+        """Its beginning was removed, by a signed word. What still stands of that chains, and counts no more."""
+        signed = self.verifier.signed
+        self.verifier = ChainVerifier(self._name, self._found, pruned=pruned.end)
+        self.verifier.signed = signed
+        self._gone = pruned.seq
+        self._named = {place: by for place, by in self._named.items() if place[0] > pruned.seq}
+        self._found.notes.append(_told(pruned))
 
     def feed(self, record: Record) -> None:
         body = self.verifier.feed(record.text, record.hash)
         if body is None:
             return
-        self._approvals.feed(body, record.hash)
-        beside = {"chain": record.chain, "seq": record.seq, "at": record.at, "kind": record.kind}
-        beside["call_id"] = record.call_id
-        for field, value in beside.items():
-            if body.get(field) != value:
-                self._found.add(f"is filed under another {field} than its text has", self._name, record.seq)
+        pruned = record.seq <= self._gone and body.get("seq") == record.seq
+        self._approvals.feed(body, record.hash, record.find, pruned=pruned)
+        if pruned:
+            if record.seq == self._gone:
+                text = f"chain {self._name}: some of what was pruned still stands; the next prune removes it."
+                self._found.notes.append(text)
+            return
+        for digest in shared_by(body):
+            if digest not in self._said:
+                self._said.add(digest)
+                _part(record, digest, self._found)
+        if (record.chain, record.seq, record.at, record.kind, record.call_id) != _filed(body):
+            beside = {"chain": record.chain, "seq": record.seq, "at": record.at, "kind": record.kind}
+            for field, value in {**beside, "call_id": record.call_id}.items():
+                if body.get(field) != value:
+                    self._found.add(f"is filed under another {field} than its text has", self._name, record.seq)
         if self._held is not None and record.seq == self._held.seq and record.hash != self._held.head:
             self._found.add("is not the record that the checkpoint was signed for", self._name, record.seq)
         self._named.pop((record.seq, record.hash), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -228,6 +229,35 @@ def erase(
     print(f"{call_id}: what was kept of its payloads is erased." if erased else f"{call_id}: nothing was kept of it.")
 
 
+@audit.command()
+def prune(
+    before: str = typer.Option(..., "--before", metavar="TIME", help="Remove what is older (ISO 8601, UTC)."),
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+) -> None:
+    """Remove the oldest records, on record and signed, so that the rest still verifies.
+
+    Calls that run, that wait for a person or whose idempotency key is in force stay, and all records after them.
+
+    \b
+    ringfence audit export 2025.jsonl --until 2026-01-01
+    ringfence audit prune --before 2026-01-01
+    """
+    moment = _time(before, "--before")
+    assert moment is not None
+    if moment > time.time():
+        common.fail("--before must lie in the past", 2)
+    folder = common.state_of(config_path, demo)
+    with _log(config_path, demo):
+        pass  # there has to be one
+    with common.writing(folder) as store:
+        gone = store.prune(moment, identity.os_user())
+    if gone.records:
+        print(f"{gone.records} records of {gone.chains} chains in {folder} are removed. See: ringfence audit verify")
+    else:
+        print("Nothing was removed: nothing is that old, or somebody still needs it.")
+
+
 def _time(text: str | None, option: str) -> float | None:
     if text is None:
         return None
@@ -257,15 +287,12 @@ def _find(reader: Reader, identifier: str) -> str:
     if next(reader.records(call_id=identifier, limit=1), None) is not None:
         return identifier
     wanted = identifier if identifier.startswith(_PREFIX) else _PREFIX + identifier
-    found: dict[str, None] = {}
-    for record in reader.records(newest_first=True):
-        if record.call_id is not None and record.call_id.startswith(wanted):
-            found.setdefault(record.call_id)
-        if len(found) > 1:
-            common.fail(f"{identifier} could be any of: {', '.join(found)}, …")
+    found = reader.call_ids(wanted, 2)
+    if len(found) > 1:
+        common.fail(f"{identifier} could be any of: {', '.join(found)}, …")
     if not found:
         common.fail(f"there is no call {identifier} on record; see: ringfence audit list")
-    return next(iter(found))
+    return found[0]
 
 
 def _last(reader: Reader) -> str:

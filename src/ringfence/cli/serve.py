@@ -81,6 +81,7 @@ async def _main(settings: Config, at: GatewaySettings | None, demo: bool) -> Non
             group.start_soon(narrate, app.store)
         if not demo:
             group.start_soon(app.watch)
+            group.start_soon(app.retain)
         group.start_soon(app.warm)
         if at is None:
             app.stdio = StdioFront(app.front, lambda: app.agent)

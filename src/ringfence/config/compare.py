@@ -60,6 +60,11 @@ def _no_more(old: float | None, new: float | None) -> bool:
     return old is None or (new is not None and new <= old)
 
 
+def _no_shorter(old: float | None, new: float | None) -> bool:
+    """None is for ever."""
+    return new is None or (old is not None and old <= new)
+
+
 def _within(old: tuple[Any, ...] | None, new: tuple[Any, ...] | None) -> bool:
     """None is everything."""
     return old is None or (new is not None and set(new) <= set(old))
@@ -176,7 +181,8 @@ _SANDBOX: Mapping[str, Holds] = {
 def _settings(old: Config, new: Config) -> Iterator[str]:
     if old.environment != new.environment:
         yield f"the environment changes from {old.environment} to {new.environment}"
-    yield from _changes("gateway", old.gateway, new.gateway, {"approval_wait_seconds": _no_more})
+    kept: Mapping[str, Holds] = {"approval_wait_seconds": _no_more, "retention_seconds": _no_shorter}
+    yield from _changes("gateway", old.gateway, new.gateway, kept)
     yield from _changes("sandbox", old.sandbox, new.sandbox, _SANDBOX)
     if old.policy.default != new.policy.default and new.policy.default != "deny":
         yield f"policy: what no rule matches changes from {old.policy.default} to {new.policy.default}"

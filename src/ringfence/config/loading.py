@@ -119,7 +119,8 @@ def _gateway(draft: Draft) -> GatewaySettings:
     socket = placing.socket(draft)
     host, port = words.listen_address(shape.listen if socket is None else _LOOPBACK)
     state = paths.state_folder() if shape.state is None else paths.resolve(shape.state, draft.base)
-    return GatewaySettings(host, port, state, shape.approval_wait_seconds, shape.code_mode, socket)
+    kept = None if shape.retention is None else words.retention_seconds(shape.retention)
+    return GatewaySettings(host, port, state, shape.approval_wait_seconds, shape.code_mode, socket, kept)
 
 
 def _person(name: str, shape: schema.Person) -> Person:

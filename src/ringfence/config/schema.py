@@ -66,6 +66,7 @@ class Gateway(Shape):
     state: Text | None = None
     approval_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
     code_mode: Annotated[Literal["off", "optional", "on"], BeforeValidator(words.switch)] = "off"
+    retention: Annotated[str | int, AfterValidator(words.retention)] | None = None
 
 
 class Person(Shape):

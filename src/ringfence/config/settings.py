@@ -26,6 +26,8 @@ class GatewaySettings:
     code_mode: Literal["off", "optional", "on"] = "off"
     socket: Path | None = None
     """Absolute; a unix socket to listen on instead of host and port."""
+    retention_seconds: float | None = None
+    """How long records are kept; None: for ever."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ _META = re.compile(
     r"([A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?)*/)?"
     r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
 )
+_KEPT = re.compile(r"([1-9][0-9]{0,4})([dh])")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -32,6 +33,21 @@ def word(text: str) -> str:
     if not _WORD.fullmatch(text):
         raise ValueError(f"{text[:80]!r} is not a name: letters, digits, '_', '-', '.' and '@', at most 128")
     return text
+
+
+def retention(text: str | int) -> str | int:
+    """How long records are kept."""
+    retention_seconds(text)
+    return text
+
+
+def retention_seconds(text: str | int) -> float:
+    found = _KEPT.fullmatch(f"{text}d" if isinstance(text, int) else text)
+    if found is None:
+        raise ValueError(
+            f"{str(text)[:80]!r} is not how long records are kept: days, as in 90 or 90d, or hours, as in 36h"
+        )
+    return int(found[1]) * (86_400.0 if found[2] == "d" else 3_600.0)
 
 
 def module(text: str) -> str:

@@ -10,6 +10,7 @@ from ringfence import system
 from ringfence.audit import slots
 from ringfence.audit.chain import Checkpoint, Head, is_chain_name
 from ringfence.audit.keys import Keys
+from ringfence.audit.pruned import Pruned
 from ringfence.errors import StoreError
 
 # The file never changes its size, so its data is all that must reach the disk; macOS has only the other call.
@@ -81,8 +82,7 @@ class CheckpointFile:
 
     def read(self) -> slots.Slots:
         """What the file holds; the next write spares the newest."""
-        data = system.read_at(self._descriptor, slots.FILE_BYTES, 0)
-        found = slots.read(data, self._chain, self.keys.public)
+        found = slots.read(self._content(), self._chain, self.keys.public)
         self._next = 0 if found.index < 0 else 1 - found.index
         return found
 
@@ -99,6 +99,19 @@ class CheckpointFile:
             _sync(self._descriptor)
         # Only now is the other slot free to be overwritten: a failed write is tried again in the same place.
         self._next = 1 - self._next
+
+    def read_pruned(self) -> Pruned | None:
+        return slots.read_pruned(self._content(), self._chain, self.keys.public)[0]
+
+    def write_pruned(self, pruned: Pruned) -> None:
+        """Sign that the beginning of the chain goes, on disk before any of it does. Raises OSError."""
+        _, index = slots.read_pruned(self._content(), self._chain, self.keys.public)
+        slot = slots.pack(pruned.sign(self.keys.private), slots.PRUNED_BYTES)
+        _write_all(self._descriptor, slot, slots.PRUNED_AT + (1 - max(index, 0)) * slots.PRUNED_BYTES)
+        os.fsync(self._descriptor)  # the file may have grown
+
+    def _content(self) -> bytes:
+        return system.read_at(self._descriptor, slots.FILE_BYTES, 0)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -34,6 +34,10 @@ from ringfence.store.schema import DATABASE, check_version, connect
 _PAGE = 500
 """Rows per query: a slow consumer must not hold an old view of the database open."""
 
+_MOST_PARTS = 200
+_NAMED = '"shared":["'
+"""Where a record names what it shares with others. Within a text its quotes would be escaped."""
+
 _WAITING: tuple[str, ...] = ("pending",)
 _UNANSWERED = "SELECT id FROM approvals WHERE state = 'pending' AND asked_at >= ?"
 
@@ -58,6 +62,8 @@ class Reader:
         self._connection = connect(folder, read_only=True)
         # A tampered text must come out as something that does not verify, not as an exception.
         self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
+        self._parts: dict[str, str] = {}
+        self._named: set[str] = set()
         self._close = weakref.finalize(self, self._connection.close)
 
     @classmethod
@@ -79,6 +85,8 @@ class Reader:
         conditions = {"chain": "chain = ?", "call_id": "call_id = ?", "kind": "kind = ?"}
         conditions |= {"since": "at >= ?", "until": "at < ?"}
         given: dict[str, Any] = {**wanted}
+        if given.get("kind") == "finished":
+            conditions["kind"] = "kind = 'finished' AND ? <> ''"  # in so many words, or its index is not used
         used = [name for name in conditions if given.get(name) is not None]
         where = [conditions[name] for name in used]
         yield from self._pages(where, [given[name] for name in used], given)
@@ -94,11 +102,32 @@ class Reader:
             text = f"{RECORD}{' WHERE ' if clauses else ''}{' AND '.join(clauses)}"
             rows = self._all(f"{text} ORDER BY {order} {way}, id {way} LIMIT ?", [*values, *(after or ()), page])
             for row in rows:
-                yield record_from(row)
+                yield record_from(row, self._finding(row[6]))
             if len(rows) < page:
                 return
             after = (rows[-1][2] if order == "seq" else rows[-1][0], rows[-1][0])
             left = None if left is None else left - len(rows)
+
+    def call_ids(self, prefix: str, limit: int) -> list[str]:
+        """Calls whose id begins so, the newest first."""
+        text = "SELECT DISTINCT call_id FROM records WHERE call_id >= ? AND call_id < ? ORDER BY call_id DESC LIMIT ?"
+        return [str(row[0]) for row in self._all(text, [prefix, prefix + chr(0x10FFFF), limit])]
+
+    def _finding(self, text: Any) -> Callable[[str], str | None] | None:
+        """What gives a record the parts that it names. They are read now: a record may outlive its reader."""
+        at = text.find(_NAMED) if isinstance(text, str) else -1
+        if at < 0:
+            return None
+        named = text[at + len(_NAMED) - 1 : text.find("]", at)]
+        if named not in self._named:
+            if len(self._named) >= _MOST_PARTS:  # records that were read keep the old ones
+                self._named, self._parts = set(), {}
+            self._named.add(named)
+            for digest in named.split(","):
+                digest = digest.strip('"')
+                for row in self._all("SELECT text FROM shared WHERE digest = ?", [digest]):
+                    self._parts[digest] = str(row[0])
+        return self._parts.get
 
     def chains(self) -> list[str]:
         """The names of all chains that have a record."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -202,6 +203,6 @@ def pin_rows(connection: sqlite3.Connection, server: str | None) -> list[Definit
     return [Definition(row[0], row[1], row[2], unpack(row[3]), row[4]) for row in rows]
 
 
-def record_from(row: tuple[Any, ...]) -> Record:
+def record_from(row: tuple[Any, ...], find: Callable[[str], str | None] | None = None) -> Record:
     """A RECORD row. A tampered file may hold any type in any column; the verifier must get to see it."""
-    return Record(row[1], row[2], row[3], row[4], row[5], str(row[6]), str(row[7]))
+    return Record(row[1], row[2], row[3], row[4], row[5], str(row[6]), str(row[7]), find)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import socket
 import sqlite3
 import threading
@@ -20,12 +19,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from ringfence.audit.chain import CLOSED, Head
+from ringfence.audit.chain import CLOSED, OPENED
 from ringfence.audit.keys import Keys
 from ringfence.errors import StoreError
 from ringfence.model import Json, Receipt
 from ringfence.store.ahead import AheadFile
 from ringfence.store.chainfile import ChainLock, CheckpointFile
+from ringfence.store.opening import Opened, begun, continued
+from ringfence.store.pruning import Prune, Pruning
 from ringfence.store.reader import Reader
 from ringfence.store.recovery import Recovered, Recovery, durable_transaction
 from ringfence.store.rows import last_time
@@ -49,6 +50,7 @@ class Store:
     def __init__(self, folder: Path, writer: Writer, lock: ChainLock, files: tuple[CheckpointFile, AheadFile]) -> None:
         """Use `open`."""
         self.folder = folder
+        self._keys: Keys | None = None
         self.chain = ""
         self.recovered = Recovered()
         self._writer = writer
@@ -85,36 +87,27 @@ class Store:
             raise StoreError(f"the log could not be read: {exc}") from exc
         recovery = Recovery(connection, folder, keys)
         recovered = recovery.sweep()
-        chain = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(5)}"
-        checkpoints: CheckpointFile | None = None
-        lock: ChainLock | None = None
+        opened: Opened | None = None
         try:
-            # The lock first, then a signed word that the chain exists, and only then the chain itself: whoever
-            # sees the chain finds it in use, and no chain is ever without its checkpoint.
-            lock = ChainLock.take(folder, chain)
-            if lock is None:
-                raise StoreError(f"chain {chain} is in use")
-            checkpoints = CheckpointFile.create(folder, Head(chain), keys)
-            with durable_transaction(connection, Head(chain), keys, due) as transaction:
-                connection.execute("INSERT INTO chains (chain) VALUES (?)", (chain,))
-                transaction.append("chain_opened", None, _opening(connection, keys))
+            opened = continued(connection, folder, keys) or begun(folder, keys)
+            with durable_transaction(connection, opened.head, keys, due) as transaction:
+                opened.take(connection)
+                transaction.append(OPENED, None, _opening(connection, keys))
                 transaction.mark_set_back()
                 recovery.adopt(transaction)
                 transaction.forget_before(time.time() - KEPT_SECONDS)
                 head = transaction.head
-            checkpoints.write(head, synced=True)
-            ahead = AheadFile(folder, chain)
-            writer = Writer(folder, connection, head, checkpoints, ahead)
+            opened.checkpoints.write(head, synced=True)
+            ahead = AheadFile(folder, head.chain)
+            writer = Writer(folder, connection, head, opened.checkpoints, ahead)
         except BaseException as exc:
-            if checkpoints is not None:
-                checkpoints.close()
-            if lock is not None:
-                lock.release()
+            if opened is not None:
+                opened.close()
             if isinstance(exc, OSError):
                 raise StoreError(f"a chain could not be opened in {folder}: {exc.strerror or exc}") from exc
             raise
-        store = cls(folder, writer, lock, (checkpoints, ahead))
-        store.chain, store.recovered = chain, recovered
+        store = cls(folder, writer, opened.lock, (opened.checkpoints, ahead))
+        store.chain, store.recovered, store._keys = head.chain, recovered, keys
         writer.start()
         return store
 
@@ -178,6 +171,15 @@ class Store:
         waiting: Future[T] = Future()
         self._writer.submit(Job(work, durable, thread=waiting))
         return waiting.result()
+
+    def prune(self, before: float, by: str) -> Prune:
+        """Remove what is older than `before` from the beginning of every chain, as far as nobody needs it.
+
+        Waits, so not to be called on an event loop. Raises StoreError, Conflict where somebody else prunes.
+        """
+        assert self._keys is not None
+        forgotten = time.time() - KEPT_SECONDS
+        return Pruning(self.folder, self._keys, self.write_sync, forgotten).run(before, by)
 
     # ── Reading ──
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -39,7 +40,10 @@ from ringfence.store.rows import (
     unpack,
 )
 
-_COPIED = ("call", "contract", "pin", "decision", "approval", "arguments", "durable", "effect_possible")
+SAID_SECONDS = 3600.0
+"""After so long a process says again what its records share: by then somebody may have forgotten it."""
+_SAY = "INSERT INTO shared (digest, text, at) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at"
+_COPIED = ("call", "contract", "pin", "decision", "approval", "arguments", "durable", "effect_possible", "shared")
 _CHANGED = "Somebody changed the database"
 _RUNNING = "INSERT OR REPLACE INTO running (call_id, chain, seq) VALUES (?, ?, ?)"
 _INSERT = "INSERT INTO records (chain, seq, at, kind, call_id, text, hash, salt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -48,11 +52,21 @@ _INSERT = "INSERT INTO records (chain, seq, at, kind, call_id, text, hash, salt)
 class Transaction:
     """Handed to each piece of work; not to be kept after it returns."""
 
-    def __init__(self, connection: sqlite3.Connection, head: Head, keys: Keys, due: float) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        head: Head,
+        keys: Keys,
+        due: float,
+        said: Mapping[str, float] | None = None,
+    ) -> None:
         self._connection = connection
         self._keys = keys
         self._due = due
         """What the time of day must be at least."""
+        self._said = said or {}
+        self.saying: dict[str, float] = {}
+        """What records share and this transaction says, by its digest, and when; `said` is what was said before."""
         self.began = time.time()
         self.head = head
         """The end of the chain as this transaction would leave it."""
@@ -84,6 +98,8 @@ class Transaction:
         except ValueError as exc:
             raise StoreError(f"a record cannot be written: {exc}") from None
         self._insert(record, salt)
+        if chain.SHARED in body:
+            self._say(body[chain.SHARED])
         if kind == "started":
             self._connection.execute(_RUNNING, (call_id, record.chain, record.seq))
         elif kind == "finished" and self.begun.pop(call_id, None) is None:
@@ -123,6 +139,20 @@ class Transaction:
         except sqlite3.IntegrityError as exc:
             raise Conflict(f"record {record.seq} of chain {record.chain} cannot be added: {exc}") from exc
         self.written += len(record.text)
+
+    def _say(self, parts: list[Any]) -> None:
+        now = time.time()
+        for part in parts:
+            # Of a record that was copied only the names are known, and what they name is there.
+            if (
+                not isinstance(part, canonical.Shared)
+                or is_known(self._said, part.digest, now)
+                or part.digest in self.saying
+            ):
+                continue
+            self._connection.execute(_SAY, (part.digest, part.text, now))
+            self.saying[part.digest] = now
+            self.written += len(part.text)
 
     def finish_lost(self, chain_name: str) -> list[str]:
         """Close every call that was started in that chain and has no outcome, and lose the keys that it held."""
@@ -332,7 +362,7 @@ class Transaction:
             "UPDATE keys SET state = 'unknown' WHERE call_id = ? AND state = 'started'", (call_id,)
         )
 
-    # ── Pins, payloads, quotas ──
+    # ── Pins and payloads ──
 
     def put_pin(self, definition: Definition, by: str, at: float) -> None:
         """Accept a definition, in place of the one that was accepted before. It is recorded."""
@@ -394,6 +424,38 @@ class Transaction:
             "UPDATE approvals SET summary = '{}' WHERE expires_at < ? AND summary <> '{}'", (moment,)
         )
 
+    # ── Pruning ──
+
+    def begin_prune(self, chain_name: str, seq: int) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO prunes (chain, seq) VALUES (?, ?)", (chain_name, seq))
+
+    def end_prunes(self) -> None:
+        """All that was begun is removed. What can be given back to the disk is."""
+        self._connection.execute("DELETE FROM prunes")
+        self.erased = True
+
+    def remove_records(self, chain_name: str, last: int, most: int) -> int:
+        """Remove the first records of a chain, at most so many, and all that was kept beside them. How many went."""
+        first = self._connection.execute("SELECT min(seq) FROM records WHERE chain = ?", (chain_name,)).fetchone()[0]
+        if first is None or first > last:
+            return 0
+        part = (chain_name, first, min(last, first + most - 1))
+        rows = self._connection.execute(
+            "SELECT DISTINCT call_id FROM records WHERE chain = ? AND seq BETWEEN ? AND ? AND call_id IS NOT NULL", part
+        ).fetchall()
+        now = time.time()
+        over = "SELECT id FROM approvals WHERE call_id = ? AND (state = 'consumed' OR expires_at <= ?)"
+        for (call_id,) in rows:
+            self._connection.execute("DELETE FROM payloads WHERE call_id = ?", (call_id,))
+            for approval in self._connection.execute(over, (call_id, now)).fetchall():
+                self._connection.execute("DELETE FROM answers WHERE approval_id = ?", approval)
+                self._connection.execute("DELETE FROM approvals WHERE id = ?", approval)
+        done = self._connection.execute("DELETE FROM records WHERE chain = ? AND seq BETWEEN ? AND ?", part)
+        self.written += done.rowcount * 1024
+        return done.rowcount
+
+    # ── Quotas ──
+
     def spend(self, scope: str, day: str, limit: int) -> bool:
         """Take one of `limit` for this day; False where none is left."""
         self._connection.execute("DELETE FROM quotas WHERE scope = ? AND day < ?", (scope, day))
@@ -405,6 +467,12 @@ class Transaction:
             (scope, day, limit),
         )
         return spent.rowcount == 1
+
+
+def is_known(said: Mapping[str, float], digest: str, now: float) -> bool:
+    """Whether a process has said this part, and of late."""
+    at = said.get(digest)
+    return at is not None and abs(now - at) < SAID_SECONDS
 
 
 def _question(asked: Approval) -> Json:

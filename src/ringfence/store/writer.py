@@ -32,12 +32,13 @@ from ringfence.store.chainfile import CheckpointFile
 from ringfence.store.clock import TOLERANCE, Clock
 from ringfence.store.rows import last_time
 from ringfence.store.schema import BUSY_SECONDS, DATABASE, connect
-from ringfence.store.transaction import Transaction
+from ringfence.store.transaction import Transaction, is_known
 
 MAX_GROUP = 256
 """Jobs in one commit; more would only make the first of them wait."""
 MAX_WAITING = 20_000
 """A queue longer than this is a disk that will not catch up; callers are told so at once."""
+MAX_SAID = 1000
 LOG_BYTES = 1024 * 1024
 """Written since the log was last moved into the database; more, and the thread moves it, when nobody waits for that."""
 _COARSE_NANOSECONDS = 2_000_000_000
@@ -88,6 +89,8 @@ class Writer(threading.Thread):
         """The head that the database has."""
         self._doubtful: Head | None = None
         """The head that a failed commit would have made; the disk may yet show that it did."""
+        self._said: dict[str, float] = {}
+        """What records share and the database has, by its digest, and when this process said it."""
         self._covered = head.seq
         self._clock = Clock(time.time())
         self._version: int | None = None
@@ -156,6 +159,8 @@ class Writer(threading.Thread):
             now = time.time()
             if now < self._clock.due - TOLERANCE:
                 return None  # first that is put on record
+            if not all(is_known(self._said, part.digest, now) for part in body.get(chain.SHARED, ())):
+                return None  # it names what only the database can take
             record = chain.seal(self._head, now, kind, call_id, body)
             if not self._ahead.append(record, salt):
                 return None
@@ -222,7 +227,7 @@ class Writer(threading.Thread):
             if version != self._version:
                 self._clock.learn(last_time(connection))
                 self._version = version
-            transaction = Transaction(connection, self._head, self._checkpoints.keys, self._clock.due)
+            transaction = Transaction(connection, self._head, self._checkpoints.keys, self._clock.due, self._said)
             if self._noted:
                 transaction.take_along(self._noted)
             set_back = transaction.mark_set_back()
@@ -234,6 +239,7 @@ class Writer(threading.Thread):
                 self._doubtful = None
                 self._clock.tick(transaction.began)
                 self._caught_up()
+                self._have_said(transaction.saying)
             else:
                 connection.execute("ROLLBACK")
         except sqlite3.Error as exc:
@@ -245,6 +251,11 @@ class Writer(threading.Thread):
         if transaction.erased:
             self._move_log("TRUNCATE")  # erased bytes also stand in the log
         return True
+
+    def _have_said(self, parts: dict[str, float]) -> None:
+        if len(self._said) + len(parts) > MAX_SAID:
+            self._said.clear()  # it is said once more
+        self._said.update(parts)
 
     def _caught_up(self) -> None:
         """What was written ahead is in the database."""
@@ -271,7 +282,7 @@ class Writer(threading.Thread):
         for job in group:
             head = transaction.head
             if not alone:
-                begun = dict(transaction.begun)
+                begun, saying = dict(transaction.begun), dict(transaction.saying)
                 connection.execute("SAVEPOINT job")
             try:
                 job.result = job.work(transaction)
@@ -282,7 +293,7 @@ class Writer(threading.Thread):
                 job.error = exc
                 transaction.head = head
                 if not alone:
-                    transaction.begun = begun
+                    transaction.begun, transaction.saying = begun, saying
                     connection.execute("ROLLBACK TO job")
             if not alone:
                 connection.execute("RELEASE job")

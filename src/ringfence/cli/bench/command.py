@@ -9,13 +9,13 @@ import typer
 
 from ringfence import canonical
 from ringfence.cli import common
-from ringfence.cli.bench import box, boxed, egress, gateway, redaction, session
+from ringfence.cli.bench import audit, box, boxed, egress, gateway, redaction, session
 from ringfence.cli.bench.measure import Row, as_json, row, table
 from ringfence.contract import build
 from ringfence.model import Action, Call, Principal, Rule
 from ringfence.policy import Policy
 
-NAMES = ("policy", "gateway", "box", "session", "egress")
+NAMES = ("policy", "gateway", "box", "session", "egress", "audit")
 
 
 def bench(
@@ -27,6 +27,7 @@ def bench(
     runs: int = typer.Option(
         500, "--runs", min=10, help="For `box`, `session` and `egress`: runs per case; fewer of what is slow."
     ),
+    records: int = typer.Option(100_000, "--records", min=1000, help="For `audit`: how long the log is."),
 ) -> None:
     """Measure this machine: each case interleaved with its baseline, as p50, p95, p99 and their ratio.
 
@@ -40,6 +41,7 @@ def bench(
     egress   a request out of a box against a direct one: in a tunnel, where TLS ends at the proxy, and with a secret
              put in, each on a connection that is kept and on a new one; how fast output is searched for secrets; and
              a call of a server in a box, and its start, against the same server in none
+    audit    a long log: how fast it is verified, what a call leaves in it, and how long list and explain take
 
     `cpu_ms` is the processor time of one run, of all processes together. Figures are worth something on a machine that
     does nothing else.
@@ -70,6 +72,9 @@ def bench(
         rows.extend(redaction.run())
         print(f"egress: {runs} calls of servers …", file=sys.stderr, flush=True)
         rows.extend(boxed.run(runs))
+    if name in (None, "audit"):
+        print(f"audit: a log of {records} records …", file=sys.stderr, flush=True)
+        rows.extend(audit.run(records))
     if as_json_:
         common.dump(as_json(rows))
     else:

@@ -1,0 +1,210 @@
+"""Removing the beginning of chains on purpose, so that the rest stays provable.
+
+First what goes is put on record, then signed beside each chain's checkpoint, then removed in small steps, so that calls
+go on meanwhile. A prune that was stopped in between left a log that verifies; the next one finishes it.
+
+Of each chain a beginning goes, and never all of it. It ends before the first record that somebody still needs:
+
+- a call that runs, or whose idempotency key is in force;
+- a call that has any record which stays, in whatever chain: calls go whole;
+- a question to people that is open, or whose answer can still be used, or was used by a call that stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringfence.audit.chain import Head, is_chain_name
+from ringfence.audit.keys import Keys
+from ringfence.audit.pruned import MAX_NAME, Pruned
+from ringfence.errors import StoreError
+from ringfence.store.chainfile import ChainLock, CheckpointFile, checkpoint_path
+from ringfence.store.rows import Conflict
+from ringfence.store.schema import connect
+from ringfence.store.transaction import Transaction
+
+STEP = 200
+"""Records in one commit: a call that ends meanwhile waits for no more."""
+MOST_CHAINS = 10_000
+"""In one prune: what it removes has to fit its own record."""
+_LOCK = "prune"
+
+Write = Callable[..., Any]
+"""Does work in the writer's thread, and waits for it; `durable` says whether also for the disk."""
+
+# What must stay whatever its age, as the calls that it belongs to.
+_NEEDED = """
+    SELECT call_id FROM running
+    UNION SELECT call_id FROM keys WHERE state = 'started' OR at >= :forgotten
+    UNION SELECT call_id FROM approvals WHERE state <> 'consumed' AND expires_at > :now
+"""
+_STAYS = "SELECT 1 FROM records AS r LEFT JOIN limits AS l ON l.chain = r.chain WHERE r.seq > ifnull(l.seq, 0)"
+_HELD = f"SELECT chain, min(seq) FROM records WHERE call_id IN ({_NEEDED}) GROUP BY chain"  # noqa: S608
+_TORN = f"""
+    SELECT a.chain, min(a.seq) FROM limits AS m JOIN records AS a ON a.chain = m.chain AND a.seq <= m.seq
+    WHERE a.call_id IS NOT NULL AND EXISTS ({_STAYS} AND r.call_id = a.call_id) GROUP BY a.chain
+"""  # noqa: S608
+_USED = f"""
+    SELECT a.chain, min(a.seq) FROM approvals AS p JOIN records AS a ON a.call_id = p.call_id
+    WHERE p.consumed_by IS NOT NULL AND EXISTS ({_STAYS} AND r.call_id = p.consumed_by) GROUP BY a.chain
+"""  # noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """What one prune removed."""
+
+    chains: int = 0
+    records: int = 0
+
+
+class Pruning:
+    """One prune of a state folder, by a process that has its store open."""
+
+    def __init__(self, folder: Path, keys: Keys, write: Write, forgotten: float) -> None:
+        """Keys that were taken before `forgotten` are not in force any more."""
+        self._folder = folder
+        self._keys = keys
+        self._write = write
+        self._forgotten = forgotten
+
+    def run(self, before: float, by: str) -> Prune:
+        """Remove what is older than `before`, as far as nobody needs it. Raises StoreError."""
+        try:
+            lock = ChainLock.take(self._folder, _LOCK)
+        except OSError as exc:
+            raise StoreError(f"nothing can be pruned: {exc.strerror or exc}") from exc
+        if lock is None:
+            raise Conflict("another process prunes this log just now")
+        try:
+            with contextlib.closing(connect(self._folder)) as connection:
+                left = self._finish(connection)
+                ends = self._plan(connection, before)
+                if not ends:
+                    return Prune(len(left), sum(left.values()))
+                self._put_on_record(ends, before, by)
+                self._sign(ends, before, by)
+                gone = self._finish(connection)
+            return Prune(len(left | gone), sum(left.values()) + sum(gone.values()))
+        except sqlite3.Error as exc:
+            raise StoreError(f"the log could not be pruned: {exc}") from exc
+        except OSError as exc:
+            raise StoreError(f"the log could not be pruned: {exc.strerror or exc}") from exc
+        finally:
+            lock.release()
+
+    # ── What can go ──
+
+    def _plan(self, connection: sqlite3.Connection, before: float) -> list[tuple[Head, int]]:
+        """Of each chain the last record that can go, and how many there are."""
+        connection.execute("CREATE TEMP TABLE limits (chain TEXT PRIMARY KEY, seq INTEGER NOT NULL) WITHOUT ROWID")
+        for name, settled in connection.execute("SELECT chain, settled FROM chains ORDER BY chain").fetchall():
+            if is_chain_name(name) and (end := self._old(connection, name, bool(settled), before)):
+                connection.execute("INSERT INTO limits VALUES (?, ?)", (name, end))
+        connection.execute(
+            "DELETE FROM limits WHERE chain NOT IN (SELECT chain FROM limits ORDER BY chain LIMIT ?)", (MOST_CHAINS,)
+        )
+        now = {"forgotten": self._forgotten, "now": time.time()}
+        _lower(connection, connection.execute(_HELD, now).fetchall())
+        while _lower(connection, [*connection.execute(_TORN).fetchall(), *connection.execute(_USED).fetchall()]):
+            pass
+        rows = connection.execute(
+            "SELECT r.chain, r.seq, r.hash, r.seq - (SELECT min(seq) FROM records AS f WHERE f.chain = r.chain) + 1"
+            " FROM limits AS l JOIN records AS r ON r.chain = l.chain AND r.seq = l.seq ORDER BY r.chain"
+        ).fetchall()
+        return [(Head(chain, seq, digest), count) for chain, seq, digest, count in rows]
+
+    def _old(self, connection: sqlite3.Connection, name: str, settled: bool, before: float) -> int:
+        """The last record of a chain that is old, with all before it; 0 where there is none."""
+        place = "SELECT {} FROM records WHERE chain = ?"
+        first, last = connection.execute(place.format("min(seq), max(seq)"), (name,)).fetchone()
+        if first is None:
+            return 0
+        last -= 1
+        if not settled:  # whoever closes it after a crash goes by its checkpoint
+            last = min(last, self._signed(name) - 1)
+        low, high = first - 1, last
+        while low < high:
+            middle = (low + high + 1) // 2
+            (at,) = connection.execute(place.format("max(at)") + " AND seq = ?", (name, middle)).fetchone()
+            low, high = (middle, high) if at is not None and at < before else (low, middle - 1)
+        # A clock that was set back may have left a newer one among them.
+        text = place.format("min(seq)") + " AND seq <= ? AND at >= ?"
+        newer = connection.execute(text, (name, low, before)).fetchone()[0]
+        end = low if newer is None else newer - 1
+        return int(end) if end >= first else 0
+
+    def _signed(self, name: str) -> int:
+        if not checkpoint_path(self._folder, name).exists():
+            return 0
+        file = CheckpointFile(self._folder, name, self._keys)
+        try:
+            newest = file.read().newest
+        finally:
+            file.close()
+        return 0 if newest is None else newest.seq
+
+    # ── Removing it ──
+
+    def _put_on_record(self, ends: list[tuple[Head, int]], before: float, by: str) -> None:
+        told = [{"chain": end.chain, "seq": end.seq, "hash": end.hash, "count": count} for end, count in ends]
+
+        def work(tx: Transaction) -> None:
+            tx.append("pruned", None, {"by": by, "before": before, "chains": told})
+            for end, _ in ends:
+                tx.begin_prune(end.chain, end.seq)
+
+        self._write(work, durable=True)
+
+    def _sign(self, ends: list[tuple[Head, int]], before: float, by: str) -> None:
+        now = time.time()
+        for end, count in ends:
+            file = CheckpointFile(self._folder, end.chain, self._keys)
+            try:
+                file.write_pruned(Pruned(end.chain, end.seq, end.hash, count, now, before, by[:MAX_NAME]))
+            finally:
+                file.close()
+
+    def _finish(self, connection: sqlite3.Connection) -> dict[str, int]:
+        """Remove what is signed for as pruned, by this prune or by one that was stopped: how many, by chain.
+
+        One that was stopped before all of it was signed removes nothing: a call in one chain may need the answers in
+        another. The next begins anew.
+        """
+        gone: dict[str, int] = {}
+        due = connection.execute("SELECT chain, seq FROM prunes ORDER BY chain").fetchall()
+        if all(self._is_signed(name, seq) for name, seq in due):
+            gone = {name: self._remove(name, seq) for name, seq in due}
+        if due:
+            self._write(lambda tx: tx.end_prunes(), durable=True)
+        return gone
+
+    def _is_signed(self, name: str, seq: int) -> bool:
+        file = CheckpointFile(self._folder, name, self._keys)
+        try:
+            signed = file.read_pruned()
+        finally:
+            file.close()
+        return signed is not None and signed.seq >= seq
+
+    def _remove(self, name: str, seq: int) -> int:
+        removed = 0
+        while step := self._write(lambda tx: tx.remove_records(name, seq, STEP), durable=False):
+            removed += step
+        return removed
+
+
+def _lower(connection: sqlite3.Connection, needed: list[tuple[str, int]]) -> bool:
+    """Let each chain end before a record that is needed. True where that changed anything."""
+    changed = 0
+    for name, seq in needed:
+        text = "UPDATE limits SET seq = ? WHERE chain = ? AND seq >= ?"
+        changed += connection.execute(text, (seq - 1, name, seq)).rowcount
+    connection.execute("DELETE FROM limits WHERE seq < (SELECT min(seq) FROM records WHERE chain = limits.chain)")
+    return changed > 0

@@ -1,0 +1,350 @@
+"""A prune removes the oldest records, leaves a log that verifies, and takes nothing that somebody still needs."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.audit import slots
+from ringfence.audit.chain import ALWAYS, Report
+from ringfence.audit.export import verify_export, verify_live, write_export
+from ringfence.audit.keys import Keys, load_or_create
+from ringfence.audit.pruned import Pruned
+from ringfence.store import ApprovalQuestion, Conflict, Reader, Store, chainfile, pruning, sqlite
+from tests.store.conftest import Drive
+from tests.store.test_recovery import crash
+
+
+class Clock:
+    """The time as the store sees it."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def time(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for name in ("transaction", "pruning", "sqlite", "chainfile", "reader", "writer"):
+        monkeypatch.setattr(f"ringfence.store.{name}.time", made)
+    return made
+
+
+@pytest.fixture
+def store(folder: Path, keys: Keys, clock: Clock) -> Iterator[Store]:
+    with Store.open(folder, keys) as opened:
+        yield opened
+
+
+@pytest.fixture
+def report(folder: Path, keys: Keys) -> Callable[[], Report]:
+    def look() -> Report:
+        with closing(Reader.open(folder)) as reader:
+            return verify_live(*reader.evidence(), keys.public)
+
+    return look
+
+
+def call(store: Store, call_id: str, **body: Any) -> None:
+    store.write_sync(lambda tx: tx.append("started", call_id, body))
+    store.write_sync(lambda tx: tx.append("finished", call_id, body))
+
+
+def calls(folder: Path) -> list[str]:
+    with closing(Reader.open(folder)) as reader:
+        return list(dict.fromkeys(r.call_id for r in reader.records() if r.call_id is not None))
+
+
+def question(store: Store, clock: Clock, call_id: str, seconds: float = 1e6) -> str:
+    asked = ApprovalQuestion(call_id, call_id, "p", "t", "r", clock.now, clock.now + seconds)
+    return store.write_sync(lambda tx: tx.ask_approval(asked)).id
+
+
+def test_what_is_older_goes_and_the_rest_verifies(
+    store: Store, folder: Path, clock: Clock, report: Callable[[], Report]
+) -> None:
+    for number in range(5):
+        call(store, f"old{number}")
+    store.write_sync(lambda tx: tx.put_payload("old1", "arguments", b"s", b"{}"))
+    moment = clock.now
+    call(store, "new")
+    gone = store.prune(moment, "anna")
+    assert (gone.records, gone.chains) == (11, 1)
+    assert calls(folder) == ["new"]
+    assert store.reader().payload("old1", "arguments") is None
+    found = report()
+    assert found.ok, str(found)
+    assert f"chain {store.chain}: records 1 to 11 were pruned by anna at" in str(found)
+    (told,) = store.reader().records(kind="pruned")
+    assert (told.body["by"], told.body["before"]) == ("anna", moment)
+    (entry,) = told.body["chains"]
+    assert (entry["chain"], entry["seq"], entry["count"]) == (store.chain, 11, 11)
+    first = next(store.reader().records(chain=store.chain))
+    assert (first.seq, first.body["prev"]) == (12, entry["hash"])
+    assert store.prune(moment, "anna").records == 0
+
+
+def test_a_log_goes_on_after_a_prune_and_is_pruned_again(
+    folder: Path, keys: Keys, clock: Clock, report: Callable[[], Report]
+) -> None:
+    for number in range(4):
+        with Store.open(folder, keys) as store:
+            call(store, f"c{number}")
+            store.prune(clock.now, "anna")
+            assert report().ok, str(report())
+    found = report()
+    assert found.ok, str(found)
+    assert not [note for note in found.notes if "no checkpoint yet" in note]
+
+
+def test_a_prune_of_another_process_leaves_a_running_one_able_to_write(
+    folder: Path, keys: Keys, clock: Clock, report: Callable[[], Report], drive: Drive
+) -> None:
+    other = drive("hold")
+    assert other.stdin is not None and other.stdout is not None
+    chain = other.stdout.readline().split()[1]
+    with Store.open(folder, keys) as store:
+        clock.now = time.time() + 10
+        store.prune(clock.now, "anna")
+        assert [r.seq for r in store.reader().records(chain=chain)] == [2]
+    other.stdin.write("go on\n")
+    other.stdin.flush()
+    assert other.stdout.readline() == "closed\n"
+    assert report().ok, str(report())
+
+
+# ── what stays ──
+
+
+def stays(store: Store, clock: Clock, folder: Path, *wanted: str) -> None:
+    call(store, "after")
+    moment = clock.now
+    call(store, "new")
+    store.prune(moment, "anna")
+    left = calls(folder)
+    assert left == [*wanted, "after", "new"], left
+
+
+def test_a_running_call_stays(store: Store, clock: Clock, folder: Path, report: Callable[[], Report]) -> None:
+    call(store, "old")
+    store.write_sync(lambda tx: tx.append("started", "running", {}))
+    stays(store, clock, folder, "running")
+    assert store.prune(clock.now, "anna").records == 0
+    store.write_sync(lambda tx: tx.append("finished", "running", {"status": "success"}))
+    assert report().ok
+
+
+def test_a_call_goes_whole_or_not_at_all(store: Store, clock: Clock, folder: Path) -> None:
+    call(store, "old")
+    store.write_sync(lambda tx: tx.append("started", "long", {}))
+    call(store, "after")
+    moment = clock.now
+    store.write_sync(lambda tx: tx.append("finished", "long", {}))
+    store.prune(moment, "anna")
+    assert calls(folder) == ["long", "after"]
+
+
+def test_a_key_in_force_keeps_its_call(store: Store, clock: Clock, folder: Path) -> None:
+    store.write_sync(lambda tx: tx.take_key("s", "k", "d", "keyed"))
+    call(store, "keyed")
+    store.write_sync(lambda tx: tx.settle_key("s", "k", "done", {}))
+    stays(store, clock, folder, "keyed")
+    clock.now += sqlite.KEPT_SECONDS
+    assert store.prune(clock.now, "anna").records > 0
+    assert calls(folder) == []
+
+
+@pytest.mark.parametrize("answer", [None, True, False])
+def test_an_open_question_and_a_usable_answer_stay(
+    store: Store, clock: Clock, folder: Path, answer: bool | None
+) -> None:
+    identity = question(store, clock, "asking")
+    if answer is not None:
+        store.write_sync(lambda tx: tx.answer_approval(identity, "bob", answer, clock.now))
+    stays(store, clock, folder, "asking")
+    clock.now += 2e6
+    store.prune(clock.now, "anna")
+    assert (calls(folder), store.reader().approval(identity)) == ([], None)
+
+
+def test_an_answer_stays_as_long_as_the_call_that_used_it(store: Store, clock: Clock, folder: Path) -> None:
+    identity = question(store, clock, "asking", 100.0)
+    store.write_sync(lambda tx: tx.answer_approval(identity, "bob", True, clock.now))
+    clock.now += 50
+    moment = clock.time()
+    store.write_sync(lambda tx: tx.consume_approval("asking", "consuming", clock.now))
+    call(store, "consuming")
+    clock.now += 1000
+    store.prune(moment, "anna")
+    assert calls(folder) == ["asking", "consuming"]
+    store.prune(clock.time(), "anna")
+    assert (calls(folder), store.reader().approval(identity)) == ([], None)
+
+
+def test_the_end_of_a_chain_that_a_crash_left_open_stays(
+    folder: Path, keys: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch, report: Callable[[], Report]
+) -> None:
+    with Store.open(folder, keys) as store:
+        first = Store.open(folder, keys)
+        call(first, "c1")
+        monkeypatch.setattr("ringfence.store.writer.Writer._cover", lambda self: None)
+        call(first, "c2")
+        monkeypatch.undo()
+        crash(first)
+        store.prune(time.time() + 1e9, "anna")
+        left = [r.seq for r in store.reader().records(chain=first.chain)]
+        assert left[0] <= 3  # its checkpoint stands there
+    with Store.open(folder, keys) as again:
+        assert again.recovered.damaged == ()
+    assert report().ok, str(report())
+
+
+# ── what is found ──
+
+
+def pruned(folder: Path, keys: Keys, clock: Clock) -> str:
+    with Store.open(folder, keys) as store:
+        for number in range(4):
+            call(store, f"c{number}")
+        moment = clock.now
+        call(store, "new")
+        store.prune(moment, "anna")
+    return store.chain
+
+
+def change(folder: Path, statement: str) -> None:
+    with closing(sqlite3.connect(folder / "ringfence.db")) as connection:
+        assert connection.execute(statement).rowcount != 0
+        connection.commit()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        ("DELETE FROM records WHERE seq = (SELECT min(seq) FROM records)", "record 10 is missing before it"),
+        ("DELETE FROM records WHERE seq = 11", "record 11 is missing before it"),
+        ("UPDATE records SET text = replace(text, 'finished', 'finishes') WHERE seq = 11", "was edited"),
+        ("DELETE FROM records WHERE seq >= 12", "cut from the end"),
+    ],
+)
+def test_any_other_cut_is_found(folder: Path, keys: Keys, clock: Clock, spoil: str, said: str, report: Any) -> None:
+    pruned(folder, keys, clock)
+    assert report().ok, str(report())
+    change(folder, spoil)
+    found = report()
+    assert not found.ok
+    assert said in str(found), str(found)
+
+
+def test_a_beginning_that_goes_without_a_signed_word_is_found(
+    folder: Path, keys: Keys, clock: Clock, report: Any, tmp_path: Path
+) -> None:
+    chain = pruned(folder, keys, clock)
+    path = folder / "checkpoints" / chain
+    data = path.read_bytes()
+    path.write_bytes(data[: slots.PRUNED_AT])
+    assert "missing before it" in str(report())
+    word, _ = slots.read_pruned(data, chain, keys.public)
+    assert word is not None
+    others = load_or_create(tmp_path / "theirs")
+    for forged in (
+        word.sign(others.private),
+        Pruned("another", word.seq, word.head, 1, 1.0, 1.0, "x").sign(keys.private),
+        Pruned(chain, 2, word.head, 1, 1.0, 1.0, "x").sign(keys.private),
+        Pruned(chain, word.seq, "0" * 64, 1, 1.0, 1.0, "x").sign(keys.private),
+    ):
+        path.write_bytes(data[: slots.PRUNED_AT] + slots.pack(forged, slots.PRUNED_BYTES))
+        assert not report().ok
+
+
+def test_an_export_after_a_prune_verifies_offline(folder: Path, keys: Keys, clock: Clock, tmp_path: Path) -> None:
+    chain = pruned(folder, keys, clock)
+    path = tmp_path / "export.jsonl"
+    with closing(Reader.open(folder)) as reader:
+        checkpoints = reader.checkpoints()
+        write_export(path, reader.period(ALWAYS), keys, ALWAYS, checkpoints)
+    found = verify_export(path, keys.public)
+    assert found.ok, str(found)
+    assert f"chain {chain}: records 1 to 9 were pruned by anna" in str(found)
+    lines = path.read_bytes().splitlines(keepends=True)
+    said = next(number for number, line in enumerate(lines) if b'"type":"pruned"' in line)
+    for spoilt in (
+        lines[:said] + lines[said + 1 :],
+        lines[: said + 1] + lines[said + 2 :],
+        [*lines[:said], lines[said + 1], lines[said], *lines[said + 2 :]],
+        [*lines[:said], lines[said], *lines[said:]],
+        [*lines[:said], lines[said].replace(b'"seq":9', b'"seq":8'), *lines[said + 1 :]],
+    ):
+        path.write_bytes(b"".join(spoilt))
+        assert not verify_export(path, keys.public).ok
+
+
+# ── stopped ──
+
+
+class Stopped(BaseException):
+    """As good as a kill: nothing of ours catches it."""
+
+
+@pytest.mark.parametrize("where", ["_sign", "_finish", "_remove"])
+def test_a_prune_that_was_stopped_leaves_a_log_that_verifies_and_the_next_finishes_it(
+    folder: Path, keys: Keys, clock: Clock, where: str, monkeypatch: pytest.MonkeyPatch, report: Callable[[], Report]
+) -> None:
+    monkeypatch.setattr(pruning, "STEP", 3)
+    with Store.open(folder, keys) as store:
+        for number in range(6):
+            call(store, f"c{number}")
+        moment = clock.now
+        call(store, "new")
+        steps = 0
+        original = getattr(pruning.Pruning, where)
+
+        def stop(self: Any, *given: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if where == "_finish" and steps == 1:
+                return original(self, *given)
+            if where == "_remove":
+                name, seq = given
+                store.write_sync(lambda tx: tx.remove_records(name, seq, 3))
+            raise Stopped
+
+        monkeypatch.setattr(pruning.Pruning, where, stop)
+        with pytest.raises(Stopped):
+            store.prune(moment, "anna")
+        assert report().ok, str(report())
+        monkeypatch.setattr(pruning.Pruning, where, original)
+        store.prune(moment, "anna")
+        assert calls(folder) == ["new"]
+    assert report().ok, str(report())
+
+
+def test_what_a_stopped_prune_left_is_still_checked(
+    folder: Path, keys: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch, report: Callable[[], Report]
+) -> None:
+    monkeypatch.setattr(pruning.Pruning, "_remove", lambda self, name, seq: 0)
+    pruned(folder, keys, clock)
+    assert "the next prune removes it" in str(report())
+    change(folder, "UPDATE records SET text = replace(text, 'c1', 'c9') WHERE seq = 4")
+    assert not report().ok
+
+
+def test_two_prunes_at_once_are_refused(store: Store, folder: Path) -> None:
+    lock = chainfile.ChainLock.take(folder, "prune")
+    assert lock is not None
+    with pytest.raises(Conflict, match="another process prunes"):
+        store.prune(time.time(), "anna")
+    lock.release()
