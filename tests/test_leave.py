@@ -481,29 +481,40 @@ class Stopped(BaseException):
     """As good as a kill: nothing of ours catches it."""
 
 
-async def test_a_prune_that_is_stopped_while_it_is_signed_takes_no_answer_from_a_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["_sign", "_finish"])
+async def test_a_prune_that_is_stopped_takes_no_answer_from_a_call_that_stays(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In one of two chains it is signed, or done, and in the other it is not."""
     async with governed(tmp_path, ASKING) as way:
         asked = await way.call()
         with Store.open(way.store.folder, keys(way)) as other:
             approval.answer(other, str(asked.approval_id), PEOPLE["bob"], approve=True)
         assert (await way.call()).ok
         moment = await apart()
-        sign = pruning.Pruning._sign
+        await way.store.write(lambda tx: tx.append("noted", None, {}))  # the last record of a chain stays anyway
+        sign, remove = pruning.Pruning._sign, pruning.Pruning._remove
 
-        def half(self: pruning.Pruning, ends: Any, before: float, by: str) -> None:
+        def half_signed(self: pruning.Pruning, ends: Any, before: float, by: str) -> None:
             sign(self, [end for end in ends if end[0].chain == other.chain], before, by)
             raise Stopped
 
-        monkeypatch.setattr(pruning.Pruning, "_sign", half)
-        with pytest.raises(Stopped):
-            await prune(way, moment)
-        monkeypatch.setattr(pruning.Pruning, "_sign", sign)
-        for before in (None, 0.0, moment):
+        def half_done(self: pruning.Pruning, connection: sqlite3.Connection) -> dict[str, int]:
+            due = connection.execute("SELECT seq FROM prunes WHERE chain = ?", (other.chain,)).fetchone()
+            if due is None:
+                return {}
+            remove(self, other.chain, *due)
+            raise Stopped
+
+        with monkeypatch.context() as patched:
+            patched.setattr(pruning.Pruning, where, half_signed if where == "_sign" else half_done)
+            with pytest.raises(Stopped):
+                await prune(way, moment)
+        left = {"_sign": [LEAVE, LEAVE, []], "_finish": [[LEAVE[0], *LEAVE[2:]], [], []]}[where]
+        for before, kinds in zip((None, 0.0, moment), left, strict=True):
             if before is not None:
                 await prune(way, before)
-            assert on_record(way) == ([] if before == moment else LEAVE)
+            assert on_record(way) == kinds
             for report in (verified(way), exported(way)[1]):
                 assert report.ok, str(report)
 

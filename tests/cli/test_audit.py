@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import sqlite3
+import time
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +18,13 @@ import pytest
 
 from ringfence import config
 from ringfence.app import App
+from ringfence.audit.chain import ALWAYS
+from ringfence.audit.export import verify_export
 from ringfence.audit.keys import PUBLIC, load_or_create
+from ringfence.cli import audit
 from ringfence.model import Call
 from ringfence.runs import NOBODY
-from ringfence.store import Reader
+from ringfence.store import Reader, Store
 from tests import gateways, tooling
 from tests.gateways import run
 
@@ -302,6 +307,34 @@ def test_a_pruned_log_and_its_export_verify_and_the_rest_is_gone(copy: Log, tmp_
     assert copy.audit("export", export).returncode == 0
     said = run("audit", "verify", export, "--public-key", config.key_folder() / PUBLIC)
     assert (said.returncode, "were pruned by" in said.stdout) == (0, True), said.stdout
+
+
+def test_a_prune_while_the_log_is_verified_or_exported_is_no_fault(
+    copy: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = load_or_create(config.key_folder())
+    look, left = Reader.checkpoints, 0
+
+    def look_and_prune(reader: Reader) -> dict[str, bytes]:
+        nonlocal left
+        found, left = look(reader), left - 1
+        if left >= 0:
+            with Store.open(copy.state, keys) as store:
+                assert store.prune(time.time(), "anna").records > 0
+        return found
+
+    monkeypatch.setattr(Reader, "checkpoints", look_and_prune)
+    with closing(Reader.open(copy.state)) as reader:
+        for _ in range(2):
+            left = 1
+            report = audit._verified(reader, keys.public)
+            assert report.ok and left < 0, str(report)
+        left = 1
+        audit._exported(reader, tmp_path / "export.jsonl", keys, ALWAYS)
+        assert left < 0 and verify_export(tmp_path / "export.jsonl", keys.public).ok
+        copy.edit("DELETE FROM records WHERE kind = 'pruned'")
+        left = 1
+        assert not audit._verified(reader, keys.public).ok
 
 
 @pytest.mark.anyio

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,33 @@ def test_what_a_stopped_prune_left_is_still_checked(
     assert "the next prune removes it" in str(report())
     change(folder, "UPDATE records SET text = replace(text, 'c1', 'c9') WHERE seq = 4")
     assert not report().ok
+
+
+# ── while somebody reads ──
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_what_is_removed_while_the_log_is_read_is_no_fault(
+    folder: Path, keys: Keys, clock: Clock, step: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither where it is read from its beginning, nor from within what goes, once the word on it is known."""
+    monkeypatch.setattr("ringfence.store.reader._PAGE", 2)
+    with Store.open(folder, keys) as store, closing(Reader.open(folder)) as reader:
+        for number in range(6):
+            call(store, f"c{number}")
+        moment = clock.now
+        call(store, "new")
+        with monkeypatch.context() as patched:
+            patched.setattr(pruning.Pruning, "_remove", lambda self, name, seq: 0)
+            store.prune(moment, "anna")
+        records, checkpoints = reader.evidence()
+        read = [next(records[store.chain]) for _ in range(step)]
+        store.prune(moment, "anna")
+        found = verify_live({store.chain: chain([*read], records[store.chain])}, checkpoints, keys.public)
+        assert found.ok, str(found)
+        period = reader.period(ALWAYS)
+        write_export(tmp_path / "e", chain([*read], period), keys, ALWAYS, checkpoints)
+        assert verify_export(tmp_path / "e", keys.public).ok
 
 
 def test_two_prunes_at_once_are_refused(store: Store, folder: Path) -> None:

@@ -282,6 +282,9 @@ class ChainVerifier:
             self.first = seq
             if self._partial or seq < due:
                 due, self.hash = seq, GENESIS if seq == 1 and not self._partial else str(body["prev"])
+        elif self._pruned is not None and due < seq <= self._pruned.seq + 1:
+            # It went while the chain was read.
+            due, self.hash = seq, self._pruned.hash if seq > self._pruned.seq else str(body["prev"])
         if self._pruned is not None and seq == self._pruned.seq and digest != self._pruned.hash:
             found.add("is not the last record that was pruned, by the signed word on that", self.chain, seq)
         if self.closed and body["kind"] != OPENED:

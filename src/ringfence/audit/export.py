@@ -90,7 +90,7 @@ def write_export(
     """
     try:
         with _written(path) as file:
-            report = _write_lines(_Lines(file), records, keys, period, _prunes(checkpoints or {}, keys.public))
+            report = _write_lines(_Lines(file), records, keys, period, prunes(checkpoints or {}, keys.public))
             if checkpoints is not None and period.until is None:
                 _refuse_cut(report, checkpoints, keys.public, whole=period.since is None)
     except OSError as exc:
@@ -140,14 +140,17 @@ def _hidden(path: Path) -> Iterator[tuple[IO[bytes], Callable[[int], None]]]:
         made.unlink(missing_ok=True)
 
 
-def _prunes(checkpoints: Checkpoints, public: Ed25519PublicKey) -> dict[str, Pruned]:
-    """What was pruned from each chain, by the signed word on it."""
+def prunes(checkpoints: Checkpoints, public: Ed25519PublicKey) -> dict[str, Pruned]:
+    """What was pruned from each chain, by the signed word on it.
+
+    Where that is another one after the records were read, they were not all there to be read.
+    """
     found = {name: slots.read_pruned(data, name, public)[0] for name, data in checkpoints.items()}
     return {name: pruned for name, pruned in found.items() if pruned is not None}
 
 
 def _write_lines(
-    out: _Lines, records: Iterable[Record | Proof], keys: Keys, period: Period, prunes: Mapping[str, Pruned]
+    out: _Lines, records: Iterable[Record | Proof], keys: Keys, period: Period, gone: Mapping[str, Pruned]
 ) -> Report:
     at, span = time.time(), {"from": period.since, "to": period.until}
     out.write(canonical.dumps({"format": FORMAT, "v": 2, "at": at, "key": keys.id, **span}))
@@ -160,7 +163,7 @@ def _write_lines(
             continue
         verifier = chains.get(record.chain)
         if verifier is None:
-            pruned, partial = prunes.get(record.chain), period.since is not None
+            pruned, partial = gone.get(record.chain), period.since is not None
             end = None if pruned is None or partial else pruned.end
             verifier = chains[record.chain] = ChainVerifier(record.chain, findings, partial=partial, pruned=end)
             if pruned is not None:
@@ -460,7 +463,7 @@ def verify_live(
     """
     found = Findings()
     approvals = ApprovalVerifier(found, public_key)
-    prunes = _prunes(checkpoints, public_key)
+    pruned = prunes(checkpoints, public_key)
     heads: dict[str, Head] = {}
     count = 0
     wanted: dict[str, list[tuple[str, int, str]]] = {}
@@ -470,8 +473,8 @@ def verify_live(
         if name in checkpoints:
             held = slots.read(checkpoints[name], name, public_key)
         live = _Live(name, approvals, found, held.newest, wanted)
-        if name in prunes:
-            live.begins_after(prunes[name])
+        if name in pruned:
+            live.begins_after(pruned[name])
         for record in records.get(name, ()):
             live.feed(record)
         live.finish(held, has_file=name in checkpoints)

@@ -12,19 +12,22 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence import canonical, config, identity
 from ringfence.audit.chain import Period, Report
 from ringfence.audit.explain import explain as explained
-from ringfence.audit.export import verify_export, verify_live, write_export
-from ringfence.audit.keys import PUBLIC, load_or_create, public_key_from_file
+from ringfence.audit.export import Checkpoints, prunes, verify_export, verify_live, write_export
+from ringfence.audit.keys import PUBLIC, Keys, load_or_create, public_key_from_file
 from ringfence.cli import common
 from ringfence.cli.terminal import cut, json_text, moment, quoted, safe
+from ringfence.errors import TamperError
 from ringfence.model import Json
 from ringfence.store import Reader, Record, Transaction
 
 Part = Literal["arguments", "result"]
 _PREFIX = "call_"
+_TRIES = 3
 _PLACE = ("v", "chain", "seq", "prev", "at", "kind", "call_id")
 
 audit = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -165,8 +168,23 @@ def verify(
         return
     key = public_key_from_file(public_key or config.key_folder() / PUBLIC)
     with _log(config_path, demo) as reader:
-        report = verify_live(*reader.evidence(), key, reader.record)
+        report = _verified(reader, key)
     _conclude(report)
+
+
+def _verified(reader: Reader, key: Ed25519PublicKey) -> Report:
+    """Others go on meanwhile. Where one begins a chain, or prunes, what is read does not belong together: once more."""
+    for _ in range(_TRIES):
+        records, checkpoints = reader.evidence()
+        report = verify_live(records, checkpoints, key, reader.record)
+        if report.ok or not _moved(reader, checkpoints, key):
+            break
+    return report
+
+
+def _moved(reader: Reader, checkpoints: Checkpoints, key: Ed25519PublicKey) -> bool:
+    now = reader.checkpoints()
+    return now.keys() != checkpoints.keys() or prunes(now, key) != prunes(checkpoints, key)
 
 
 def _conclude(report: Report) -> None:
@@ -196,11 +214,23 @@ def export(
     folder = common.state_of(config_path, demo)
     with _log(config_path, demo) as reader:
         keys = load_or_create(config.key_folder())
-        checkpoints = reader.checkpoints()  # before the records, which only grow
-        report = write_export(path, reader.period(period), keys, period, checkpoints)
+        report = _exported(reader, path, keys, period)
     print(f"{path}: {report.records} records of {len(report.heads)} chains from {folder}, signed with key {keys.id}.")
     print(f"The public key is {keys.folder / PUBLIC}; give it to whoever verifies, by another way than the export.")
     print(f"Verify with: ringfence audit verify {path} --public-key {PUBLIC}")
+
+
+def _exported(reader: Reader, path: Path, keys: Keys, period: Period) -> Report:
+    """The same holds here."""
+    left = _TRIES
+    while True:
+        left -= 1
+        checkpoints = reader.checkpoints()  # before the records, which only grow
+        try:
+            return write_export(path, reader.period(period), keys, period, checkpoints)
+        except TamperError:
+            if left == 0 or not _moved(reader, checkpoints, keys.public):
+                raise
 
 
 @audit.command()
