@@ -39,8 +39,17 @@ class Part:
     def key(self) -> str:
         return re.sub(r"[^a-z0-9]+", "-", f"{self.row}-{self.name}")
 
-    def argv(self) -> list[str]:
-        command = f"{_SCRIPT} {shlex.join((self.name, *self.words))}"
+    def alike(self, other: Part) -> bool:
+        """Whether both are tried by the same, in the same."""
+        return (self.who, self.row, self.container) == (other.who, other.row, other.container)
+
+    @property
+    def order(self) -> str:
+        return shlex.join((self.name, *self.words))
+
+    def argv(self, *more: Part) -> list[str]:
+        """How it is tried, and after it, in the same process, others that are alike."""
+        command = f"{_SCRIPT} {shlex.join(part.order for part in (self, *more))}"
         if self.container is None:
             return as_whom(self.who, command)
         user = ["--user", "1000:1000"] if self.who == "user" else []

@@ -64,6 +64,15 @@ class Results:
         return [Result(**json.loads(file.read_text())) for file in sorted(self._place.glob("*/*.json"))]
 
 
+def is_result(line: bytes) -> bool:
+    """Whether a line that was printed ends a part."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(told, dict) and "checks" in told
+
+
 def read(output: str) -> dict[str, Any]:
     """The last line of what a part printed, where it got so far."""
     last = output.strip().rpartition("\n")[2]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from hosts.guests import Guest
 from hosts.machine import Line, Running
 from hosts.parts import Part, parts
 from hosts.places import Trouble, digest, say
 from hosts.project import bring, digest_of
-from hosts.results import Result, Results, read
+from hosts.results import Result, Results, is_result, read
 
 _INSIDE = Path(__file__).parent / "inside"
 
@@ -22,9 +25,8 @@ def mark(code: str, part: Part) -> str:
     return digest(code, (_INSIDE / "tries.py").read_text(), part.argv())
 
 
-def _judged(part: Part, told: dict[str, object]) -> dict[str, object]:
+def _judged(part: Part, told: dict[str, Any]) -> dict[str, Any]:
     data, checks = told["data"], told["checks"]
-    assert isinstance(data, dict) and isinstance(checks, list)
     if part.limits is not None:
         held = data.get("limits")
         note = "" if held == part.limits else f"they are held by {held}"
@@ -32,36 +34,65 @@ def _judged(part: Part, told: dict[str, object]) -> dict[str, object]:
     return told
 
 
-def _one(line: Line, guest: Guest, part: Part, marked: str, code: str, of: int) -> Result:
-    say(f"{guest.name}: {part.name} as {part.row}")
-    began = time.monotonic()
-    output: list[bytes] = []
+@dataclass
+class _Trial:
+    """Parts of one guest that are tried in one process, and the results that have come of it so far."""
 
-    def show(stream: str, data: bytes) -> None:
-        output.append(data)
+    guest: Guest
+    code: str
+    parts: Sequence[tuple[Part, str]]
+    of: int
+    found: list[Result] = field(default_factory=list)
 
-    ended = line.call(part.argv(), show=show)
-    told = _judged(part, read(ended.out if ended.out.strip() else ended.err))
-    kernel = line.call(["uname", "-r"]).out.strip()
-    seconds = round(time.monotonic() - began, 1)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    result = Result(
-        guest.name,
-        part.row,
-        part.name,
-        marked,
-        kernel,
-        now,
-        seconds,
-        told["checks"],  # type: ignore[arg-type]
-        told["data"],  # type: ignore[arg-type]
-        list(part.words),
-        code,
-        of,
-    )
-    failed = "; ".join(result.failed)
-    say(f"{guest.name}: {part.name} as {part.row}: {'FAILED: ' + failed if failed else 'ok'} ({seconds:.0f} s)")
-    return result
+    def run(self, line: Line, keep: Callable[[str, Result], None]) -> None:
+        kernel = line.call(["uname", "-r"]).out.strip()
+        pending, began = b"", time.monotonic()
+        self._announce()
+
+        def ended(text: str) -> None:
+            nonlocal began
+            part, marked = self.parts[len(self.found)]
+            told = _judged(part, read(text))
+            seconds = round(time.monotonic() - began, 1)
+            began = time.monotonic()
+            result = self._result(part, marked, told, kernel, seconds)
+            keep(part.key, result)
+            self.found.append(result)
+            failed = "; ".join(result.failed)
+            after = f"{'FAILED: ' + failed if failed else 'ok'} ({seconds:.0f} s)"
+            say(f"{self.guest.name}: {part.name} as {part.row}: {after}")
+            self._announce()
+
+        def show(stream: str, data: bytes) -> None:
+            nonlocal pending
+            if stream == "out":
+                *lines, pending = (pending + data).split(b"\n")
+                for text in lines:
+                    if is_result(text) and len(self.found) < len(self.parts):
+                        ended(text.decode(errors="replace"))
+
+        first, *more = (part for part, _ in self.parts)
+        whole = line.call(first.argv(*more), show=show)
+        if len(self.found) < len(self.parts):  # it broke off, and the part that it was at is told so
+            ended(f"{whole.out[-1000:]}\n{whole.err[-1000:]}\n")
+
+    def _announce(self) -> None:
+        if len(self.found) < len(self.parts):
+            part = self.parts[len(self.found)][0]
+            say(f"{self.guest.name}: {part.name} as {part.row}")
+
+    def _result(self, part: Part, marked: str, told: dict[str, Any], kernel: str, seconds: float) -> Result:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        checks, data = told["checks"], told["data"]
+        words = list(part.words)
+        return Result(
+            self.guest.name, part.row, part.name, marked, kernel, now, seconds, checks, data, words, self.code, self.of
+        )
+
+
+def _first_alike(todo: Sequence[tuple[Part, str]]) -> list[tuple[Part, str]]:
+    first = todo[0][0]
+    return list(takewhile(lambda one: one[0].alike(first), todo))
 
 
 def try_guest(guest: Guest, source: Path, wanted: Callable[[Part], bool], again: bool) -> bool:
@@ -89,11 +120,13 @@ def try_guest(guest: Guest, source: Path, wanted: Callable[[Part], bool], again:
             bring(line, guest, source)
             # The script may be newer than a guest that is up already.
             line.put("/usr/local/lib/hosts/tries.py", (_INSIDE / "tries.py").read_bytes())
-            for part, marked in todo:
-                of = sum(each.row == part.row for each in every)
-                result = _one(line, guest, part, marked, code, of)
-                kept.keep(part.key, result)
-                found.append(result)
+            while todo:
+                together = _first_alike(todo)
+                row = together[0][0].row
+                trial = _Trial(guest, code, together, sum(each.row == row for each in every))
+                trial.run(line, kept.keep)
+                found += trial.found
+                del todo[: max(len(trial.found), 1)]
     except Trouble as trouble:
         # What has a result keeps it; the next guest may do better.
         say(f"{guest.name} is given up: {trouble}")

@@ -1,16 +1,27 @@
-"""Runs in a guest, as whoever is to be served: one part of what is tried. Its last line is the result, as JSON."""
+"""Runs in a guest, as whoever is to be served: some parts of what is tried. Each ends with a line of JSON, its result.
+
+Imports are most of what an emulated machine would do here. So the first command of all is a program of its own, as a
+user would start it; those after it, and pieces of Python, are forks of this process, which by then has imported what
+they need and done nothing else.
+"""
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 PROJECT = Path("/opt/project")
@@ -28,8 +39,78 @@ def check(name, ok, note=""):
     print(f"{'ok' if ok else 'FAILED'}: {name}" + ("" if ok else f": {str(note)[-1500:]}"), flush=True)
 
 
+started = False
+
+
 def ringfence(*words, stdin=""):
-    return subprocess.run([RINGFENCE, *words], input=stdin, capture_output=True, text=True, check=False)
+    global started
+    if not started:
+        started = True
+        return subprocess.run([RINGFENCE, *words], input=stdin, capture_output=True, text=True, check=False)
+
+    def command():
+        from ringfence.cli.main import main  # noqa: PLC0415, RUF100
+
+        sys.argv = ["ringfence", *words]
+        main()
+
+    return forked(command, words, stdin)
+
+
+def python(code):
+    return forked(lambda: exec(compile(code, "<code>", "exec"), {"__name__": "__main__"}), ["python", "-c", code])
+
+
+def forked(work, words, stdin=""):
+    """Do `work` in a child, as if that were a program of its own."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(stdin.encode())
+        with tempfile.TemporaryFile() as imported:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                given.seek(0)
+                for number, file in enumerate((given, out, err)):
+                    os.dup2(file.fileno(), number)
+                os._exit(alone(work, imported))
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            imported.seek(0)
+            learn(imported.read().decode().split())
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return subprocess.CompletedProcess(list(words), code, *texts)
+
+
+def alone(work, imported):
+    """The whole life of a child, up to its exit code."""
+    code = 1
+    try:
+        work()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    with suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    imported.write(" ".join(name for name in sys.modules if name != "__main__").encode())
+    imported.flush()
+    return code
+
+
+def learn(names):
+    """Import what a child had to, so that the next one has it."""
+    for name in names:
+        if name.startswith("ringfence") and name not in sys.modules:
+            with suppress(Exception):
+                importlib.import_module(name)
 
 
 def shown(ended):
@@ -60,10 +141,6 @@ def part_run():
 
 def blocks(page, kind):
     return re.findall(rf"^```{kind}\n(.*?)^```$", (PROJECT / page).read_text(), re.MULTILINE | re.DOTALL)
-
-
-def python(code):
-    return subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=False)
 
 
 def part_readme():
@@ -226,16 +303,22 @@ print("held", sum(map(int, told.split())))
 
 
 def bomb(name, most_processes=64, **more):
-    import ringfence  # noqa: PLC0415, RUF100
+    def work():
+        import ringfence  # noqa: PLC0415, RUF100
 
-    limits = ringfence.Limits(memory_bytes=128 << 20, processes=most_processes, wall_seconds=LONG)
-    execution = ringfence.run_code(BOMBS[name], limits=limits, **more)
-    facts = execution.facts
-    told = {key: facts.get(key) for key in ("ended", "limit", "exit_status", "signal")}
-    told["peak"] = facts["usage"]["peak_memory_bytes"]
-    told["said"] = execution.text or "".join(execution.logs.stdout)
-    told["error"] = str(execution.error or "")[-300:]
-    data[name] = told
+        limits = ringfence.Limits(memory_bytes=128 << 20, processes=most_processes, wall_seconds=LONG)
+        execution = ringfence.run_code(BOMBS[name], limits=limits, **more)
+        facts = execution.facts
+        told = {key: facts.get(key) for key in ("ended", "limit", "exit_status", "signal")}
+        told["peak"] = facts["usage"]["peak_memory_bytes"]
+        told["said"] = execution.text or "".join(execution.logs.stdout)
+        told["error"] = str(execution.error or "")[-300:]
+        print(json.dumps(told))
+
+    ended = forked(work, ["bomb", name])
+    if ended.returncode:
+        raise RuntimeError(shown(ended))
+    data[name] = told = json.loads(ended.stdout)
     return told
 
 
@@ -379,16 +462,22 @@ def part_host():
 
 
 def main():
-    name, *words = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as folder:
+    good = True
+    for part in sys.argv[1:]:
+        name, *words = shlex.split(part)
+        checks.clear()
+        data.clear()
+        folder = tempfile.mkdtemp()  # not one that removes itself: children would do that at their end
         os.chdir(folder)
         try:
             globals()[f"part_{name}"](*words)
         except Exception:  # whatever went wrong is the result
             check("nothing unexpected happens", False, traceback.format_exc())
         os.chdir("/")
-    print(json.dumps({"part": name, "checks": checks, "data": data}))
-    return 0 if all(one["ok"] for one in checks) else 1
+        shutil.rmtree(folder, ignore_errors=True)
+        print(json.dumps({"part": name, "checks": checks, "data": data}), flush=True)
+        good = good and all(one["ok"] for one in checks)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

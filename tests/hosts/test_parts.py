@@ -69,3 +69,12 @@ def test_documentation_without_podman_is_a_trouble(tmp_path: Path) -> None:
     (tmp_path / "docs" / "hosts.md").write_text("# Hosts\n")
     with pytest.raises(Trouble, match="Podman"):
         trying.documented(tmp_path)
+
+
+def test_parts_of_one_person_are_tried_in_one_process() -> None:
+    guest = next(guest for guest in GUESTS if guest.namespaces and not guest.container)
+    found = of(guest)
+    first, second = found[:2]
+    assert first.alike(second) and f"{first.name} {second.name}" in first.argv(second)[-1]
+    root, user = (next(part for part in found if part.who == who) for who in ("root", "user"))
+    assert not root.alike(user)
