@@ -351,7 +351,10 @@ def _late(ending: Ending) -> str:
     parts += [f"{len(late['files'])} files"] if late.get("files") else []
     parts += ["requests to the network"] if late.get("network") else []
     parts += [f"{late['tasks']} threads and processes beside it"] if late.get("tasks") else []
-    return f"left by earlier steps and charged to none: {', '.join(parts)}"
+    said = [f"left by earlier steps and charged to none: {', '.join(parts)}"] if parts else []
+    if refused := late.get("refused_connections"):
+        said.append(f"{refused} connections of other users to its ports were refused")
+    return "; ".join(said)
 
 
 def _denied(ending: Ending) -> str:

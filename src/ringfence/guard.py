@@ -161,8 +161,11 @@ class Guard:
         """A text of ours or of a server's, fit to be shown, and no more of it than `most` characters."""
         patterns = _compiled(contract.redact) if contract is not None else ()
         proper = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+        suspect = invisible.suspect(proper)
+        if not suspect and not patterns and len(proper) <= most:  # as nearly all are
+            return GuardedText(proper if self.redactor is None else self.redactor.redact(proper)[0])
         struck = _Struck()
-        if invisible.suspect(proper):
+        if suspect:
             proper = self._seen(proper, patterns, struck, invisible.escaped)
         whole = self._redacted(proper, patterns, struck)
         return GuardedText(whole if len(proper) <= most else self._cut(proper, patterns, most, whole))

@@ -6,6 +6,7 @@ what may be kept of their text lies apart from the chain, where it can be erased
 
 from __future__ import annotations
 
+import marshal
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -224,7 +225,7 @@ def finished(trip: Trip, outcome: Outcome, facts: Json) -> Json:
     ended: Json = {
         "status": str(outcome.status),
         "reason_code": outcome.reason_code,
-        "message": "" if outcome.reason_code in SAID_BY_OTHERS else outcome.message,
+        "message": "" if outcome.reason_code in SAID_BY_OTHERS else outcome.message or "",
         "effect": facts.get("effect"),
         "result": result,
         "started_seq": trip.started.seq if trip.started is not None else None,
@@ -270,21 +271,37 @@ def _told(facts: Json, ended: Json, trip: Trip) -> tuple[Json, canonical.Shared]
     """Facts as they stand in the record itself, and what it shares with others: how it was isolated, and all that is
     as usual. What is moved there is taken out of `ended`."""
     isolated = facts.pop("isolation", None)
-    quiet = {name: value for name, value in facts.items() if name in _REPEATED or _is_quiet(value)}
-    own = {name: value for name, value in facts.items() if name not in quiet and name not in _ECHOED}
-    for name in _COUNTED:
-        if isinstance(counts := own.get(name), dict):
-            quiet[name] = {key: value for key, value in counts.items() if _is_quiet(value)}
-            own[name] = {key: value for key, value in counts.items() if not _is_quiet(value)}
+    quiet: Json = {}
+    own: Json = {}
+    for name, value in facts.items():
+        if name in _REPEATED or _is_quiet(value):
+            quiet[name] = value
+        elif name in _COUNTED and isinstance(value, dict):
+            quiet[name], own[name] = _halves(value)
+        elif name not in _ECHOED:
+            own[name] = value
     usual: Json = {"facts": quiet}
     if trip.started is not None and not ended["message"]:
         usual |= {name: ended.pop(name) for name in _ENDED}
     return own, _ending(usual, trip.isolation if isolated else None)
 
 
+def _halves(counts: Json) -> tuple[Json, Json]:
+    """What is as usual, and what is not."""
+    quiet: Json = {}
+    own: Json = {}
+    for name, value in counts.items():
+        (quiet if _is_quiet(value) else own)[name] = value
+    return quiet, own
+
+
 def _ending(usual: Json, isolation: Json | None) -> canonical.Shared:
     """By which object the isolation is: boxes of one kind have one and the same, and it was most of a record."""
-    key = (id(isolation), canonical.dumps(usual))
+    try:
+        form = marshal.dumps(usual, 2)  # nobody reads it again, and it is quicker than JSON
+    except ValueError:  # a text of a type of its own is none to it
+        form = canonical.dumps(usual)
+    key = (id(isolation), form)
     known = _ends.get(key)
     if known is None or known[0] is not isolation:
         if len(_ends) >= _MOST_PARTS:
@@ -295,9 +312,10 @@ def _ending(usual: Json, isolation: Json | None) -> canonical.Shared:
 
 
 def _is_quiet(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_is_quiet(inner) for inner in value.values())
-    return value is None or value is False or value == 0 or value == []
+    """Nothing, none, or nothing but that; an empty text says something."""
+    if not value:
+        return value != ""
+    return isinstance(value, dict) and all(map(_is_quiet, value.values()))
 
 
 def _file(entry: Json, salt: bytes) -> Json:

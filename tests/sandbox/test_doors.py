@@ -126,6 +126,12 @@ def test_another_user_who_speaks_and_leaves_is_not_heard(home: Path) -> None:
         assert "owner" in heard and "stranger" not in heard
         log = (home / ".local/state/ringfence/keeper/log").read_text()
         assert "connections to port 8000 of session" in log and len(log.splitlines()) < 100
+        # And the signed record of the next step has their number.
+        facts = box.run_code("pass").facts
+        assert facts["late"]["refused_connections"] == 200
+        assert "200 connections of other users to its ports were refused" in facts["explanation"]
+        (step,) = (r for r in gateways.finished(home / ".local/state/ringfence") if r["facts"].get("late"))
+        assert step["facts"]["late"] == facts["late"] and step["call"]["tool"] == "execute_python"
 
 
 def test_nothing_listens_and_nothing_is_shown_where_nobody_said_so(home: Path) -> None:

@@ -28,6 +28,8 @@ MASK = b"*"
 
 _SHORTEST = 12
 """Nothing that is searched has fewer bytes."""
+_SHORT = 200
+_REMEMBERED = 256
 _THOROUGH = 1000
 """So many hits are each searched for others that begin inside of them; in what repeats itself more often, no longer."""
 
@@ -66,6 +68,8 @@ class Values:
         self._known = union(form.whole for _, form in self._forms)
         whole = (part.whole for part in _parts().values()) if shaped else ()
         self._any = union((*(form.whole for _, form in self._forms), *whole))
+        self._clean: set[str] = set()
+        """Short texts that were found to be so: reasons and names come again with every call."""
 
     def strikes(self, data: bytes) -> bool:
         """Whether anything would go; the cheapest that can be asked."""
@@ -75,8 +79,14 @@ class Values:
         """The text without secrets, and how often each rule struck."""
         if len(text) < _SHORTEST:
             return text, {}
+        if text in self._clean:
+            return text, {}
         data = text.encode("utf-8", "surrogatepass")
         if self._any.search(data) is None:
+            if len(text) <= _SHORT:
+                if len(self._clean) >= _REMEMBERED:
+                    self._clean.clear()
+                self._clean.add(text)
             return text, {}
         redacted = self.redacted(data)
         return redacted.data.decode("utf-8", "surrogatepass"), redacted.rules

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 
 from ringfence.errors import Unavailable
 from ringfence.sandbox.beneath import refusal
@@ -34,6 +35,7 @@ class Doors:
         self._life = life
         self._peer = peer
         self._open: dict[int, _Door] = {}
+        self._untold = 0
         life.on_end.append(self.close)
 
     async def show(self, wanted: int | str) -> int:
@@ -46,8 +48,16 @@ class Doors:
         if found is None:
             if len(self._open) >= MOST_DOORS:
                 raise refusal("too_many_ports", f"session {self._life.id} shows {MOST_DOORS} ports already")
-            found = self._open[port] = _Door(port, self._life, self._peer)
+            found = self._open[port] = _Door(port, self._life, self._peer, self._count)
         return await found.opened()
+
+    def _count(self) -> None:
+        self._untold += 1
+
+    def refused(self) -> int:
+        """How many connections of strangers there were since this was asked last."""
+        refused, self._untold = self._untold, 0
+        return refused
 
     def _port(self, wanted: int | str) -> int:
         listening, id_ = self._life.spec.stay.listening, self._life.id
@@ -72,8 +82,9 @@ class Doors:
 
 
 class _Door:
-    def __init__(self, port: int, life: Life, peer: Peer) -> None:
+    def __init__(self, port: int, life: Life, peer: Peer, count: Callable[[], None]) -> None:
         self._port = port
+        self._count = count
         self._life = life
         self._peer = peer
         self._opening = asyncio.ensure_future(asyncio.start_server(self._come, "127.0.0.1", 0))
@@ -113,7 +124,9 @@ class _Door:
             writer.transport.abort()
 
     def _refused(self, uid: int | None) -> None:
-        """Told in the keeper's log, and of many at once: what strangers do must not fill it."""
+        """Counted for the session's next record; told in the keeper's log, and of many at once: what strangers do must
+        not fill it."""
+        self._count()
         self._strangers += 1
         now = time.monotonic()
         if now >= self._told_until:
