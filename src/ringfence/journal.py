@@ -314,7 +314,7 @@ def _ending(usual: Json, isolation: Json | None) -> canonical.Shared:
 def _is_quiet(value: Any) -> bool:
     """Nothing, none, or nothing but that; an empty text says something."""
     if not value:
-        return value != ""
+        return bool(value != "")
     return isinstance(value, dict) and all(map(_is_quiet, value.values()))
 
 

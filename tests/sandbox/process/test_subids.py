@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -192,3 +195,20 @@ def test_the_words_of_a_helper_are_told(tmp_path: Path, monkeypatch: pytest.Monk
     program.write_text("#!/bin/sh\necho refused >&2\nexit 1\n")
     with pytest.raises(Unavailable, match="refused"):
         subids.map_into(4711, held[0])
+
+
+def test_another_user_who_makes_our_folder_first_keeps_no_box_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    (temporary / f"ringfence-{os.geteuid()}").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(pwd, "getpwuid", lambda user: SimpleNamespace(pw_dir=str(home), pw_name="somebody"))
+    assert subids._folders()[1] == temporary / f"ringfence-{os.geteuid()}"
+    if os.geteuid() != 0:
+        monkeypatch.setattr(subids, "_is_taken", lambda folder, user: True)  # only root can give a folder away
+    else:
+        os.chown(temporary / f"ringfence-{os.geteuid()}", 1_900_000_017, -1)
+    ours = subids._folders()
+    assert ours[1].is_relative_to(home)
+    subids._locked([range(1000, 1128)], [range(5000, 5128)], ours[1:]).release()

@@ -225,4 +225,24 @@ def _locked(users: Sequence[range], groups: Sequence[range], folders: Sequence[P
 def _folders() -> tuple[Path, ...]:
     """The same for all that this user runs, whatever their environment."""
     user = os.geteuid()
-    return Path(f"/run/user/{user}/ringfence"), Path(tempfile.gettempdir(), f"ringfence-{user}")
+    own, temporary = Path(f"/run/user/{user}/ringfence"), Path(tempfile.gettempdir(), f"ringfence-{user}")
+    return own, _kept_elsewhere(user) if _is_taken(temporary, user) else temporary
+
+
+def _kept_elsewhere(user: int) -> Path:
+    """Where another user has made the folder among the temporary files, so that none of our boxes would start: in the
+    home folder, which is nobody else's."""
+    try:
+        home = Path(pwd.getpwuid(user).pw_dir, ".local", "state", "ringfence")
+        home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (KeyError, OSError) as problem:
+        text = f"the folder for the locks of user ids in {tempfile.gettempdir()} was made by another user"
+        raise Unavailable("uids", f"{text}, and there is no home folder for them: {problem}") from problem
+    return home
+
+
+def _is_taken(folder: Path, user: int) -> bool:
+    try:
+        return folder.lstat().st_uid != user
+    except OSError:
+        return False
