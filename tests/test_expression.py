@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,3 +108,25 @@ def test_absent_parts_of_a_call_are_empty_texts() -> None:
     assert (seen["call"]["session"], seen["call"]["server"], seen["agent"]["person"]) == ("", "", "")
     assert (seen["call"]["idempotent"], seen["contract"]["reversible"]) == (True, True)
     assert seen["environment"] == "production"
+
+
+@pytest.mark.parametrize(
+    ("source", "args"),
+    [
+        ("args.to.contains('evil')", {"to": "x\0 evil"}),
+        ("args.to != 'read'", {"to": "read\0write"}),
+        ("args.to.exists(each, each == 'evil')", {"to": ["x", "\0evil"]}),
+        ("has(args.to) && args.to == 'evil'", {"to\0": 1, "to": "evil"}),
+        ("args.to.inner.size() > 5", {"to": {"inner": "x\0" + "y" * 9}}),
+    ],
+)
+def test_text_that_the_engine_would_read_only_up_to_a_nul_is_an_error(source: str, args: dict[str, Any]) -> None:
+    with pytest.raises(ExpressionError, match="NUL"):
+        holds(source, args)
+    assert holds("environment == 'development' && call.tool == 'pay'", args)
+
+
+def test_answers_and_meta_with_a_nul_are_no_more_readable() -> None:
+    for call in (replace(CALL, meta={"k": "x\0evil"}), replace(CALL, inputs={"q": {"content": {"n": "x\0evil"}}})):
+        with pytest.raises(ExpressionError, match="NUL"):
+            Expression("call.meta.size() > 9").test(variables(call, CONTRACT, "development"))

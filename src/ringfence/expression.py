@@ -16,6 +16,7 @@ from typing import Any
 from ringfence.model import Call, Contract, Json
 
 _VARIABLES = ("call", "args", "agent", "contract", "environment")
+_FROM_CALLERS = ("args", "call")
 _MISSING = (
     "conditions are written in CEL, and its engine is not installed: pip install cel-expr-python "
     "(there is none for musl: docs/other-systems.md)"
@@ -66,7 +67,10 @@ class Expression:
 
     def _evaluate(self, variables: Mapping[str, Any]) -> Any:
         try:
-            value = self._program.eval(data={name: variables[name] for name in self._names if name in variables})
+            seen = {name: variables[name] for name in self._names if name in variables}
+            if any(_holds_nul(seen[name]) for name in _FROM_CALLERS if name in seen):
+                raise ExpressionError(f"{self.source!r} failed: conditions cannot read text with a NUL character")
+            value = self._program.eval(data=seen)
             found = value.value()
             # What is true or false is no error, and nearly everything is; its type is the dearest thing to ask for.
             if found is not True and found is not False and value.type() == self._error:
@@ -76,6 +80,15 @@ class Expression:
             raise
         except Exception as exc:  # a value that the binding cannot convert is an error of the condition too
             raise ExpressionError(f"{self.source!r} failed: {exc}") from None
+
+
+def _holds_nul(value: Any) -> bool:
+    """Whether a text in it has a NUL: the engine reads no further, and would judge half of what a server gets."""
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, Mapping):
+        return any("\0" in key or _holds_nul(inner) for key, inner in value.items())
+    return isinstance(value, list | tuple) and any(map(_holds_nul, value))
 
 
 @cache
