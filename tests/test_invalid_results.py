@@ -96,6 +96,30 @@ async def test_keys_of_ours_in_what_a_server_tells_meanwhile_are_dropped(tmp_pat
         assert way.client.told == [("notifications/message", {"data": "x", "_meta": {}})]
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        "notifications/cancelled",
+        "notifications/resources/updated",
+        "notifications/tools/list_changed",
+        "notifications/tasks/status",
+        "notifications/x\x1b[2J AKIAIOSFODNN7EXAMPLE",
+        "tools/call",
+    ],
+)
+async def test_a_server_tells_the_client_of_a_call_progress_and_log_lines_and_nothing_else(
+    method: str, tmp_path: Path
+) -> None:
+    async def telling(request: Any) -> Json:
+        await request.channel.notify(method, {"uri": "file:///etc/passwd", "requestId": 1})
+        await request.channel.notify("notifications/progress", {"progress": 1})
+        return OK
+
+    async with governed(tmp_path, replies=[telling]) as way:
+        assert (await way.call()).ok
+        assert way.client.told == [("notifications/progress", {"progress": 1})]
+
+
 async def test_a_question_carries_no_key_of_ours_but_its_server() -> None:
     async def call(params: Json, exchange: Any) -> Json:
         meta = {"ringfence/server": "other", "ringfence/approval": "x", "vendor/x": 1}
@@ -170,11 +194,13 @@ async def test_a_url_to_visit_is_made_anew_under_its_servers_name() -> None:
     assert (refused.code, refused.data) == (-32042, {"elicitations": [shown]})
 
 
-async def test_a_url_in_a_question_must_be_one_that_a_browser_visits() -> None:
+@pytest.mark.parametrize(
+    ("mode", "url"),
+    [("url", "javascript:x"), ("URL", "https://x.example"), (["url"], "https://x.example"), (None, "x")],
+)
+async def test_a_url_in_a_question_must_be_one_that_a_browser_visits(mode: Any, url: str) -> None:
     async def call(params: Json, exchange: Any) -> Json:
-        return {
-            "told": await exchange.ask("elicitation/create", {"mode": "url", "url": "javascript:x", "message": "m"})
-        }
+        return {"told": await exchange.ask("elicitation/create", {"mode": mode, "url": url, "message": "m"})}
 
     client = Client(CAPABLE, {"question": {"action": "accept"}})
     made, _ = await opened(far_end(tools_call=call))

@@ -57,6 +57,24 @@ async def test_only_what_was_asked_for_goes_on(tmp_path: Path) -> None:
     assert heard == [{"q": {"action": "accept", "content": {"folder": "a"}}}]
 
 
+HIDDEN = ["q\u202e", "q\u200b", "q\x1b[2J"]
+
+
+async def test_the_name_of_a_question_tells_the_client_nothing_more(tmp_path: Path) -> None:
+    heard: list[Any] = []
+    asked = {**dict.fromkeys(HIDDEN, FORM), "question-2": FORM, "plain": FORM}
+    async with governed(tmp_path, replies=[asking(heard, asked)]) as way:
+        way.client.answers = {f"question-{n}": accept(folder=f"{n}") for n in range(1, 6)} | {
+            "plain": accept(folder="p")
+        }
+        assert (await way.call()).ok
+        assert list(way.client.asked[0]) == ["question-1", "question-2", "question-3", "question-4", "plain"]
+    assert {key: answer["content"]["folder"] for key, answer in heard[0].items()} == {
+        **dict(zip([*HIDDEN, "question-2"], "1234", strict=True)),
+        "plain": "p",
+    }
+
+
 class Eager(Client):
     """A client that answers more than it was asked."""
 

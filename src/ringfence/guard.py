@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import count as counting
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ import re2
 from ringfence import canonical, invisible
 from ringfence.errors import Refused
 from ringfence.model import Contract, Definition, GuardedText, Json, Status, Transport, own_words
-from ringfence.ports import Channel, Redactor
+from ringfence.ports import SAID_IN_CALLS, Channel, Redactor
 
 log = logging.getLogger("ringfence.guard")
 
@@ -496,15 +497,26 @@ class GuardedChannel:
 
     async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
         """Raises Refused where a question cannot be shown as it is."""
+        names: dict[str, str] = {}
+        clean: dict[str, Json] = {}
         try:
-            clean = {
-                k: {**q, "params": self._guard.redacted(self._contract, q["params"])} for k, q in questions.items()
-            }
+            for key, question in questions.items():
+                name = self._name(key, names)
+                names[name] = key
+                clean[name] = {**question, "params": self._guard.redacted(self._contract, question["params"])}
         except Refused as exc:
             raise Refused(Status.FAILED, "server_question", f"a question of the server: {exc.message}") from None
-        return await self._channel.ask(clean)
+        return {names[name]: answer for name, answer in (await self._channel.ask(clean)).items() if name in names}
+
+    def _name(self, key: str, taken: Mapping[str, str]) -> str:
+        """What the client knows a question by: the server's own key, unless that is more than a name."""
+        if key not in taken and key in self._guard.redacted(self._contract, {key: None}):
+            return key
+        return next(name for number in counting(1) if (name := f"question-{number}") not in taken)
 
     async def notify(self, method: str, params: Json) -> None:
+        if method not in SAID_IN_CALLS:
+            return
         try:
             clean = self._guard.said(self._contract, params)
         except Refused as exc:

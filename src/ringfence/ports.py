@@ -15,6 +15,9 @@ from ringfence.loans import Asked, Lent, Loan, Wish
 from ringfence.model import Definition, Json, Principal, ServerSpec
 from ringfence.plain import plain
 
+SAID_IN_CALLS = frozenset({"notifications/progress", "notifications/message"})
+"""What a server may tell the client of a call in the course of it; all else that it says is no part of that call."""
+
 
 class Channel(Protocol):
     """The way back to the client that made a call, while the call is under way."""

@@ -371,6 +371,24 @@ async def test_changed_lists_are_read_anew_and_other_words_passed_on(monkeypatch
         assert made.events == [("desk", "local/a", "notifications/message")]
 
 
+async def test_what_is_said_in_a_call_and_is_no_part_of_it_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def call(params: Json, exchange: Any) -> Json:
+        made.wires[0].answer = far_end(tools=[{"name": "new", "inputSchema": {}}])
+        for method in ("tools/list_changed", "resources/updated", "progress"):
+            await exchange.hear(f"notifications/{method}", {})
+        return OK
+
+    async with yard(monkeypatch) as made:
+        made.answer = far_end(tools_call=call)
+        channel = Client({})
+        request = UpstreamRequest("desk", Principal("a"), "tools/call", {"name": "echo"}, channel, 60.0)
+        assert await made.pool.request(request) == OK
+        assert channel.told == [("notifications/progress", {})]
+        await tooling.until(lambda: made.changes)
+        assert [[one.name for one in change] for change in made.changes] == [["new"]]
+        assert made.events == [("desk", "local/a", "notifications/resources/updated")]
+
+
 async def test_resources_are_listed_only_where_the_server_has_any(monkeypatch: pytest.MonkeyPatch) -> None:
     async with yard(monkeypatch) as made:
         request = UpstreamRequest("desk", Principal("a"), "resources/list", {}, Client(), 5.0)

@@ -18,7 +18,7 @@ from mcp.shared.inbound import encode_header_value, find_invalid_x_mcp_header, m
 from ringfence import canonical
 from ringfence.errors import Refused, Unavailable, UpstreamFailed
 from ringfence.model import Definition, Json, ServerSpec, Status
-from ringfence.ports import UpstreamRequest
+from ringfence.ports import SAID_IN_CALLS, UpstreamRequest
 from ringfence.upstream import roots
 from ringfence.upstream.link import (
     ANSWER_UNUSABLE,
@@ -67,6 +67,8 @@ class Connection:
         link.unowned = self._unowned
         self.roots = roots.Roots()
         """Of the client that this connection is for."""
+        self.aside: Events = _nowhere
+        """Gets what the server says in the course of a call that is no part of it."""
         self._consent = consent
         self._client_capabilities: Json = {}
         self._header_maps: dict[str, dict[tuple[str, ...], str]] = {}
@@ -228,7 +230,10 @@ class Connection:
                     raise RpcError(-32603, "the client gave no answer")
                 return answer
 
-            exchange = Exchange(ask=ask, tell=request.channel.notify, client=request.session, own=request.headers)
+            async def tell(method: str, params: Json) -> None:
+                await (request.channel.notify if method in SAID_IN_CALLS else self.aside)(method, params)
+
+            exchange = Exchange(ask=ask, tell=tell, client=request.session, own=request.headers)
             try:
                 return await self._rounds(request, exchange, asking)
             except RpcError as exc:
@@ -283,8 +288,11 @@ class Connection:
             raise RpcError(_METHOD_NOT_FOUND, f"the client does not support {capability}")
         if capability == "sampling" and setting == "ask" and not await self._consent(request, method, params):
             raise RpcError(-32600, f"a person did not agree that server {self.spec.name} samples")
-        if capability == "elicitation" and params.get("mode") == "url" and not _is_web(params.get("url")):
-            raise RpcError(-32602, "a URL to visit begins with http:// or https://")
+        if capability == "elicitation" and params.get("mode", "form") != "form":
+            if params["mode"] != "url":
+                raise RpcError(-32602, "a question is a form, or a URL to visit")
+            if not _is_web(params.get("url")):
+                raise RpcError(-32602, "a URL to visit begins with http:// or https://")
         labelled = dict(params)
         own = {k: v for k, v in _mapping(params.get("_meta")).items() if not k.startswith("ringfence/")}
         labelled["_meta"] = {**own, "ringfence/server": self.spec.name}

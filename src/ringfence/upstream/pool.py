@@ -31,6 +31,7 @@ from ringfence.upstream.roots import Roots, first_told
 log = logging.getLogger("ringfence.upstream")
 
 IDLE_SECONDS, _SWEEP_SECONDS, _REREAD_SECONDS = 300.0, 5.0, 1.0
+_LISTS_CHANGED = frozenset({"notifications/tools/list_changed", "notifications/prompts/list_changed"})
 _LISTS = {"resources/list": "resources", "resources/templates/list": "resourceTemplates"}
 _ASIDE = frozenset({*_LISTS, "resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
 
@@ -299,6 +300,7 @@ class Pool:
     ) -> None:
         """The life of one connection, in a task of its own."""
         connection, link = held.connection, held.connection.link
+        connection.aside = partial(self._beside, held)
 
         async def tell(method: str, params: Json) -> None:
             await self._event(held, method, params)
@@ -339,8 +341,23 @@ class Pool:
                 outcome[0] = Unavailable(outcome[0].reason_code, f"{outcome[0].message}: {link.ending}")
             opened.set()
 
+    async def _beside(self, held: Held, method: str, params: Json) -> None:
+        """An event that came with a call, which does not wait while changed lists are read."""
+        if method not in _LISTS_CHANGED:
+            await self._event(held, method, params)
+            return
+        held.stale = True
+        if not held.rereading and self._group is not None:
+            self._group.start_soon(self._reread_aside, held, method)
+
+    async def _reread_aside(self, held: Held, method: str) -> None:
+        try:
+            await self._event(held, method, {})
+        except Exception:  # the edge, as in `_hold`: no server may end the gateway
+            log.exception("reading the changed lists of server %s failed inside the gateway", held.key[0])
+
     async def _event(self, held: Held, method: str, params: Json) -> None:
-        if method in ("notifications/tools/list_changed", "notifications/prompts/list_changed"):
+        if method in _LISTS_CHANGED:
             held.stale = True
             if not held.rereading:
                 held.rereading = True
