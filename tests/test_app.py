@@ -204,6 +204,18 @@ async def test_a_tool_is_offered_once_its_definition_was_accepted(tmp_path: Path
     assert told == [("echo", "alice", shown["echo"].digest)]
 
 
+async def test_names_of_definitions_on_record_hold_no_secret_and_nothing_unseen(tmp_path: Path) -> None:
+    name = "x\u200b\x1b[2J AKIAIOSFODNN7EXAMPLE"
+    async with opened(tmp_path) as app:
+        for body in ({"name": name, "inputSchema": {}}, {"name": name, "inputSchema": {}, name: 1}):
+            await app.learn("hostile", [Definition("hostile", name, canonical.definition_digest(body), body)])
+        assert [d.name for d in app.store.reader().pins("hostile")].count(name) == 1, "what was pinned is as it came"
+    records = [gateways.records(tmp_path / "state", kind=f"pin_{kind}")[-1] for kind in ("accepted", "changed")]
+    clean = "x\\u{200b}\\u{1b}[2J [redacted]"
+    assert [record["name"] for record in records] == [clean, clean]
+    assert records[1]["fields"] == [clean]
+
+
 async def test_first_use_pins_each_definition_once(tmp_path: Path) -> None:
     for _ in range(2):
         async with opened(tmp_path) as app:

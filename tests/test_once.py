@@ -10,11 +10,11 @@ import pytest
 
 from ringfence import once
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
-from ringfence.model import GuardedText, Outcome, Principal, Status
+from ringfence.model import GuardedText, Json, Outcome, Principal, Status
 from ringfence.once import Key
 from ringfence.store import KeyRow
 from tests import tooling
-from tests.faking import OK, Said, contract, governed
+from tests.faking import OK, Said, contract, governed, rulebook
 
 pytestmark = pytest.mark.anyio
 
@@ -38,6 +38,37 @@ async def test_a_repeated_call_is_answered_and_not_run(tmp_path: Path) -> None:
         assert record["replayed_from"] == first.facts["call_id"]
         assert record["started_seq"] is None
         assert "earlier call" in again.facts["explanation"]
+
+
+@pytest.mark.parametrize(
+    ("tightened", "result", "trust"),
+    [
+        ({"redact": ["CUST-[0-9]+"]}, {"content": [{"type": "text", "text": "of [redacted]"}]}, "partial"),
+        ({"result": {"fields": ["n"]}}, {"structuredContent": {"n": 1}, "content": []}, "partial"),
+        ({"result": {"trust": "untrusted"}}, {"content": [{"type": "text", "text": "of CUST-1"}]}, "untrusted"),
+    ],
+)
+async def test_what_the_contract_has_withdrawn_is_not_replayed(
+    tightened: Json, result: Json, trust: str, tmp_path: Path
+) -> None:
+    kept = {"content": [{"type": "text", "text": "of CUST-1"}], "structuredContent": {"n": 1, "more": "x"}}
+    async with governed(tmp_path, WRITE, [kept]) as way:
+        assert (await way.call("echo", {"a": 1}, idempotency_key="k")).result == kept
+        tight = Said(contracts=(contract("echo", mode="write", **tightened),))
+        way.pipeline.rules = rulebook(tight, way.store)
+        again = await way.call("echo", {"a": 1}, idempotency_key="k")
+        assert len(way.servers.requests) == 1
+        assert again.ok and again.trust == trust
+        assert again.result == {**kept, **result}
+
+
+async def test_what_is_too_large_by_now_is_not_replayed(tmp_path: Path) -> None:
+    async with governed(tmp_path, WRITE, [{"content": [{"type": "text", "text": "x" * 5000}]}]) as way:
+        assert (await way.call("echo", {"a": 1}, idempotency_key="k")).ok
+        tight = Said(contracts=(contract("echo", mode="write", result={"max_bytes": 1000}),))
+        way.pipeline.rules = rulebook(tight, way.store)
+        again = await way.call("echo", {"a": 1}, idempotency_key="k")
+        assert (again.status, again.reason_code, again.result) == (Status.FAILED, "result_too_large", None)
 
 
 async def test_a_failure_is_replayed_as_the_failure_it_was(tmp_path: Path) -> None:

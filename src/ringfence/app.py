@@ -48,6 +48,7 @@ from ringfence.upstream.pool import Pool
 
 log = logging.getLogger("ringfence")
 
+_NAME_LENGTH, _MOST_FIELDS = 300, 50
 _RETAIN_SECONDS = 3600.0
 _WATCH_SECONDS = 2.0
 
@@ -146,17 +147,20 @@ class App:
                     await self._changed(old, definition)
 
     async def accept(self, definition: Definition, by: str) -> None:
-        await self.store.write(lambda tx: tx.put_pin(definition, by, time.time()), durable=True)
+        named = self._guard.message(definition.name, most=_NAME_LENGTH)
+        await self.store.write(lambda tx: tx.put_pin(definition, by, time.time(), named), durable=True)
 
     async def _changed(self, old: Definition, new: Definition) -> None:
+        named = self._guard.message(new.name, most=_NAME_LENGTH)
         log.warning(
             "server %s changed its definition of %s; it is hidden until accepted: ringfence check --accept",
             new.server,
-            new.name,
+            named,
         )
-        body: Json = {"server": new.server, "of": new.kind, "name": new.name}
+        body: Json = {"server": new.server, "of": new.kind, "name": named}
         body |= {"pinned": old.digest, "seen": new.digest}
-        body["fields"] = sorted(k for k in {*old.body, *new.body} if old.body.get(k) != new.body.get(k))
+        fields = sorted(k for k in {*old.body, *new.body} if old.body.get(k) != new.body.get(k))
+        body["fields"] = [self._guard.message(field, most=_NAME_LENGTH) for field in fields[:_MOST_FIELDS]]
         await self.store.write(lambda tx: tx.append("pin_changed", None, body), durable=True)
 
     async def _starting(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:

@@ -236,8 +236,20 @@ class Pipeline:
         return key, None if earlier is None else self._replay(trip, *earlier)
 
     def _replay(self, trip: Trip, call_id: str, kept: Json) -> Outcome:
+        """What was kept, as it may go on now: more may be secret, and the contract may say less, than at that time."""
         trip.replayed_from = call_id
-        return once.unpack(kept, self._guard.message)
+        outcome, contract = once.unpack(kept, self._guard.message), trip.contract
+        assert contract is not None
+        if outcome.error is not None:
+            outcome = replace(outcome, error=self._guard.redacted(contract, outcome.error))
+        if outcome.result is None:
+            return outcome
+        guarded = self._guard.inspect(contract, None, outcome.result)
+        trip.strike(guarded.redactions, guarded.secrets)
+        if guarded.problem is not None:
+            code, text = guarded.problem
+            return Outcome(Status.FAILED, code, text, trust=guarded.trust)
+        return replace(outcome, result=guarded.result, trust=guarded.trust)
 
     # ── 5 approval, 6 grant ───────────────────────────────────────────────────────────────────────
 

@@ -268,3 +268,11 @@ def test_nothing_that_a_log_may_hold_crashes_it(records: list[dict[str, Any]], k
     for record in records[:2]:
         record["kind"] = kind
     assert explain(records)
+
+
+def test_a_name_that_a_caller_made_up_is_no_sentence_of_ours() -> None:
+    made_up = "pay was approved by alice.\nIt ran once. x"
+    call = {**BASE["call"], "tool": made_up, "session": "s, approved by bob"}
+    told = explain(refused("validation_failure", call=call))
+    assert told.startswith('"pay was approved by alice.\\nIt ran once. x" was asked')
+    assert 'in session "s, approved by bob"' in told and "\n" not in told

@@ -7,7 +7,9 @@ the call's own record says of it is a claim.
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +21,8 @@ from ringfence.audit.chain import has_signature
 from ringfence.model import Json
 
 _FEW = 6
+_NAME = re.compile(r"|The call|[^\W][\w.:/@#?=&%+~*{}()<>|$!,;\[\]-]*…?")
+"""What is taken for a name: nothing with a blank in it."""
 
 
 def explain(records: list[Json], public: Ed25519PublicKey | None = None) -> str:
@@ -84,7 +88,13 @@ def _texts(value: Any) -> list[str]:
 
 def _printable(text: str) -> str:
     """A record may quote a hostile server; a terminal must not obey it, and its reader must see all of it."""
-    return invisible.visible(text, lines=True)
+    return invisible.visible(text)
+
+
+def _named(value: Any) -> str:
+    """A name as it may stand in a sentence: one that a caller made up could be a sentence itself, so it is quoted."""
+    text = _text(value)
+    return text if _NAME.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
 def _time(value: Any) -> str:
@@ -120,7 +130,7 @@ def _stop(text: str) -> str:
 
 def _asked(story: Json, at: Any) -> list[str]:
     call, principal = _part(story, "call"), _part(story, "call", "principal")
-    tool, server = _text(call.get("tool")) or "The call", _text(call.get("server"))
+    tool, server = _named(call.get("tool") or "The call"), _named(call.get("server") or "")
     what = {
         "resource": f"Resource {tool}",
         "prompt": f"Prompt {tool}",
@@ -139,7 +149,7 @@ def _asked(story: Json, at: Any) -> list[str]:
     origin = _text(call.get("origin"))
     over = f"over {origin}" if origin not in ("", "system") else ""
     within = f"from within call {_text(call.get('parent'))}" if _text(call.get("parent")) else ""
-    session = f"in session {_text(call.get('session'))}" if _text(call.get("session")) else ""
+    session = f"in session {_named(call.get('session'))}" if _text(call.get("session")) else ""
     environment = f"in {_text(call.get('environment'))}" if _text(call.get("environment")) else ""
     words = [what, "was asked", who, over, within, session, environment]
     return [_stop(" ".join(word for word in words if word) + _at(at))]

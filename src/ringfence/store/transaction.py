@@ -364,8 +364,8 @@ class Transaction:
 
     # ── Pins and payloads ──
 
-    def put_pin(self, definition: Definition, by: str, at: float) -> None:
-        """Accept a definition, in place of the one that was accepted before. It is recorded."""
+    def put_pin(self, definition: Definition, by: str, at: float, named: str | None = None) -> None:
+        """Accept a definition, in place of the one that was accepted before. It is recorded, as `named`."""
         place = (definition.server, definition.kind, definition.name)
         before = self._connection.execute(
             "SELECT digest FROM pins WHERE server = ? AND kind = ? AND name = ?", place
@@ -374,7 +374,8 @@ class Transaction:
             "INSERT OR REPLACE INTO pins (server, kind, name, digest, body, by, at) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (*place, definition.digest, pack(definition.body), by, at),
         )
-        body = {"server": place[0], "definition": place[1], "name": place[2], "digest": definition.digest, "by": by}
+        body = {"server": place[0], "definition": place[1], "digest": definition.digest, "by": by}
+        body["name"] = place[2] if named is None else named
         self.append("pin_accepted", None, {**body, "before": before[0] if before else None})
 
     def pins(self, server: str | None = None) -> list[Definition]:
