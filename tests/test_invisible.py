@@ -70,6 +70,8 @@ HIDDEN = {
     "overrides": "a\u202eb",
     "isolates": "a\u2066b\u2069",
     "directional mark": "a\u200eb",
+    "annotation": "a\ufff9b\ufffac\ufffb",
+    "no characters": "a\ufffeb\ufdd0c\U0001ffffd",
 }
 
 

@@ -32,6 +32,17 @@ HIDDEN: dict[str, tuple[Any, str]] = {
     "a tag": ("rm -r\U000e0066f", "normalized"),
     "a filler": ("r\u3164m -rf", "normalized"),
     "an ideographic space": ("rm\u3000-rf", "normalized"),
+    "a NUL": ("r\0m -rf", "normalized"),
+    "a backspace": ("rm \b-rf", "normalized"),
+    "a DEL": ("r\x7fm -rf", "normalized"),
+    "a control character of the second set": ("r\x90m -rf", "normalized"),
+    "an annotation": ("r\ufff9m -rf", "normalized"),
+    "no character": ("r\ufffem -rf", "normalized"),
+    "a vertical tab": ("rm\x0b-rf", "normalized"),
+    "a separator of files": ("rm\x1c-rf", "normalized"),
+    "a separator of lines": ("rm\u2028-rf", "normalized"),
+    "a next line": ("rm\x85-rf", "normalized"),
+    "an Ogham space": ("rm\u1680-rf", "normalized"),
     "mathematical letters": ("𝐫𝐦 -rf", "normalized"),
 }
 

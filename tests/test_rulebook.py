@@ -6,6 +6,7 @@ import ntpath
 import posixpath
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -54,6 +55,13 @@ CLIMBS = [
     "file:///docs/public/a%0d%0aX: y",
     "file:///docs/public/x?a/../../private",
     "file:///docs/public/x#/../../private",
+    "file:///docs/public/%u002e%u002e/private",
+    "file:///docs/public//etc/passwd",
+    "file:///docs/public/%2fetc/passwd",
+    "file:///docs/public/%252Fetc/passwd",
+    "file:///docs/public/a//b",
+    "file:///docs/public/a#b",
+    "file:///docs/public/a?b",
     " file:///docs/public/a",
     "file:///docs/public/a ",
     "\tfile:///docs/public/a",
@@ -102,6 +110,28 @@ def test_usual_uris_stay_as_they_are(uri: str) -> None:
 def test_a_host_that_readers_read_differently_is_none(uri: str) -> None:
     spec = ServerSpec("web", url="http://x/", resources=("https://*",))
     assert not allowed_item(spec, "resource", uri)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://evil.example/.corp.example/a",
+        "https://evil.example\\.corp.example/a",
+        "https://evil.example?.corp.example/a",
+        "https://evil.example#.corp.example/a",
+        "https://evil.example/x/https://b.corp.example/a",
+        "https://[::1].corp.example/a",
+        "https://evil.example;.corp.example/a",
+        "https://evil.example,b.corp.example/a",
+    ],
+)
+def test_a_wildcard_in_the_place_of_a_host_covers_no_path(uri: str) -> None:
+    spec = ServerSpec("web", url="http://x/", resources=("https://*.corp.example/a",))
+    assert not allowed_item(spec, "resource", uri)
+    assert allowed_item(spec, "resource", "https://b.corp.example/a")
+    for pattern in ("https://*", "*", "https://*/a", "http*://b.*"):
+        assert allowed_item(replace(spec, resources=(pattern,)), "resource", "https://b.corp.example/a")
+    assert allowed_item(replace(spec, resources=("wiki://*.md",)), "resource", "wiki://folder/page.md")
 
 
 def test_patterns_are_read_in_the_same_form() -> None:

@@ -40,7 +40,7 @@ _ASKED = ("allowed", "denied", "failed")
 """What of the `network` fact names hosts that somebody in a box asked for."""
 MESSAGE_CHARACTERS = 4000
 
-_CLASS = "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in invisible.RANGES)
+_CLASS = "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in invisible.UNSEEN)
 # On the encoded result, where C0 is written as an escape. May strike where nothing is, never the other way round.
 _SUSPECT = re2.compile(rf"\\u00[01]|\\[bf]|[\x{{7f}}-\x{{9f}}{_CLASS}]")
 

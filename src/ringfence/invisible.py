@@ -38,7 +38,15 @@ RANGES: tuple[tuple[int, int], ...] = (
 )
 """Unicode's Default_Ignorable_Code_Point, which Python's `unicodedata` does not have."""
 
-IGNORABLE = "".join(chr(first) if first == last else f"{chr(first)}-{chr(last)}" for first, last in RANGES)
+UNSEEN: tuple[tuple[int, int], ...] = (
+    *RANGES,
+    (0xFFF9, 0xFFFB),  # interlinear annotation
+    (0xFDD0, 0xFDEF),  # no characters
+    *((plane + 0xFFFE, plane + 0xFFFF) for plane in range(0, 0x110000, 0x10000)),  # nor these
+)
+"""With what Unicode does not list there, because it is not to be ignored, but displays do not show either."""
+
+IGNORABLE = "".join(chr(first) if first == last else f"{chr(first)}-{chr(last)}" for first, last in UNSEEN)
 """The same, as it stands between the brackets of a pattern."""
 CONTROLS = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"
 """C0 but tab, newline and return; DEL; C1: as they stand between the brackets of a pattern."""
@@ -294,13 +302,21 @@ def _compatible() -> dict[str, str]:
 
 
 _ELLIPSIS = "\u2026"
+_BLANKS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85\u1680\u2028\u2029"
+"""What readers take for space between words, beside what NFKC makes a space, and tab, newline and return."""
+_UNTYPED = {
+    **dict.fromkeys((*range(9), *range(14, 28), *range(127, 160))),
+    **{ord(blank): " " for blank in _BLANKS},
+}
 
 
 def folded(text: str) -> str:
-    """The text in Unicode's form NFKC, without ignorable characters: what looks alike is alike.
+    """The text in Unicode's form NFKC, without ignorable and control characters: what looks alike is alike.
 
     An ellipsis stays one character: as three dots, every shortened sentence would look like a path that climbs.
     """
+    if not text.isprintable():
+        text = text.translate(_UNTYPED)
     if text.isascii():
         return text
     parts = [unicodedata.normalize("NFKC", part) for part in bare(text).split(_ELLIPSIS)]

@@ -206,6 +206,9 @@ class _Compiled:
         return None
 
 
+_CONTROLS = bytes(number for number in (*range(0x20), 0x7F) if number not in b"\t\n\r")
+
+
 class _Seen:
     """The texts of one call that patterns are tried on, made when the first rule wants them."""
 
@@ -221,7 +224,7 @@ class _Seen:
         if made is None:
             # Encoded once for all patterns; what cannot be encoded is no text, and an error denies.
             forms = [[text.encode() for text in texts] for texts in self._forms(name)]
-            strange = [text for texts in forms for text in texts if not text.isascii()]
+            strange = [text for texts in forms for text in texts if not text.isascii() or _has_controls(text)]
             forms.append([folded(text.decode()).encode() for text in strange])
             made = self._made[name] = [(form, texts) for form, texts in enumerate(forms) if texts]
         return made
@@ -245,6 +248,10 @@ class _Seen:
             yield (*map(_text, beside), *_strings(beside), *_joined(beside))
         else:
             yield ()
+
+
+def _has_controls(text: bytes) -> bool:
+    return len(text.translate(None, _CONTROLS)) < len(text)
 
 
 def _carried(call: Call, name: str) -> Iterator[Any]:

@@ -71,7 +71,15 @@ def allowed_item(spec: ServerSpec, kind: str, name: str) -> bool:
     if kind != "resource":
         return any(fnmatchcase(name, pattern) for pattern in spec.prompts)
     uri = normal_uri(name)
-    return uri is not None and any(fnmatchcase(uri, _normal_pattern(pattern)) for pattern in spec.resources)
+    return uri is not None and any(_fits(uri, _normal_pattern(pattern)) for pattern in spec.resources)
+
+
+def _fits(uri: str, pattern: str) -> bool:
+    """Whether a pattern covers a URI. What it has in the place of a host covers a host, and no path that ends alike."""
+    if not fnmatchcase(uri, pattern):
+        return False
+    host, place = _HOST.match(uri), _PLACE_OF_HOST.match(pattern)
+    return host is None or place is None or fnmatchcase(host[1], place[1])
 
 
 # ── One form of a URI ─────────────────────────────────────────────────────────────────────────────
@@ -84,8 +92,13 @@ _AUTHORITY = re.compile(r"//([^/?#]*)(.*)", re.DOTALL)
 _ENCODED = re.compile(r"%([0-9A-Fa-f]{2})")
 _UNRESERVED = frozenset(string.ascii_letters + string.digits + "-._~")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_OVERLONG = re.compile(r"%(?:c[01]%[89ab]|e0%[89]|f0%8)", re.IGNORECASE)
-"""Bytes that are no UTF-8, and that a careless reader takes for a dot or a slash."""
+_OVERLONG = re.compile(r"%(?:c[01]%[89ab]|e0%[89]|f0%8|u[0-9a-f]{4})", re.IGNORECASE)
+"""Bytes that are no UTF-8, and escapes that are none of URIs, which a careless reader takes for a dot or a slash."""
+_HOST = re.compile(r"(?:https?|wss?|ftp)://([^/?#]*)")
+_PLACE_OF_HOST = re.compile(r"[^/]*://([^/]*)")
+_PLAIN_HOST = re.compile(r"(?:[A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]*\])(?::[0-9]*)?")
+_PLAIN_FILE = re.compile(r"file:(?://[^/?#]*)?(?:/(?!%(?:25)*(?:2F|5C))[^/?#]+)*/?", re.IGNORECASE)
+"""Readers of files drop what follows a mark or hash, and take two slashes for one, or for the beginning of a path."""
 _ROUNDS = 8
 
 
@@ -99,7 +112,14 @@ def normal_uri(uri: str) -> str | None:
     if len(uri) > _LONGEST or uri != uri.strip() or _CONTROL.search(uri) is not None:
         return None
     form = _written(uri)
-    return None if form is None or _climbs(form) else form
+    return None if form is None or _climbs(form) or _is_read_in_two_ways(form) else form
+
+
+def _is_read_in_two_ways(uri: str) -> bool:
+    if uri.startswith("file:"):
+        return _PLAIN_FILE.fullmatch(uri) is None
+    host = _HOST.match(uri)
+    return host is not None and _PLAIN_HOST.fullmatch(host[1]) is None
 
 
 @lru_cache(maxsize=1024)
