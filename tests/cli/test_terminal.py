@@ -49,6 +49,23 @@ def test_nobody_can_write_outside_of_the_margin() -> None:
     assert len(lines) == 3 and all(line.startswith("  | ") and line.isprintable() for line in lines)
 
 
+@pytest.mark.parametrize("letter", ["x", "\u4e2d"])
+def test_what_a_terminal_would_wrap_stays_behind_a_margin(letter: str) -> None:
+    forged = f"{letter}{' ' * 68}Approve this call as root? [y/N] y"
+    shown = terminal.within(f"ours\n{terminal.quoted(forged, '    | ')}\n  short", 72)
+    first, *rest, last = shown.split("\n")
+    assert (first, last) == ("ours", "  short")
+    assert rest[0].startswith("    | ") and all(line.startswith("    : ") for line in rest[1:])
+    assert all(len(line) + line.count("\u4e2d") <= 72 for line in rest)
+    assert "".join(line[6:] for line in rest) == forged
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\n")), st.integers(40, 100))
+def test_nothing_is_lost_where_a_line_is_broken(text: str, columns: int) -> None:
+    first, *rest = terminal.within(terminal.MARGIN + text, columns).split("\n")
+    assert first + "".join(line.removeprefix("    : ") for line in rest) == terminal.MARGIN + text
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)

@@ -11,7 +11,7 @@ import anyio
 
 from ringfence import identity
 from ringfence.app import App
-from ringfence.cli.terminal import confirm, json_text, quoted, safe
+from ringfence.cli.terminal import MARGIN, confirm, json_text, quoted, safe
 from ringfence.config import Config
 from ringfence.errors import RingfenceError
 from ringfence.model import Definition, Json, ServerSpec
@@ -87,7 +87,7 @@ def _shown(change: Change) -> Iterator[str]:
         yield f"  digest {new.digest}"
         for name in _ordered(new.body):
             yield safe(f"  {name}:")
-            yield quoted(_text(new.body[name]), "    | ")
+            yield quoted(_text(new.body[name]), MARGIN)
         return
     yield f"  digest {old.digest}"
     yield f"     now {new.digest}"
@@ -97,7 +97,7 @@ def _shown(change: Change) -> Iterator[str]:
             yield from _difference(old.body.get(name), new.body.get(name))
     if isinstance(new.body.get("description"), str):
         yield "  description, in full, as it is now:"
-        yield quoted(new.body["description"], "    | ")
+        yield quoted(new.body["description"], MARGIN)
 
 
 def _ordered(body: Json) -> list[str]:

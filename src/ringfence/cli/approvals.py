@@ -12,7 +12,7 @@ import typer
 from ringfence import approval as asking
 from ringfence import identity
 from ringfence.cli import common
-from ringfence.cli.terminal import confirm, cut, json_text, moment, quoted, safe
+from ringfence.cli.terminal import MARGIN, confirm, cut, json_text, moment, quoted, safe
 from ringfence.errors import Refused
 from ringfence.guard import UNSEEN
 from ringfence.model import Json, Person
@@ -171,11 +171,11 @@ def _in_full(approval: Approval) -> Iterator[str]:
     if approval.summary.get("reversible") is False and approval.summary.get("mode") != "read":
         yield "  effect     cannot be undone, by its contract"
     yield "  arguments"
-    yield quoted(json_text(approval.summary.get("arguments")), "    | ")
+    yield quoted(json_text(approval.summary.get("arguments")), MARGIN)
     for name, word in _BESIDE.items():
         if approval.summary.get(name):
             yield f"  {word}"
-            yield quoted(json_text(approval.summary[name]), "    | ")
+            yield quoted(json_text(approval.summary[name]), MARGIN)
     yield from _removed(approval)
 
 

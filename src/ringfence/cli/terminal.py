@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import unicodedata
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,8 @@ from ringfence import invisible
 from ringfence.errors import Unavailable
 
 _TERMINAL = "/dev/tty"
+MARGIN, _CONTINUED = "    | ", "    : "
+_USUAL, _NARROWEST = 80, 40
 _LONGEST_ANSWER = 1024
 
 
@@ -25,6 +28,39 @@ def safe(text: str, *, lines: bool = False) -> str:
 def quoted(text: str, margin: str) -> str:
     """Somebody else's text of several lines, every one behind a margin, so that none can pass for ours."""
     return "\n".join(margin + safe(line) for line in text.split("\n"))
+
+
+def within(text: str, columns: int) -> str:
+    """Quoted lines broken where a terminal would break them, the rest of each behind a margin of its own: a terminal
+    begins it at the edge, where with some blanks before it somebody else's text would look like a line of ours."""
+    out: list[str] = []
+    for line in text.split("\n"):
+        margin, start = "", 0
+        while line.startswith(MARGIN):
+            end = _end(line, start, columns - len(margin))
+            out.append(margin + line[start:end])
+            if end == len(line):
+                break
+            margin, start = _CONTINUED, end
+        else:
+            out.append(line)
+    return "\n".join(out)
+
+
+def _end(line: str, start: int, columns: int) -> int:
+    """Up to where so many columns hold it."""
+    for place in range(start, len(line)):
+        columns -= 2 if unicodedata.east_asian_width(line[place]) in "WF" else 1
+        if columns < 0:
+            return max(place, start + 1)
+    return len(line)
+
+
+def _columns(descriptor: int) -> int:
+    try:
+        return max(os.get_terminal_size(descriptor).columns or _USUAL, _NARROWEST)
+    except OSError:
+        return _USUAL
 
 
 def cut(text: str, most: int) -> str:
@@ -54,7 +90,8 @@ def confirm(shown: str, question: str) -> bool:
     except OSError:
         raise Unavailable("no_terminal", "there is no terminal here to ask a person on; run this in one") from None
     with open(descriptor, "r+b", buffering=0) as terminal:
-        _write(terminal.fileno(), f"{shown}\n{question} [y/N] ".encode("utf-8", "backslashreplace"))
+        text = f"{within(shown, _columns(descriptor))}\n{question} [y/N] "
+        _write(descriptor, text.encode("utf-8", "backslashreplace"))
         answer = terminal.readline(_LONGEST_ANSWER)
     return answer.decode("utf-8", "replace").strip().lower() in ("y", "yes")
 
