@@ -106,7 +106,7 @@ def body(answer):
         whole, rest = whole + rest[:int(size, 16)], rest[int(size, 16) + 2:]
     return whole
 answers = [safely("GET /echo", mine), safely("HEAD /echo", mine), safely("GET /echo?hex", mine)]
-pieces = [body(safely("GET /echo", mine, f"Range: bytes={at}-{at + 24}")) for at in range(0, 225, 25)]
+pieces = [body(safely("GET /echo", mine, f"Range: bytes={at:03}-{at + 24:03}")) for at in range(0, 225, 25)]
 packed = safely("GET /echo?gzip", mine, "Accept-Encoding: gzip")
 try:
     opened = zlib.decompress(body(packed), 31)

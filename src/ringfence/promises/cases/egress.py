@@ -17,6 +17,7 @@ SPECIAL = (
     *("192.0.2.1", "198.51.100.1", "203.0.113.1", "192.0.0.8", "192.88.99.1", "198.18.0.1", "240.0.0.1"),
     *("::", "::1", "fc00::1", "fec0::1", "fe80::1", "ff02::1", "2001:db8::1", "3fff::1", "2001:2::1", "4000::1"),
     *("::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::1", "2001:0:a00:1::1", "2a00::5efe:a00:1", "64:ff9b:1::a00:1"),
+    *("::a00:1", "::ffff:0:a00:1", "2001:0:505:505::f5ff:fffe"),
 )
 """Of every range that is not the public Internet one, and of every way to write one of them in another."""
 _BEHIND: Answers = {f"n{number}.example": [[address]] for number, address in enumerate(SPECIAL)}
