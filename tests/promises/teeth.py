@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from ringfence.ports import Backend
 from ringfence.promises import CATALOGUE, Case, Options, run
 from ringfence.promises.case import Trial
+from ringfence.promises.insession import InSession
 from ringfence.sandbox.process.backend import ProcessBackend
 from tests.boxing import need_boxes
 
@@ -27,6 +29,8 @@ class Defence:
     """What it says when it refuses."""
     told: bool = False
     """Another one still prevents the harm, and the facts show that this one is missing."""
+    session: bool = False
+    """Of boxes that stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Tried:
         return bool(self.harm)
 
 
-async def tried(ids: Collection[str], *, told: bool = False, fails: str = "") -> Tried:
+async def tried(ids: Collection[str], *, told: bool = False, fails: str = "", session: bool = False) -> Tried:
     """Tries these cases as things are now. Not that a program failed counts, but that it did what it tries."""
     need_boxes()
     found = Tried()
@@ -75,7 +79,8 @@ async def tried(ids: Collection[str], *, told: bool = False, fails: str = "") ->
 
     cases = tuple(watched(case) for case in CATALOGUE if case.id in ids)
     assert {case.id for case in cases} == set(ids)
-    backend = ProcessBackend(depth=0)
+    fresh = ProcessBackend(depth=0)
+    backend: Backend = InSession(fresh) if session else fresh
     try:
         report = await run(backend, Options(cases=cases, controls=False))
     finally:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ringfence.box import Mount
-from ringfence.sandbox.process import acted_upon, collect, files, guarded
+from ringfence.sandbox.process import acted_upon, collect, files, guarded, outputs, run
 from ringfence.sandbox.process.collect import _Target
 from ringfence.sandbox.process.files import Copy, LeftOut
 from ringfence.sandbox.process.guarded import Hold
@@ -38,9 +38,27 @@ class _Other:
         return getattr(self._module, name)
 
 
-def other(name: str, **changed: Any) -> Taken:
+def other(name: str, of: ModuleType = collect, **changed: Any) -> Taken:
     """For the collector, a function of a module that it uses is another one; over what was taken away before."""
-    return lambda patch: patch.setattr(collect, name, _Other(getattr(collect, name), **changed))
+    return lambda patch: patch.setattr(of, name, _Other(getattr(of, name), **changed))
+
+
+def opened_anyway(path: str, flags: int, *, dir_fd: int | None = None) -> int:
+    return os.open(path, flags & ~os.O_NOFOLLOW, dir_fd=dir_fd)
+
+
+def waiting(patch: pytest.MonkeyPatch) -> None:
+    """A pipe is opened as any file is, which waits until somebody writes to it: nobody is left who could."""
+
+    def wait(name: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        found = os.open(name, flags | os.O_NONBLOCK, mode, dir_fd=dir_fd)
+        if stat.S_ISFIFO(os.fstat(found).st_mode) and not flags & os.O_NONBLOCK:
+            os.close(found)
+            raise RuntimeError("it waits for ever")
+        return found
+
+    patch.setattr(collect, "READ", files.READ & ~os.O_NONBLOCK)
+    patch.setattr(files, "os", _Other(os, open=wait))
 
 
 def followed(path: str, *, dir_fd: int, follow_symlinks: bool) -> os.stat_result:
@@ -114,6 +132,11 @@ def only_pointers(patch: pytest.MonkeyPatch) -> None:
 DEFENCES = {
     # What comes out
     "regular files alone": Defence(other("stat", S_ISREG=lambda mode: True), ("A04",), ("it is",), told=True),
+    "no link in the place of the output": Defence(other("os", run, open=opened_anyway), ("A03",)),
+    "nor in a box that stays": Defence(
+        instead(outputs, "_FLAGS", outputs._FLAGS & ~os.O_NOFOLLOW), ("A03",), session=True
+    ),
+    "so many reasons": Defence(instead(collect, "MOST_REASONS", 10**6), ("A17",)),
     "names that can be shown": Defence(instead(collect, "unfit", lambda name: None), ("A09",), ("problem",)),
     "names that nobody acts upon": Defence(
         instead(collect, "is_acted_upon", lambda name: False),
@@ -143,6 +166,11 @@ DEFENCES = {
     "so is a link that was replaced": Defence(instead(guarded, "_facts", lambda path: ()), ("F54",)),
 }
 LAYERS = {
+    "nobody waits": Layers(
+        {"regular files alone": other("stat", S_ISREG=lambda mode: True), "opened without waiting": waiting},
+        ("A04",),
+        fails="it waits for ever",
+    ),
     "no link to a file": Layers(
         {
             "looked at": other("os", stat=followed),
@@ -189,8 +217,9 @@ async def test_with_all_of_them_no_harm_is_done() -> None:
 
 @pytest.mark.parametrize("name", DEFENCES)
 async def test_harm_is_done_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    DEFENCES[name].without(monkeypatch)
-    assert (await tried(DEFENCES[name].cases, told=DEFENCES[name].told)).shows()
+    row = DEFENCES[name]
+    row.without(monkeypatch)
+    assert (await tried(row.cases, told=row.told, session=row.session)).shows()
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -71,6 +71,19 @@ def trusting(*, chain: bool) -> Taken:
     return instead(Dialler, "_open", believe)
 
 
+def tunnel_to_ours() -> Taken:
+    """The place of our own index is a host like any other."""
+    real = proxy.Attached._through
+
+    async def through(self: proxy.Attached, place: Endpoint, wire: Wire, entry: Entry) -> Any:
+        found = self._scope.rules.reaching(place)
+        if found and found[0].installs is not None:
+            return await (await self._open(place, found[0], wire, entry)).run(place.host, self._scope.limits)
+        return await real(self, place, wire, entry)
+
+    return instead(proxy.Attached, "_through", through)
+
+
 def covering(also: Callable[[Pattern, Host, int], bool]) -> Taken:
     """A rule is also for whom it does not name."""
     real = Pattern.covers
@@ -110,6 +123,7 @@ PLACES = {
     ),
     "no address for a wildcard": Defence(covering(lambda self, host, port: self.kind == "any"), ("N63",)),
     "numbers are addresses": Defence(no_numbers, ("N63",)),
+    "no tunnel to what is ours": Defence(tunnel_to_ours(), ("N81",), ("no_tunnel",)),
     "a certificate that somebody vouches for": Defence(trusting(chain=False), ("N65",), ("upstream_certificate",)),
     "a certificate for that name": Defence(trusting(chain=True), ("N65",)),
 }
@@ -308,7 +322,6 @@ async def test_each_of_two_holds_alone(name: str, kept: str) -> None:
 
 SAID_OTHERWISE = {
     "denied": "what is said where a rule gives no reason",
-    "no_tunnel": "whom nobody resolves is not dialled either; N81",
     **dict.fromkeys(("http_version", "http2", "upgrade", "connection_option", "expect"), "no other protocol is spoken"),
     **dict.fromkeys(
         ("request_line", "target", "https_target"), "what cannot be read is not sent on: it is written anew"

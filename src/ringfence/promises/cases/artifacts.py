@@ -9,6 +9,7 @@ from ringfence.promises.case import BRIEF, TIGHT, Case, Judge, Trial
 from ringfence.promises.judging import collected_secret, collector_hurt, either
 
 _FEW = 8
+_NAMED_AT_MOST = 1001
 _NOT_FOLLOWED = "left out, with the reason in the facts; no link is followed"
 
 
@@ -79,6 +80,11 @@ def _too_much(trial: Trial) -> str | None:
     return f"{size} bytes lie on the host, of {trial.limits.disk_bytes}" if size > trial.limits.disk_bytes else None
 
 
+def _told_at_length(trial: Trial) -> str | None:
+    told = len(trial.report.skipped)
+    return f"the facts name {told} that were left out" if told > _NAMED_AT_MOST else None
+
+
 CASES = (
     Case(
         "A01",
@@ -104,7 +110,7 @@ CASES = (
         "nothing is collected",
         """
         try:
-            os.rmdir("output")
+            os.rename("output", "aside")
             os.symlink(given["canary_folder"], "output")
             say(False, "swapped")
         except OSError as exc:
@@ -288,5 +294,18 @@ CASES = (
         owed=(_skipped,),
         props=("output",),
         limits=TIGHT,
+    ),
+    Case(
+        "A17",
+        "leave thousands of links, so that the facts are full of what was left out",
+        "the first thousand are named, and the rest is counted",
+        """
+        for number in range(3000):
+            os.symlink("nowhere", f"output/{number}")
+        say(False, "left")
+        """,
+        either(_told_at_length, collector_hurt),
+        owed=(_skipped, _special),
+        props=("output",),
     ),
 )
