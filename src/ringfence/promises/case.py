@@ -107,6 +107,8 @@ class Case:
     """What the harness sets up for it, beside the canary that is always there."""
     env: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, bytes] = field(default_factory=dict)
+    output_files: int = 10_000
+    """So many are collected at most."""
     stdin: bytes = b""
     then: str = ""
     """A second program, in a box of its own, when the first is gone."""

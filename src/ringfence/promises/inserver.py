@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ringfence.box import BoxReport, BoxSpec, Mount, Stream
 from ringfence.model import ServerSpec
-from ringfence.promises.insession import NAMED_PROGRAMS, Wrapping
+from ringfence.promises.insession import NAMED_PROGRAMS, TOLD_LATER, Wrapping
 from ringfence.promises.stage import lendable
 from ringfence.sandbox.servers import Boxes, Surroundings
 from ringfence.sandbox.verbs import unheard
@@ -24,9 +24,12 @@ NOT_THERE = {
     "F03": "a server has the folders that were mounted for it",
     "F40": "likewise, and one of them to write to",
     "A06": "a server leaves nothing that is copied out",
+    "A14": "likewise",
+    "A15": "likewise",
     "A07": "where a box writes to the host, no setuid file can be made at all",
     "A13": "what runs on after a server may change files after it; facts are of the moment at which it ended",
     "X12": "a server's interpreter is started for it, and has a layout of its own",
+    **TOLD_LATER,
     **dict.fromkeys(NAMED_PROGRAMS, "a server's box has the programs of the system"),
 }
 """Cases that say nothing of a server."""

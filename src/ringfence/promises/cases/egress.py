@@ -5,11 +5,26 @@ from __future__ import annotations
 from ringfence.box import NetworkRule
 from ringfence.promises.case import Case, Control
 from ringfence.promises.judging import answered, looked_up, misdirected, network_denied, reached, strayed
+from ringfence.promises.outside import PUBLIC, Answers
 
 ONE = (NetworkRule("one", ("allowed.example:80", "allowed.example:443")),)
 _ANY = (NetworkRule("any", ("*",)),)
+_ENDINGS = (*ONE, NetworkRule("endings", ("*.wild.example",)))
+_BY_PORTS = (*ONE, NetworkRule("ports", ("second.example",), ports=(443,)))
 SHARED = Control(share=frozenset({"net"}))
+SPECIAL = (
+    *("0.1.2.3", "127.0.0.2", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.1.1", "100.64.0.1", "224.0.0.1"),
+    *("192.0.2.1", "198.51.100.1", "203.0.113.1", "192.0.0.8", "192.88.99.1", "198.18.0.1", "240.0.0.1"),
+    *("::", "::1", "fc00::1", "fec0::1", "fe80::1", "ff02::1", "2001:db8::1", "3fff::1", "2001:2::1", "4000::1"),
+    *("::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::1", "2001:0:a00:1::1", "2a00::5efe:a00:1", "64:ff9b:1::a00:1"),
+    *("::a00:1", "::ffff:0:a00:1", "2001:0:505:505::f5ff:fffe"),
+)
+"""Of every range that is not the public Internet one, and of every way to write one of them in another."""
+_BEHIND: Answers = {f"n{number}.example": [[address]] for number, address in enumerate(SPECIAL)}
 TOLD_NO = (answered("403"), network_denied())
+
+_NUMBERS = ("101058054", "0x6060606", "6.394758", "0x6.6.0x606", "06.6.6.6", "0601401406")
+"""What resolvers take for an address."""
 
 PROXY = '''
 import socket, ssl
@@ -181,21 +196,13 @@ PLACES = (
     ),
     Case(
         "N46",
-        "reach private, shared, link-local and multicast addresses behind names that are allowed",
+        "reach private, shared, link-local, multicast and all other special addresses behind names that are allowed",
         "403: what a name resolves to is looked at",
-        _each(("a.example", "b.example", "c.example", "d.example", "e.example", "f.example", "g.example")),
+        _each(tuple(_BEHIND)),
         strayed,
         owed=(answered("403"), network_denied("any")),
         network=_ANY,
-        names={
-            "a.example": [["10.0.0.1"]],
-            "b.example": [["192.168.1.1"]],
-            "c.example": [["100.64.0.1"]],
-            "d.example": [["fe80::1"]],
-            "e.example": [["224.0.0.1"]],
-            "f.example": [["64:ff9b::a00:1"]],
-            "g.example": [["fc00::1"]],
-        },
+        names=_BEHIND,
         control=SHARED,
     ),
     Case(
@@ -236,12 +243,15 @@ PLACES = (
                 "evil.example;allowed.example",
                 "allowed.example:80@evil.example",
                 "all\u043ewed.example".encode().decode("latin-1"),
+                "evilwild.example",
+                "wild.example",
+                "a.wild.example.evil.example",
             ),
             ("evilallowed.example:443", "evil.example:443#allowed.example:443", "allowed.example.evil.example:443"),
         ),
         looked_up,
         owed=(network_denied(),),
-        network=ONE,
+        network=_ENDINGS,
         control=SHARED,
     ),
     Case(
@@ -263,10 +273,25 @@ say(False, ", ".join(answers))
         "N51",
         "reach an allowed host on a port that is not",
         "403",
-        _each((), ("allowed.example:22", "allowed.example:25", "allowed.example:6379", "allowed.example:8443")),
+        _each(
+            ("second.example",),
+            ("allowed.example:22", "allowed.example:25", "allowed.example:6379", "second.example:8443"),
+        ),
         strayed,
         owed=TOLD_NO,
-        network=ONE,
+        network=_BY_PORTS,
+        names={"second.example": [[PUBLIC]]},
+        control=SHARED,
+    ),
+    Case(
+        "N63",
+        "reach a host by its number, in every spelling, where every name is allowed",
+        "403: no wildcard of names covers an address",
+        _each(("6.6.6.6", "[2a00::6]", *_NUMBERS), ("6.6.6.6:443", "101058054:443")),
+        strayed,
+        owed=TOLD_NO,
+        network=_ANY,
+        names={number: [["6.6.6.6"]] for number in _NUMBERS},
         control=SHARED,
     ),
 )

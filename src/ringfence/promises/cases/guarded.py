@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from ringfence.promises.case import Case
+import os
+
+from ringfence.promises.case import Case, Trial
 from ringfence.promises.judging import changed
+from ringfence.promises.props import PROJECT
 
 _HELD = "EROFS or EBUSY: it is mounted read-only over itself, and stays where it is"
 _GO = """
@@ -15,6 +18,17 @@ _GO = """
             write("new")
             os.rename("new", path)
 """
+
+_LEFT = (".bashrc", ".npmrc", ".config/fish", ".idea")
+
+
+def _untold(trial: Trial) -> str | None:
+    """It lies there, and nobody who reads the facts knows."""
+    told = trial.report.planted
+    there = [name for name in _LEFT if os.path.lexists(trial.props.folder / "project" / name)]
+    untold = [name for name in there if f"{PROJECT}/{name}" not in told]
+    return f"nothing is said of {untold[0]}" if untold else None
+
 
 CASES = (
     Case(
@@ -70,6 +84,40 @@ CASES = (
         })
         """,
         changed,
+        props=("project",),
+    ),
+    Case(
+        "F53",
+        "change the repository of a project that keeps it in a folder of its own, as a file says",
+        _HELD,
+        _GO
+        + """
+        any_of({
+            "hook": lambda: write("store/hooks/pre-commit"),
+            "new hook": lambda: write("store/hooks/post-checkout"),
+            "config": lambda: write("store/config"),
+            "replaced": lambda: swap("store/config"),
+            "moved": lambda: os.rename("store", "kept"),
+        })
+        """,
+        changed,
+        props=("worktree",),
+    ),
+    Case(
+        "F54",
+        "leave what programs of the host go by where nothing of that name was, and put a link in another's place",
+        "the facts name each of them",
+        _GO
+        + """
+        os.mkdir(".config")
+        os.mkdir(".config/fish")
+        for name in (".bashrc", ".npmrc", ".config/fish/config.fish"):
+            write(name)
+        os.remove(".idea")
+        os.symlink("/tmp", ".idea")
+        say(False, "left")
+        """,
+        _untold,
         props=("project",),
     ),
 )

@@ -14,8 +14,25 @@ from ringfence.promises.judging import (
     network_denied,
     strayed,
 )
+from ringfence.promises.outside import FORGED, MISTAKEN, PUBLIC
 
 NARROW = (NetworkRule("narrow", ("allowed.example",), methods=("GET",), paths=("/ok",)),)
+_FALSE = (NetworkRule("false", (FORGED, MISTAKEN), methods=("GET",)),)
+
+_WITH_MORE = """
+def with_more(hello, kind, content):
+    \"\"\"The same with one more extension, and all lengths that count it.\"\"\"
+    more = struct.pack("!HH", kind, len(content)) + content
+    grown = bytearray(hello + more)
+    at = 43
+    at += 1 + grown[at]
+    at += 2 + int.from_bytes(grown[at:at + 2], "big")
+    at += 1 + grown[at]
+    for place, size in ((3, 2), (6, 3), (at, 2)):
+        longer = int.from_bytes(grown[place:place + size], "big") + len(more)
+        grown[place:place + size] = longer.to_bytes(size, "big")
+    return bytes(grown)
+"""
 
 INSIDE = (
     Case(
@@ -150,6 +167,45 @@ say(second == "200", f"{first}, {second}")
         network=ONE,
         control=SHARED,
     ),
+    Case(
+        "N64",
+        "name another server beside the right one: in a second name, in a second hello, in one that is encrypted",
+        "the tunnel ends before any of it leaves",
+        PROXY
+        + _WITH_MORE
+        + """
+right, other = greeting("allowed.example"), (given["mark"] + ".evil.example").encode()
+named = struct.pack("!HBH", len(other) + 3, 0, len(other)) + other
+tries = (with_more(right, 0, named), right + greeting(other.decode()), with_more(right, 0xFE0D, other))
+say(False, ", ".join(tunnel("allowed.example:443", data) for data in tries))
+""",
+        strayed,
+        owed=(network_denied("one"),),
+        network=ONE,
+        control=SHARED,
+    ),
+    Case(
+        "N65",
+        "talk to a server that cannot prove to be the host that is allowed: a forged certificate, another host's",
+        "502: nothing is sent to it",
+        PROXY
+        + f"""
+def prove(host):
+    out, answer = connect(f"{{host}}:443")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with context.wrap_socket(out, server_hostname=host) as safe:
+        safe.sendall(f"GET /ok HTTP/1.1\\r\\nHost: {{host}}\\r\\nX-Mark: {{given['mark']}}\\r\\n\\r\\n".encode())
+        return code(heard(safe))
+answers = [prove(host) for host in ({FORGED!r}, {MISTAKEN!r})]
+say("200" in answers, ", ".join(answers))
+""",
+        strayed,
+        owed=(answered("502, 502"),),
+        network=_FALSE,
+        names={FORGED: [[PUBLIC]], MISTAKEN: [[PUBLIC]]},
+        control=SHARED,
+    ),
 )
 
 GRANTS = (
@@ -202,6 +258,75 @@ say(False, ", ".join(answers))
         carried_more_than(2000),
         owed=(network_denied("little"),),
         network=(NetworkRule("little", ("allowed.example",), max_bytes_out=2000),),
+        control=SHARED,
+    ),
+    Case(
+        "N66",
+        "get more from an allowed host than it may give",
+        "not one byte over the budget",
+        PROXY
+        + """
+def size(path):
+    with way() as out:
+        out.sendall(f"GET http://allowed.example{path} HTTP/1.1\\r\\nHost: allowed.example\\r\\n\\r\\n".encode())
+        out.settimeout(a_while(3))
+        answer = b""
+        try:
+            while len(answer) < 5000 and (more := out.recv(65536)):
+                answer += more
+                if answer.startswith(b"HTTP/1.1 403") and b"\\n" in answer.partition(b"\\r\\n\\r\\n")[2]:
+                    break
+        except OSError:
+            pass
+        return len(answer)
+sizes = [size("/echo/" + "x" * 6000) for _ in range(3)]
+say(max(sizes) >= 5000, ", ".join(map(str, sizes)))
+""",
+        owed=(network_denied("little"),),
+        network=(NetworkRule("little", ("allowed.example",), max_bytes_in=2000),),
+        control=SHARED,
+    ),
+    Case(
+        "N67",
+        "ask an allowed host more often than it may",
+        "403 from the third request within a minute on",
+        PROXY
+        + """
+began = time.monotonic()
+answers = [get("http://allowed.example/") for _ in range(8)]
+most = 2 + (time.monotonic() - began) * 2 / 60
+say(answers.count("200") > most, ", ".join(answers))
+""",
+        owed=(network_denied("seldom"),),
+        network=(NetworkRule("seldom", ("allowed.example",), per_minute=2),),
+        control=SHARED,
+    ),
+    Case(
+        "N68",
+        "make whoever reads a request keep as much of it as one likes",
+        "refused: a head has a greatest length",
+        PROXY
+        + "answer = get('http://allowed.example/', more=f\"X: {'x' * 100_000}\\r\\n\")\nsay(answer == '200', answer)",
+        owed=(network_denied("protocol"),),
+        network=ONE,
+        control=SHARED,
+    ),
+    Case(
+        "N69",
+        "hold hundreds of connections open",
+        "503: one box has so many, and no more",
+        PROXY
+        + """
+held = []
+try:
+    while len(held) < 260:
+        held.append(way())
+    answer = get("http://allowed.example/")
+except OSError as exc:
+    answer = word(exc)
+say(answer == "200", f"{len(held)} connections, {answer}")
+""",
+        network=ONE,
         control=SHARED,
     ),
     Case(
