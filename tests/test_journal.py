@@ -173,3 +173,16 @@ def test_files_are_on_record_by_salted_digest_and_not_by_the_name_that_a_program
     assert set(told["inputs"][0]) == {"bytes", "digest"}
     assert told["inputs"][0]["digest"] == canonical.salted_bytes(("ab" * 32).encode(), made.salt)
     assert facts["files"] == files, "what the caller gets is not touched"
+
+
+def test_when_a_process_tried_its_host_is_no_part_of_what_records_share() -> None:
+    """Else each process would leave a part of its own, and none of them is ever pruned."""
+    found = []
+    for moment in ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"):
+        made = trip({"a": 1})
+        made.isolation = {"level": "process", "verified_at": moment, "protections": {"seccomp": {"on": True}}}
+        began(made)
+        body = journal.finished(made, Outcome(Status.SUCCESS, "ok"), {"isolation": made.isolation})
+        assert read(body)["facts"]["isolation"] == made.isolation
+        found.append([part.digest for part in body["shared"]])
+    assert found[0] == found[1]

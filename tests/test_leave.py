@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 import anyio.to_thread
@@ -404,8 +405,17 @@ async def apart() -> float:
     return moment
 
 
-async def prune(way: Way, before: float) -> None:
-    await anyio.to_thread.run_sync(way.store.prune, before, "anna")
+class Later:
+    """A time at which every question has expired."""
+
+    @staticmethod
+    def time() -> float:
+        return time.time() + 1e6
+
+
+async def prune(way: Way, before: float, clock: Any = Later) -> None:
+    with mock.patch.object(pruning, "time", clock):
+        await anyio.to_thread.run_sync(way.store.prune, before, "anna")
 
 
 def on_record(way: Way) -> list[str]:
@@ -475,6 +485,32 @@ async def test_leave_stays_as_long_as_the_call_that_ran_on_it(tmp_path: Path) ->
         await prune(way, await apart())
         assert on_record(way) == []
         assert verified(way).ok and exported(way)[1].ok
+
+
+async def test_leave_that_was_used_and_has_not_expired_is_not_pruned_so_nobody_can_put_it_back(tmp_path: Path) -> None:
+    async with governed(tmp_path, ASKING) as way:
+        await allowed(way, 1)
+        moment = await apart()
+        await way.call("echo", {"amount": 2})
+        await prune(way, moment, time)
+        assert on_record(way)[:4] == LEAVE
+        assert tamper(way, "UPDATE approvals SET state = 'approved', consumed_by = NULL, expires_at = 1")
+        await prune(way, moment, time)
+        assert on_record(way)[:4] == LEAVE
+
+
+async def test_a_call_that_ran_on_leave_that_somebody_refused_is_found(tmp_path: Path) -> None:
+    """The refusal is hidden while another person is asked, and put back afterwards."""
+    async with governed(tmp_path, ASKING) as way:
+        asked = await way.call()
+        await answer(way, asked, "bob", approve=False)
+        assert tamper(way, "UPDATE records SET kind = 'x' WHERE kind = 'approval_answered'")
+        assert tamper(way, "UPDATE approvals SET state = 'pending'")
+        await answer(way, asked, "carol")
+        assert (await way.call()).ok
+        assert tamper(way, "UPDATE records SET kind = 'approval_answered' WHERE kind = 'x'")
+        for report in (verified(way), exported(way)[1]):
+            assert f"ran on approval {asked.approval_id}, which bob refused" in str(report)
 
 
 class Stopped(BaseException):

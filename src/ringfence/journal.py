@@ -264,6 +264,7 @@ _REPEATED = ("contract_digest", "rules", "ended", "effect")
 _COUNTED = ("output", "usage", "network", "session")
 _ECHOED = ("call_id", "decision_id")
 _ENDED = ("message", "replayed_from", "attempts", "status", "reason_code", "effect")
+_VERIFIED = "verified_at"
 _ends: dict[tuple[int, bytes], tuple[Json | None, canonical.Shared]] = {}
 
 
@@ -283,7 +284,10 @@ def _told(facts: Json, ended: Json, trip: Trip) -> tuple[Json, canonical.Shared]
     usual: Json = {"facts": quiet}
     if trip.started is not None and not ended["message"]:
         usual |= {name: ended.pop(name) for name in _ENDED}
-    return own, _ending(usual, trip.isolation if isolated else None)
+    isolation = trip.isolation if isolated else None
+    if isolation and (at := isolation.get(_VERIFIED)) is not None:
+        own["isolation"] = {_VERIFIED: at}
+    return own, _ending(usual, isolation)
 
 
 def _halves(counts: Json) -> tuple[Json, Json]:
@@ -306,7 +310,9 @@ def _ending(usual: Json, isolation: Json | None) -> canonical.Shared:
     if known is None or known[0] is not isolation:
         if len(_ends) >= _MOST_PARTS:
             _ends.clear()
-        part = canonical.Shared({**usual, "facts": {**usual["facts"], "isolation": isolation}})
+        # Each process tries its host anew, so what it shares with others must not say when.
+        common = isolation and {name: value for name, value in isolation.items() if name != _VERIFIED}
+        part = canonical.Shared({**usual, "facts": {**usual["facts"], "isolation": common}})
         known = _ends[key] = (isolation, part)
     return known[1]
 

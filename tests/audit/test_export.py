@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from ringfence import canonical
 from ringfence.audit import export, slots
-from ringfence.audit.chain import CLOSED, Checkpoint, Head, Period, Record, Report, seal
+from ringfence.audit.approvals import Proof
+from ringfence.audit.chain import CLOSED, Beside, Checkpoint, Head, Period, Record, Report, seal
 from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys, load_or_create
 from ringfence.errors import StoreError, TamperError
@@ -177,7 +178,14 @@ def test_what_does_not_verify_is_never_signed(tmp_path: Path, keys: Keys) -> Non
     with pytest.raises(TamperError, match="its checkpoint stands at 4"):
         write_export(tmp_path / "e", records[:5], keys, checkpoints=cut)
     assert list(tmp_path.iterdir()) == []
-    assert write_export(tmp_path / "e", records[:-1], keys, Period(None, 200.0), cut).records == 8
+    both = {OLD: checkpoint_file(keys, records[4]), **cut}
+    with pytest.raises(TamperError, match="its checkpoint stands at 4"):
+        write_export(tmp_path / "e", records[:-1], keys, Period(None, 200.0), both)
+    with pytest.raises(TamperError, match=f"chain {OLD} has no checkpoint"):
+        write_export(tmp_path / "e", records, keys, checkpoints=cut)
+    with_rest: list[Record | Proof | Beside] = [*records[:-1], Beside(records[-1])]
+    assert write_export(tmp_path / "e", with_rest, keys, Period(None, 200.0), both).records == 8
+    assert verify_export(tmp_path / "e", keys.public).ok
 
 
 def test_lines_are_json_for_any_reader(lines: list[bytes]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ringfence.audit import slots
-from ringfence.audit.chain import ALWAYS, Report
+from ringfence.audit.chain import ALWAYS, Head, Report, seal
 from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys, load_or_create
 from ringfence.audit.pruned import Pruned
@@ -376,3 +376,75 @@ def test_two_prunes_at_once_are_refused(store: Store, folder: Path) -> None:
     with pytest.raises(Conflict, match="another process prunes"):
         store.prune(time.time(), "anna")
     lock.release()
+
+
+# ── what somebody does to the database first ──
+
+
+def rest(folder: Path, keys: Keys) -> Report:
+    with closing(Reader.open(folder)) as reader:
+        return verify_live(*reader.evidence(), keys.public, reader.record)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE records SET at = 1 WHERE seq < 9",
+        "UPDATE records SET at = 'x' WHERE seq = 3",
+        "UPDATE records SET seq = 'x' WHERE seq = 9",
+        "UPDATE records SET call_id = 'other' WHERE seq = 3",
+        "UPDATE records SET text = replace(text, 'c1', 'c7') WHERE seq = 5",
+        "DELETE FROM records WHERE seq BETWEEN 4 AND 6",
+        "DELETE FROM records WHERE seq < 4",
+    ],
+)
+def test_what_does_not_verify_is_evidence_and_is_not_pruned(
+    folder: Path, keys: Keys, clock: Clock, change: str
+) -> None:
+    """Else a prune would sign away whatever somebody filed under an earlier time, and hide what is missing."""
+    with Store.open(folder, keys) as store:
+        for number in range(4):
+            call(store, f"c{number}")
+    with closing(sqlite3.connect(folder / "ringfence.db", isolation_level=None)) as connection:
+        assert connection.execute(change).rowcount
+        (left,) = connection.execute("SELECT count(*) FROM records").fetchone()
+    before = clock.now if "at = 1" not in change else 2.0
+    with Store.open(folder, keys) as second:
+        assert second.prune(before, "anna").records == 0
+        assert sum(1 for r in second.reader().records() if r.chain == store.chain) == left
+    assert not rest(folder, keys).ok
+
+
+def test_a_record_that_is_put_where_others_were_pruned_is_found(
+    folder: Path, keys: Keys, clock: Clock, tmp_path: Path
+) -> None:
+    with Store.open(folder, keys) as store:
+        for number in range(4):
+            call(store, f"c{number}")
+        moment = clock.now
+        call(store, "new")
+        assert store.prune(moment, "anna").records == 9
+    assert rest(folder, keys).ok
+    forged = seal(Head(store.chain, 4, "a" * 64), moment, "finished", "call_forged", {"status": "success"})
+    row = (forged.chain, forged.seq, forged.at, forged.kind, forged.call_id, forged.text, forged.hash)
+    with closing(sqlite3.connect(folder / "ringfence.db", isolation_level=None)) as connection:
+        connection.execute(
+            "INSERT INTO records (chain, seq, at, kind, call_id, text, hash) VALUES (?, ?, ?, ?, ?, ?, ?)", row
+        )
+    assert "record 5: was put where records were pruned" in str(rest(folder, keys))
+    with closing(Reader.open(folder)) as reader:
+        write_export(tmp_path / "e", reader.period(), keys, ALWAYS, reader.checkpoints())
+    assert verify_export(tmp_path / "e", keys.public).ok and b"call_forged" not in (tmp_path / "e").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["../../../tmp/evil", "unknown"])
+def test_a_row_that_says_of_a_strange_chain_that_it_is_pruned_makes_no_file(
+    store: Store, folder: Path, clock: Clock, name: str
+) -> None:
+    call(store, "old")
+    moment = clock.now
+    call(store, "new")
+    with closing(sqlite3.connect(folder / "ringfence.db", isolation_level=None)) as connection:
+        connection.execute("INSERT INTO prunes VALUES (?, 3)", (name,))
+    assert store.prune(moment, "anna").records == 3
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [store.chain]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from ringfence.audit.export import verify_live
+from ringfence.audit.chain import ALWAYS, seal
+from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys, load_or_create
 from ringfence.store import Reader, Store, writer
 from tests.store.conftest import Drive
@@ -95,7 +98,9 @@ def test_a_checkpoint_older_than_the_database_is_brought_up(
     reader = Reader.open(folder)
     report = verify_live(*reader.evidence(), keys.public)
     reader.close()
-    assert (report.ok, report.notes) == (True, ())
+    assert report.ok
+    (note,) = report.notes
+    assert "records 2 to 2 had no checkpoint when a start found them" in note
 
 
 def test_a_chain_closed_without_its_last_checkpoint_is_settled(
@@ -108,8 +113,33 @@ def test_a_chain_closed_without_its_last_checkpoint_is_settled(
     monkeypatch.undo()
     with Store.open(folder, keys) as second:
         assert second.recovered.chains == (first.chain,)
-    assert kinds(folder, first.chain).count("chain_closed") == 1
+    # Once more, by whoever found it, with a word on that.
+    assert kinds(folder, first.chain)[-2:] == ["chain_closed", "chain_closed"]
     verified()
+
+
+def test_records_that_somebody_adds_to_a_chain_are_signed_for_as_found_and_no_more(folder: Path, keys: Keys) -> None:
+    with Store.open(folder, keys) as first:
+        begin(first, "c1")
+    with closing(Reader.open(folder)) as reader:
+        end = list(reader.records(chain=first.chain))[-1]
+    opened = seal(end.head, time.time(), "chain_opened", None, {})
+    forged = seal(opened.head, time.time(), "finished", "c2", {"status": "success"})
+    closed = seal(forged.head, time.time(), "chain_closed", None, {"recovered": False, "calls": 0})
+    with closing(sqlite3.connect(folder / "ringfence.db", isolation_level=None)) as connection:
+        for record in (opened, forged, closed):
+            row = (record.chain, record.seq, record.at, record.kind, record.call_id, record.text, record.hash)
+            connection.execute(
+                "INSERT INTO records (chain, seq, at, kind, call_id, text, hash) VALUES (?, ?, ?, ?, ?, ?, ?)", row
+            )
+        connection.execute("UPDATE chains SET settled = 0")
+    Store.open(folder, keys).close()
+    with closing(Reader.open(folder)) as reader:
+        report = verify_live(*reader.evidence(), keys.public)
+        export = folder.parent / "export"
+        write_export(export, reader.period(), keys, ALWAYS, reader.checkpoints())
+    for found in (report, verify_export(export, keys.public)):
+        assert f"records {opened.seq} to {closed.seq} had no checkpoint when a start found them" in str(found)
 
 
 def test_a_live_process_keeps_its_chain(folder: Path, keys: Keys, drive: Drive, verified: Callable[[], None]) -> None:

@@ -129,6 +129,16 @@ def prove(identity: str, records: Iterable[Record], public: Ed25519PublicKey) ->
     )
 
 
+def proves(public: Ed25519PublicKey, record: Record) -> bool:
+    """Whether a question or an answer is one by its own signature."""
+    entry = _entry(record)
+    return entry is not None and _is_signed(public, entry, record.hash)
+
+
+def _is_signed(public: Ed25519PublicKey, entry: tuple[Json, Head], digest: str) -> bool:
+    return entry[1].hash == digest and has_signature(public, entry[0])
+
+
 def _entry(record: Record) -> tuple[Json, Head] | None:
     """By its text alone: what stands beside it in the table can be anything."""
     try:
@@ -177,6 +187,7 @@ class ApprovalVerifier:
         """Questions and answers by their hash."""
         self._runs: list[Json] = []
         self._void: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
         self._speaking: dict[str, bool] = {}
         """Of parts that records share, whether they say that people were asked."""
 
@@ -196,6 +207,8 @@ class ApprovalVerifier:
                 self._runs.append({name: body.get(name) for name in ("chain", "seq", "at", "call", "approval")})
         elif kind in (ASKED, ANSWERED):
             self._records[digest] = body
+            if kind == ANSWERED and body.get("approve") is not True:
+                self._refused[str(_id(body))] = str(body.get("person"))
         elif kind == VOID:
             self._void[str(_id(body))] = str(body.get("why"))
 
@@ -216,7 +229,7 @@ class ApprovalVerifier:
     def vouch(self, text: str, digest: str) -> bool:
         """A question or answer from outside of what is verified, which its own signature must prove."""
         entry = _entry(Record("", 0, 0.0, "", None, text, digest))
-        if entry is None or entry[1].hash != digest or not has_signature(self._public, entry[0]):
+        if entry is None or not _is_signed(self._public, entry, digest):
             return False
         if entry[0]["kind"] in (ASKED, ANSWERED):
             self._records[digest] = entry[0]
@@ -246,6 +259,8 @@ class ApprovalVerifier:
             return "ran without the approval that policy demanded"
         if identity in self._void:
             return f"ran on approval {identity}, which was void ({self._void[identity]})"
+        if identity in self._refused:
+            return f"ran on approval {identity}, which {self._refused[identity]} refused"
         if "asked" not in told:
             return self._older(identity, told)
         question = self._signed(told["asked"], identity, ASKED)

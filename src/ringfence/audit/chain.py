@@ -31,7 +31,8 @@ MAX_FAULTS = 1000
 OPENED = "chain_opened"
 """The kind of a chain's first record."""
 CLOSED = "chain_closed"
-"""The kind of a chain's last record; nothing may follow it, unless another process takes the chain up."""
+"""The kind of a chain's last record; nothing may follow it, unless another process takes the chain up, or closes it
+once more, since it was found without a checkpoint."""
 _CHAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _RESERVED = frozenset({"v", "chain", "seq", "prev", "at", "kind", "call_id"})
 _SIGNED = b"ringfence/1\0"
@@ -86,6 +87,14 @@ class Record:
     @property
     def head(self) -> Head:
         return Head(self.chain, self.seq, self.hash)
+
+
+@plain
+class Beside:
+    """A record that is no part of an export and shows that the export has all that it should: the last before its
+    period, and those from its end to the checkpoint."""
+
+    record: Record
 
 
 SHARED = "shared"
@@ -235,7 +244,8 @@ class Findings:
 class ChainVerifier:
     """Follows one chain record by record. With `partial`, the chain may begin past its first record.
 
-    With `pruned` it begins after that one, or, where a prune was stopped, with one that it would have removed.
+    With `pruned` it begins after that one, or, where a prune was stopped, with one that it would have removed; what
+    still stands of those must lead to the last of them without a gap (`torn`).
     """
 
     def __init__(
@@ -247,6 +257,8 @@ class ChainVerifier:
         self.seq = 0 if pruned is None else pruned.seq
         self.hash = GENESIS if pruned is None else pruned.hash
         self.closed = False
+        self.torn: int | None = None
+        """The first of those records that were pruned, still stand, and lead to nothing that was signed."""
         self.signed = 0
         """Up to here a signature holds the chain: that is our own text, and need not be read as a stranger's."""
         self._partial = partial
@@ -283,11 +295,13 @@ class ChainVerifier:
             if self._partial or seq < due:
                 due, self.hash = seq, GENESIS if seq == 1 and not self._partial else str(body["prev"])
         elif self._pruned is not None and due < seq <= self._pruned.seq + 1:
-            # It went while the chain was read.
+            # What lies between went while the chain was read. Unless what was read before it is gone by now, too, that
+            # was put there.
+            self.torn = self.first
             due, self.hash = seq, self._pruned.hash if seq > self._pruned.seq else str(body["prev"])
         if self._pruned is not None and seq == self._pruned.seq and digest != self._pruned.hash:
             found.add("is not the last record that was pruned, by the signed word on that", self.chain, seq)
-        if self.closed and body["kind"] != OPENED:
+        if self.closed and body["kind"] not in (OPENED, CLOSED):
             found.add("was added after the chain was closed", self.chain, seq)
         if seq > due:
             missing = f"record {due} is" if seq == due + 1 else f"records {due} to {seq - 1} are"
@@ -299,6 +313,15 @@ class ChainVerifier:
             found.add(f"does not follow the record before it: {what}", self.chain, seq)
         self.seq, self.hash = seq, digest
         self.closed = body["kind"] == CLOSED or (self.closed and body["kind"] != OPENED)
+
+
+def misfiled(record: Record, body: Json) -> list[str]:
+    """Columns that say something else than the text of the record, which `body` is."""
+    beside = (record.chain, record.seq, record.at, record.kind, record.call_id)
+    if beside == (body["chain"], body["seq"], body["at"], body["kind"], body.get("call_id")):
+        return []
+    names = ("chain", "seq", "at", "kind", "call_id")
+    return [name for name, value in zip(names, beside, strict=True) if body.get(name) != value]
 
 
 _plainly = canonical.reader()

@@ -23,10 +23,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence import canonical, system
 from ringfence.audit import slots
-from ringfence.audit.approvals import ApprovalVerifier, Proof
+from ringfence.audit.approvals import ANSWERED, ASKED, ApprovalVerifier, Proof, proves
 from ringfence.audit.chain import (
     ALWAYS,
+    CLOSED,
     MAX_RECORD_BYTES,
+    Beside,
     ChainVerifier,
     Checkpoint,
     Findings,
@@ -37,6 +39,7 @@ from ringfence.audit.chain import (
     is_chain_name,
     is_part,
     key_id,
+    misfiled,
     shared_by,
     sign_statement,
     signed_by,
@@ -78,24 +81,21 @@ class _Lines:
 
 def write_export(
     path: Path,
-    records: Iterable[Record | Proof],
+    records: Iterable[Record | Proof | Beside],
     keys: Keys,
     period: Period = ALWAYS,
     checkpoints: Checkpoints | None = None,
 ) -> Report:
     """Write records, each chain in its order, to `path` and sign what was written.
 
-    Raises TamperError, and leaves no file, where the records do not chain or (with `checkpoints`, over an open end)
-    a chain ends before its checkpoint: our signature must never cover what was tampered with before.
+    Raises TamperError, and leaves no file, where the records do not chain or (with `checkpoints`) do not lead to what
+    was signed about each chain: our signature must never cover what was tampered with before.
     """
     try:
         with _written(path) as file:
-            report = _write_lines(_Lines(file), records, keys, period, prunes(checkpoints or {}, keys.public))
-            if checkpoints is not None and period.until is None:
-                _refuse_cut(report, checkpoints, keys.public, whole=period.since is None)
+            return _Writing(_Lines(file), keys, period, checkpoints).write(records)
     except OSError as exc:
         raise StoreError(f"the export {path} cannot be written: {exc.strerror or exc}") from exc
-    return report
 
 
 @contextlib.contextmanager
@@ -149,40 +149,113 @@ def prunes(checkpoints: Checkpoints, public: Ed25519PublicKey) -> dict[str, Prun
     return {name: pruned for name, pruned in found.items() if pruned is not None}
 
 
-def _write_lines(
-    out: _Lines, records: Iterable[Record | Proof], keys: Keys, period: Period, gone: Mapping[str, Pruned]
-) -> Report:
-    at, span = time.time(), {"from": period.since, "to": period.until}
-    out.write(canonical.dumps({"format": FORMAT, "v": 2, "at": at, "key": keys.id, **span}))
-    findings = Findings()
-    chains: dict[str, ChainVerifier] = {}
-    said = _Said()
-    for record in records:
-        if isinstance(record, Proof):
-            out.write(canonical.dumps({"hash": record.record.hash, "proof": record.record.text}))
-            continue
-        verifier = chains.get(record.chain)
-        if verifier is None:
-            pruned, partial = gone.get(record.chain), period.since is not None
-            end = None if pruned is None or partial else pruned.end
-            verifier = chains[record.chain] = ChainVerifier(record.chain, findings, partial=partial, pruned=end)
-            if pruned is not None:
-                out.write(pruned.sign(keys.private))
-        body = verifier.feed(record.text, record.hash)
-        for part in _unsaid(record, body or {}, said, findings):
-            out.write(canonical.dumps({"shared": part}))
-        if findings.faults:
-            raise TamperError(f"the log does not verify, so nothing was exported: {findings.faults[0]}")
-        out.write(canonical.dumps({"hash": record.hash, "text": record.text}))
-    heads: list[Json] = []
-    for name, chain in sorted(chains.items()):
-        closing = Checkpoint(name, chain.seq, chain.hash, chain.count, at, period)
-        out.write(closing.sign(keys.private))
-        heads.append({"chain": name, "seq": chain.seq, "head": chain.hash, "count": chain.count})
-    count = sum(chain.count for chain in chains.values())
-    last = {"type": "export", "v": 1, "at": at, "key": keys.id, **span, "records": count, "chains": heads}
-    out.write(sign_statement(keys.private, {**last, "sha256": out.digest}))
-    return Report(records=count, heads=tuple(chain.head for _, chain in sorted(chains.items())))
+class _Part:
+    """What is written of one chain."""
+
+    def __init__(self, verifier: ChainVerifier) -> None:
+        self.verifier = verifier
+        self.head = Head("")
+        self.count = 0
+        self.held: str | None = None
+        """The hash of the record that the checkpoint is for."""
+
+
+class _Writing:
+    """One export that is written."""
+
+    def __init__(self, out: _Lines, keys: Keys, period: Period, checkpoints: Checkpoints | None) -> None:
+        self._out = out
+        self._keys = keys
+        self._period = period
+        self._gone = prunes(checkpoints or {}, keys.public)
+        self._held: dict[str, Checkpoint | None] | None = None
+        if checkpoints is not None:
+            self._held = {name: slots.read(data, name, keys.public).newest for name, data in checkpoints.items()}
+        self._found = Findings()
+        self._chains: dict[str, _Part] = {}
+        self._said = _Said()
+
+    def write(self, records: Iterable[Record | Proof | Beside]) -> Report:
+        at, span = time.time(), {"from": self._period.since, "to": self._period.until}
+        out, private = self._out, self._keys.private
+        out.write(canonical.dumps({"format": FORMAT, "v": 2, "at": at, "key": self._keys.id, **span}))
+        for entry in records:
+            if isinstance(entry, Proof):
+                self._prove(entry.record)
+            elif isinstance(entry, Beside):
+                self._take(entry.record, written=False)
+            else:
+                self._take(entry, written=True)
+        self._refuse_cut()
+        heads: list[Json] = []
+        written = [(name, part) for name, part in sorted(self._chains.items()) if part.count]
+        for name, part in written:
+            out.write(Checkpoint(name, part.head.seq, part.head.hash, part.count, at, self._period).sign(private))
+            heads.append({"chain": name, "seq": part.head.seq, "head": part.head.hash, "count": part.count})
+        count = sum(part.count for _, part in written)
+        last = {"type": "export", "v": 1, "at": at, "key": self._keys.id, **span, "records": count, "chains": heads}
+        out.write(sign_statement(private, {**last, "sha256": out.digest}))
+        return Report(records=count, heads=tuple(part.head for _, part in written))
+
+    def _take(self, record: Record, *, written: bool) -> None:
+        pruned = self._gone.get(record.chain)
+        if pruned is not None and record.seq <= pruned.seq:
+            # A prune that was stopped left it. It is no part of the log any more; calls that stay may have run on it.
+            if record.kind in (ASKED, ANSWERED) and proves(self._keys.public, record):
+                self._prove(record)
+            return
+        part = self._chains.get(record.chain) or self._begin(record, beside=not written)
+        body = part.verifier.feed(record.text, record.hash)
+        for field in () if body is None else misfiled(record, body):
+            self._found.add(f"is filed under another {field} than its text has", record.chain, record.seq)
+        held = self._held.get(record.chain) if self._held is not None else None
+        if held is not None and record.seq == held.seq:
+            part.held = record.hash
+        if written:
+            if part.count == 0 and pruned is not None:
+                self._out.write(pruned.sign(self._keys.private))
+            for text in _unsaid(record, body or {}, self._said, self._found):
+                self._out.write(canonical.dumps({"shared": text}))
+        self._refuse_faults()
+        if written:
+            self._out.write(canonical.dumps({"hash": record.hash, "text": record.text}))
+            part.head, part.count = record.head, part.count + 1
+
+    def _prove(self, record: Record) -> None:
+        self._out.write(canonical.dumps({"hash": record.hash, "proof": record.text}))
+
+    def _begin(self, record: Record, *, beside: bool) -> _Part:
+        """A part of a chain begins where the chain does, or after a record beside it, unless nobody can tell."""
+        partial = self._period.since is not None and (beside or self._held is None)
+        pruned = self._gone.get(record.chain)
+        end = None if pruned is None or partial else pruned.end
+        made = _Part(ChainVerifier(record.chain, self._found, partial=partial, pruned=end))
+        self._chains[record.chain] = made
+        return made
+
+    def _refuse_faults(self) -> None:
+        if self._found.faults:
+            raise TamperError(f"the log does not verify, so nothing was exported: {self._found.faults[0]}")
+
+    def _refuse_cut(self) -> None:
+        """Each chain has to have the record that was signed for; so it has all before it."""
+        if self._held is None:
+            return
+        for name, held in sorted(self._held.items()):
+            part, since = self._chains.get(name), self._period.since
+            if held is not None and since is not None and held.at < since and (part is None or not part.count):
+                continue  # it ended before, whatever became of it
+            last = part.verifier.seq if part is not None else 0
+            if held is not None and held.seq > last:
+                text = f"chain {name} ends at record {last}, its checkpoint stands at {held.seq}"
+            elif held is not None and held.seq and (part is None or part.held != held.head):
+                text = f"record {held.seq} of chain {name} is not the one that its checkpoint was signed for"
+            else:
+                continue
+            raise TamperError(f"{text}: nothing was exported")
+        for name, part in sorted(self._chains.items()):
+            if part.count and self._held.get(name) is None:
+                raise TamperError(f"chain {name} has no checkpoint that verifies with this key: nothing was exported")
 
 
 class _Said:
@@ -232,19 +305,6 @@ def _part(record: Record, digest: str, found: Findings) -> str | None:
         found.add("names a part that was edited", record.chain, record.seq)
         return None
     return text
-
-
-def _refuse_cut(report: Report, checkpoints: Checkpoints, public: Ed25519PublicKey, *, whole: bool) -> None:
-    heads = {head.chain: head for head in report.heads}
-    for name, data in checkpoints.items():
-        held = slots.read(data, name, public).newest
-        if held is None or (name not in heads and not whole):
-            continue
-        last = heads[name].seq if name in heads else 0
-        if held.seq > last:
-            raise TamperError(
-                f"chain {name} ends at record {last}, its checkpoint stands at {held.seq}: nothing was exported"
-            )
 
 
 # ── Reading an export ─────────────────────────────────────────────────────────────────────────────
@@ -353,6 +413,8 @@ class _Reading:
         previous = body.get("previous")
         if isinstance(previous, dict) and is_chain_name(previous.get("chain")):
             self._before.add((name, previous["chain"]))
+        if body["kind"] == CLOSED and "unsigned" in body:
+            self._found.notes.append(_unsigned(name, body["unsigned"]))
 
     def _take_signed(self, value: Json, line: bytes) -> None:
         statement = signed_by(self._public, value)
@@ -410,6 +472,9 @@ class _Reading:
             self._found.add(f"all of its {closing.count} records are missing", name)
         else:
             _compare(self._found, chain, closing)
+            if chain.torn is not None:
+                text = "was put where records were pruned: it does not lead to what was signed"
+                self._found.add(text, name, chain.torn)
         if name not in stated:
             self._found.add("is not among the chains of the closing line", name)
 
@@ -478,6 +543,9 @@ def verify_live(
         for record in records.get(name, ()):
             live.feed(record)
         live.finish(held, has_file=name in checkpoints)
+        torn = live.verifier.torn
+        if torn is not None and find(name, torn) is not None:
+            found.add("was put where records were pruned: it does not lead to what was signed", name, torn)
         count += live.verifier.count
         if live.verifier.count:
             heads[name] = live.verifier.head
@@ -509,8 +577,11 @@ def _told(pruned: Pruned) -> str:
     return f"chain {pruned.chain}: records 1 to {pruned.seq} were pruned by {pruned.by} at {when}, signed."
 
 
-def _filed(body: Json) -> tuple[Any, ...]:
-    return body["chain"], body["seq"], body["at"], body["kind"], body.get("call_id")
+def _unsigned(name: str, told: Any) -> str:
+    first, last = (told.get("from"), told.get("to")) if isinstance(told, dict) else (None, None)
+    return (
+        f"chain {name}: records {first} to {last} had no checkpoint when a start found them; they were signed as found."
+    )
 
 
 class _Live:
@@ -550,6 +621,7 @@ class _Live:
             return
         pruned = record.seq <= self._gone and body.get("seq") == record.seq
         self._approvals.feed(body, record.hash, record.find, pruned=pruned)
+        self._check_filing(record, body)
         if pruned:
             if record.seq == self._gone:
                 text = f"chain {self._name}: some of what was pruned still stands; the next prune removes it."
@@ -559,11 +631,6 @@ class _Live:
             if digest not in self._said:
                 self._said.add(digest)
                 _part(record, digest, self._found)
-        if (record.chain, record.seq, record.at, record.kind, record.call_id) != _filed(body):
-            beside = {"chain": record.chain, "seq": record.seq, "at": record.at, "kind": record.kind}
-            for field, value in {**beside, "call_id": record.call_id}.items():
-                if body.get(field) != value:
-                    self._found.add(f"is filed under another {field} than its text has", self._name, record.seq)
         if self._held is not None and record.seq == self._held.seq and record.hash != self._held.head:
             self._found.add("is not the record that the checkpoint was signed for", self._name, record.seq)
         self._named.pop((record.seq, record.hash), None)
@@ -571,6 +638,12 @@ class _Live:
         if isinstance(previous, dict) and isinstance(previous.get("seq"), int):
             entry = (self._name, previous["seq"], str(previous.get("hash")))
             self._wanted.setdefault(str(previous.get("chain")), []).append(entry)
+        if body["kind"] == CLOSED and "unsigned" in body:
+            self._found.notes.append(_unsigned(self._name, body["unsigned"]))
+
+    def _check_filing(self, record: Record, body: Json) -> None:
+        for field in misfiled(record, body):
+            self._found.add(f"is filed under another {field} than its text has", self._name, record.seq)
 
     def finish(self, held: slots.Slots, *, has_file: bool) -> None:
         last, name = self.verifier.seq, self._name

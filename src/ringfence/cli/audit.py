@@ -395,4 +395,4 @@ def _cell(value: Any) -> str:
 
 
 def _zulu(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment(at, "%Y-%m-%dT%H:%M:%SZ")

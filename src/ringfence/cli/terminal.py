@@ -76,8 +76,11 @@ def json_text(value: Any, *, indent: int | None = 2) -> str:
     return invisible.quotable(text, lambda character: json.dumps(character)[1:-1], "\n")
 
 
-def moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+def moment(at: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime(form)
+    except (ValueError, OverflowError, OSError):  # somebody changed the database
+        return "no time"
 
 
 def confirm(shown: str, question: str) -> bool:

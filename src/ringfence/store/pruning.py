@@ -7,27 +7,35 @@ Of each chain a beginning goes, and never all of it. It ends before the first re
 
 - a call that runs, or whose idempotency key is in force;
 - a call that has any record which stays, in whatever chain: calls go whole;
-- a question to people that is open, or whose answer can still be used, or was used by a call that stays.
+- a question to people that has not expired, used or not: one that is gone could be put back, and used once more;
+- a question whose answers a call that stays ran on.
+
+What is signed for must have been there: a chain whose beginning does not verify is evidence, and stays as it stands.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringfence.audit.chain import Head, is_chain_name
+from ringfence.audit.approvals import ASKED
+from ringfence.audit.chain import ChainVerifier, Findings, Head, Record, is_chain_name, misfiled
 from ringfence.audit.keys import Keys
 from ringfence.audit.pruned import MAX_NAME, Pruned
 from ringfence.errors import StoreError
+from ringfence.model import Json
 from ringfence.store.chainfile import ChainLock, CheckpointFile, checkpoint_path
-from ringfence.store.rows import Conflict
+from ringfence.store.rows import RECORD, Conflict, record_from
 from ringfence.store.schema import connect
 from ringfence.store.transaction import Transaction
+
+log = logging.getLogger(__name__)
 
 STEP = 200
 """Records in one commit: a call that ends meanwhile waits for no more."""
@@ -42,7 +50,7 @@ Write = Callable[..., Any]
 _NEEDED = """
     SELECT call_id FROM running
     UNION SELECT call_id FROM keys WHERE state = 'started' OR at >= :forgotten
-    UNION SELECT call_id FROM approvals WHERE state <> 'consumed' AND expires_at > :now
+    UNION SELECT call_id FROM approvals WHERE expires_at > :now
 """
 _STAYS = "SELECT 1 FROM records AS r LEFT JOIN limits AS l ON l.chain = r.chain WHERE r.seq > ifnull(l.seq, 0)"
 _HELD = f"SELECT chain, min(seq) FROM records WHERE call_id IN ({_NEEDED}) GROUP BY chain"  # noqa: S608
@@ -106,7 +114,9 @@ class Pruning:
         connection.execute("CREATE TEMP TABLE limits (chain TEXT PRIMARY KEY, seq INTEGER NOT NULL) WITHOUT ROWID")
         for name, settled in connection.execute("SELECT chain, settled FROM chains ORDER BY chain").fetchall():
             if is_chain_name(name) and (end := self._old(connection, name, bool(settled), before)):
+                end = self._proven(connection, name, end, before)
                 connection.execute("INSERT INTO limits VALUES (?, ?)", (name, end))
+        connection.execute("DELETE FROM limits WHERE seq = 0")
         connection.execute(
             "DELETE FROM limits WHERE chain NOT IN (SELECT chain FROM limits ORDER BY chain LIMIT ?)", (MOST_CHAINS,)
         )
@@ -124,7 +134,7 @@ class Pruning:
         """The last record of a chain that is old, with all before it; 0 where there is none."""
         place = "SELECT {} FROM records WHERE chain = ?"
         first, last = connection.execute(place.format("min(seq), max(seq)"), (name,)).fetchone()
-        if first is None:
+        if not isinstance(first, int) or not isinstance(last, int):
             return 0
         last -= 1
         if not settled:  # whoever closes it after a crash goes by its checkpoint
@@ -133,12 +143,44 @@ class Pruning:
         while low < high:
             middle = (low + high + 1) // 2
             (at,) = connection.execute(place.format("max(at)") + " AND seq = ?", (name, middle)).fetchone()
-            low, high = (middle, high) if at is not None and at < before else (low, middle - 1)
+            low, high = (middle, high) if isinstance(at, int | float) and at < before else (low, middle - 1)
         # A clock that was set back may have left a newer one among them.
         text = place.format("min(seq)") + " AND seq <= ? AND at >= ?"
         newer = connection.execute(text, (name, low, before)).fetchone()[0]
         end = low if newer is None else newer - 1
         return int(end) if end >= first else 0
+
+    def _proven(self, connection: sqlite3.Connection, name: str, end: int, before: float) -> int:
+        """Up to where the texts themselves say what the columns do; 0 where they do not chain.
+
+        What follows the last of them is looked at, too: that stays, so it holds whatever goes.
+        """
+        found = Findings()
+        verifier = ChainVerifier(name, found, pruned=self._pruned(name))
+        stays, now = end + 1, time.time()
+        for record in _first(connection, name, end + 1):
+            body = verifier.feed(record.text, record.hash)
+            for field in () if body is None else misfiled(record, body):
+                found.add(f"is filed under another {field} than its text has", name, record.seq)
+            if found.faults or body is None:
+                log.error("chain %s does not verify, so nothing of it is pruned: %s", name, found.faults[0])
+                return 0
+            if body["at"] >= before or (body["kind"] == ASKED and not _is_over(body, now)):
+                stays = min(stays, record.seq)
+        if verifier.seq != end + 1:
+            log.error("chain %s does not verify, so nothing of it is pruned: record %d is missing", name, end + 1)
+            return 0
+        return stays - 1
+
+    def _pruned(self, name: str) -> Head | None:
+        if not is_chain_name(name) or not checkpoint_path(self._folder, name).exists():
+            return None
+        file = CheckpointFile(self._folder, name, self._keys)
+        try:
+            word = file.read_pruned()
+        finally:
+            file.close()
+        return None if word is None else word.end
 
     def _signed(self, name: str) -> int:
         if not checkpoint_path(self._folder, name).exists():
@@ -186,11 +228,7 @@ class Pruning:
         return gone
 
     def _is_signed(self, name: str, seq: int) -> bool:
-        file = CheckpointFile(self._folder, name, self._keys)
-        try:
-            signed = file.read_pruned()
-        finally:
-            file.close()
+        signed = self._pruned(name)
         return signed is not None and signed.seq >= seq
 
     def _remove(self, name: str, seq: int) -> int:
@@ -198,6 +236,20 @@ class Pruning:
         while step := self._write(lambda tx: tx.remove_records(name, seq, STEP), durable=False):
             removed += step
         return removed
+
+
+def _first(connection: sqlite3.Connection, name: str, last: int) -> Iterator[Record]:
+    """The records of a chain up to that one, page by page: nothing may keep others from moving the log."""
+    page = f"{RECORD} WHERE chain = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+    after = -1
+    while rows := connection.execute(page, (name, after, last, STEP)).fetchall():
+        yield from map(record_from, rows)
+        after = rows[-1][2]
+
+
+def _is_over(question: Json, now: float) -> bool:
+    expires_at = question.get("expires_at")
+    return not isinstance(expires_at, int | float) or now >= expires_at
 
 
 def _lower(connection: sqlite3.Connection, needed: list[tuple[str, int]]) -> bool:

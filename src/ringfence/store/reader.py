@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from ringfence.audit.approvals import Proof, references
-from ringfence.audit.chain import ALWAYS, Head, Period, Record, is_chain_name
+from ringfence.audit.chain import ALWAYS, Beside, Head, Period, Record, is_chain_name
 from ringfence.audit.slots import FILE_BYTES
 from ringfence.errors import StoreError
 from ringfence.model import Definition
@@ -194,25 +194,31 @@ class Reader:
         checkpoints = self.checkpoints()
         return {name: self.records(chain=name) for name in self.chains()}, checkpoints
 
-    def period(self, period: Period = ALWAYS) -> Iterator[Record | Proof]:
-        """What `write_export` takes: of each chain, everything from its first to its last record in the period, and
-        what proves the leave of calls in it where that lies outside.
+    def period(self, period: Period = ALWAYS) -> Iterator[Record | Proof | Beside]:
+        """What `write_export` takes: of each chain, everything from its first to its last record in the period; what
+        shows that these are all; and what proves the leave of calls in it where that lies outside.
 
-        A clock that was set back must not tear a gap, so what lies between the two always belongs to it.
+        A clock that was set back must not tear a gap, so what lies between the two always belongs to it. The columns
+        that this goes by are compared with the texts by whoever takes it.
         """
         since = float("-inf") if period.since is None else period.since
         until = float("inf") if period.until is None else period.until
         spans: dict[str, tuple[int, int]] = {}
         wanted: dict[Head, None] = {}
+        ends = "SELECT min(seq), max(seq) FROM records WHERE chain = ? AND typeof(seq) = 'integer'"
         for name in self.chains():
-            first, last = self._all(
-                "SELECT min(seq), max(seq) FROM records WHERE chain = ? AND at >= ? AND at < ?", [name, since, until]
-            )[0]
-            if first is not None:
-                spans[name] = (first, last)
-                for record in self._pages(["chain = ?", "seq >= ?", "seq <= ?"], [name, first, last], {"chain": name}):
+            first, last = self._all(f"{ends} AND at >= ? AND at < ?", [name, since, until])[0]
+            if first is None:  # it has but what comes before the period, and after
+                before = self._all(f"{ends} AND at < ?", [name, since])[0][1]
+                first = 1 if before is None else before + 1
+                last = first - 1
+            spans[name] = (first, last)
+            for record in self._pages(["chain = ?", "seq >= ?"], [name, first - 1], {"chain": name}):
+                if first <= record.seq <= last:
                     wanted.update(dict.fromkeys(references(record.text)))
                     yield record
+                else:
+                    yield Beside(record)
         for place in wanted:
             first, last = spans.get(place.chain, (0, -1))
             if not first <= place.seq <= last and (outside := self.record(place.chain, place.seq)) is not None:

@@ -129,12 +129,15 @@ class Recovery:
                 self._damaged[name] = fault
                 return
             transaction.head = last.head if last is not None else Head(name)
-            if last is not None and last.kind != CLOSED:
+            if last is not None and (last.kind != CLOSED or last.seq > held.seq):
                 noted = self._attempt(name, lambda: ahead.read(self._folder, transaction.head))
                 transaction.take_along(noted)
                 transaction.head = noted[-1][0].head if noted else transaction.head
+                found = transaction.head.seq
                 closed = transaction.finish_lost(name)
-                transaction.append(CLOSED, None, {"recovered": True, "calls": len(closed)})
+                # What nobody had signed is signed now: whoever reads it must be able to tell that it was only found.
+                unsigned = {"unsigned": {"from": held.seq + 1, "to": found}} if found > held.seq else {}
+                transaction.append(CLOSED, None, {"recovered": True, "calls": len(closed), **unsigned})
             head = transaction.head
         self._calls += closed
         self._attempt(name, lambda: file.write(head, synced=True))

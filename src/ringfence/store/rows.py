@@ -205,4 +205,7 @@ def pin_rows(connection: sqlite3.Connection, server: str | None) -> list[Definit
 
 def record_from(row: tuple[Any, ...], find: Callable[[str], str | None] | None = None) -> Record:
     """A RECORD row. A tampered file may hold any type in any column; the verifier must get to see it."""
-    return Record(row[1], row[2], row[3], row[4], row[5], str(row[6]), str(row[7]), find)
+    seq, at = row[2], row[3]
+    if type(seq) is not int or type(at) is not float:  # only somebody else than us wrote that
+        seq, at = seq if isinstance(seq, int) else 0, float(at) if isinstance(at, int | float) else 0.0
+    return Record(row[1], seq, at, row[4], row[5], str(row[6]), str(row[7]), find)
