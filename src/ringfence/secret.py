@@ -69,6 +69,7 @@ def unusable(value: str) -> str | None:
     if len(value) < MIN_CHARACTERS:
         return (
             f"has fewer than {MIN_CHARACTERS} characters: it could not be told from ordinary text, nor removed from it"
+            " (what is no secret belongs under env:)"
         )
     if len(value) > MAX_CHARACTERS:
         return f"has more than {MAX_CHARACTERS} characters"

@@ -63,6 +63,17 @@ def finished(status: str, **more: Any) -> dict[str, Any]:
     return {"kind": "finished", "chain": "c1", "seq": 5, "at": 1767225602.0, **BASE, **ended, **more}
 
 
+def test_a_call_that_waited_for_a_person_was_asked_when_it_came() -> None:
+    facts = {"started_at": "2025-12-31T23:59:50.250Z", "wall_ms": 12000.0}
+    for records in ([STARTED, finished("success", facts=facts)], [finished("approval_required", facts=facts)]):
+        assert "in development at 2025-12-31 23:59:50 UTC." in explain(records)
+
+
+@pytest.mark.parametrize("came", [None, "", "soon", "2025-12-31T23:59:50", 7, ["x"], "9999-99-99T00:00:00Z"])
+def test_where_nobody_knows_when_a_call_came_its_records_say_when_it_was_asked(came: Any) -> None:
+    assert "at 2026-01-01 00:00:01 UTC." in explain([STARTED, finished("success", facts={"started_at": came})])
+
+
 def refused(status: str, **more: Any) -> list[dict[str, Any]]:
     return [finished(status, **{"approval": None, "facts": {}, "started_seq": None, **more})]
 

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
-from ringfence import config, identity
+from ringfence import config, identity, system
 from ringfence.audit.keys import load_or_create
+from ringfence.cli import approvals
 from ringfence.model import Json
 from ringfence.store import Approval, ApprovalQuestion, Reader, Store
 from tests import gateways
@@ -189,6 +191,18 @@ def test_only_people_of_the_configuration_answer(store: Store, tmp_path: Path) -
         assert refused.returncode == 1
         assert told in refused.stderr
     assert state(own) == state(roled) == "pending"
+
+
+def test_nobody_is_asked_whose_answer_could_not_be_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ask(store)
+    monkeypatch.setattr(system, "stranger", lambda info: True)
+    monkeypatch.setattr(approvals, "confirm", lambda shown, question: pytest.fail("asked"))
+    with pytest.raises(typer.Exit):
+        approvals.approve(asked.id, None, False)
+    assert "only the account that the gateway runs under can answer" in capsys.readouterr().err
+    assert state(asked) == "pending"
 
 
 def test_two_people_must_agree(store: Store) -> None:

@@ -160,6 +160,7 @@ def test_without_a_terminal_nothing_is_accepted(tmp_path: Path) -> None:
     with gateways.tooling.start_process(gateways.ringfence("check", path, "--accept")) as started:
         assert started.process.wait(60) == 1
         assert "there is no terminal here" in started.output() and "Traceback" not in started.output()
+        assert "with --yes" in started.output()
     assert pins(tmp_path) == {}
 
 

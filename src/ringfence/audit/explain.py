@@ -7,6 +7,7 @@ the call's own record says of it is a claim.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -39,7 +40,7 @@ def explain(records: list[Json], public: Ed25519PublicKey | None = None) -> str:
     story = finished or started or {}
     parts: list[str] = []
     if story:
-        parts += _asked(story, (started or story).get("at"))
+        parts += _asked(story, _arrived(started, finished))
         parts += _contract(story)
         parts += _policy(story)
     parts += _approval(story, ordered, public)
@@ -126,6 +127,15 @@ def _stop(text: str) -> str:
 
 
 # ── The steps of the way ──────────────────────────────────────────────────────────────────────────
+
+
+def _arrived(started: Json | None, finished: Json | None) -> Any:
+    """When the call came: by its facts, since one that waited for a person is recorded as started after the answer."""
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        at = datetime.fromisoformat(_text(_part(finished or {}, "facts").get("started_at")))
+        if at.tzinfo is not None:
+            return at.timestamp()
+    return (started or finished or {}).get("at")
 
 
 def _asked(story: Json, at: Any) -> list[str]:

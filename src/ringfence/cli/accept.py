@@ -13,7 +13,7 @@ from ringfence import identity
 from ringfence.app import App
 from ringfence.cli.terminal import MARGIN, confirm, json_text, quoted, safe
 from ringfence.config import Config
-from ringfence.errors import RingfenceError
+from ringfence.errors import RingfenceError, Unavailable
 from ringfence.model import Definition, Json, ServerSpec
 from ringfence.rulebook import allowed_item
 
@@ -53,7 +53,7 @@ async def _settle(app: App, settings: Config, changes: list[Change], yes: bool) 
     many = "this definition" if len(changes) == 1 else f"these {len(changes)} definitions"
     if yes:
         print(shown)
-    elif not await anyio.to_thread.run_sync(confirm, shown, f"Accept {many}?"):
+    elif not await _agreed(shown, f"Accept {many}?"):
         print("Nothing was accepted.", file=sys.stderr)
         return False
     user = identity.os_user()
@@ -62,6 +62,14 @@ async def _settle(app: App, settings: Config, changes: list[Change], yes: bool) 
         await app.accept(change.new, person.name if person is not None else user)
     print(f"Accepted {many}. A gateway that is running notices by itself.")
     return True
+
+
+async def _agreed(shown: str, question: str) -> bool:
+    try:
+        return await anyio.to_thread.run_sync(confirm, shown, question)
+    except Unavailable as exc:
+        print(shown)
+        raise Unavailable(exc.reason_code, f"{exc}, or read the above and accept it with --yes") from None
 
 
 def _changes(app: App, server: ServerSpec, offered: list[Definition]) -> Iterator[Change]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import typer
 
 from ringfence import approval as asking
-from ringfence import identity
+from ringfence import identity, system
 from ringfence.cli import common
 from ringfence.cli.terminal import MARGIN, confirm, cut, json_text, moment, quoted, safe
 from ringfence.errors import Refused
@@ -95,6 +96,7 @@ def deny(
 def _answer(identifier: str, config_path: Path | None, demo: bool, *, approve: bool) -> None:
     folder = common.state_of(config_path, demo)
     person = _person(config_path, demo)
+    _own(folder)
     with common.reading(folder) as reader:
         approval = _find(reader, identifier)
     if approval.state != "pending":
@@ -115,6 +117,17 @@ def _answer(identifier: str, config_path: Path | None, demo: bool, *, approve: b
         print(f"{settled.id}: {given} of {settled.people} people approved it; it still waits.")
     else:
         print(f"{settled.id}: {settled.state} by {safe(person.name)}.")
+
+
+def _own(folder: Path) -> None:
+    """Before anybody reads a question whose answer could not be written."""
+    with contextlib.suppress(OSError):
+        info = folder.stat()
+        if system.stranger(info):
+            common.fail(
+                f"the state folder {folder} belongs to another user (uid {info.st_uid}); in this version only the"
+                " account that the gateway runs under can answer"
+            )
 
 
 def _person(config_path: Path | None, demo: bool) -> Person:

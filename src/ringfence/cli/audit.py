@@ -268,6 +268,7 @@ def prune(
     """Remove the oldest records, on record and signed, so that the rest still verifies.
 
     Calls that run, that wait for a person or whose idempotency key is in force stay, and all records after them.
+    `gateway.retention: 90d` in a ringfence.yaml has `ringfence serve` do this every hour.
 
     \b
     ringfence audit export 2025.jsonl --until 2026-01-01

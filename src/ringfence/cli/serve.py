@@ -22,6 +22,7 @@ from ringfence import config, identity, system
 from ringfence.app import App
 from ringfence.cli import common
 from ringfence.cli.demo.narrate import narrate
+from ringfence.cli.init.pasting import own_command
 from ringfence.config import Config, GatewaySettings
 from ringfence.front.http import HttpFront
 from ringfence.front.listen import AT_A_SOCKET, LOOPBACK, Listener, Site, open_socket, same_user, unix_socket
@@ -39,7 +40,8 @@ def serve(
 ) -> None:
     """Serve the gateway that a ringfence.yaml describes.
 
-    Without --config it takes ./ringfence.yaml; with --demo it needs none. SIGHUP reads the file again.
+    Without --config it takes ./ringfence.yaml; with --demo it needs none. SIGHUP reads the file again. On a machine
+    with several users, say `listen: unix:PATH` in the file.
 
     \b
     ringfence serve --demo                       try it, without any configuration
@@ -152,8 +154,9 @@ def announce(app: App, url: str, demo: bool, token: str | None = None) -> None:
             f"Clients speak HTTP there, to http://localhost/mcp, as in: ringfence call TOOL --url {url}\n", flush=True
         )
         print("Paste into .mcp.json, for a client that speaks no HTTP over unix sockets:\n", flush=True)
-        started = ["serve", "--stdio", "--config", str(app.config.path)]
-        entry: dict[str, object] = {"command": shutil.which("ringfence") or "ringfence", "args": started}
+        command, *arguments = own_command()
+        started = [*arguments, "serve", "--stdio", "--config", str(app.config.path)]
+        entry: dict[str, object] = {"command": command, "args": started}
     else:
         print("\nPaste into .mcp.json:\n", flush=True)
         entry = {"type": "http", "url": url}
@@ -161,8 +164,8 @@ def announce(app: App, url: str, demo: bool, token: str | None = None) -> None:
         entry["headers"] = {"Authorization": f"Bearer {token}"}
     print(f"  {json.dumps({'mcpServers': {'ringfence': entry}})}\n", flush=True)
     if demo:
-        command = _own_command()
-        print(_TRY.replace("URL", url).replace("ringfence ", f"{command} "), flush=True)
+        typed = _own_command()
+        print(_TRY.replace("URL", url).replace("ringfence ", f"{typed} "), flush=True)
 
 
 def _own_command() -> str:

@@ -135,8 +135,8 @@ class Session:
         return guarded.look(self.life.spec.stay.mounts, self.life.box.held)
 
     def _told(self, report: CellReport, before: guarded.Seen) -> CellReport:
-        """With what came to be where the host's programs look, and who was turned away at its ports. Where we took the box away under a step, it was not the
-        box that failed."""
+        """With what came to be where the host's programs look, and who was turned away at its ports. Where we took the
+        box away under a step, it was not the box that failed."""
         if found := guarded.planted(self.life.spec.stay.mounts, before):
             report = replace(report, report=replace(report.report, planted=found))
         if refused := self.doors.refused():

@@ -79,6 +79,12 @@ def test_a_value_with_an_innocent_name_becomes_a_reference_unless_a_person_says_
     assert any("--plain LEVEL" in remark for remark in plan.remarks)
 
 
+def test_a_value_that_is_too_short_for_a_secret_is_named_with_what_to_do() -> None:
+    planner = planned({"a": {"command": "node", "env": {"LEVEL": "debug", "LONG": "x" * 12, "PORT": "80"}}})
+    (remark,) = [remark for remark in planner.plans()[0].remarks if remark.startswith("Too short")]
+    assert "--plain LEVEL --plain PORT" in remark and "LONG" not in remark and "debug" not in remark
+
+
 def test_two_servers_with_values_of_one_name_have_two_secrets() -> None:
     entry = {"command": "x", "env": {"API_KEY": "abcdefabcdef"}}
     planner = planned({"a": entry, "b": entry})

@@ -19,8 +19,10 @@ from ringfence.config.clientfiles import ClientFile, ClientServer, Setting
 from ringfence.config.containers import Run
 from ringfence.config.folders import touches_credentials
 from ringfence.config.writing import Entry
+from ringfence.errors import RingfenceError
 from ringfence.sandbox.finding import find, within
 from ringfence.sandbox.process import mounting
+from ringfence.secret import MIN_CHARACTERS
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -41,6 +43,8 @@ class Plan:
     remarks: list[str] = field(default_factory=list)
     problem: str | None = None
     """Why it is not taken over."""
+    failure: RingfenceError | None = None
+    """Why it did not start."""
 
 
 @dataclass(slots=True)
@@ -81,6 +85,12 @@ class Planner:
             plan.remarks.append(
                 f"Not copied, since nobody said that it is no secret: {', '.join(unsaid)}. Set it where Ringfence is "
                 f"started, or say --plain {unsaid[0]}."
+            )
+        short = [s.name for s in given.env if s.name in unsaid and len(s.text) < MIN_CHARACTERS]
+        if short:
+            plan.remarks.append(
+                f"Too short to be kept as a secret (fewer than {MIN_CHARACTERS} characters): {', '.join(short)}. "
+                f"If it is none, say --plain {' --plain '.join(short)}, or write it under env: instead of secrets:."
             )
         reasons = list(server.unusable)
         try:

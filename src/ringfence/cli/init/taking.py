@@ -70,6 +70,7 @@ class Taken:
 async def take_over(request: Request) -> Taken:
     """What is to be written, the definitions in it accepted. Raises ConfigError, Unavailable."""
     file = clientfiles.read(request.source)
+    _heard(file, request)
     planner = Planner(file, request.plain | await _said_plain(file, request))
     taken = Taken(file, planner.plans(), planner.secrets)
     for plan in taken.plans:
@@ -89,6 +90,15 @@ async def take_over(request: Request) -> Taken:
     await _started(taken, request)
     taken.text = _text(taken)
     return taken
+
+
+def _heard(file: ClientFile, request: Request) -> None:
+    """Names on the command line that the file does not have: a mistyped one would otherwise do nothing, unnoticed."""
+    servers = {server.name for server in file.servers}
+    variables = {setting.name for server in file.servers for setting in server.env}
+    for option, given, there in (("--yes", request.yes, servers), ("--plain", request.plain, variables)):
+        for name in sorted(given - there):
+            print(safe(f"{option} {name}: {file.path} has nothing of that name"), file=sys.stderr)
 
 
 def _fits(plan: Plan, output: Path) -> None:
@@ -257,6 +267,7 @@ async def _started(taken: Taken, request: Request) -> None:
                 taken.definitions[plan.name] = await app.pool.definitions(plan.name, app.agent)
             except RingfenceError as exc:
                 plan.remarks.append(f"It did not start: {exc}")
+                plan.failure = exc
                 print(quoted(f"server {plan.name} did not start: {exc}", ""), file=sys.stderr)
         await _accept(app, taken, request)
 
