@@ -17,6 +17,7 @@ from ringfence.model import Call, Contract, Json
 
 _VARIABLES = ("call", "args", "agent", "contract", "environment")
 _FROM_CALLERS = ("args", "call")
+_LISTS = (list, tuple)  # written out at each use, a union costs more than the look
 _MISSING = (
     "conditions are written in CEL, and its engine is not installed: pip install cel-expr-python "
     "(there is none for musl: docs/other-systems.md)"
@@ -84,11 +85,18 @@ class Expression:
 
 def _holds_nul(value: Any) -> bool:
     """Whether a text in it has a NUL: the engine reads no further, and would judge half of what a server gets."""
-    if isinstance(value, str):
-        return "\0" in value
-    if isinstance(value, Mapping):
-        return any("\0" in key or _holds_nul(inner) for key, inner in value.items())
-    return isinstance(value, list | tuple) and any(map(_holds_nul, value))
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            if "\0" in item:
+                return True
+        elif isinstance(item, dict):
+            stack += item
+            stack += item.values()
+        elif isinstance(item, _LISTS):
+            stack += item
+    return False
 
 
 @cache
