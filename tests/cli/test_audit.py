@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -313,14 +314,14 @@ def test_a_prune_while_the_log_is_verified_or_exported_is_no_fault(
     copy: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = load_or_create(config.key_folder())
-    look, left = Reader.checkpoints, 0
+    look, left, changed = Reader.checkpoints, 0, False
 
     def look_and_prune(reader: Reader) -> dict[str, bytes]:
         nonlocal left
         found, left = look(reader), left - 1
         if left >= 0:
             with Store.open(copy.state, keys) as store:
-                assert store.prune(time.time(), "anna").records > 0
+                assert store.prune(time.time(), "anna").records > 0 or changed
         return found
 
     monkeypatch.setattr(Reader, "checkpoints", look_and_prune)
@@ -333,16 +334,16 @@ def test_a_prune_while_the_log_is_verified_or_exported_is_no_fault(
         audit._exported(reader, tmp_path / "export.jsonl", keys, ALWAYS)
         assert left < 0 and verify_export(tmp_path / "export.jsonl", keys.public).ok
         copy.edit("DELETE FROM records WHERE kind = 'pruned'")
-        left = 1
+        left, changed = 1, True
         assert not audit._verified(reader, keys.public).ok
 
 
 @pytest.mark.anyio
-async def test_a_gateway_prunes_what_is_older_than_its_retention(copy: Log) -> None:
+async def test_a_gateway_prunes_what_is_older_than_its_retention(copy: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     with copy.config.open("a") as file:
         file.write("environment: test\n")
     copy.config.write_text(copy.config.read_text().replace("{state: ./state}", "{state: ./state, retention: 1h}"))
-    copy.edit("UPDATE records SET at = at - 7200")
+    monkeypatch.setattr("ringfence.app.time", SimpleNamespace(time=lambda: time.time() + 7200))
     async with App.open(config.load(copy.config)) as app, anyio.create_task_group() as group:
         group.start_soon(app.retain)
         with anyio.fail_after(60):

@@ -87,3 +87,8 @@ def test_without_a_terminal_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(terminal, "_TERMINAL", "/nonexistent/tty")
     with pytest.raises(Unavailable, match="no terminal"):
         terminal.confirm("what", "Well?")
+
+
+@pytest.mark.parametrize("at", [float("inf"), float("nan"), -1e300, 1e18])
+def test_a_time_that_is_none_is_shown_all_the_same(at: float) -> None:
+    assert terminal.moment(at) == "no time"

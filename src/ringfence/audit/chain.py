@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -315,11 +315,11 @@ class ChainVerifier:
         self.closed = body["kind"] == CLOSED or (self.closed and body["kind"] != OPENED)
 
 
-def misfiled(record: Record, body: Json) -> list[str]:
+def misfiled(record: Record, body: Json) -> Sequence[str]:
     """Columns that say something else than the text of the record, which `body` is."""
     beside = (record.chain, record.seq, record.at, record.kind, record.call_id)
     if beside == (body["chain"], body["seq"], body["at"], body["kind"], body.get("call_id")):
-        return []
+        return ()
     names = ("chain", "seq", "at", "kind", "call_id")
     return [name for name, value in zip(names, beside, strict=True) if body.get(name) != value]
 

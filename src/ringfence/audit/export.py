@@ -621,7 +621,8 @@ class _Live:
             return
         pruned = record.seq <= self._gone and body.get("seq") == record.seq
         self._approvals.feed(body, record.hash, record.find, pruned=pruned)
-        self._check_filing(record, body)
+        for field in misfiled(record, body):
+            self._found.add(f"is filed under another {field} than its text has", self._name, record.seq)
         if pruned:
             if record.seq == self._gone:
                 text = f"chain {self._name}: some of what was pruned still stands; the next prune removes it."
@@ -640,10 +641,6 @@ class _Live:
             self._wanted.setdefault(str(previous.get("chain")), []).append(entry)
         if body["kind"] == CLOSED and "unsigned" in body:
             self._found.notes.append(_unsigned(self._name, body["unsigned"]))
-
-    def _check_filing(self, record: Record, body: Json) -> None:
-        for field in misfiled(record, body):
-            self._found.add(f"is filed under another {field} than its text has", self._name, record.seq)
 
     def finish(self, held: slots.Slots, *, has_file: bool) -> None:
         last, name = self.verifier.seq, self._name
