@@ -46,6 +46,20 @@ def test_the_owner_of_a_connection_is_told_by_the_kernel(family: socket.AddressF
         assert identity.peer_uid(listener) is None, "it is connected to nobody"
 
 
+def test_a_client_whose_socket_is_for_both_families_is_known() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(("::ffff:127.0.0.1", listener.getsockname()[1]))
+        except OSError as exc:
+            pytest.skip(f"there is no IPv6 here: {exc}")
+        served, _ = listener.accept()
+        with served:
+            assert identity.peer_uid(served) == os.getuid()
+            client.close()
+            assert identity.peer_uid(served) is None
+
+
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
 @pytest.mark.parametrize("linger", [None, 0])
 def test_a_connection_that_its_client_has_closed_is_nobodys(

@@ -103,13 +103,7 @@ def _owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
     user 0 of it. And where there is no such connection, it tells of whatever listens at the first address.
     """
     family = socket.AF_INET6 if ":" in local[0] else socket.AF_INET
-    ends = struct.pack(
-        "!HH16s16s",
-        local[1],
-        remote[1],
-        socket.inet_pton(family, local[0]),
-        socket.inet_pton(family, remote[0]),
-    )
+    ends = _ends(family, local, remote)
     body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF, ends, 0, b"\xff" * 8)
     head = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as diag:
@@ -118,5 +112,14 @@ def _owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
         answer = diag.recv(4096)
     if len(answer) < _HEADER.size + _ANSWER.size or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
         return None
-    _, state, found, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+    told, state, found, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+    if (
+        told != family
+    ):  # a socket for both families, as some runtimes make them, has the same addresses as IPv6 maps them
+        ends = _ends(told, (f"::ffff:{local[0]}", local[1]), (f"::ffff:{remote[0]}", remote[1]))
     return int(uid) if state in _THEIRS and inode != 0 and found == ends else None
+
+
+def _ends(family: int, local: tuple[str, int], remote: tuple[str, int]) -> bytes:
+    addresses = (socket.inet_pton(family, local[0]), socket.inet_pton(family, remote[0]))
+    return struct.pack("!HH16s16s", local[1], remote[1], *addresses)

@@ -129,6 +129,12 @@ def test_a_plain_value_is_copied(value: str) -> None:
     [
         *(["--token", "abcdef"], ["--api-key=abcdef"], [TOKEN], ["postgres://me:hunter22@db/x"], ["-p", TOKEN]),
         *(["docker", "run", "-e", "API_TOKEN=abcdef"], ["-c", "API_TOKEN='abcdef' exec x"], ["API_TOKEN=abcdef"]),
+        *(
+            ["--header", "Authorization: Basic bWU6cHc="],
+            ["--header=Authorization:abcdef"],
+            ["--header", "X-Team: abcdef"],
+        ),
+        *(['{"password": "abcdef"}'], ["{'apiKey':'abcdef'}"], ["/token:abcdef"], ["a=b;Password=abcdef"]),
     ],
 )
 def test_a_secret_among_the_arguments_makes_a_server_unusable(args: list[str]) -> None:
@@ -144,6 +150,17 @@ def test_a_secret_in_a_url_makes_a_server_unusable(url: str) -> None:
     found = one({"url": url})
     assert found.unusable
     assert url not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        *(["--host", "127.0.0.1:8080"], ["-v", "/data:/data:ro"], ["https://x.example/mcp"], ["C:/notes"]),
+        *(['{"mode": "fast"}'], ["--header"], ["image:tag"]),
+    ],
+)
+def test_arguments_with_colons_are_taken_over(args: list[str]) -> None:
+    assert one({"command": "x", "args": args}).unusable == ()
 
 
 def test_an_argument_from_the_clients_environment_cannot_be_known() -> None:

@@ -44,11 +44,13 @@ class Plain:
     def __init__(self, refusals: Refusals) -> None:
         self.refusals = refusals
         self.served = 0
+        self.headers: list[bytes] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.served += 1
         while (await receive()).get("more_body"):
             pass
+        self.headers = [name for name, _ in scope["headers"]]
         body = f"user {scope.get(PEER)}".encode()
         head = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": head})
@@ -127,6 +129,50 @@ async def test_headers_without_an_end_are_cut_off(endless: bytes) -> None:
         told = await place.said(beginning, *[endless] * 64)
         assert told == b"" or told.startswith(b"HTTP/1.1 431")
         assert place.refusals.reasons == ["head_too_large"] and place.app.served == 0
+
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n"
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"0\r\nX-Long: " + b"x" * 65536, b"0\r\n" + b"a: b\r\n" * 12_000, b"5;" + b"x" * 65536, b"1\r\nx\r\n" * 12_000],
+    ids=["a field", "fields", "an extension", "crumbs"],
+)
+async def test_what_is_wrapped_around_a_body_has_an_end(endless: bytes) -> None:
+    async with listening() as place:
+        more = endless if endless.startswith(b"1") else endless[-60_000:]
+        assert await place.said(CHUNKED, endless, *[more] * 64) == b""
+        assert place.refusals.reasons == ["head_too_large"]
+
+
+async def test_fields_after_a_body_are_no_headers_of_the_request() -> None:
+    async with listening() as place:
+        assert (await place.said(CHUNKED + b"0\r\nHost: y\r\nOrigin: z\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert place.app.headers == [b"host", b"connection", b"transfer-encoding"]
+        assert place.refusals.reasons == []
+
+
+async def test_small_chunks_are_a_body_like_any_other() -> None:
+    async with listening() as place:
+        told = await place.said(CHUNKED, b"2\r\nxy\r\n" * 60_000, b"0\r\n\r\n")
+        assert told.startswith(b"HTTP/1.1 200") and place.refusals.reasons == []
+
+
+async def test_no_more_requests_are_taken_in_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting: list[int] = []
+    real = listen.PeerProtocol.on_headers_complete
+
+    def complete(self: listen.PeerProtocol) -> None:
+        real(self)
+        waiting.append(len(self.pipeline))
+
+    monkeypatch.setattr(listen.PeerProtocol, "on_headers_complete", complete)
+    one = b"GET /a HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 1000 + b"\r\n\r\n"
+    async with listening() as place:
+        told = await place.said(one * 3000, HEAD + b"\r\n")
+        assert told.count(b"HTTP/1.1 200") == 3001
+    assert max(waiting) * len(one) < 600_000, "what came at once, and no more"
 
 
 async def test_what_is_no_http_is_refused_and_counted() -> None:
@@ -287,14 +333,42 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_that_somebody_keeps_locked_is_one_clear_sentence(
+def test_a_folder_on_the_way_that_a_group_can_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    (shared / "mine").mkdir(parents=True, mode=0o700)
+    if os.getuid() == 0:
+        os.chown(shared, -1, 4242)
+    shared.chmod(0o775)
+    monkeypatch.setattr(os, "getegid", lambda: 4243)
+    with pytest.raises(Unavailable, match="a folder of your own"), unix_socket(shared / "mine" / "gateway.sock"):
+        pass
+    monkeypatch.setattr(os, "getegid", lambda: shared.stat().st_gid)
+    with unix_socket(shared / "mine" / "gateway.sock"):
+        pass
+
+
+def test_a_socket_that_somebody_keeps_locked_is_one_clear_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listen, "_LOCK_SECONDS", 0.0)
-    held = os.open(tmp_path, os.O_RDONLY)
+    held = os.open(tmp_path / "gateway.sock.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         assert system.lock(held)
         with pytest.raises(Unavailable, match="has locked"), unix_socket(tmp_path / "gateway.sock"):
+            pass
+    finally:
+        os.close(held)
+    with unix_socket(tmp_path / "gateway.sock"):
+        assert [each.name for each in tmp_path.iterdir()] == ["gateway.sock"]
+
+
+def test_whoever_locks_the_folder_keeps_nobody_from_listening(tmp_path: Path) -> None:
+    held = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert system.lock(held)
+        with unix_socket(tmp_path / "gateway.sock"):
             pass
     finally:
         os.close(held)

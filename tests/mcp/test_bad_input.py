@@ -298,6 +298,14 @@ def head(served: Gateway, length: int = 100) -> bytes:
     return f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\nContent-Length: {length}\r\n".encode()
 
 
+@pytest.mark.parametrize("hosts", [("evil.example", "{own}"), ("{own}", "evil.example"), ("{own}", "{own}")])
+def test_two_hosts(served: Gateway, hosts: tuple[str, str]) -> None:
+    lines = "".join(f"Host: {host.format(own=f'127.0.0.1:{served.port}')}\r\n" for host in hosts)
+    with connect(served) as one:
+        one.sendall(f"GET /mcp HTTP/1.1\r\n{lines}\r\n".encode())
+        assert one.recv(1000).startswith(b"HTTP/1.1 421")
+
+
 def test_half_open_connections(served: Gateway) -> None:
     kind = b"Content-Type: application/json\r\nAccept: */*\r\n\r\n"
     beginnings = [b"", b"POST", head(served), head(served) + kind, head(served) + kind + b'{"jsonrpc"', b"\x16\x03\x01"]

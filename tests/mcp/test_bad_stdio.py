@@ -133,6 +133,8 @@ NO_MESSAGE = {
     "null": b"null",
     "other version": b'{"jsonrpc": "1.0", "id": null, "method": "tools/call"}',
     "id true": b'{"jsonrpc": "2.0", "id": true, "method": "tools/call"}',
+    "id null": b'{"jsonrpc": "2.0", "id": null, "method": "tools/call", "params": {"name": "echo"}}',
+    "no id": b'{"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "echo"}}',
     "id object": b'{"jsonrpc": "2.0", "id": {}, "method": "tools/call"}',
     "a line of 5 MB": b'{"jsonrpc": "2.0", "id": "big", "method": "tools/call", "params": "' + b"x" * 5_000_000 + b'"}',
 }

@@ -194,6 +194,21 @@ async def test_an_answer_in_many_small_chunks_is_heard_though_its_server_has_gon
     assert len(heard.told) == 30
 
 
+async def test_a_socket_that_is_held_back_is_not_read_though_its_chunks_are_taken(for_ever: None) -> None:
+    crumbs = in_crumbs(b": \n" * 20_000)
+    async with Raw(crumbs).serving() as url:
+        link = HttpLink("far", url)
+        async with linked(link), anyio.create_task_group() as group:
+            group.start_soon(link.request, "tools/call", {}, Heard().exchange)
+            await held_back(link._intake.floods)
+            assert link._client is not None and link._client.connector is not None
+            (protocol,) = link._client.connector._acquired
+            await anyio.wait_all_tasks_blocked()
+            assert protocol._payload is not None and not protocol._payload._buffer, "all that was handed on was taken"
+            assert protocol.transport is not None and not protocol.transport.is_reading()
+            group.cancel_scope.cancel()
+
+
 async def test_a_stream_that_wants_to_be_reopened_at_once_is_reopened_ever_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -35,7 +35,8 @@ _SECRET_NAME = re.compile(
     r"|dsn|connection|database.?url|webhook|signature|(^|[_-])(key|pass|pat|jwt)($|[_-])",
     re.IGNORECASE,
 )
-_ASSIGNED = re.compile(r"(?:^|[\s'\"])([A-Za-z_][A-Za-z0-9_.-]*)=['\"]?([^\s'\"$][^\s'\"]*)")
+_ASSIGNED = re.compile(r"""(?:^|[\s'"{,;&?/])([A-Za-z_][A-Za-z0-9_.-]*)['"]?\s*[=:]\s*['"]?(?=([^\s'"$][^\s'"]*))""")
+_HEADER_OPTION = "header"
 _RUN = re.compile(r"[A-Za-z0-9+]{16,}")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _DIGEST = re.compile(r"sha(256|512)[:-][0-9a-f]{64,}")
@@ -119,7 +120,8 @@ def looks_secret(name: str, value: str) -> bool:
 
 
 def _assigns_secret(word: str) -> bool:
-    """`API_TOKEN=…`, whatever stands before it: `-e`, `env`, an engine that is not known here, words of a shell."""
+    """`API_TOKEN=…`, `Authorization: …`, `{"password": …}`, whatever stands before it: `-e`, `env`, an engine that is
+    not known here, words of a shell."""
     return any(looks_secret(found[1], found[2]) for found in _ASSIGNED.finditer(word))
 
 
@@ -240,7 +242,8 @@ class _Reader:
             before = found[index - 1] if index and index - 1 not in run.hidden else ""
             named = before.lstrip("-") if before.startswith("-") else ""
             option, _, given = word.lstrip("-").partition("=") if word.startswith("-") else (named, "", word)
-            if (looks_secret(option, given) or _assigns_secret(given)) and not _REFERENCE.search(given):
+            shown = option != _HEADER_OPTION and not looks_secret(option, given) and not _assigns_secret(given)
+            if given and not shown and not _REFERENCE.search(given):
                 unusable.append(f"argument {index} may be a secret, and arguments are written down; give it as env")
                 found[index] = "[not shown]"
         return tuple(self._expanded(word, f"argument {index}", unusable) for index, word in enumerate(found))

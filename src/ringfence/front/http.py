@@ -92,7 +92,7 @@ class HttpFront:
         headers = visit.headers
         visit.principal = principal = self._identify(scope)
         # A page in a browser must not reach us through a name or an origin that is not ours.
-        if headers.get("host", "").lower() not in self._own:
+        if headers.get("host", "").lower() not in self._own or _has_two_hosts(scope, headers):
             await visit.plain(421, "foreign_host", "Host is not this gateway")
         elif "origin" in headers and headers["origin"].lower() not in self._origins:
             await visit.plain(403, "foreign_origin", "Origin is not this gateway")
@@ -287,6 +287,10 @@ class HttpFront:
         return route
 
 
+def _has_two_hosts(scope: Scope, headers: dict[str, str]) -> bool:
+    return len(headers) != len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1
+
+
 def _params(value: Json) -> Json | None:
     params = value.get("params")
     return params if isinstance(params, dict) else None
@@ -335,7 +339,8 @@ async def _read(visit: _Visit) -> tuple[Json, str | None] | None:
     if (
         not isinstance(value, dict)
         or value.get("jsonrpc") != "2.0"
-        or not isinstance(value.get("method", ""), str)
+        or not isinstance(method := value.get("method", ""), str)
+        or ("id" not in value and method and not method.startswith("notifications/"))
         or ("id" in value and (isinstance(ident, bool) or not isinstance(ident, str | int)))
         or not isinstance(value.get("params", {}), dict)
     ):

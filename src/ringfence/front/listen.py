@@ -54,6 +54,8 @@ class _Terms:
 
 OWN_TERMS = _Terms(head_bytes=64 * 1024, head_seconds=30.0)
 STRANGE_TERMS = _Terms(head_bytes=8 * 1024, head_seconds=10.0, once=True)
+_CONTENT_PAYS = 5
+"""A byte of a body stands for itself and four around it: chunks are small where somebody writes little at a time."""
 MOST_OWN = 2000
 MOST_STRANGERS = 128
 MOST_OF_A_STRANGER = 32
@@ -110,6 +112,8 @@ class PeerProtocol(HttpToolsProtocol):
         """A request whose headers are still to come."""
         self._head_bytes = 0
         """Since the last request was complete."""
+        self._wrapping = 0
+        """Bytes of a body that are none of what it holds: sizes of its chunks, fields after its end."""
         self._clock: asyncio.TimerHandle | None = None
         """While nothing is being served."""
 
@@ -149,6 +153,8 @@ class PeerProtocol(HttpToolsProtocol):
                 self._head_bytes += len(piece)
             elif self._terms.once:
                 return
+            else:
+                self._wrapping += len(piece)
             try:
                 self.parser.feed_data(piece)
             except httptools.HttpParserError:
@@ -156,6 +162,9 @@ class PeerProtocol(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade:
                 break  # nothing else is spoken here: the request is served as it is
+            if self._wrapping > self._terms.head_bytes:
+                self._refuse(431, "head_too_large", f"{self._terms.head_bytes} bytes around a body are the most")
+                return
         self._start_clock()
 
     def on_message_begin(self) -> None:
@@ -166,18 +175,25 @@ class PeerProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = self._begun = False
         super().on_headers_complete()
+        self.headers = []  # fields that follow the body are no headers of the request
         if self._terms.once:
             self.cycle.keep_alive = False
         else:
             self._stop_clock()
 
+    def on_body(self, body: bytes) -> None:
+        self._wrapping -= _CONTENT_PAYS * len(body)
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._in_head = True
-        self._head_bytes = 0
+        self._head_bytes = self._wrapping = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.pipeline:
+            self.flow.pause_reading()  # requests wait already: no more of them are taken in
         if self._begun and not self.transport.is_closing():
             self._start_clock()
 
@@ -268,7 +284,7 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
         raise Unavailable("listen", "a unix socket to listen on needs Linux, where the kernel says who connects to it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
-            with _locked(path.parent):
+            with _locked(path):
                 _clear(path)
                 os.fchmod(listener.fileno(), 0o600)  # what it is bound to has this from its first moment
                 listener.bind(str(path))
@@ -286,29 +302,48 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """A folder in which only our user and root can put and remove things, made where there is none. Who else starts
-    to listen in it at this moment waits, and then finds us listening."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """For a socket in a folder in which only our user and root can put and remove things, made where there is none. Who
+    else starts to listen there at this moment waits, and then finds us listening."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         info = os.fstat(folder)
-        if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022 or _open_above(path):
-            text = f"others can write to {path}, and could put a socket of theirs in the place of ours"
+        if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022 or _open_above(path.parent):
+            text = f"others can write to {path.parent}, and could put a socket of theirs in the place of ours"
             raise Unavailable("listen", f"{text}: name a socket in a folder of your own")
-        until = time.monotonic() + _LOCK_SECONDS
-        while not system.lock(folder):
-            if time.monotonic() > until:
-                raise Unavailable("listen", f"another process has locked {path}: end it, or name another folder")
-            time.sleep(0.02)
-        yield
+        # A file of our own: the folder itself can be locked by whoever may look into it.
+        name = f"{path.name}.lock"
+        lock = _own_lock(folder, name, path)
+        try:
+            yield
+        finally:
+            os.unlink(name, dir_fd=folder)
+            os.close(lock)
     finally:
         os.close(folder)
 
 
+def _own_lock(folder: int, name: str, path: Path) -> int:
+    until = time.monotonic() + _LOCK_SECONDS
+    while True:
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        with contextlib.suppress(FileNotFoundError):  # who had it before us has removed it meanwhile
+            if system.lock(lock) and os.path.samestat(os.fstat(lock), os.stat(name, dir_fd=folder)):
+                return lock
+        os.close(lock)
+        if time.monotonic() > until:
+            raise Unavailable("listen", f"another process has locked {path}: end it, or name another socket")
+        time.sleep(0.02)
+
+
 def _open_above(path: Path) -> bool:
-    """Whether anybody may rename a folder on the way there."""
-    above = (parent.stat().st_mode for parent in path.resolve().parents)
-    return any(mode & 0o002 and not mode & stat.S_ISVTX for mode in above)
+    """Whether anybody else may rename a folder on the way there."""
+    return any(_others_may_rename_in(parent.stat()) for parent in path.resolve().parents)
+
+
+def _others_may_rename_in(info: os.stat_result) -> bool:
+    theirs = info.st_mode & 0o002 or (info.st_mode & 0o020 and info.st_gid not in (0, os.getegid()))
+    return bool(theirs) and not info.st_mode & stat.S_ISVTX
 
 
 def _clear(path: Path) -> None:

@@ -20,7 +20,15 @@ from mcp.shared.inbound import InboundLadderRejection, classify_inbound_request
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp.shared.transport_context import TransportContext
-from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCRequest
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCNotification,
+    JSONRPCRequest,
+)
 
 from ringfence import canonical
 from ringfence.front.inbound import Inbound, wants, with_params
@@ -172,6 +180,8 @@ class StdioFront:
             value, fault = exc.value, str(exc)
         value, fault = with_params(value, fault)
         message = to_message(value)
+        if isinstance(message, JSONRPCNotification) and not message.method.startswith("notifications/"):
+            message = None  # a request that nobody could be answered
         is_call = isinstance(message, JSONRPCRequest) and message.method == "tools/call"
         if message is None or (fault is not None and not is_call):
             ident = value.get("id") if isinstance(value, dict) else None

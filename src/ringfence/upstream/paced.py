@@ -30,6 +30,9 @@ class _Paced(ResponseHandler):
         self._lost: list[BaseException | None] = []
 
     def data_received(self, data: bytes) -> None:
+        if not data:  # the library goes on with what it was handed before
+            super().data_received(data)
+            return
         price = framing(data)
         if price < _CHEAP and not self._backlog:
             super().data_received(data)
@@ -63,6 +66,11 @@ class _Paced(ResponseHandler):
             return
         if not (self._reading_paused or getattr(self, "_buffer_paused", False)):  # else the library holds it itself
             self.transport.resume_reading()
+
+    def _resume_transport_reading(self) -> None:
+        """The library reads on whenever some of what it holds was taken, which is no reason to stop waiting."""
+        if self._waiting is None:
+            super()._resume_transport_reading()
 
     @property
     def should_close(self) -> bool:
