@@ -82,6 +82,9 @@ def test_a_session_that_is_opened_or_forked_runs_only_set_up_code() -> None:
     assert asked({"network": ["a.example"], "mounts": [RW], "setup": "x = 1"}, opening) == both
     assert asked({"session": "box_1", "count": 1}, forking, FULL) == NOTHING
     assert asked({"session": "box_1", "count": 1}, forking, replace(FULL, sets_up=True)) == both
+    volume = {"name": "books", "at": "/workspace/books"}
+    assert asked({"volumes": [volume], "setup": "x = 1"}, opening) == Possible(writes=True)
+    assert asked({"volumes": [{**volume, "mode": "ro"}], "setup": "x = 1"}, opening) == NOTHING
 
 
 @pytest.mark.parametrize("tool", [name for name, tool in KIT.items() if tool.mode is Mode.READ])

@@ -101,7 +101,7 @@ class Outside:
     sends: bool = False
     """A way out of it, to whomever."""
     writes: bool = False
-    """A folder of the host's that it may write to."""
+    """A folder that it may write to and that outlives it: one of the host's, or a volume."""
     sets_up: bool = False
     """Set-up code of a user's runs in it before anything else."""
 

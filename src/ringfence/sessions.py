@@ -194,6 +194,8 @@ class SessionInfo:
     network: tuple[str, ...] = ()
     """Whom its box may reach."""
     lending: Lending | None = None
+    keeps: bool = False
+    """It has a volume that it may write to, which outlives it."""
 
 
 @plain

@@ -91,6 +91,16 @@ def test_what_goes_in_and_comes_out(tmp_path: Path) -> None:
     assert told["isolation"]["backend"] == "process" and told["ended"] == "exited"
 
 
+@pytest.mark.parametrize("place", ["out/facts.json", "link/facts.json", "out/sub/../facts.json"])
+def test_facts_do_not_lie_where_the_program_could_write_them(tmp_path: Path, place: str) -> None:
+    (tmp_path / "out/sub").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("out")
+    code = "open('output/facts.json', 'w').write('{}')"
+    ended = run("-c", code, "--output", tmp_path / "out", "--facts", tmp_path / place)
+    assert ended.returncode == 2 and "lies in the folder of --output" in ended.stderr
+    assert not (tmp_path / "out/facts.json").exists()
+
+
 def test_output_is_the_very_bytes() -> None:
     code = "import sys; sys.stdout.buffer.write(bytes(range(256)))"
     ended = subprocess.run(gateways.ringfence("run", "-c", code), capture_output=True, check=True)

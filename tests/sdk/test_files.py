@@ -192,6 +192,23 @@ open('trap/fine', 'w').write('x')""")
     assert len(moved.left_out) == 3
 
 
+def test_what_the_host_acts_upon_does_not_come_along_with_a_folder(sandbox: Sandbox, tmp_path: Path) -> None:
+    sandbox.run_code("""
+import os
+for name in ('fine', '.git/hooks/pre-commit', 'sub/.ENVRC', 'repo/HEAD', 'repo/refs/x', 'repo/objects/x', 'head/fine'):
+    os.makedirs(os.path.dirname('/workspace/plot/' + name), exist_ok=True)
+    open('/workspace/plot/' + name, 'w').write('x')
+os.link('plot/sub/.ENVRC', 'plot/sub/same'); os.symlink('repo', 'plot/.vscode')""")
+    moved = sandbox.files.download("plot", tmp_path / "out")
+    there = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert there - {"sub/same"} == {"fine", "repo/refs/x", "repo/objects/x", "head/fine"}
+    left_out = {path.removeprefix("/workspace/plot/") for path in moved.left_out} - {"sub/same"}
+    assert left_out == {".git", ".vscode", "sub/.ENVRC", "repo/HEAD"}
+    sandbox.files.download("plot", tmp_path / "all.tar")
+    with tarfile.open(tmp_path / "all.tar") as archive:
+        assert ".git/hooks/pre-commit" in archive.getnames()
+
+
 # ── as it happens ──
 
 

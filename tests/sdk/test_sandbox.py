@@ -220,6 +220,16 @@ def test_a_volume_outlives_its_sandboxes() -> None:
         Sandbox.create(volumes={"/workspace/books": "books"})
 
 
+def test_what_a_step_may_have_left_in_a_volume_is_no_step_without_effect() -> None:
+    Sandbox.create_volume("shelf", max_bytes=8 << 20)
+    with Sandbox.create(volumes={"/workspace/shelf": "shelf"}) as box:
+        facts = box.run_code("open('shelf/one', 'w').write('x')").facts
+        assert facts["effect"] != "none" and "nothing outside" not in facts["explanation"]
+    with Sandbox.create(volumes=[VolumeMount("shelf", "/workspace/shelf", "ro")]) as box:
+        assert box.run_code("1").facts["effect"] == "none"
+    Sandbox.remove_volume("shelf")
+
+
 # ── what is refused ──
 
 

@@ -112,6 +112,8 @@ def run(
         **{"template": template, "layout": "fresh" if fresh else None},
     )
     settings = boxed.settings(config_path, backend)
+    if facts not in (None, "-") and wanted.output and Path(facts).resolve().is_relative_to(wanted.output):
+        common.fail(f"--facts {facts}: lies in the folder of --output, where the program says what is in which file", 2)
     report = boxed.Report(facts)
     raise typer.Exit(common.run(boxed.run, wanted, settings, report, not chosen.reads_stdin))
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 
 from ringfence.box import MIB, FileFact
 from ringfence.sandbox.beneath import PART, changing, full_path, open_regular_here, refusal
+from ringfence.sandbox.process.acted_upon import WHY, is_acted_upon
 from ringfence.sandbox.process.files import CREATE, FOLDER, acting_as, kind, opened, shown, unfit
 from ringfence.sandbox.tarstream import BLOCK, Member, TarReader
 from ringfence.sandbox.walking import Found, Room, Walk, is_mount, remove_entry
@@ -106,21 +107,48 @@ def unpack_into(
     folder: int, owner: int | None, stream: Iterable[bytes], *, max_bytes: int, max_files: int
 ) -> list[FileFact]:
     """Put an archive into an open folder; its files, with paths relative to it. Raises OSError and Refused."""
+    return _unpack(folder, owner, TarReader(stream, max_bytes=max_bytes, max_files=max_files), None)
+
+
+def unpack_on_host(
+    folder: int, stream: Iterable[bytes], *, max_bytes: int, max_files: int
+) -> tuple[list[FileFact], dict[str, str]]:
+    """The same into a folder of the host's, without what programs there act upon by themselves: that, and why."""
+    left_out: dict[str, str] = {}
+    reader = TarReader(stream, max_bytes=max_bytes, max_files=max_files)
+    return _unpack(folder, None, reader, left_out), left_out
+
+
+def _unpack(folder: int, owner: int | None, reader: TarReader, left_out: dict[str, str] | None) -> list[FileFact]:
     stage = f"{PART}{secrets.token_hex(8)}.part"
     with acting_as(owner):
         os.mkdir(stage, 0o700, dir_fd=folder)
     try:
         with opened(stage, FOLDER, folder) as staged:
             facts: dict[str, FileFact] = {}
-            reader = TarReader(stream, max_bytes=max_bytes, max_files=max_files)
             for member in reader.members():
-                _put(staged, owner, member, reader, facts)
+                if left_out is None or not _withheld(member, left_out):
+                    _put(staged, owner, member, reader, facts)
             _check_merge(staged, folder)
             _merge(staged, folder, owner)
     finally:
         with suppress(FileNotFoundError):
             remove_entry(folder, stage, owner)
     return list(facts.values())
+
+
+def _withheld(member: Member, left_out: dict[str, str]) -> bool:
+    """Of what lies in another, the outer is named."""
+    last = len(member.parts) - 1
+    for at, name in enumerate(member.parts):
+        if is_acted_upon(name, folder=at < last or member.kind == "dir"):
+            left_out["/".join(member.parts[: at + 1])] = WHY
+            return True
+    source = [part for part in member.target.split("/") if part not in ("", ".")] if member.kind == "again" else []
+    if any("/".join(source[: at + 1]) in left_out for at in range(len(source))):
+        left_out["/".join(member.parts)] = "it is another name for a file that was left out"
+        return True
+    return False
 
 
 def _put(staged: int, owner: int | None, member: Member, reader: TarReader, facts: dict[str, FileFact]) -> None:

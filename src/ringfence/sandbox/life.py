@@ -127,6 +127,7 @@ class Life:
             snapshot=spec.snapshot,
             network=tuple(host for rule in spec.network for host in rule.hosts),
             lending=spec.lending,
+            keeps=any(mount.mode == "rw" for mount in spec.volumes),
         )
 
     @property

@@ -92,8 +92,9 @@ def makes_box(call: Call, contract: Contract) -> bool:
 def outside(call: Call, contract: Contract) -> Outside:
     """What the box that this call makes has of the outside. An index of packages that is ours is no part of that."""
     network, places, secrets = _reach(call, contract)
-    mounts = _mounts(contract, call.arguments)
-    return Outside(network != "denied" or bool(places or secrets), any(mount.mode == "rw" for mount in mounts))
+    modes = [mount.mode for mount in _mounts(contract, call.arguments)]
+    modes += [volume.get("mode", "rw") for volume in call.arguments.get("volumes") or ()]  # they outlive the session
+    return Outside(network != "denied" or bool(places or secrets), "rw" in modes)
 
 
 def _reach(call: Call, contract: Contract) -> tuple[str, tuple[str, ...], tuple[str, ...]]:

@@ -170,7 +170,8 @@ class AsyncFiles:
     async def download(self, path: str, host: str | Path, *, on_progress: OnProgress | None = None) -> Moved:
         """Take a file to the host; or a folder: into a folder there, or as an archive where the name ends in `.tar`.
 
-        An archive that the box made up cannot reach outside of that folder.
+        An archive that the box made up cannot reach outside of that folder. Into a folder, what programs of the host
+        act upon by themselves (`.git`, `.envrc`, …) does not come along: `left_out` names it.
         """
         target = Path(host)
         info = await self.get_info(path)
@@ -200,6 +201,7 @@ class AsyncFiles:
             landing.land()
             return Moved(sum(names.values()), landing.bytes, left_out)
         moved = await asyncio.to_thread(landing.unpack)
+        left_out |= {f"{path}/{inner}": why for inner, why in moved.left_out.items()}
         return Moved(moved.files, moved.bytes, left_out)
 
     # ── As it happens ──

@@ -75,7 +75,8 @@ class Moved:
     files: int
     bytes: int
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """What was not taken along, and why: links that lead out, devices, pipes."""
+    """What was not taken along, and why: links that lead out, devices, pipes; out of a sandbox, what programs of the
+    host act upon by themselves."""
 
 
 class Progress(NamedTuple):

@@ -176,12 +176,13 @@ class Landing:
             raise Unavailable("no_output", f"{self._target}: {exc.strerror}") from None
         try:
             pieces = iter(lambda: self._file.read(MIB), b"")
-            facts = _archive().unpack_into(folder, None, pieces, max_bytes=_MOST_BYTES, max_files=_MOST_FILES)
+            limits = {"max_bytes": _MOST_BYTES, "max_files": _MOST_FILES}
+            facts, left_out = _archive().unpack_on_host(folder, pieces, **limits)
         except OSError as exc:
             raise Refused(Status.FAILED, "no_output", f"{self._target}: {exc.strerror}") from None
         finally:
             os.close(folder)
-        return Moved(len(facts), sum(fact.bytes for fact in facts))
+        return Moved(len(facts), sum(fact.bytes for fact in facts), left_out)
 
     def names(self) -> dict[str, bool]:
         """What is in the archive that it is, and of each whether it is a file."""

@@ -277,6 +277,19 @@ async def test_a_folder_that_becomes_a_repository_is_told_of(backend: ProcessBac
     assert (await shell(backend, script, Mount(str(tmp_path), HERE, "rw"))).planted == (f"{HERE}/config",)
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look everywhere")
+@pytest.mark.parametrize("folder", ["", "/.git", "/.cargo"])
+async def test_a_folder_that_was_closed_to_us_is_told_of(backend: ProcessBackend, tmp_path: Path, folder: str) -> None:
+    made(tmp_path, {".git/config": "", ".cargo/x": ""})
+    script = f"cd /project; echo . > .git/commondir; echo x > .cargo/config; chmod 0 {HERE}{folder}"
+    try:
+        planted = (await shell(backend, script, Mount(str(tmp_path), HERE, "rw"))).planted
+    finally:
+        for closed in (tmp_path, tmp_path / ".git", tmp_path / ".cargo"):
+            closed.chmod(0o700)
+    assert f"{HERE}{folder}" in planted
+
+
 async def test_what_programs_go_by_cannot_itself_be_mounted_writable(backend: ProcessBackend, tmp_path: Path) -> None:
     made(
         tmp_path, {".vscode/tasks.json": "", ".git/hooks/x": "", ".claude/worktrees/w/main.py": "", ".cargo/config": ""}

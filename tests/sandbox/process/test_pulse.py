@@ -95,6 +95,19 @@ def test_what_works_is_looked_at_often(timers: Timers) -> None:
     assert max(gaps) == pytest.approx(BUSY_SECONDS)
 
 
+def test_a_box_that_takes_long_to_look_at_leaves_most_of_the_time_to_others(timers: Timers) -> None:
+    box = Box(timers)
+
+    def look() -> None:
+        box.look()
+        timers.now += 0.5
+
+    each = Rhythm(Pulse(), box.worked_ms, look)
+    each.start()
+    timers.pass_(60.0, box.work(0.5))
+    assert 20 <= len(box.looks) <= 45
+
+
 def test_idle_boxes_share_one_slow_timer_and_are_not_looked_at(timers: Timers) -> None:
     shared = Pulse()
     boxes = [rhythm(timers, shared) for _ in range(50)]

@@ -32,6 +32,24 @@ def test_datagrams_that_nobody_reads_are_memory() -> None:
             each.close()
 
 
+def test_connections_in_which_something_waits_count_whole_where_they_could_be_too_many() -> None:
+    held = []
+    try:
+        for number in range(20):
+            each = socket.socket()
+            each.bind(("127.0.0.1", 0))
+            each.connect(each.getsockname())  # nobody listens
+            held.append(each)
+            if number % 2:
+                each.send(b"x")
+        least = 10 * uncounted._STREAM_BYTES
+        assert uncounted.streams(SELF, 0) >= least
+        assert uncounted.streams(SELF, 1 << 40) == 0
+    finally:
+        for each in held:
+            each.close()
+
+
 def test_few_locks_count_for_nothing_and_many_for_what_they_take(tmp_path: Path) -> None:
     with (tmp_path / "locked").open("w+") as file:
         for at in range(uncounted._FEW_LOCKS + 1):

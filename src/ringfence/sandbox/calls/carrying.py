@@ -94,7 +94,7 @@ class Carrying:
     def _learn(self, info: SessionInfo) -> None:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        writes = any(mount.get("mode") == "rw" for mount in info.isolation.get("mounts") or ())
+        writes = info.keeps or any(mount.get("mode") == "rw" for mount in info.isolation.get("mounts") or ())
         sets_up = (info.isolation.get("template") or {}).get("setup") == "user"
         self._known[info.id] = _Has(info.network, info.lending, Outside(bool(info.network), writes, sets_up))
 

@@ -157,6 +157,13 @@ NAMES = (*_VERSION_CONTROL, *_EDITORS, *_AGENTS, *_SHELLS, *_PACKAGES, *_TOOLS, 
 _TOPS = frozenset(name.partition("/")[0].casefold() for name in NAMES)
 
 
-def is_acted_upon(name: str) -> bool:
+_REPOSITORY = "head"
+"""To git any folder is a repository that has a file HEAD beside `objects` and `refs`, or beside `commondir`; then its
+`config` names programs, whatever the folder is called."""
+WHY = "tools on the host act upon a file of this name by themselves"
+
+
+def is_acted_upon(name: str, *, folder: bool = False) -> bool:
     """Whether an entry of this name is one of them, or may hold one; some file systems take no notice of case."""
-    return name.casefold() in _TOPS
+    plain = name.casefold()
+    return plain in _TOPS or (plain == _REPOSITORY and not folder)

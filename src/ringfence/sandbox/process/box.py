@@ -23,6 +23,7 @@ from ringfence.sandbox.process.denials import Account, Denials
 from ringfence.sandbox.process.groups import Groups
 from ringfence.sandbox.process.hub import Hub
 from ringfence.sandbox.process.member import Ended, Member, received
+from ringfence.sandbox.process.parts import Parts
 from ringfence.sandbox.process.uncounted import Watched
 from ringfence.sandbox.waiting import shielded
 
@@ -67,6 +68,7 @@ class Box:
         """Processor time of each of them then, and of those that it had waited for."""
         self.ended_ms = 0.0
         """Processor time of those that have ended, as far as it was seen."""
+        self.parts = Parts()
         self.descriptors: dict[str, int] = {}
         self.trouble: list[str] = []
         self.begun = False

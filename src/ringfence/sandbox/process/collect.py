@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from ringfence.box import FileFact
-from ringfence.sandbox.process.acted_upon import is_acted_upon
+from ringfence.sandbox.process.acted_upon import WHY, is_acted_upon
 from ringfence.sandbox.process.files import (
     CREATE,
     DEEPEST,
@@ -95,11 +95,11 @@ class _Collector:
         name = parts[-1]
         if problem := unfit(name):
             raise LeftOut(problem)
-        if is_acted_upon(name):
-            raise LeftOut("tools on the host act upon a file of this name by themselves")
         if len(os.fsencode("/".join(parts))) > LONGEST_PATH:
             raise LeftOut(f"its path is longer than {LONGEST_PATH} bytes")
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if is_acted_upon(name, folder=stat.S_ISDIR(found.st_mode)):
+            raise LeftOut(WHY)
         if stat.S_ISDIR(found.st_mode):
             if len(parts) > DEEPEST:
                 raise LeftOut(f"it is deeper than {DEEPEST} folders")

@@ -10,6 +10,7 @@ import fcntl
 import os
 import select
 import struct
+import time
 from collections.abc import Callable
 
 from ringfence.sandbox.process import listening, seccomp, verdicts
@@ -22,6 +23,10 @@ _CONTINUE = 1  # SECCOMP_USER_NOTIF_FLAG_CONTINUE
 MAX_DENIALS = 20_000
 """Each costs the supervisor a moment; a program that goes on like this has no honest purpose."""
 _AT_ONCE = 64
+_LONG = 0.05
+"""Seconds: after a look at a whole box that took longer, others have their turn."""
+_BREATH = 3.0
+"""So many times as long as it took, it is not looked at again."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MACHINE = os.uname().machine
 
@@ -36,7 +41,8 @@ class Account:
     def __init__(self, most: int, reclaim: Callable[[], object] = lambda: None) -> None:
         """`reclaim` sets `taken` and `watchers` back where less is left."""
         self._most = most
-        self._reclaim = reclaim
+        self._reclaim_now = reclaim
+        self._next = float("-inf")
         self.taken = 0
         self.refused = False
         self.watchers = 0
@@ -51,6 +57,15 @@ class Account:
             return False
         self.taken += size
         return True
+
+    def _reclaim(self) -> None:
+        """Who asks for what it cannot have must not keep us busy: looking takes as long as the box makes it."""
+        began = time.monotonic()
+        if began >= self._next:
+            self._reclaim_now()
+            took = time.monotonic() - began
+            if took > _LONG:
+                self._next = began + took * (1 + _BREATH)
 
     def watch(self) -> bool:
         """Whether there may be one more instance of epoll."""

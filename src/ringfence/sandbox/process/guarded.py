@@ -115,7 +115,8 @@ def look(mounts: Sequence[Mount], held: Held) -> Seen:
     if not guards:
         return Seen(held, {})
     found = ((item.at, _state(item, guards, held)) for item in _survey(guards) if item.name not in FOLDERS)
-    return Seen(held, {at: state for at, state in found if state is not None})
+    closed: dict[str, _State] = dict.fromkeys(_closed(guards), ((), ("closed",)))
+    return Seen(held, {at: state for at, state in found if state is not None} | closed)
 
 
 def planted(mounts: Sequence[Mount], before: Seen) -> tuple[str, ...]:
@@ -248,6 +249,18 @@ def _state(item: _Item, guards: Sequence[Mount], held: Held) -> _State | None:
         else:
             there += tuple((path, *_facts(path)) for path, _ in _entries(way.end, _MOST_ENTRIES, _DEEPEST))
     return (links, there) if links or there is not None else None
+
+
+def _closed(guards: Sequence[Mount]) -> Iterator[str]:
+    """Folders that we may not look into: a box can take that right away, so what it left there is not known."""
+    for mount in guards:
+        for inner in ("", *(f"/{name}" for name in PINNED)):
+            try:
+                os.lstat(f"{mount.host}{inner}/.")
+            except PermissionError:
+                yield mount.at + inner
+            except OSError:
+                pass  # no folder
 
 
 def _is_held(path: str, pinned: bool, guards: Sequence[Mount], held: Held) -> bool:

@@ -21,6 +21,8 @@ BUSY_SECONDS = 0.02
 FIRST_SECONDS = 0.01
 WORTH_A_LOOK_MS = 1.0
 """Processor time that is not worth a look; it adds up until it is."""
+_BREATH = 3.0
+"""So many times as long as a look took, others have their turn."""
 _BUSY_SHARE = 0.02
 """Of one core, between two looks; below it a box counts as idle."""
 _CALM_LOOKS = 5
@@ -72,6 +74,7 @@ class Rhythm:
         self._seen_ms = self._asked_ms = 0.0
         self._asked_at = 0.0
         self._calm = 0
+        self._took = 0.0
 
     def start(self) -> None:
         """Something was begun there: look soon."""
@@ -91,7 +94,9 @@ class Rhythm:
             self._timer = None
 
     def _busy(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._busy_seconds(), self._busy)
+        # What it takes to look at many processes is theirs, and not that of other boxes: they have their turn first.
+        pause = max(self._busy_seconds(), self._took * _BREATH)
+        self._timer = asyncio.get_running_loop().call_later(pause, self._busy)
         share, worth = self._ask()
         self._calm = 0 if share > _BUSY_SHARE else self._calm + 1
         if self._calm >= _CALM_LOOKS:
@@ -110,7 +115,9 @@ class Rhythm:
             self._look_now()
 
     def _look_now(self) -> None:
+        began = time.monotonic()
         self._look()
+        self._took = time.monotonic() - began
         # A look may have found processes that were not known.
         self._seen_ms = self._asked_ms = self._worked_ms() or self._asked_ms
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 _FEW_DATAGRAM_SOCKETS = 8
 """What these can hold is not worth reading more than how many there are."""
+_STREAM_BYTES = 512 << 10
+"""What a TCP connection of a box can hold, both ways: by itself the kernel enlarges its buffers no further."""
 _LOCK_BYTES = 256
 _FEW_LOCKS = 1000
 _MOST_LOCKS = 20_000
@@ -39,29 +41,42 @@ _REST = 20.0
 def datagrams(pid: int) -> int:
     """Bytes that wait in the UDP sockets of the network of a process."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        if _datagram_sockets(pid) > _FEW_DATAGRAM_SOCKETS:
-            return sum(_waiting(f"/proc/{pid}/net/{name}") for name in ("udp", "udp6"))
+        if _sockets(pid, "UDP") > _FEW_DATAGRAM_SOCKETS:
+            queues = (queue for name in ("udp", "udp6") for queue in _queues(f"/proc/{pid}/net/{name}"))
+            return sum(int(queue.partition(":")[2], 16) for queue in queues)
     return 0
 
 
-def _datagram_sockets(pid: int) -> int:
+def streams(pid: int, room: int) -> int:
+    """Bytes that TCP connections of the network of a process may hold, where they could be more than `room`.
+
+    One in which anything waits counts whole: what the kernel keeps for a byte is not known. A socket can be connected
+    to itself, so that nobody has to listen.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        if _sockets(pid, "TCP") * _STREAM_BYTES > room:
+            queues = (queue for name in ("tcp", "tcp6") for queue in _queues(f"/proc/{pid}/net/{name}"))
+            return sum(_STREAM_BYTES for queue in queues if queue.strip("0:"))
+    return 0
+
+
+def _sockets(pid: int, kind: str) -> int:
     total = 0
     for name in ("sockstat", "sockstat6"):
         with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
             for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines():
                 words = line.split()
-                if words[0] in ("UDP:", "UDP6:"):
+                if words[0] in (f"{kind}:", f"{kind}6:"):
                     total += int(words[2])
     return total
 
 
-def _waiting(path: str) -> int:
+def _queues(path: str) -> list[str]:
+    """Of each socket `tx_queue:rx_queue`, in hexadecimal digits."""
     try:
-        lines = Path(path).read_text().splitlines()[1:]
+        return [line.split()[4] for line in Path(path).read_text().splitlines()[1:]]
     except FileNotFoundError:
-        return 0
-    # The fifth word is `tx_queue:rx_queue`, in hexadecimal digits.
-    return sum(int(line.split()[4].partition(":")[2], 16) for line in lines)
+        return []
 
 
 class Locks:

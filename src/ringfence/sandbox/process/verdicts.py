@@ -263,6 +263,8 @@ _ARCH_PRCTLS = (
 
 
 _OFD_LOCKS = Case((Arg(1, (37, 38)),), EINVAL)
+# F_NOTIFY tells what the host and other boxes do in folders that all of them see; who watches files has inotify.
+_FOLDER_SIGNALS = Case((Arg(1, (1026,)),), EINVAL)
 
 
 def _only(index: int, among: Sequence[int], otherwise: Verdict, mask: int = WORD) -> Rule:
@@ -316,7 +318,7 @@ _CHECKED = {
     "madvise": Rule((Case((Arg(2, (12,)),), EINVAL),), ALLOW),
     # Not F_SETLEASE and F_SETDELEG: whoever writes to a file of the host's would wait for the box.
     # Not F_OFD_SETLK and F_OFD_SETLKW: whose such a lock is the kernel tells nobody, so nobody could count them.
-    "fcntl": Rule((Case((Arg(1, (1024, 1040)),), Verdict("errno", errno.EACCES)), _OFD_LOCKS), ALLOW),
+    "fcntl": Rule((Case((Arg(1, (1024, 1040)),), Verdict("errno", errno.EACCES)), _OFD_LOCKS, _FOLDER_SIGNALS), ALLOW),
     # SCHED_OTHER, SCHED_BATCH and SCHED_IDLE, also with SCHED_RESET_ON_FORK; never ahead of the host.
     "sched_setscheduler": _only(1, (0, 3, 5), EPERM, WORD ^ 0x40000000),
     # Process 1 is the box's own, under the same user: its limits are not for the program to set.
@@ -344,6 +346,8 @@ WATCHERS = ("epoll_create", "epoll_create1")
 UNCOUNTED: Mapping[str, Verdict | Rule] = MappingProxyType(
     {
         **dict.fromkeys(("memfd_create", "shmget", "semget", "msgget"), ENOSYS),
+        # A ruleset takes any number of rules, megabytes behind one descriptor, and nothing tells how many.
+        "landlock_create_ruleset": ENOSYS,
         # Memory that is shared, and of no file, stays when it is unmapped from all but one page: no file of any
         # process tells how much there is (MAP_SHARED with MAP_ANONYMOUS). Huge pages as in `POLICY`.
         "mmap": Rule(
@@ -366,6 +370,7 @@ UNCOUNTED: Mapping[str, Verdict | Rule] = MappingProxyType(
                 Case((Arg(1, (1031,)),), EPERM),
                 Case((Arg(1, (1024, 1040)),), Verdict("errno", errno.EACCES)),
                 _OFD_LOCKS,
+                _FOLDER_SIGNALS,
             ),
             ALLOW,
         ),

@@ -11,6 +11,7 @@ from pathlib import Path
 from ringfence.box import Ended, Limit, Limits
 from ringfence.sandbox.process import kernel, uncounted
 from ringfence.sandbox.process.box import Box
+from ringfence.sandbox.process.parts import memory
 from ringfence.sandbox.process.pulse import Rhythm, worked_ms
 
 _KCMP_VM = 1
@@ -154,6 +155,7 @@ def _counted(box: Box, used: int) -> int:
     held = max(0, used - on_disk(box))  # at once: what is removed meanwhile would count as memory
     if not box.group.counts_sockets:
         held += uncounted.datagrams(box.first)
+        held += uncounted.streams(box.first, box.limits.memory_bytes - held)
     return held + box.hub.locks.held(lambda: _inside(box), box.limits.memory_bytes)
 
 
@@ -176,9 +178,7 @@ def added_up(box: Box, enough: int) -> tuple[int, float, int]:
     box.tasks = count
     if resident + shared > enough or count > 1:
         of_each = _each_once(of_each)
-        # A process can close its maps to us (PR_SET_DUMPABLE); then all that it sees counts as its own.
-        shares = [_shares(pid) or alone for pid, alone in of_each.items()]
-        resident, shared = sum(each[0] for each in shares), sum(each[1] for each in shares)
+        resident, shared = box.parts.added_up({pid: (own, common) for pid, (own, common, _) in of_each.items()})
         tables = sum(each[2] for each in of_each.values())
     if box.account.taken and resident + box.account.taken > enough and not _any_shared(box):
         box.account.taken = 0
@@ -249,11 +249,11 @@ _STATUS = ("RssAnon:", "VmSwap:", "RssShmem:", "VmPTE:")
 
 def _resident(pid: int) -> tuple[int, int, int]:
     """Anonymous memory, shared memory, and page tables of a process."""
-    found = _memory(f"/proc/{pid}/status", *_STATUS)
+    found = memory(f"/proc/{pid}/status", *_STATUS)
     if not found[3]:
         # Its first thread has ended: of what the others go on with, only they tell.
         for thread in os.listdir(f"/proc/{pid}/task"):
-            found = _memory(f"/proc/{pid}/task/{thread}/status", *_STATUS)
+            found = memory(f"/proc/{pid}/task/{thread}/status", *_STATUS)
             if found[3]:
                 break
     return found[0] + found[1], found[2], found[3]
@@ -274,23 +274,6 @@ def _same_memory(one: int, other: int) -> bool:
         return kernel.call("kcmp", one, other, _KCMP_VM, 0, 0) == 0
     except OSError:
         return False
-
-
-def _shares(pid: int) -> tuple[int, ...] | None:
-    """Of memory that several processes have, to each its part; None where that cannot be read."""
-    own, swapped, common = _memory(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "SwapPss:", "Pss_Shmem:")
-    return (own + swapped, common) if own or common else None
-
-
-def _memory(path: str, *names: str) -> tuple[int, ...]:
-    """These numbers of a file in /proc, in bytes; what is mapped from files can be given up at any time."""
-    found = dict.fromkeys(names, 0)
-    with contextlib.suppress(OSError):
-        for line in Path(path).read_text().splitlines():
-            name = line.partition(" ")[0].partition("\t")[0]
-            if name in found:
-                found[name] = int(line.split()[1]) * 1024
-    return tuple(found.values())
 
 
 def _in_sockets(pid: int) -> int:
