@@ -23,6 +23,12 @@ def loader():
     at = data.find(b"/ld-")
     start = data.rfind(b"\\0", 0, at) + 1
     return data[start:data.index(b"\\0", at)].decode()
+def run_once(path, *before):
+    # Outside of a box this is a place of the host's, and nothing is to be left there.
+    try:
+        run(*before, path)
+    finally:
+        os.unlink(path)
 def copied(path, folder):
     target = f"{folder}/copy-{given['marker']}"
     with open(path, "rb") as old, open(target, "wb") as new:
@@ -85,7 +91,7 @@ any_of({name: lambda name=name: run(name, "-e", script) for name in sorted(names
         "P63",
         "execute a copy of an allowed program from wherever one can write",
         "EACCES: what can be written cannot be executed",
-        _RUN + "any_of({place: lambda place=place: run(copied('/usr/bin/id', place)) for place in here})",
+        _RUN + "any_of({place: lambda place=place: run_once(copied('/usr/bin/id', place)) for place in here})",
         owed=(_enforced,),
         programs=_WITH_ID,
     ),
@@ -100,7 +106,7 @@ def script(place):
     with open(path, "w") as file:
         file.write("#!/bin/sh\\necho uid=script\\n")
     os.chmod(path, 0o755)
-    run(path)
+    run_once(path)
 any_of({place: lambda place=place: script(place) for place in here})
 """,
         owed=(_enforced,),
@@ -110,7 +116,7 @@ any_of({place: lambda place=place: script(place) for place in here})
         "P65",
         "have the loader run a copy from wherever one can write",
         "it cannot map it",
-        _RUN + "any_of({place: lambda place=place: run(loader(), copied('/usr/bin/id', place)) for place in here})",
+        _RUN + "any_of({place: lambda place=place: run_once(copied('/usr/bin/id', place), loader()) for place in here})",
         owed=(_enforced,),
         programs=_WITH_ID,
     ),
