@@ -116,7 +116,8 @@ any_of({place: lambda place=place: script(place) for place in here})
         "P65",
         "have the loader run a copy from wherever one can write",
         "it cannot map it",
-        _RUN + "any_of({place: lambda place=place: run_once(copied('/usr/bin/id', place), loader()) for place in here})",
+        _RUN
+        + "any_of({place: lambda place=place: run_once(copied('/usr/bin/id', place), loader()) for place in here})",
         owed=(_enforced,),
         programs=_WITH_ID,
     ),
