@@ -157,7 +157,7 @@ async def test_a_cancelled_run_in_a_shut_off_box_changed_nothing(
 ) -> None:
     records, waited = await cancelled(tmp_path, {}, monkeypatch)
     started, finished = (next(r for r in records if r["kind"] == kind) for kind in ("started", "finished"))
-    assert (started["effect_possible"], started["durable"], waited) == (False, False, [False])
+    assert (started["effect_possible"], started["durable"], any(waited)) == (False, False, False)
     assert (finished["effect"], finished["facts"]["effect"]) == ("none", "none")
     assert finished["facts"]["explanation"].endswith("network was denied; no side effect was possible")
     assert "nothing outside was changed" in explain(records)

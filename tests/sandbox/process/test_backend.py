@@ -8,14 +8,17 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringfence.box import MIB, BoxReport, BoxSpec, FileFact, Input, Limits, Program
+from ringfence.sandbox.process import collect as collecting
 from ringfence.sandbox.process.backend import ProcessBackend
 from tests import tooling
 from tests.sandbox import comparing
@@ -356,3 +359,20 @@ def test_a_supervisor_that_goes_before_others_does_not_take_its_boxes_along(tmp_
         check=False,
     )
     assert done.stdout.split() == ["0", str(os.SCHED_OTHER)], done.stderr
+
+
+async def test_results_are_read_beside_the_event_loop_however_little_of_them_is_on_disk(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[threading.Thread] = []
+
+    def watched(*given: Any, **more: Any) -> Any:
+        readers.append(threading.current_thread())
+        return collect(*given, **more)
+
+    collect = collecting.collect
+    monkeypatch.setattr(collecting, "collect", watched)
+    report = await run(backend, "import os\nos.truncate(os.open('output/x', os.O_CREAT | os.O_WRONLY), 1 << 20)")
+    assert [file.bytes for file in report.files] == [1 << 20]
+    assert readers and threading.main_thread() not in readers
+    assert (await run(backend, "pass")).files == () and len(readers) == 1

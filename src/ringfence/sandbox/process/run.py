@@ -29,7 +29,6 @@ _CHUNK = 65536
 _REAP_SECONDS = 10.0
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _NOEXEC_SEAL = 0x8  # MFD_NOEXEC_SEAL
-_MUCH = 1_000_000
 INLINE = 32_768
 """Shorter source goes into the order itself, which only the box's worker reads."""
 
@@ -187,9 +186,8 @@ class Run:
     ) -> BoxReport:
         wall = (time.monotonic() - self._began) * 1000.0
         how, status, number, limit = self._how(ended, watch)
-        # Much to read would keep everybody else waiting.
-        much = watch.disk_bytes > _MUCH
-        files, skipped = await asyncio.to_thread(self._files) if much else self._files()
+        # Much to read would keep everybody else waiting, and what is on disk does not tell: files can have holes.
+        files, skipped = await asyncio.to_thread(self._files) if self._left_files() else ((), {})
         streams = {stream: capture.done() for stream, capture in self._captures.values()}
         return BoxReport(
             ended=how,
@@ -213,14 +211,18 @@ class Run:
             trouble=tuple(self.box.trouble),
         )
 
+    def _left_files(self) -> bool:
+        try:
+            output = os.stat("output", dir_fd=self.box.descriptors["workspace"], follow_symlinks=False)
+        except OSError:
+            return False
+        return output.st_size != collect.EMPTY_FOLDER
+
     def _files(self) -> tuple[tuple[FileFact, ...], dict[str, str]]:
         """What was left in /workspace/output; its name, too, was in the program's hands."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            workspace = self.box.descriptors["workspace"]
-            if os.stat("output", dir_fd=workspace, follow_symlinks=False).st_size == collect.EMPTY_FOLDER:
-                return (), {}
-            output = os.open("output", flags, dir_fd=workspace)
+            output = os.open("output", flags, dir_fd=self.box.descriptors["workspace"])
         except OSError:
             return (), {}
         try:
