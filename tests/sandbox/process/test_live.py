@@ -6,14 +6,17 @@ import asyncio
 import gc
 import os
 import resource
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringfence.box import MIB, BoxReport, Limits, SetUp, Stream
 from ringfence.errors import Unavailable
+from ringfence.sandbox.process import collect as collecting
 from ringfence.sandbox.process import steps
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.live import LiveBox
@@ -261,6 +264,26 @@ async def test_new_files_of_a_step_are_its_facts(box: LiveBox) -> None:
         ["/workspace/output/b"],
         [],
     ]
+
+
+async def test_large_files_of_a_step_are_read_beside_the_event_loop_however_little_of_them_is_on_disk(
+    box: LiveBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[threading.Thread] = []
+
+    def watched(*given: Any, **more: Any) -> Any:
+        readers.append(threading.current_thread())
+        return collect(*given, **more)
+
+    collect = collecting.collect
+    monkeypatch.setattr(collecting, "collect", watched)
+    interpreter = await box.interpreter()
+    source = "import os\nos.truncate(os.open('/workspace/output/{}', os.O_CREAT | os.O_WRONLY), 5_000_000)"
+    first = await run(interpreter, source.format("x"))
+    second = await shell(box, f'python3 -c "{source.format("y")}"')
+    third = await run(interpreter, "pass")
+    assert [[file.path[-1] for file in each] for each in (first.report.files, second.files)] == [["x"], ["y"]]
+    assert third.report.files == () and readers and threading.main_thread() not in readers
 
 
 async def test_what_is_paused_stands_still_and_its_clock_too(box: LiveBox) -> None:

@@ -151,6 +151,7 @@ class LiveBox:
         """Start one. Raises Unavailable."""
         if command.source is not None:
             self._check_interpreter()
+        await self.outputs.read_ahead()
         with beginning("the command"):
             running = Running(self, await self._member(), command, tell)
             running.begin()

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from contextlib import suppress
 
 from ringfence.box import FileFact
 from ringfence.sandbox.process import collect
+from ringfence.sandbox.waiting import shielded
 
 _MOST_FILES = 10_000
+_MUCH = 1_000_000
 _DEEPEST = 32
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+_Look = tuple[tuple[int, ...], ...]
+_Found = tuple[_Look, tuple[FileFact, ...], dict[str, str]]
 
 
 class Outputs:
@@ -20,30 +27,63 @@ class Outputs:
     def __init__(self, workspace: int, max_bytes: int) -> None:
         self._workspace = workspace
         self._max_bytes = max_bytes
-        self._look: tuple[tuple[int, ...], ...] = ()
+        self._look: _Look = ()
         self._known: dict[str, str] = {}
+        self._ahead: _Found | None = None
+        """What was read for whoever asks next."""
+        self._turn = asyncio.Lock()
+
+    async def read_ahead(self) -> None:
+        """Where there is much to read, in a thread: others wait for this one. What is on disk does not tell how much
+        it is, since files can have holes."""
+        async with self._turn:
+            self._ahead = None
+            look = self._seen()
+            if look and look != self._look and sum(each[1] for each in look) > _MUCH:
+                self._ahead = await shielded(asyncio.ensure_future(asyncio.to_thread(self._found)))
 
     def changed(self) -> tuple[tuple[FileFact, ...], dict[str, str]]:
         """Files that are new, or other than they were when this was asked last; what is no file to take, and why."""
-        try:
-            if os.stat("output", dir_fd=self._workspace, follow_symlinks=False).st_size == collect.EMPTY_FOLDER:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            look = self._seen()
+            if not look:
                 self._look, self._known = (), {}
                 return (), {}
-            folder = os.open("output", _FLAGS, dir_fd=self._workspace)
-        except OSError:
-            return (), {}
-        try:
-            look: list[tuple[int, ...]] = []
-            _stat(folder, look, 0)
-            if tuple(look) == self._look:
+            if look == self._look:
                 return (), {}
-            self._look = tuple(look)
-            facts, skipped = collect.collect(folder, None, max_bytes=self._max_bytes, max_files=_MOST_FILES)
-        finally:
-            os.close(folder)
+            ahead = self._found()
+        # Where it changes all the time, what was seen before it was read counts: then it is read again next time.
+        self._look, facts, skipped = ahead
         new = tuple(fact for fact in facts if self._known.get(fact.path) != fact.sha256)
         self._known = {fact.path: fact.sha256 for fact in facts}
         return new, skipped
+
+    def _seen(self) -> _Look:
+        """What can be seen of everything in it without reading it; nothing where nothing is there."""
+        try:
+            if os.stat("output", dir_fd=self._workspace, follow_symlinks=False).st_size == collect.EMPTY_FOLDER:
+                return ()
+            folder = os.open("output", _FLAGS, dir_fd=self._workspace)
+        except OSError:
+            return ()
+        try:
+            look: list[tuple[int, ...]] = []
+            _stat(folder, look, 0)
+            return tuple(look)
+        finally:
+            os.close(folder)
+
+    def _found(self) -> _Found:
+        look = self._seen()
+        try:
+            folder = os.open("output", _FLAGS, dir_fd=self._workspace)
+        except OSError:
+            return look, (), {}
+        try:
+            return look, *collect.collect(folder, None, max_bytes=self._max_bytes, max_files=_MOST_FILES)
+        finally:
+            os.close(folder)
 
 
 def _stat(folder: int, look: list[tuple[int, ...]], depth: int) -> None:

@@ -98,6 +98,7 @@ class Interpreter:
             return await self._run(cell, tell, shown)
 
     async def _run(self, cell: Cell, tell: Tell, shown: OnShown, name: str | None = None) -> CellReport:
+        await self._home.outputs.read_ahead()
         if not self.alive:
             raise Unavailable("no_interpreter", "the interpreter is gone; a fresh one has none of its variables")
         self._cells += 1
@@ -135,6 +136,7 @@ class Interpreter:
             self._member.ended.remove_done_callback(gone)  # else a session would keep one for every step
             step.finish(lingers=True)
             self._member.on_denial = self._look_between(self._member.denials.total)
+        await self._home.outputs.read_ahead()
         return self._report(step, claims)
 
     # ── Its main thread ──
@@ -361,6 +363,7 @@ class Running:
             os.close(self._input)
             self._input = -1
         step = self._step
+        await self._home.outputs.read_ahead()
         if step.ended is not None:
             return reported((step.ended, None, int(signal.SIGKILL), step.limit), step, self._home)
         if not self._member.begun:
