@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ringfence.promises.case import BRIEF, FEW_CYCLES, QUARTER_CORE, TIGHT, Case, Trial, claimed
-from ringfence.promises.judging import Late, answered, ended_as, limited, means, outlasted
+from ringfence.promises.judging import Late, answered, ended_as, ending, limited, means, outlasted
 
 DISK = (
     Case(
@@ -145,6 +145,13 @@ def _burned(trial: Trial) -> str | None:
     return Late(f"{told:.0f} ms of processor time") if told is not None and told > most else None
 
 
+def _said_or_met_it(trial: Trial) -> str | None:
+    """On a slow machine it may meet a limit before it could say that there is one."""
+    if trial.report.limit == "cpu" or "done" in (trial.claim or {}):
+        return None
+    return f"the program did not say what came of it ({ending(trial)})"
+
+
 def _share(trial: Trial) -> str | None:
     """Its share of a core, as it measured it by its own processor time. Without control groups cores are whole."""
     share = (trial.claim or {}).get("share")
@@ -247,6 +254,8 @@ TIME = (
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         say(hard < 0 or hard > given["limits"]["cpu_seconds"] * 2 + 2, f"{hard} seconds")
         """,
+        owed=(_said_or_met_it,),
+        silent=True,
         limits=FEW_CYCLES,
     ),
     Case(

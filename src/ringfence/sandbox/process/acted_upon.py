@@ -46,6 +46,8 @@ _VERSION_CONTROL = (
     ".hgrc",
     ".jj",
     ".svn",
+    ".bzr",
+    "lefthook.yml",
 )
 _EDITORS = (
     ".devcontainer",
@@ -62,6 +64,7 @@ _EDITORS = (
     ".vimrc",
     ".vscode",
     ".zed",
+    ".dir-locals-2.el",
 )
 _AGENTS = (
     *WITH_PROJECTS,
@@ -71,6 +74,13 @@ _AGENTS = (
     ".cursorrules",
     ".mcp.json",
     ".windsurfrules",
+    ".crush",
+    ".crush.json",
+    ".opencode",
+    ".qwen",
+    ".trae",
+    "crush.json",
+    "opencode.json",
 )
 _SHELLS = (
     ".bash_aliases",
@@ -96,6 +106,8 @@ _SHELLS = (
     ".zprofile",
     ".zshenv",
     ".zshrc",
+    ".rvmrc",
+    "mise.toml",
 )
 _PACKAGES = (
     ".bundle",
@@ -137,6 +149,10 @@ _TOOLS = (
     ".sqliterc",
     ".tmux.conf",
     ".wgetrc",
+    ".RData",
+    ".iex.exs",
+    ".ocamlinit",
+    ".octaverc",
 )
 _CREDENTIALS = (
     ".aws",
