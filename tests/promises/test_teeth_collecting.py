@@ -139,12 +139,12 @@ DEFENCES = {
     "so many reasons": Defence(instead(collect, "MOST_REASONS", 10**6), ("A17",)),
     "names that can be shown": Defence(instead(collect, "unfit", lambda name: None), ("A09",), ("problem",)),
     "names that nobody acts upon": Defence(
-        instead(collect, "is_acted_upon", lambda name: False),
+        instead(collect, "is_acted_upon", lambda name, *, folder: False),
         ("A10",),
         ("tools on the host act upon a file of this name by themselves",),
     ),
     "the same in other letters": Defence(
-        instead(collect, "is_acted_upon", lambda name: name in acted_upon._TOPS), ("A10",)
+        instead(collect, "is_acted_upon", lambda name, *, folder: name in acted_upon._TOPS), ("A10",)
     ),
     "no setuid": Defence(with_mode(0o6755), ("A07",)),
     "for its owner to write": Defence(with_mode(0o666), ("A08",)),
@@ -252,6 +252,9 @@ def left_out(module: ModuleType) -> Iterator[str]:
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "LeftOut":
             said = node.args[0]
+            if isinstance(said, ast.Name) and isinstance(vars(module).get(said.id), str):
+                yield vars(module)[said.id]
+                continue
             first = said.values[0] if isinstance(said, ast.JoinedStr) else said
             yield str(first.value).rstrip(": ") if isinstance(first, ast.Constant) else ast.unparse(first)
 

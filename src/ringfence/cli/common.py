@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -133,3 +134,12 @@ __all__ = [
     "state_of",
     "writing",
 ]
+
+
+def own_command() -> list[str]:
+    """By a path that holds wherever the client looks from."""
+    beside = Path(sys.executable).with_name("ringfence")
+    if beside.is_file():
+        return [str(beside)]
+    found = shutil.which("ringfence")
+    return [found] if found else [sys.executable, "-m", "ringfence.cli.main"]

@@ -22,7 +22,6 @@ from ringfence import config, identity, system
 from ringfence.app import App
 from ringfence.cli import common
 from ringfence.cli.demo.narrate import narrate
-from ringfence.cli.init.pasting import own_command
 from ringfence.config import Config, GatewaySettings
 from ringfence.front.http import HttpFront
 from ringfence.front.listen import AT_A_SOCKET, LOOPBACK, Listener, Site, open_socket, same_user, unix_socket
@@ -154,7 +153,7 @@ def announce(app: App, url: str, demo: bool, token: str | None = None) -> None:
             f"Clients speak HTTP there, to http://localhost/mcp, as in: ringfence call TOOL --url {url}\n", flush=True
         )
         print("Paste into .mcp.json, for a client that speaks no HTTP over unix sockets:\n", flush=True)
-        command, *arguments = own_command()
+        command, *arguments = common.own_command()
         started = [*arguments, "serve", "--stdio", "--config", str(app.config.path)]
         entry: dict[str, object] = {"command": command, "args": started}
     else:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from ringfence.cli.common import own_command
 from ringfence.cli.init.planning import Asked
 from ringfence.cli.terminal import json_text
 from ringfence.config.clientfiles import ClientFile
@@ -29,12 +28,3 @@ def pasted(file: ClientFile, secrets: Iterable[Asked], written: Path) -> str:
 
 def _arguments(written: Path) -> list[str]:
     return ["serve", "--stdio", "--config", str(written.absolute())]
-
-
-def own_command() -> list[str]:
-    """By a path that holds wherever the client looks from."""
-    beside = Path(sys.executable).with_name("ringfence")
-    if beside.is_file():
-        return [str(beside)]
-    found = shutil.which("ringfence")
-    return [found] if found else [sys.executable, "-m", "ringfence.cli.main"]
