@@ -16,6 +16,7 @@ import pytest
 
 from ringfence.box import MIB, BoxReport, Limits, SetUp, Stream
 from ringfence.errors import Unavailable
+from ringfence.sandbox.patience import Pace
 from ringfence.sandbox.process import collect as collecting
 from ringfence.sandbox.process import steps
 from ringfence.sandbox.process.backend import ProcessBackend
@@ -157,6 +158,19 @@ async def test_a_cell_that_takes_too_long_is_interrupted_and_its_state_stays(
     await run(interpreter, "x = 5")
     report = await run(interpreter, "import time; time.sleep(600)", wall_seconds=0.2)
     assert (report.report.ended, report.report.limit, report.alive) == ("timeout", "wall", True)
+    assert said(await run(interpreter, "x")) == "5"
+
+
+async def test_on_a_slow_machine_a_cell_has_longer_to_be_interrupted(
+    box: LiveBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "GRACE_SECONDS", tooling.PATIENCE / 1e6)  # by itself far too short
+    interpreter = await box.interpreter()
+    await run(interpreter, "x = 5")
+    monkeypatch.setattr(Pace, "allow", lambda pace, seconds: seconds * 1e6)
+    source = "import time\ntry:\n    time.sleep(600)\nfinally:\n    time.sleep(0.2)"
+    report = await run(interpreter, source, wall_seconds=0.2)
+    assert (report.report.ended, report.alive) == ("timeout", True)
     assert said(await run(interpreter, "x")) == "5"
 
 

@@ -168,7 +168,7 @@ class Interpreter:
 
     def _doubt(self, step: Step, over: asyncio.Event) -> bool:
         """Its time is up, and it said in time that it is done: a moment more, for one that just returns."""
-        asyncio.get_running_loop().call_later(GRACE_SECONDS, self._end_forged, step, over)
+        asyncio.get_running_loop().call_later(self._grace, self._end_forged, step, over)
         return True
 
     def _end_forged(self, step: Step, over: asyncio.Event) -> None:
@@ -222,7 +222,12 @@ class Interpreter:
     def _stop(self, over: asyncio.Event) -> None:
         """Ask first, so that its variables stay; a cell that does not listen loses them."""
         self._member.signal(signal.SIGINT)
-        asyncio.get_running_loop().call_later(GRACE_SECONDS, self._kill_unless, over)
+        asyncio.get_running_loop().call_later(self._grace, self._kill_unless, over)
+
+    @property
+    def _grace(self) -> float:
+        """More of it on a machine that was seen to be slow."""
+        return self._home.box.pace.allow(GRACE_SECONDS)
 
     def _kill_unless(self, over: asyncio.Event) -> None:
         if not over.is_set():
