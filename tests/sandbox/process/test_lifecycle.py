@@ -252,6 +252,28 @@ async def test_a_zygote_that_dies_takes_its_boxes_along_and_is_replaced(backend:
     assert (await backend.run(spec("print(1)"))).stdout.head == b"1\n"
 
 
+async def test_a_zygote_that_is_killed_while_it_starts_is_started_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = zygotes.Zygote._configure
+    starts: list[int] = []
+
+    def killed_at_first(self: zygotes.Zygote) -> None:
+        assert self._process is not None
+        starts.append(self._process.pid)
+        if len(starts) == 1:
+            self._process.kill()
+        told(self)
+
+    monkeypatch.setattr(zygotes.Zygote, "_configure", killed_at_first)
+    backend = ProcessBackend(depth=1)
+    try:
+        assert (await backend.run(spec("print(1)"))).stdout.head == b"1\n"
+    finally:
+        await backend.close()
+    assert len(set(starts)) >= 2
+
+
 async def test_a_zygote_that_died_unnoticed_is_replaced(backend: ProcessBackend) -> None:
     for _ in range(5):
         processes = [each for zygote in looking.zygotes() for each in looking.descendants(zygote)]

@@ -56,7 +56,7 @@ async def test_a_run_that_fails_in_our_hands_after_its_order_may_have_run(
     backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await backend.run(NOTHING)
-    monkeypatch.setattr(running.Run, "_files", failing(ValueError("no number")))
+    monkeypatch.setattr(running.Run, "_left_files", failing(ValueError("no number")))
     with pytest.raises(OutcomeUnknown):
         await backend.run(NOTHING)
 

@@ -245,6 +245,8 @@ class TestSingleCalls:
         assert says(machine, "fcntl", 3, 1024, 0) == says(machine, "fcntl", 3, 1040, 0) == "EACCES"
         assert {says(machine, "fcntl", 3, command) for command in (0, 1, 2, 3, 4, 6, 1030, 1033)} == {"allow"}
         assert says(machine, "fcntl", 3, 1026, 1) == "EINVAL"
+        assert says(machine, "fcntl", 3, 1026, 0x8000_0020) == "EINVAL"
+        assert says(machine, "fcntl", 3, 1026, 0x8000_0000) == "allow"  # no event: it ends a watch
         assert says(machine, "madvise", 0, 4096, 4) == "allow"
         assert says(machine, "madvise", 0, 4096, 12) == "EINVAL"
 

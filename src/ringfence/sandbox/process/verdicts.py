@@ -264,7 +264,8 @@ _ARCH_PRCTLS = (
 
 _OFD_LOCKS = Case((Arg(1, (37, 38)),), EINVAL)
 # F_NOTIFY tells what the host and other boxes do in folders that all of them see; who watches files has inotify.
-_FOLDER_SIGNALS = Case((Arg(1, (1026,)),), EINVAL)
+# With no event at all (bit 31 only says "again and again") it ends a watch, which nobody has.
+_FOLDER_SIGNALS = (Case((Arg(1, (1026,)), Arg(2, (0,), 0x7FFFFFFF)), ALLOW), Case((Arg(1, (1026,)),), EINVAL))
 
 
 def _only(index: int, among: Sequence[int], otherwise: Verdict, mask: int = WORD) -> Rule:
@@ -318,7 +319,7 @@ _CHECKED = {
     "madvise": Rule((Case((Arg(2, (12,)),), EINVAL),), ALLOW),
     # Not F_SETLEASE and F_SETDELEG: whoever writes to a file of the host's would wait for the box.
     # Not F_OFD_SETLK and F_OFD_SETLKW: whose such a lock is the kernel tells nobody, so nobody could count them.
-    "fcntl": Rule((Case((Arg(1, (1024, 1040)),), Verdict("errno", errno.EACCES)), _OFD_LOCKS, _FOLDER_SIGNALS), ALLOW),
+    "fcntl": Rule((Case((Arg(1, (1024, 1040)),), Verdict("errno", errno.EACCES)), _OFD_LOCKS, *_FOLDER_SIGNALS), ALLOW),
     # SCHED_OTHER, SCHED_BATCH and SCHED_IDLE, also with SCHED_RESET_ON_FORK; never ahead of the host.
     "sched_setscheduler": _only(1, (0, 3, 5), EPERM, WORD ^ 0x40000000),
     # Process 1 is the box's own, under the same user: its limits are not for the program to set.
@@ -370,7 +371,7 @@ UNCOUNTED: Mapping[str, Verdict | Rule] = MappingProxyType(
                 Case((Arg(1, (1031,)),), EPERM),
                 Case((Arg(1, (1024, 1040)),), Verdict("errno", errno.EACCES)),
                 _OFD_LOCKS,
-                _FOLDER_SIGNALS,
+                *_FOLDER_SIGNALS,
             ),
             ALLOW,
         ),

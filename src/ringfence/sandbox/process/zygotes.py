@@ -46,6 +46,10 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 """Only a process with a single thread can be forked."""
 
 
+class _Killed(Unavailable):
+    """A zygote was gone before it was ready, and said nothing: one that fails by itself says why."""
+
+
 @dataclass(slots=True)
 class Zygote:
     """One zygote process."""
@@ -74,6 +78,12 @@ class Zygote:
 
     async def start(self) -> None:
         """Raises Unavailable with the zygote's own words where this host does not let it be."""
+        try:
+            await self._start_with_ids()
+        except _Killed:  # by somebody else, or for want of memory: that says nothing about this host
+            await self._start_with_ids()
+
+    async def _start_with_ids(self) -> None:
         self._block, self.host_id = ids.take(self.baseline, self.shared.groups)
         try:
             await self._start()
@@ -83,7 +93,7 @@ class Zygote:
 
     async def _start(self) -> None:
         self._ready = asyncio.get_running_loop().create_future()
-        self._handle, self._last_words = -1, bytearray()
+        self.pid, self._handle, self._last_words = 0, -1, bytearray()
         self._free = list(range((self._block.size if self._block else 512) - 1, 0, -1))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._errors, errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -117,7 +127,13 @@ class Zygote:
         self._control, self.alive = ours, True
         self.shared.hub.add(ours.fileno(), self._hear)
         self.shared.hub.add(self._errors, self._hear_errors)
-        self._configure()
+        try:
+            self._configure()
+        except ConnectionError:
+            self._gone()
+        except BaseException:
+            self.stop()
+            raise
         try:
             self.landlock = await self.shared.pace.start(self._ready, lambda: {starter, self.pid or starter})
         except TimeoutError:
@@ -357,7 +373,8 @@ class Zygote:
         lines = self._last_words.decode("utf-8", "replace").strip().splitlines()
         words = lines[-1] if lines else "it said nothing"
         if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(Unavailable("no_zygote", f"no box can be made on this host: {words}"))
+            kind = Unavailable if lines else _Killed
+            self._ready.set_exception(kind("no_zygote", f"no box can be made on this host: {words}"))
             self._ready.exception()  # whoever waited for it may be gone
         elif self._boxes and not self.stopping:
             log.error("a zygote died with %d boxes: %s", len(self._boxes), words)
