@@ -80,10 +80,11 @@ def parts(guest: Guest, source: Path) -> Iterator[Part]:
                 yield Part(who, name, label=f"{who}, documented options", container=documented(source))
         return
     if not guest.namespaces:
-        yield Part("user", "refused", label="user, before")
-        yield from _whole(guest, "root")
+        for who in _EVERYBODY:
+            yield Part(who, "refused", label=f"{who}, before")
         yield Part("root", "mend")
-        yield from _whole(guest, "user")
+        for who in _EVERYBODY:
+            yield from _whole(guest, who)
         return
     for who in _EVERYBODY:
         yield from _whole(guest, who)

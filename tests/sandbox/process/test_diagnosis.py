@@ -106,6 +106,13 @@ def test_root_is_not_told_of_what_holds_for_others() -> None:
     assert finding.cause == "unknown"
 
 
+def test_root_too_is_refused_a_user_namespace_within_another() -> None:
+    root = replace(HOST, uid=0, settings={"kernel.unprivileged_userns_clone": 0})
+    [finding] = [each for each in judge(refused("box_namespaces", errno.EPERM), root) if each.state == "missing"]
+    assert finding.cause == "userns_clone"
+    assert any(remedy.mends for remedy in finding.remedies)
+
+
 def test_in_a_container_every_option_is_named_at_once() -> None:
     found = Diagnosis(DOCKER, tuple(judge(refused("user_namespace", errno.EPERM), DOCKER)))
     for option in ("seccomp=unconfined", "apparmor=unconfined", "systempaths=unconfined"):

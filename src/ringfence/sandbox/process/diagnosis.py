@@ -193,7 +193,9 @@ def _cause(step: str, number: int, around: Surroundings) -> Cause:
     if step in ("proc", "box_proc", "shares") and around.covered:
         return "masked_proc"
     if step in ("user_namespace", "box_namespaces") and number in _REFUSED:
-        if not around.root and around.settings.get("kernel.unprivileged_userns_clone") == 0:
+        # Within a user namespace nobody is privileged in this kernel's eyes, and boxes of root are made in one, too.
+        refused = step == "box_namespaces" or not around.root
+        if refused and around.settings.get("kernel.unprivileged_userns_clone") == 0:
             return "userns_clone"
         if around.chrooted:
             return "chroot"
