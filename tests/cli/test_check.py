@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -49,6 +50,24 @@ def test_a_file_must_be_named_or_be_there(tmp_path: Path, words: tuple[str, ...]
     shown = gateways.run("check", *words, cwd=tmp_path)
     assert shown.returncode == (1 if words == ("missing.yaml",) else 2)
     assert "Traceback" not in shown.stderr and (shown.stdout + shown.stderr).count("\n") == 1
+
+
+def test_a_file_that_anybody_may_have_put_there_is_obeyed_only_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateways.write(tmp_path, HEADER)
+    (tmp_path / "ringfence.yaml").chmod(0o666)
+    for verb in (("check",), ("serve",), ("call", "run_code"), ("audit", "list")):
+        shown = gateways.run(*verb, cwd=tmp_path)
+        assert shown.returncode == 2 and "can be written by every user" in shown.stderr
+    assert gateways.run("check", "--config", tmp_path / "ringfence.yaml").returncode == 0
+    if os.geteuid() == 0:
+        (tmp_path / "ringfence.yaml").chmod(0o644)
+        os.chown(tmp_path / "ringfence.yaml", 65534, 65534)
+        shown = gateways.run("call", "run_code", cwd=tmp_path)
+        assert shown.returncode == 2 and "belongs to another user (uid 65534)" in shown.stderr
+        monkeypatch.setenv("SUDO_UID", "65534")
+        assert gateways.run("check", cwd=tmp_path).returncode == 0
 
 
 def test_a_file_that_is_right(tmp_path: Path) -> None:

@@ -95,6 +95,13 @@ def test_missing_name_and_missing_arguments(served: Gateway, raw: RawHttp) -> No
     assert about(raw.result(gateway.request("tools/call", {"name": "echo"})))["status"] == "success"
 
 
+@pytest.mark.parametrize("key", ["", 12345, True, {}, ["k"]])
+def test_an_idempotency_key_that_cannot_be_kept_is_not_left_out(served: Gateway, raw: RawHttp, key: Any) -> None:
+    params = {"name": "echo", "arguments": {}, "_meta": {"ringfence/idempotency_key": key}}
+    told = check_refused(served, gateway.read_answer(raw.post(gateway.request("tools/call", params))))
+    assert told["reason_code"] == "bad_request"
+
+
 @pytest.mark.parametrize("params", [[], "echo", 5, None])
 def test_params_that_are_no_object(served: Gateway, raw: RawHttp, params: Any) -> None:
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}

@@ -35,9 +35,17 @@ def fail(text: str, code: int = 1) -> NoReturn:
 
 
 def find_config(path: Path | None) -> Path | None:
+    """The configuration named, or the one found; one that somebody else may have put there has to be named."""
     if path is not None:
         return path
-    return next((p for p in config.default_paths() if p.is_file()), None)
+    found = next((p for p in config.default_paths() if p.is_file()), None)
+    if found is not None and (whose := config.not_obeyed(found)) is not None:
+        fail(
+            f"{found} {whose}, and what it says would run as you. Look at it, and name it with --config {found.name} if"
+            " it is meant.",
+            2,
+        )
+    return found
 
 
 def load(path: Path | None) -> Config:

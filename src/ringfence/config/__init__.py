@@ -7,7 +7,14 @@ if TYPE_CHECKING:
     from ringfence.config.compare import loosens
     from ringfence.config.loading import load, loads
     from ringfence.config.overlap import overlaps
-    from ringfence.config.paths import default_paths, key_folder, own_paths, process_environment, state_folder
+    from ringfence.config.paths import (
+        default_paths,
+        key_folder,
+        not_obeyed,
+        own_paths,
+        process_environment,
+        state_folder,
+    )
     from ringfence.config.settings import Config, GatewaySettings, PolicySettings, SandboxSettings, sealed
     from ringfence.config.unbuilt import is_loopback
     from ringfence.config.words import listen_address
@@ -24,6 +31,7 @@ __all__ = [
     "load",
     "loads",
     "loosens",
+    "not_obeyed",
     "overlaps",
     "own_paths",
     "process_environment",
@@ -34,7 +42,9 @@ __all__ = [
 # Nothing is loaded before it is asked for: where no file is read, nobody waits for what reads one.
 _HOMES = {
     **dict.fromkeys(("Config", "GatewaySettings", "PolicySettings", "SandboxSettings", "sealed"), "settings"),
-    **dict.fromkeys(("default_paths", "key_folder", "own_paths", "process_environment", "state_folder"), "paths"),
+    **dict.fromkeys(
+        ("default_paths", "key_folder", "not_obeyed", "own_paths", "process_environment", "state_folder"), "paths"
+    ),
     **dict.fromkeys(("load", "loads"), "loading"),
     "is_loopback": "unbuilt",
     "listen_address": "words",

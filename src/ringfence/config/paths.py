@@ -11,10 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ringfence.errors import ConfigError, Problem
+from ringfence.system import open_to_others, stranger
 
 CONFIG_NAME = "ringfence.yaml"
-_LONGEST_SOCKET_FOLDER = 90
-"""In bytes; with the socket's name it must stay below the kernel's 108."""
 
 
 def default_paths() -> tuple[Path, ...]:
@@ -23,6 +22,17 @@ def default_paths() -> tuple[Path, ...]:
     if named:
         return (_absolute(named),)
     return (_absolute(CONFIG_NAME), _base("XDG_CONFIG_HOME", ".config") / CONFIG_NAME)
+
+
+def not_obeyed(path: Path) -> str | None:
+    """Why a configuration that was only found, and not named, must not be obeyed: another may have put it there."""
+    info = path.stat()
+    # Behind sudo stands a user, in whose folders it is used.
+    sudo = os.environ.get("SUDO_UID", "")
+    trusted = {0, int(sudo)} if sudo.isdecimal() else {0}
+    if stranger(info) and info.st_uid not in trusted:
+        return f"belongs to another user (uid {info.st_uid})"
+    return "can be written by every user" if open_to_others(info, 0o002) else None
 
 
 def own_paths() -> tuple[Path, ...]:
@@ -43,11 +53,9 @@ def key_folder() -> Path:
 
 
 def socket_folders(state: Path) -> tuple[Path, ...]:
-    """Where sockets that belong to a state folder can lie, the best first: all short enough for the kernel, and none
-    where another user could have made a folder of that name before us, as in /tmp. There may be none.
-
-    The folder itself comes first, since nobody tidies it up.
-    """
+    """Where sockets that belong to a state folder can lie, the best first, and none where another user could have made
+    a folder of that name before us, as in /tmp. The folder itself comes first, since nobody tidies it up; the others
+    are for file systems that have no sockets."""
     state = Path(os.path.realpath(state))
     name = hashlib.sha256(os.fsencode(state)).hexdigest()[:16]
     user = os.geteuid()
@@ -55,7 +63,7 @@ def socket_folders(state: Path) -> tuple[Path, ...]:
     found = [state / "keeper"]
     found += [folder / "ringfence" / name for folder in dict.fromkeys(runtime) if _is_private(folder, user)]
     found.append(Path("/run/ringfence") / name if user == 0 else state_folder() / "run" / name)
-    return tuple(path for path in found if len(os.fsencode(path)) <= _LONGEST_SOCKET_FOLDER)
+    return tuple(found)
 
 
 def _is_private(folder: Path, user: int) -> bool:

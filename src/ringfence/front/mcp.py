@@ -196,7 +196,7 @@ class McpFront:
             session=inbound.session if asked.version != MODERN else None,
             idempotency_key=key if isinstance(key, str) else None,
             trace=parent if trace_problem("traceparent", parent) is None else None,
-            fault=inbound.fault,
+            fault=inbound.fault or _key_problem(key),
             method=asked.method,
             meta=wire.forwardable(meta),
             log_level=level if level in LOG_LEVELS else None,
@@ -335,6 +335,13 @@ class McpFront:
     def close(self) -> None:
         for listener in self._listeners.values():
             listener.close()
+
+
+def _key_problem(key: Any) -> str | None:
+    """A key that cannot be kept must not be left out either: its sender relies on it."""
+    if key is None or (isinstance(key, str) and key):
+        return None
+    return "ringfence/idempotency_key must be a text that is not empty"
 
 
 def _watchable(uri: Any) -> str:

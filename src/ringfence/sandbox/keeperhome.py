@@ -16,8 +16,8 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,8 @@ _SOCKET, _ADDRESS, _LOCK, _STARTING, _LOG = "socket", "address", "lock", "starti
 _MOST_LOG = 1024 * 1024
 _PREDECESSOR_SECONDS = 15.0
 _WAITS = 20
+_LONGEST_ADDRESS = 107
+"""The kernel takes no longer path of a socket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,7 @@ class Home:
             with storing("the keeper's address"):
                 write_whole(self.folder / _ADDRESS, json.dumps(said).encode())
             return listener
-        why = "; ".join(problems) or f"the path of {self.folder} is too long for a socket; use a shorter gateway.state"
-        raise Unavailable("keeper_start", f"the keeper has nowhere to listen: {why}")
+        raise Unavailable("keeper_start", f"the keeper has nowhere to listen: {'; '.join(problems)}")
 
     def move_out(self, held: int) -> None:
         address = self.address()
@@ -97,6 +98,20 @@ class Home:
             for path in (self.folder / _ADDRESS, Path(address)):
                 with suppress(OSError):
                     path.unlink()
+
+
+@contextmanager
+def reachable(path: str) -> Iterator[str]:
+    """The path of a socket as the kernel takes it, however long it is: a long one goes by its open folder."""
+    if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
+        yield path
+        return
+    parent, name = os.path.split(path)
+    folder = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{name}"
+    finally:
+        os.close(folder)
 
 
 def _listener(folder: Path, *, private: bool) -> socket.socket:
@@ -109,7 +124,8 @@ def _listener(folder: Path, *, private: bool) -> socket.socket:
     try:
         with suppress(FileNotFoundError):
             os.unlink(path)
-        listener.bind(path)
+        with reachable(path) as address:
+            listener.bind(address)
         os.chmod(path, 0o600)
         listener.listen(socket.SOMAXCONN)
         listener.setblocking(False)
@@ -165,7 +181,8 @@ def _answers(address: str | None) -> bool:
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
-            probe.connect(address)
+            with reachable(address) as path:
+                probe.connect(path)
         except OSError:
             return False
     return True

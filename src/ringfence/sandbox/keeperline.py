@@ -18,6 +18,7 @@ from ringfence.model import Json, Status
 from ringfence.sandbox.codec import Attachments, CodecError, unpack
 from ringfence.sandbox.flows import BYTES, STDERR, STDOUT, Inlet, Outlet, Taken
 from ringfence.sandbox.frames import Wire, WireError
+from ringfence.sandbox.keeperhome import reachable
 from ringfence.sandbox.protocol import PROTOCOL, VALUE, Verb, error_from_json
 from ringfence.sandbox.repeats import Heard
 from ringfence.sandbox.verbs import OnShown, unheard, unseen
@@ -78,7 +79,8 @@ class Line:
     async def open(cls, address: str, terms: str) -> Line:
         """Raises AbsentError, and Unavailable where the keeper that is there cannot be ours."""
         try:
-            _, wire = await asyncio.get_running_loop().create_unix_connection(Wire, address)
+            with reachable(address) as path:
+                _, wire = await asyncio.get_running_loop().create_unix_connection(Wire, path)
         except OSError as exc:
             raise AbsentError(str(exc)) from None
         line = cls(wire)

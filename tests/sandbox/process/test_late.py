@@ -19,14 +19,13 @@ from ringfence.sandbox.process.steps import Interpreter
 from ringfence.sandbox.results import judge
 from ringfence.sessions import Cell, CellReport, Command, StaySpec
 from tests.boxing import need_boxes
+from tests.forging import CHANNEL
 
 pytestmark = pytest.mark.anyio
 
-FORGE = """
-import gc, _socket
-channel = next(each for each in gc.get_objects() if isinstance(each, _socket.socket))
+FORGE = f"""{CHANNEL}
 def forge(cell):
-    channel.send(b'{"t":"done","id":%d,"ok":true,"left_out":0}' % cell)
+    channel.send(b'{{"t":"done","id":%d,"ok":true,"left_out":0}}' % cell)
 """
 SPIN = """
 import threading, time

@@ -18,6 +18,7 @@ from ringfence.sandbox.process.member import Member
 from ringfence.sandbox.process.zygotes import Zygote
 from ringfence.sessions import Cell, Command, StaySpec
 from tests.boxing import need_boxes
+from tests.forging import CHANNEL
 
 pytestmark = pytest.mark.anyio
 NOTHING = BoxSpec(Program("python", b"pass"))
@@ -85,13 +86,7 @@ async def test_a_command_whose_process_ends_before_it_began_ran_nothing(
 
 # ── Kills of ours ──
 
-NONSENSE = """
-import gc, _socket
-for each in gc.get_objects():
-    if isinstance(each, _socket.socket):
-        each.send(b'nonsense')
-{then}
-"""
+NONSENSE = f"{CHANNEL}channel.send(b'nonsense')\n"
 
 
 @pytest.mark.parametrize("then", ["while True: pass", "import time; time.sleep(60)", "import os; os._exit(3)"])
@@ -99,7 +94,7 @@ async def test_an_interpreter_that_is_killed_for_what_it_said_broke_the_rules_an
     box: LiveBox, then: str
 ) -> None:
     interpreter = await box.interpreter()
-    cell = Cell(NONSENSE.format(then=then).encode(), Limits(wall_seconds=30))
+    cell = Cell(f"{NONSENSE}{then}".encode(), Limits(wall_seconds=30))
     done = await interpreter.run(cell, nothing, lambda _: None)
     assert (done.report.ended, done.report.exit_status, done.report.limit) == ("policy", None, None)
     assert done.broken and not done.alive

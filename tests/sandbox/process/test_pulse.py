@@ -19,6 +19,7 @@ class Timers:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.spent = 0.0
         self.waiting: list[tuple[float, Callable[[], None], Timers.Handle]] = []
         self.fired = 0
 
@@ -35,6 +36,9 @@ class Timers:
 
     def monotonic(self) -> float:
         return self.now
+
+    def thread_time(self) -> float:
+        return self.spent
 
     def pass_(self, seconds: float, work: Callable[[float], None] = lambda _: None) -> None:
         until = self.now + seconds
@@ -101,11 +105,41 @@ def test_a_box_that_takes_long_to_look_at_leaves_most_of_the_time_to_others(time
     def look() -> None:
         box.look()
         timers.now += 0.5
+        timers.spent += 0.5
 
     each = Rhythm(Pulse(), box.worked_ms, look)
     each.start()
     timers.pass_(60.0, box.work(0.5))
     assert 20 <= len(box.looks) <= 45
+
+
+def test_a_look_that_others_hold_up_is_not_put_off_the_longer(timers: Timers) -> None:
+    box = Box(timers)
+
+    def look() -> None:
+        box.look()
+        timers.now += 0.5  # another process had the processor meanwhile
+
+    each = Rhythm(Pulse(), box.worked_ms, look)
+    each.start()
+    timers.pass_(60.0, box.work(0.5))
+    assert len(box.looks) >= 100
+
+
+def test_what_is_done_during_a_look_is_looked_at_again(timers: Timers) -> None:
+    box = Box(timers)
+
+    def look() -> None:
+        box.look()
+        if len(box.looks) == 1:
+            box.worked += 50.0
+
+    each = Rhythm(Pulse(), box.worked_ms, look)
+    each.rest()
+    timers.pass_(IDLE_SECONDS, box.work(0.01))
+    assert len(box.looks) == 1
+    timers.pass_(IDLE_SECONDS)
+    assert len(box.looks) >= 2
 
 
 def test_idle_boxes_share_one_slow_timer_and_are_not_looked_at(timers: Timers) -> None:

@@ -22,7 +22,7 @@ FIRST_SECONDS = 0.01
 WORTH_A_LOOK_MS = 1.0
 """Processor time that is not worth a look; it adds up until it is."""
 _BREATH = 3.0
-"""So many times as long as a look took, others have their turn."""
+"""So many times what a look cost, others have their turn."""
 _BUSY_SHARE = 0.02
 """Of one core, between two looks; below it a box counts as idle."""
 _CALM_LOOKS = 5
@@ -115,11 +115,12 @@ class Rhythm:
             self._look_now()
 
     def _look_now(self) -> None:
-        began = time.monotonic()
+        # Our own processor time: that others keep the machine busy is no reason to look away for longer.
+        began = time.thread_time()
+        # As it was asked for before: what is done while we look may be done where we have looked already.
+        self._seen_ms = self._asked_ms
         self._look()
-        self._took = time.monotonic() - began
-        # A look may have found processes that were not known.
-        self._seen_ms = self._asked_ms = self._worked_ms() or self._asked_ms
+        self._took = time.thread_time() - began
 
     def _ask(self) -> tuple[float, bool]:
         """What share of a core was used since this was last asked, and whether that makes a look worthwhile."""
