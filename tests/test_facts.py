@@ -273,6 +273,7 @@ def test_what_a_box_sent_decides_its_effect_and_is_told() -> None:
     assert quiet["effect"] == "none"
     assert quiet["explanation"].endswith("nothing was sent to the network; no side effect was possible")
     assert build(networked(failed=[GOT]))["effect"] == "confirmed"
+    assert build(networked(denied=[GOT], bytes_out=1))["effect"] == "confirmed"
     lost = replace(networked(allowed=[GOT]), status=Status.TIMEOUT)
     assert build(lost)["effect"] == "unknown"
 

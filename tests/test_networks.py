@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -38,6 +39,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "5")
         self.end_headers()
         self.wfile.write(b"hello")
+
+    def do_POST(self) -> None:
+        """Takes what comes, and answers nothing."""
+        with contextlib.suppress(OSError):
+            self.rfile.read()
+        self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing."""
@@ -187,6 +194,37 @@ def test_a_sandbox_keeps_its_network_from_step_to_step(outside: Outside, sdk: Pa
     assert forked.logs.stdout == ["hello\n"]
     started = gateways.records(sdk, kind="started")
     assert {record["effect_possible"] for record in started if record["call"]["tool"] == "execute_python"} == {True}
+
+
+HALF = """
+import socket
+way = socket.create_connection(("127.0.0.1", 3128))
+way.sendall(b"POST http://127.0.0.1:{port}/half HTTP/1.1\\r\\nHost: 127.0.0.1:{port}\\r\\nExpect: 100-continue\\r\\n"
+            b"Transfer-Encoding: chunked\\r\\n\\r\\n")
+print(way.recv(25))
+"""
+BREAK = """
+way.sendall(b"-0\\r\\n\\r\\n")
+print(b"".join(iter(lambda: way.recv(4096), b"")))
+"""
+
+
+def test_a_request_whose_head_was_sent_is_never_told_as_not_sent(outside: Outside, sdk: Path) -> None:
+    half, place = HALF.format(port=outside.server_port), f"127.0.0.1:{outside.server_port}"
+    with Sandbox.create(network=[place]) as box:
+        told = [box.run_code(half + BREAK).facts]
+        begun, broken = box.run_code(half).facts, box.run_code(BREAK).facts
+    told.append(run_code(half + BREAK, network=[place]).facts)
+    for facts in told:
+        assert [entry["reason"] for entry in facts["network"]["denied"]] == ["chunk_syntax"]
+        (sent,) = facts["network"]["allowed"]
+        assert sent["bytes_out"] == facts["network"]["bytes_out"] > 0
+        assert facts["effect"] == "confirmed" and "nothing" not in facts["explanation"]
+        assert f"reached {place} (1); denied {place} (1)" in facts["explanation"]
+    assert begun["effect"] == "confirmed" and begun["network"]["denied"] == []
+    # Nothing more of it went out then, and the step before has it on record.
+    assert broken["network"]["allowed"] == [] and broken["network"]["bytes_out"] == 0
+    assert [entry["count"] for entry in broken["network"]["denied"]] == [1] and broken["effect"] == "none"
 
 
 def box_python() -> str:

@@ -59,3 +59,9 @@ def test_the_network_fact_is_sorted_by_verdict() -> None:
     assert told["denied"] == [{"host": "a", "port": 1, "count": 2, "rule": "r", "reason": "host"}]
     assert told["failed"] == [{"host": "a", "port": 1, "count": 2, "rule": "r", "reason": "connect"}]
     assert (told["bytes_in"], told["bytes_out"]) == (9, 12)
+
+
+def test_what_looks_the_same_in_the_network_fact_is_one() -> None:
+    one = {"host": "a", "port": 1, "rule": "r", "inspected": False, "bytes_in": 3, "bytes_out": 4, "count": 2}
+    told = network_fact({**one, "verdict": "allowed", "reason": reason} for reason in (None, "client_left"))  # type: ignore[typeddict-item]
+    assert told["allowed"] == [{**one, "bytes_in": 6, "bytes_out": 8, "count": 4}]

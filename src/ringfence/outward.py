@@ -204,18 +204,24 @@ _SHOWN = {
     "denied": ("host", "port", "count", "rule", "reason"),
     "failed": ("host", "port", "count", "rule", "reason"),
 }
+_SUMS = ("count", "bytes_in", "bytes_out")
 
 
 def network_fact(facts: Iterable[Fact]) -> dict[str, Any]:
     """The `network` fact: what was let through, what was denied and by which rule, and what failed outside."""
-    told: dict[str, Any] = {verdict: [] for verdict in _SHOWN}
-    told |= {"bytes_in": 0, "bytes_out": 0}
+    told: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {verdict: {} for verdict in _SHOWN}
+    sums = {"bytes_in": 0, "bytes_out": 0}
     for fact in facts:
         entry: Mapping[str, Any] = fact
-        told[fact["verdict"]].append({name: entry[name] for name in _SHOWN[fact["verdict"]]})
-        told["bytes_in"] += fact["bytes_in"]
-        told["bytes_out"] += fact["bytes_out"]
-    return told
+        shown = {name: entry[name] for name in _SHOWN[fact["verdict"]]}
+        # What differs in nothing that is shown is one: else nobody could tell which of them grew since.
+        place = tuple(value for name, value in shown.items() if name not in _SUMS)
+        known = told[fact["verdict"]].setdefault(place, shown)
+        if known is not shown:
+            known |= {name: known[name] + shown[name] for name in _SUMS if name in shown}
+        for name in sums:
+            sums[name] += entry[name]
+    return {**{verdict: list(places.values()) for verdict, places in told.items()}, **sums}
 
 
 def _unheard(_: Fact) -> None:

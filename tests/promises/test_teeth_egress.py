@@ -29,7 +29,7 @@ from ringfence.egress.meter import Meter
 from ringfence.egress.names import Address, Endpoint, Host
 from ringfence.egress.refusal import Denied
 from ringfence.egress.rules import Pattern
-from ringfence.egress.wire import Limits, Wire
+from ringfence.egress.wire import Limits, Outside, Wire
 from ringfence.loans import Asked
 from ringfence.promises.cases.egress import SPECIAL
 from tests.promises.teeth import Defence, Layers, Row, Taken, instead, tried, without_all
@@ -52,8 +52,8 @@ async def leave_out(self: Dialler, host: Host, named: Iterable[addresses.Range],
 def looked_up_again() -> Taken:
     real = Dialler._open
 
-    async def again(self: Dialler, place: Endpoint, _: Address, tls: ssl.SSLContext | None) -> Wire:
-        return await real(self, place, (await self._lookup(place.host))[0], tls)
+    async def again(self: Dialler, place: Endpoint, _: Address, entry: Entry, tls: ssl.SSLContext | None) -> Outside:
+        return await real(self, place, (await self._lookup(place.host))[0], entry, tls)
 
     return instead(Dialler, "_open", again)
 
@@ -62,11 +62,13 @@ def trusting(*, chain: bool) -> Taken:
     """Whoever answers is believed; or whoever has a good certificate, for whichever name."""
     real = Dialler._open
 
-    async def believe(self: Dialler, place: Endpoint, address: Address, tls: ssl.SSLContext | None) -> Wire:
+    async def believe(
+        self: Dialler, place: Endpoint, address: Address, entry: Entry, tls: ssl.SSLContext | None
+    ) -> Outside:
         if tls is not None:
             tls.check_hostname = False
             tls.verify_mode = ssl.CERT_REQUIRED if chain else ssl.CERT_NONE
-        return await real(self, place, address, tls)
+        return await real(self, place, address, entry, tls)
 
     return instead(Dialler, "_open", believe)
 

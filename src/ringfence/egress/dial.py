@@ -12,9 +12,10 @@ from functools import partial
 
 from ringfence.egress import names
 from ringfence.egress.addresses import Range, refusal
+from ringfence.egress.ledger import Entry
 from ringfence.egress.names import Address, Endpoint, Host, canonical_address
 from ringfence.egress.refusal import Denied, Failed
-from ringfence.egress.wire import Limits, Wire
+from ringfence.egress.wire import Limits, Outside
 from ringfence.errors import Refused, Unavailable
 from ringfence.model import Status
 
@@ -75,14 +76,16 @@ class Dialler:
             raise Failed("resolve", f"{host} has no address")
         return answers
 
-    async def connect(self, place: Endpoint, addresses: Sequence[Address], tls: ssl.SSLContext | None = None) -> Wire:
+    async def connect(
+        self, place: Endpoint, addresses: Sequence[Address], entry: Entry, tls: ssl.SSLContext | None = None
+    ) -> Outside:
         """To the first of them that answers, within the time for all. Raises Failed."""
         problem: Exception | None = None
         try:
             async with asyncio.timeout(self._limits.dial_seconds):
                 for address in addresses[:_TRIED_MOST]:
                     try:
-                        return await self._open(place, address, tls)
+                        return await self._open(place, address, entry, tls)
                     except ssl.SSLCertVerificationError as error:
                         raise Failed("upstream_certificate", error.verify_message) from error
                     except ssl.SSLError as error:
@@ -93,10 +96,12 @@ class Dialler:
             problem = error
         raise Failed("connect", f"{place.host} port {place.port} does not answer") from problem
 
-    async def _open(self, place: Endpoint, address: Address, tls: ssl.SSLContext | None) -> Wire:
+    async def _open(self, place: Endpoint, address: Address, entry: Entry, tls: ssl.SSLContext | None) -> Outside:
         # An address in numbers is never looked up again.
         name = place.host.text if tls is not None else None
-        return Wire(*await self._dial(str(address), place.port, tls, name))
+        made = Outside(*await self._dial(str(address), place.port, tls, name), entry)
+        entry.sent |= tls is not None  # the handshake names the host
+        return made
 
 
 async def check_url(text: str, named: Iterable[str] = (), resolve: Resolve = system_resolve) -> list[str]:

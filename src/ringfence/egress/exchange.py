@@ -24,7 +24,7 @@ from ringfence.egress.names import BadName, Endpoint
 from ringfence.egress.refusal import Denied, Failed, Malformed, Stopped
 from ringfence.egress.rules import DENIED, judge
 from ringfence.egress.scope import Brokered, Scope
-from ringfence.egress.wire import Closed, Wire
+from ringfence.egress.wire import Closed, Outside, Wire
 from ringfence.errors import Refused, Unavailable
 from ringfence.loans import Asked
 
@@ -54,7 +54,7 @@ class Exchange:
         self._wire = wire
         self._inside = inside
         self._scheme = "http" if inside is None else "https"
-        self._outside: Wire | None = None
+        self._outside: Outside | None = None
         self._outside_for: tuple[Endpoint, str] | None = None
         self._answering = False
 
@@ -260,12 +260,14 @@ class Exchange:
             return await self._carry(sending)
         raise Failed("no_answer", "the connection ended before an answer")
 
-    async def _reach(self, sending: _Sending) -> tuple[Wire, bool]:
+    async def _reach(self, sending: _Sending) -> tuple[Outside, bool]:
         key = (sending.place, sending.rule.name)
         if self._outside is not None and self._outside_for == key and not self._outside.ended:
+            self._outside.entry = sending.entry
             return self._outside, True
         await self._leave()
-        self._outside = await self._scope.connect(sending.place, sending.rule, tls=self._inside is not None)
+        tls = self._inside is not None
+        self._outside = await self._scope.connect(sending.place, sending.rule, sending.entry, tls=tls)
         self._outside.wait_at_most(self._scope.limits.idle_seconds)
         self._outside_for = key
         return self._outside, False
@@ -277,7 +279,7 @@ class Exchange:
         elif outside is not None:
             await outside.leave()
 
-    async def _upload(self, sending: _Sending, outside: Wire) -> bool:
+    async def _upload(self, sending: _Sending, outside: Outside) -> bool:
         """True where all of it went out; False where the other side takes no more, since it may have answered first.
 
         Raises Malformed, Denied, and Closed where the client leaves: then the request must not look whole.
@@ -304,7 +306,7 @@ class Exchange:
                 await sending.given.caught(word)
         raise Denied(sending.rule.name, "placeholder", "what stands for a secret goes into its header alone")
 
-    async def _answered(self, outside: Wire, method: str, upload: asyncio.Task[bool] | None) -> Response | None:
+    async def _answered(self, outside: Outside, method: str, upload: asyncio.Task[bool] | None) -> Response | None:
         """The head of the answer, or None where the other side ended without one. Raises Failed."""
         seconds = self._scope.limits.answer_seconds
         outside.wait_at_most(seconds)
@@ -326,7 +328,7 @@ class Exchange:
             await asyncio.gather(reading, return_exceptions=True)
             outside.wait_at_most(seconds)
 
-    async def _response(self, outside: Wire, method: str) -> Response | None:
+    async def _response(self, outside: Outside, method: str) -> Response | None:
         for _ in range(_HEADS_MOST):
             try:
                 head = await outside.head(self._scope.limits.head_bytes)
@@ -339,7 +341,7 @@ class Exchange:
                 return answer
         raise Failed("bad_response", "too many interim answers")
 
-    async def _download(self, sending: _Sending, outside: Wire, answer: Response) -> None:
+    async def _download(self, sending: _Sending, outside: Outside, answer: Response) -> None:
         clean = sending.given.clean
         if clean is not None:
             answer = cleaned_head(answer, clean)
@@ -363,7 +365,7 @@ class Exchange:
             await self._wire.send(waiting)
 
 
-async def _incoming(outside: Wire, framing: Framing, sending: _Sending) -> AsyncGenerator[bytes]:
+async def _incoming(outside: Outside, framing: Framing, sending: _Sending) -> AsyncGenerator[bytes]:
     try:
         async for piece in pieces(outside, framing, extensions=True):
             sending.meter.inward(len(piece), sending.entry)
@@ -374,7 +376,7 @@ async def _incoming(outside: Wire, framing: Framing, sending: _Sending) -> Async
         raise Failed("bad_response", "it ended before its end") from error
 
 
-async def _sent(outside: Wire, data: bytes) -> bool:
+async def _sent(outside: Outside, data: bytes) -> bool:
     try:
         await outside.send(data)
     except Closed:

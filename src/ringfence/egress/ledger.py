@@ -36,6 +36,10 @@ class Entry:
     reason: str | None = "internal"
     bytes_in: int = 0
     bytes_out: int = 0
+    sent: bool = False
+    """Whether the connection that it goes over wrote anything of it. A refusal that comes later undoes none of that."""
+    granted: str = ""
+    """The rule that let it out, whatever refused it later."""
     promised: bool = False
     """A tunnel: the client was told that it is open."""
     closed: bool = False
@@ -45,6 +49,7 @@ class Entry:
 
     def allow(self, rule: str) -> None:
         self.verdict, self.rule, self.reason = "allowed", rule, None
+        self.granted = rule
 
     def stop(self, stopped: Stopped) -> None:
         self.verdict = "failed" if stopped.verdict == "failed" else "denied"
@@ -70,9 +75,9 @@ class Ledger:
         if entry.closed:
             return
         entry.closed = True
-        fact = _fact(entry)
-        _add(self._sums, fact)
-        self._on_fact(fact)
+        for fact in _facts(entry):
+            _add(self._sums, fact)
+            self._on_fact(fact)
 
     def facts(self) -> list[Fact]:
         """One for each place, verdict and reason; what was let through and is under way among them."""
@@ -81,6 +86,15 @@ class Ledger:
             if entry.verdict == "allowed" and not entry.closed:
                 _add(sums, _fact(entry))
         return list(sums.values())
+
+
+def _facts(entry: Entry) -> list[Fact]:
+    """One that was refused after something of it was sent is two: the refusal, and what was let out, with its bytes."""
+    fact = _fact(entry)
+    if entry.verdict != "denied" or not entry.sent:
+        return [fact]
+    let_out: Fact = {**fact, "verdict": "allowed", "rule": entry.granted, "reason": None}
+    return [{**fact, "bytes_in": 0, "bytes_out": 0}, let_out]
 
 
 def _fact(entry: Entry) -> Fact:

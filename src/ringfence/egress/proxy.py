@@ -180,7 +180,7 @@ class Attached:
         meter = self._scope.meters[rule.name]
         meter.admit()
         entry.allow(rule.name)
-        return Tunnel(wire, await self._scope.connect(place, rule, tls=False), meter, entry)
+        return Tunnel(wire, await self._scope.connect(place, rule, entry, tls=False), meter, entry)
 
     async def _terminate(self, place: Endpoint, wire: Wire, entry: Entry) -> ServedTls:
         """Raises Denied where the hello is for another host, Failed where the client does not believe us."""

@@ -9,12 +9,12 @@ from typing import Protocol
 
 from ringfence.box import NetworkRule
 from ringfence.egress.dial import Dialler
-from ringfence.egress.ledger import Ledger
+from ringfence.egress.ledger import Entry, Ledger
 from ringfence.egress.meter import Meter
 from ringfence.egress.names import Endpoint
 from ringfence.egress.rules import Rules
 from ringfence.egress.tls import Authority
-from ringfence.egress.wire import Limits, Wire
+from ringfence.egress.wire import Limits, Outside
 from ringfence.loans import Asked
 
 
@@ -64,8 +64,8 @@ class Scope:
     trust: ssl.SSLContext
     broker: Broker | None = None
 
-    async def connect(self, place: Endpoint, rule: NetworkRule, *, tls: bool) -> Wire:
+    async def connect(self, place: Endpoint, rule: NetworkRule, entry: Entry, *, tls: bool) -> Outside:
         """Raises Denied, Failed."""
         named = self.rules.named(rule, place.port)
         addresses = await self.dialler.addresses(place.host, named, rule.name)
-        return await self.dialler.connect(place, addresses, self.trust if tls else None)
+        return await self.dialler.connect(place, addresses, entry, self.trust if tls else None)

@@ -10,11 +10,11 @@ from ringfence.egress.ledger import Entry
 from ringfence.egress.meter import Meter
 from ringfence.egress.names import Host
 from ringfence.egress.refusal import Denied, Stopped
-from ringfence.egress.wire import Closed, Limits, Wire
+from ringfence.egress.wire import Closed, Limits, Outside, Wire
 
 
 class Tunnel:
-    def __init__(self, client: Wire, outside: Wire, meter: Meter, entry: Entry) -> None:
+    def __init__(self, client: Wire, outside: Outside, meter: Meter, entry: Entry) -> None:
         self._client = client
         self._outside = outside
         self._meter = meter

@@ -8,6 +8,7 @@ import re
 import ssl
 from dataclasses import dataclass
 
+from ringfence.egress.ledger import Entry
 from ringfence.egress.refusal import Malformed
 
 _PIECE = 64 * 1024
@@ -157,6 +158,20 @@ class Wire:
 
     async def close(self) -> None:
         self._writer.close()
+
+
+class Outside(Wire):
+    """A connection to a host outside: what is written to it is known of the request that it carries."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, entry: Entry) -> None:
+        super().__init__(reader, writer)
+        self.entry = entry
+        """Whose bytes these are; another's once it carries the next request."""
+
+    async def send(self, data: bytes) -> None:
+        if data:
+            self.entry.sent = True
+        await super().send(data)
 
 
 class ServedTls(Wire):

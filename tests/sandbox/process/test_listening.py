@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
+import struct
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from ringfence.box import BoxReport, BoxSpec, Listening, Program
+from ringfence.box import BoxReport, BoxSpec, Listening, Mount, Program
+from ringfence.sandbox.process import kernel, uids
 from ringfence.sandbox.process import run as runs
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.listening import listen
 from ringfence.sessions import Command, StaySpec
 from tests import tooling
@@ -21,6 +25,22 @@ from tests.sandbox import comparing
 from tests.sandbox.process import looking
 
 pytestmark = pytest.mark.anyio
+
+
+_PEERGROUPS = 59
+
+
+def peer(client: socket.socket) -> tuple[int, int]:
+    """Who listens at the other end, as the kernel says: user and group."""
+    _, uid, gid = struct.unpack("iII", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid, gid
+
+
+def ours() -> list[str]:
+    """Who this thread is, what it may do, and whether others may look at it."""
+    lines = Path("/proc/thread-self/status").read_text().splitlines()
+    told = [line for line in lines if line.startswith(("Uid", "Gid", "Groups", "Cap"))]
+    return [*told, f"dumpable {kernel.prctl(kernel.PR_GET_DUMPABLE)}"]
 
 
 def told(descriptor: int, backlog: int = 1, *, asks: bool = True) -> int:
@@ -61,6 +81,24 @@ def test_who_asks_no_more_is_not_looked_at(tmp_path: Path) -> None:
         server.bind(str(tmp_path / "s"))
         assert told(server.fileno(), asks=False) == errno.EACCES
         assert server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may listen as another")
+def test_clients_are_told_whose_socket_it_is_and_we_stay_who_we_are(tmp_path: Path) -> None:
+    owner, threads = 2_000_200_123, threading.active_count()
+    before = ours()
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(str(tmp_path / "s"))
+        arguments = (server.fileno(), 1, 0, 0, 0, 0)
+        assert listen(threading.get_native_id(), arguments, lambda: True, owner) == 0
+        client.connect(str(tmp_path / "s"))
+        assert peer(client) == (owner, owner)
+        assert client.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, 64) == b""
+        assert listen(threading.get_native_id(), (9999, 1, 0, 0, 0, 0), lambda: True, owner) == errno.EBADF
+    with socket.socket(socket.AF_UNIX) as unbound:
+        arguments = (unbound.fileno(), 1, 0, 0, 0, 0)
+        assert listen(threading.get_native_id(), arguments, lambda: True, owner) == errno.EINVAL
+    assert (ours(), threading.active_count()) == (before, threads)
 
 
 def test_nothing_is_left_open(tmp_path: Path) -> None:
@@ -166,3 +204,50 @@ async def test_what_a_command_of_a_session_left_running_is_heard(backend: Proces
     await backend.drain()
     # A zygote more, and nothing of the box.
     await tooling.until(lambda: len(os.listdir("/proc/self/fd")) <= before + 4)
+
+
+WAITS = """
+import os, socket
+server = socket.socket(socket.AF_UNIX); server.bind("/data/s"); os.chmod("/data/s", 0o777); server.listen()
+connection = server.accept()[0]
+connection.recv(1)
+"""
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["one run", "a session"])
+async def test_a_client_outside_sees_whose_socket_in_a_mount_it_is(
+    backend: ProcessBackend, tmp_path: Path, stays: bool
+) -> None:
+    mounts = (Mount(str(tmp_path), "/data", "rw"),)
+    made: list[Box] = []
+
+    def connected() -> bool:
+        try:
+            client.connect(str(tmp_path / "s"))
+        except (FileNotFoundError, ConnectionRefusedError, PermissionError):
+            return False
+        return True
+
+    async def once() -> None:
+        await backend.run(BoxSpec(Program("python", WAITS.encode()), mounts=mounts))
+
+    async def in_a_session() -> None:
+        box = await backend.open(StaySpec(mounts=mounts))
+        try:
+            made.append(box.box)
+            await (await box.command(Command((), source=WAITS.encode()), lambda stream, data: None)).over()
+        finally:
+            await box.end()
+
+    with socket.socket(socket.AF_UNIX) as client:
+        running = asyncio.create_task(in_a_session() if stays else once())
+        await tooling.until(lambda: running.done() or connected())
+        assert not running.done()
+        uid, gid = peer(client)
+        client.sendall(b"x")
+        await running
+    if os.geteuid() != 0:
+        assert (uid, gid) == (os.geteuid(), os.getegid())
+        return
+    assert uids.FIRST <= uid == gid <= uids.LAST
+    assert [box.host_id for box in made] == [uid] * len(made)

@@ -80,8 +80,10 @@ class Account:
 class Denials:
     """Of one box."""
 
-    def __init__(self, descriptor: int | None, account: Account) -> None:
+    def __init__(self, descriptor: int | None, account: Account, owner: int | None = None) -> None:
+        """`owner` is who the box is on the host, where that is not our own user."""
         self._account = account
+        self._owner = owner
         self.descriptor = descriptor
         """None where a box was made without the filter that asks."""
         self._poll: select.poll | None = None
@@ -148,4 +150,4 @@ class Denials:
                 return False
             return True
 
-        return listening.listen(caller, struct.unpack_from("=6Q", question, 32), still_asks)
+        return listening.listen(caller, struct.unpack_from("=6Q", question, 32), still_asks, self._owner)

@@ -21,7 +21,7 @@ MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC, ATTR_IDMAP = 1, 2, 4, 8, 0x00100000
 MNT_DETACH = 2
 
-PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 4, 24, 28
+PR_GET_DUMPABLE, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 3, 4, 24, 28
 PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 
 LAST_CAPABILITY = 63
@@ -35,6 +35,7 @@ _NUMBERS = {
         "close": 3,
         "mkdirat": 258,
         "chdir": 80,
+        "setgroups": 116,
         "setresuid": 117,
         "setresgid": 119,
         "setfsuid": 122,
@@ -75,6 +76,7 @@ _NUMBERS = {
         "close": 57,
         "mkdirat": 34,
         "chdir": 49,
+        "setgroups": 159,
         "setresuid": 147,
         "setresgid": 149,
         "setfsuid": 151,

@@ -89,7 +89,8 @@ def received(channel: socket.socket, hub: Hub) -> Iterator[tuple[bytes, list[int
 class Member:
     """A process in a box that stays, from its fork until it is reaped."""
 
-    def __init__(self, number: int, hub: Hub, account: Account | None = None) -> None:
+    def __init__(self, number: int, hub: Hub, account: Account | None = None, owner: int | None = None) -> None:
+        """`owner` is who its box is on the host, where that is not our own user."""
         loop = asyncio.get_running_loop()
         self.number = number
         self.pid = 0
@@ -98,6 +99,7 @@ class Member:
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[Ended | None] = loop.create_future()
         self._account = account or Account(0)
+        self._owner = owner
         self.denials = Denials(None, self._account)
         self.heard: Callable[[bytes], None] = lambda _: None
         """Gets what it says once it was given its order."""
@@ -142,7 +144,7 @@ class Member:
 
     def closed(self, pid: int, denials: int | None) -> None:
         """It went through every step, and waits for its order."""
-        self.pid, self.denials = pid, Denials(denials, self._account)
+        self.pid, self.denials = pid, Denials(denials, self._account, self._owner)
         if self._channel is not None:
             take_no_descriptors(self._channel)
         if denials is not None:

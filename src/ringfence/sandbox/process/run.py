@@ -67,7 +67,7 @@ class Run:
         spec, box = self.spec, self.box
         loop = asyncio.get_running_loop()
         inputs = feeding.put_inputs(box.descriptors.get("input", -1), spec.inputs, box.host_id) if spec.inputs else ()
-        denials = Denials(box.descriptors.get("denials"), box.account)
+        denials = Denials(box.descriptors.get("denials"), box.account, box.host_id)
         self._began = time.monotonic()
         self._start()
         if denials.descriptor is not None:

@@ -229,7 +229,7 @@ class Zygote:
         box.bid = partial(self._bid, box)
         self._boxes[box.number] = box
         if stays:
-            box.members[0] = Member(0, self.shared.hub, box.account)
+            box.members[0] = Member(0, self.shared.hub, box.account, box.host_id)
         send = partial(self._send, box, {"shape": shape, "stays": stays}, theirs)
         when(after, send)
         return box
@@ -239,7 +239,7 @@ class Zygote:
         if not self.alive or box.ended.done():
             raise Unavailable("no_box", "the box is gone")
         ours, theirs = new_channel()
-        member = box.members[number] = Member(number, self.shared.hub, box.account)
+        member = box.members[number] = Member(number, self.shared.hub, box.account, box.host_id)
         member.listen(ours)
         self._send(box, {"shape": shape, "process": number}, theirs)
         return member
