@@ -189,12 +189,11 @@ def _repositories(guards: Sequence[Mount]) -> Iterator[tuple[str, _State]]:
     """What makes the top of a mount a repository, and what has git pass over the one that is there."""
     roots = [mount.host for mount in guards]
     for mount in guards:
-        if os.path.basename(mount.host) == ".git":
-            own, at = mount.host, mount.at
-        else:
-            own, at = _walk(roots, mount.host, ".git").end, f"{mount.at}/.git"
-            if repository.is_one(mount.host):
-                yield f"{mount.at}/HEAD", ((), ("repository",))
+        itself = os.path.basename(mount.host) == ".git"
+        if not itself and repository.is_one(mount.host):
+            yield f"{mount.at}/HEAD", ((), ("repository",))
+        own = mount.host if itself else _walk(roots, mount.host, ".git").end
+        at = mount.at if itself else f"{mount.at}/.git"
         if own is not None and _is_folder(own):
             for name, how in repository.lacks(own):
                 yield f"{at}/{name}", ((), how)
