@@ -292,6 +292,7 @@ def test_a_folder_that_git_would_take_for_a_repository_does_not_come_out_as_one(
 
 def test_no_name_of_the_list_comes_out_at_any_depth(box: Path, output: Path) -> None:
     tops = sorted({name.partition("/")[0] for name in acted_upon.NAMES})
+    assert {".local", ".mise", ".ipython", ".julia", ".agents", ".fleet", ".perldb", "bunfig.toml"} <= set(tops)
     assert {".vimrc", ".exrc", ".nvim.lua", ".gdbinit", ".githooks", ".gemini", ".cargo", ".yarnrc.yml"} <= set(tops)
     for folder in (box, box / "a/b"):
         for number, name in enumerate(tops):

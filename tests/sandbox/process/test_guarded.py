@@ -397,17 +397,21 @@ async def test_only_what_is_gone_by_is_held_of_folders_that_programs_keep_their_
     backend: ProcessBackend, tmp_path: Path
 ) -> None:
     made(tmp_path, {".cargo/config.toml": "good", ".yarn/releases/yarn.cjs": "good", ".config/other/x": ""})
-    script = """cd /project; mkdir -p .cargo/registry .yarn/cache; echo 1 > .config/other/x
+    made(tmp_path, {".local/bin/ls": "good", ".local/share/notes/x": "", ".julia/config/startup.jl": "good"})
+    script = """cd /project; mkdir -p .cargo/registry .yarn/cache .local/state .julia/packages; echo 1 > .config/other/x
+echo evil > .local/bin/ls; mkdir .local/lib; echo 1 > .local/share/notes/x; echo evil > .julia/config/startup.jl
 echo evil > .cargo/config.toml; echo evil > .yarn/releases/yarn.cjs; mv .cargo c; mv .config c; mkdir .config/fish"""
     report = await shell(backend, script, Mount(str(tmp_path), HERE, "rw"))
-    assert report.planted == (f"{HERE}/.config/fish",)
-    assert report.stderr.text.count("Read-only") == 2 and report.stderr.text.count("busy") == 2
+    assert report.planted == (f"{HERE}/.config/fish", f"{HERE}/.local/lib")
+    assert report.stderr.text.count("Read-only") == 4 and report.stderr.text.count("busy") == 2
     assert (tmp_path / ".cargo/registry").is_dir() and (tmp_path / ".yarn/cache").is_dir()
 
 
 async def test_every_name_of_the_list_is_held(backend: ProcessBackend, tmp_path: Path) -> None:
     names = [name for name in acted_upon.NAMES if name not in acted_upon.PINNED]
     assert {".hg", ".netrc", ".pypirc", ".gnupg", ".svn", ".pre-commit-config.yaml"} <= set(names)
+    assert {".mise.local.toml", "mise.local.toml", ".mise", ".lvimrc", ".pdbrc.py", "bunfig.toml"} <= set(names)
+    assert {".agents", ".factory", ".junie", ".augment", ".fleet", ".vs", ".ipython", ".perldb"} <= set(names)
     project = tmp_path / "project"
     for name in names:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
@@ -429,10 +433,10 @@ async def test_git_works_in_a_box(backend: ProcessBackend, tmp_path: Path) -> No
     for words in (["init", "-q"], ["config", "user.name", "Test"], ["config", "user.email", "t@example.org"]):
         subprocess.run([git, "-C", tmp_path, *words], check=True)
     (tmp_path / "a.txt").write_text("one\n")
-    script = "cd /project && git add . && git commit -qm first && git switch -qc other && git log --oneline | wc -l"
+    script = "cd /project && git add . && git commit -qm first && git switch -qc other && git pack-refs --all && git log --oneline | wc -l"
     command = Program("command", argv=("/bin/sh", "-c", script))
     report = await backend.run(BoxSpec(command, mounts=(Mount(str(tmp_path), HERE, "rw"),), env={"HOME": "/workspace"}))
-    assert (report.stdout.text.strip(), report.stderr.text) == ("1", "")
+    assert (report.stdout.text.strip(), report.stderr.text, report.planted) == ("1", "", ())
 
 
 def test_the_list_is_the_documented_one() -> None:
