@@ -13,6 +13,7 @@ import shutil
 import threading
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -69,13 +70,15 @@ class Artifacts:
         """Copy what lies in the output folder of an open workspace; what was left out, and why."""
         with storing("the output of a session"):
             private_folder(self._folder)
+            with self._turn:
+                self._count()
             try:
                 output = os.open(_OUTPUT, FOLDER, dir_fd=workspace)  # its name, too, was in the box's hands
             except OSError as problem:
                 return {OUTPUT: f"it cannot be read: {problem.strerror}"}
+            mine = _Kept(owner, whole=False)
             with self._turn:
-                self._count()
-                mine = self._kept[id_] = _Kept(owner, whole=False)
+                self._kept[id_] = mine
             try:
                 place = self._folder / id_ / _OUTPUT
                 take = partial(self._take, mine)
@@ -85,7 +88,7 @@ class Artifacts:
                 with self._turn:
                     mine.whole = True
                     if not mine.bytes:
-                        del self._kept[id_]
+                        self._kept.pop(id_, None)
 
     def has(self, info: SessionInfo) -> bool:
         return not self._is_over(info) and (self._folder / info.id).is_dir()
@@ -152,7 +155,8 @@ class Artifacts:
             if kept.bytes:
                 self._kept[id_] = kept
                 self._bytes += kept.bytes
-        self._make_room(None)
+        if past:
+            self._make_room(None)
 
     def _remove(self, id_: str) -> None:
         shutil.rmtree(self._folder / id_, ignore_errors=True)
@@ -170,5 +174,6 @@ def _size(place: Path) -> int:
     for folder, _, files in os.walk(place):
         names = len(Path(folder).relative_to(place).parts)
         for name in files:
-            total += _cost(os.lstat(os.path.join(folder, name)).st_size, names)
+            with suppress(FileNotFoundError):
+                total += _cost(os.lstat(os.path.join(folder, name)).st_size, names)
     return total

@@ -433,7 +433,8 @@ async def test_git_works_in_a_box(backend: ProcessBackend, tmp_path: Path) -> No
     for words in (["init", "-q"], ["config", "user.name", "Test"], ["config", "user.email", "t@example.org"]):
         subprocess.run([git, "-C", tmp_path, *words], check=True)
     (tmp_path / "a.txt").write_text("one\n")
-    script = "cd /project && git add . && git commit -qm first && git switch -qc other && git pack-refs --all && git log --oneline | wc -l"
+    script = "cd /project && git add . && git commit -qm first && git switch -qc other && git log --oneline | wc -l"
+    script += " && git pack-refs --all && git gc -q && git switch -q --detach"
     command = Program("command", argv=("/bin/sh", "-c", script))
     report = await backend.run(BoxSpec(command, mounts=(Mount(str(tmp_path), HERE, "rw"),), env={"HOME": "/workspace"}))
     assert (report.stdout.text.strip(), report.stderr.text, report.planted) == ("1", "", ())
