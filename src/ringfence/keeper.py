@@ -82,6 +82,7 @@ def house_rules(settings: SandboxSettings) -> HouseRules:
         max_cores=settings.max_sessions_cpu_cores,
         queue_seconds=settings.session_queue_seconds,
         retain_seconds=settings.session_retain_seconds,
+        retain_bytes=settings.session_retain_mb * MIB,
         paused_seconds=settings.session_paused_seconds,
     )
 

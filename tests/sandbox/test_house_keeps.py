@@ -10,7 +10,7 @@ import pytest
 
 from ringfence.box import MIB, Input
 from ringfence.errors import Refused, Unavailable
-from ringfence.sessions import Problem, SessionInfo, SessionSpec, StaySpec, VolumeMount
+from ringfence.sessions import Owner, Problem, SessionInfo, SessionSpec, StaySpec, VolumeMount
 from tests.sandbox.lodging import COLLEAGUE, ME, Lodging, lodging, refused, until
 
 pytestmark = pytest.mark.anyio
@@ -60,6 +60,56 @@ async def test_outputs_of_a_box_that_died_are_kept(here: Lodging) -> None:
     here.backend.boxes[0].die()
     await until(lambda: '"ended"' in here.journal())
     assert await here.house.read(ME, box, "output/a", 0, None) == b"kept"
+
+
+async def left(here: Lodging, *sizes: int, owner: Owner = ME) -> str:
+    """A session that has ended and left files of these sizes, all holes."""
+    box = (await here.house.create(owner, SessionSpec())).id
+    for number, size in enumerate(sizes):
+        with open(here.backend.boxes[-1].place / f"output/{number}", "wb") as file:
+            file.truncate(size)
+    await here.house.end(owner, box)
+    return box
+
+
+def on_the_disk(here: Lodging) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in (here.folder / "artifacts").rglob("*"))
+
+
+def kept(here: Lodging) -> set[str]:
+    return {path.name for path in (here.folder / "artifacts").iterdir()}
+
+
+async def test_what_ended_sessions_left_has_a_bound_and_the_oldest_goes_first(tmp_path: Path) -> None:
+    async with lodging(tmp_path, retain_bytes=10 * MIB) as here:
+        boxes = [await left(here, 3 * MIB) for _ in range(6)]
+        assert kept(here) == set(boxes[-3:]) and on_the_disk(here) <= 10 * MIB
+        assert len(await here.house.read(ME, boxes[-1], "output/0", 0, None)) == 3 * MIB
+        with pytest.raises(Refused, match="what it left was removed to make room"):
+            await here.house.read(ME, boxes[0], "output/0", 0, None)
+    # The next keeper counts what it finds, and may have to keep less.
+    async with lodging(tmp_path, retain_bytes=5 * MIB) as here:
+        last = await left(here, MIB)
+        assert kept(here) == {boxes[-1], last}
+
+
+async def test_nobody_pushes_out_what_another_left_by_leaving_more(tmp_path: Path) -> None:
+    async with lodging(tmp_path, retain_bytes=10 * MIB) as here:
+        theirs = await left(here, 2 * MIB, owner=COLLEAGUE)
+        mine = [await left(here, 3 * MIB) for _ in range(4)]
+        assert kept(here) == {theirs, *mine[-2:]}
+        large = await left(here, *[3 * MIB] * 4, 11 * MIB)
+        assert kept(here) == {theirs, large} and on_the_disk(here) <= 10 * MIB
+        assert [entry.path[-1] for entry in await here.house.entries(ME, large, "output", 1)] == ["0", "1"]
+        assert here.journal().count("no more than 10485760 bytes are kept (session_retain_mb)") == 3
+        more = await left(here, 4 * MIB, owner=COLLEAGUE)
+        assert kept(here) == {theirs, more}, "whoever has the most makes room"
+
+
+async def test_many_names_of_nothing_have_a_bound_too(tmp_path: Path) -> None:
+    async with lodging(tmp_path, retain_bytes=MIB) as here:
+        boxes = [await left(here, *[0] * 200) for _ in range(3)]
+        assert kept(here) == {boxes[-1]}
 
 
 async def test_retain_none_leaves_nothing_on_the_disk(here: Lodging) -> None:

@@ -171,7 +171,7 @@ _SANDBOX: Mapping[str, Holds] = {
     **dict.fromkeys(("max_sessions", "max_sessions_memory_mb", "max_sessions_cpu_cores"), _no_more),
     **dict.fromkeys(("session_lifetime_seconds", "max_session_lifetime_seconds", "session_retain_seconds"), _no_more),
     **dict.fromkeys(("session_idle_seconds", "max_session_idle_seconds", "session_queue_seconds"), _no_more),
-    "session_paused_seconds": _no_more,
+    **dict.fromkeys(("session_paused_seconds", "session_retain_mb"), _no_more),
     "allow_packages": _within,
     **dict.fromkeys(("install_inside", "build_packages"), _no_more),
     "packages": _along("any", "pinned", "hashed"),

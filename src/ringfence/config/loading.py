@@ -262,5 +262,6 @@ def _sandbox(shape: schema.Sandbox, base: Path) -> SandboxSettings:
         session_idle_seconds=min(shape.session_idle_seconds, shape.max_session_idle_seconds),
         max_session_idle_seconds=shape.max_session_idle_seconds,
         session_retain_seconds=shape.session_retain_seconds,
+        session_retain_mb=shape.session_retain_mb,
         session_paused_seconds=shape.session_paused_seconds,
     )

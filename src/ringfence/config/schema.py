@@ -327,6 +327,7 @@ class Sandbox(Shape):
     session_idle_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 300.0
     max_session_idle_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 86_400.0
     session_retain_seconds: Annotated[float, Field(ge=0, le=31_536_000)] = 86_400.0
+    session_retain_mb: Annotated[int, Field(ge=1, le=16_777_216)] = 2048
     session_paused_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 86_400.0
     network_enabled: bool = False
     allowed_egress_domains: list[HostPattern] = []

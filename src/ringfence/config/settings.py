@@ -65,8 +65,10 @@ class SandboxSettings:
     session_idle_seconds: float = 300.0
     max_session_idle_seconds: float = 86_400.0
     session_retain_seconds: float = 86_400.0
-    session_paused_seconds: float = 86_400.0
     """How long what a session left is kept when it has ended; 0: not at all."""
+    session_retain_mb: int = 2048
+    """What is kept of all of them together."""
+    session_paused_seconds: float = 86_400.0
     setups: Mapping[str, SetUp] = field(default_factory=dict)
     """What boxes of a template begin with beside its packages."""
     installs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

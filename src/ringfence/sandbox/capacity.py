@@ -25,6 +25,8 @@ class HouseRules:
     """How long somebody waits for room."""
     retain_seconds: float = 86_400.0
     """How long outputs are kept after a session's end; 0: not at all."""
+    retain_bytes: int = 2048 * MIB
+    """Of all sessions that have ended together."""
     paused_seconds: float = 86_400.0
     """How long a session may stay paused; then it is closed."""
 

@@ -59,8 +59,8 @@ class Keep:
     """Who is at a door of theirs."""
 
 
-def stopped(info: SessionInfo) -> Refused:
-    reason = _REASONS[info.why] if info.why is not None else "it is being ended"
+def stopped(info: SessionInfo, besides: str = "") -> Refused:
+    reason = "; ".join(filter(None, (_REASONS[info.why] if info.why is not None else "it is being ended", besides)))
     return refusal("session_stopped", f"session {info.id} was stopped at {info.ended_at}: {reason}; create another")
 
 
@@ -373,7 +373,7 @@ class Life:
         if self.spec.retain != "output" or not self._keep.artifacts.wanted or self._workspace is None:
             return []
         most = self.spec.stay.limits.disk_bytes
-        left_out = self._keep.artifacts.keep(self.id, self._workspace.descriptor, most)
+        left_out = self._keep.artifacts.keep(self.id, self.owner, self._workspace.descriptor, most)
         return [f"{path} was not kept: {why}" for path, why in list(left_out.items())[:_MOST_TOLD]]
 
 

@@ -64,7 +64,8 @@ class Rooms:
         self._serve = serve
         self._capacity = Capacity(rules)
         self._ledger = Ledger(folder)
-        self._artifacts = Artifacts(folder / "artifacts", rules.retain_seconds)
+        past = {id_: info.owner for id_, info in self._ledger.past.items()}
+        self._artifacts = Artifacts(folder / "artifacts", rules.retain_seconds, rules.retain_bytes, past)
         self._keep = Keep(self._ledger, self._artifacts, Tasks(), rules.paused_seconds, peer=peer)
         self._sessions: dict[str, Session] = {}
         self._tidying: asyncio.Task[None] | None = None
@@ -145,7 +146,7 @@ class Rooms:
             return session.life.workspace()
         info = self._past(owner, id_)
         if parts_of(path)[:1] != _OUTPUT or not self._artifacts.has(info):
-            raise stopped(info)
+            raise stopped(info, "what it left was removed to make room" if self._artifacts.made_room(id_) else "")
         return self._artifacts.of(id_)
 
     # ── Making them ──

@@ -282,16 +282,26 @@ def test_names_that_the_host_acts_upon_are_left_out(box: Path, output: Path, nam
 
 
 def test_a_folder_that_git_would_take_for_a_repository_does_not_come_out_as_one(box: Path, output: Path) -> None:
-    for name in ("repo/objects/x", "repo/refs/x", "repo/config", "repo/HEAD", "own/head", "head/fine"):
+    for name in (
+        "repo/objects/x",
+        "repo/refs/x",
+        "repo/config",
+        "repo/HEAD",
+        "own/head",
+        "head/fine",
+        "split/commondir",
+    ):
         (box / name).parent.mkdir(parents=True, exist_ok=True)
         (box / name).write_text("ref: refs/heads/x")
+    (box / "split/HEAD").symlink_to("refs/heads/x")
     _, skipped = collected(box, output)
-    assert len(skipped) == 2 and all(path.lower().endswith("/head") for path in skipped)
-    assert tree(output) == {"repo/objects/x", "repo/refs/x", "repo/config", "head/fine"}
+    assert len(skipped) == 3 and all(path.lower().endswith("/head") for path in skipped)
+    assert tree(output) == {"repo/objects/x", "repo/refs/x", "repo/config", "head/fine", "split/commondir"}
 
 
 def test_no_name_of_the_list_comes_out_at_any_depth(box: Path, output: Path) -> None:
     tops = sorted({name.partition("/")[0] for name in acted_upon.NAMES})
+    assert {".local", ".mise", ".ipython", ".julia", ".agents", ".fleet", ".perldb", "bunfig.toml"} <= set(tops)
     assert {".vimrc", ".exrc", ".nvim.lua", ".gdbinit", ".githooks", ".gemini", ".cargo", ".yarnrc.yml"} <= set(tops)
     for folder in (box, box / "a/b"):
         for number, name in enumerate(tops):

@@ -274,7 +274,97 @@ async def test_a_repository_mounted_by_itself(backend: ProcessBackend, tmp_path:
 
 async def test_a_folder_that_becomes_a_repository_is_told_of(backend: ProcessBackend, tmp_path: Path) -> None:
     script = "cd /project; mkdir objects refs; echo 'ref: refs/heads/x' > HEAD; echo evil > config"
-    assert (await shell(backend, script, Mount(str(tmp_path), HERE, "rw"))).planted == (f"{HERE}/config",)
+    report = await shell(backend, script, Mount(str(tmp_path), HERE, "rw"))
+    assert report.planted == (f"{HERE}/config", f"{HERE}/HEAD")
+    assert (await shell(backend, "true", Mount(str(tmp_path), HERE, "rw"))).planted == ()
+
+
+def as_on_the_host(folder: Path, *words: str) -> int:
+    """Git, told to find the repository by itself; who owns it is left aside."""
+    trusted = ("-c", "safe.directory=*", "-c", "safe.bareRepository=all")
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    return subprocess.run(["git", *trusted, *words], cwd=folder, env=env, capture_output=True, check=False).returncode
+
+
+BECOMES = {
+    "objects and refs elsewhere": (
+        "mkdir -p data/objects data/refs; echo 'ref: refs/heads/x' > HEAD; echo data > commondir",
+        {"commondir", "HEAD", "data/config"},
+        True,
+    ),
+    "a link as HEAD, and another folder's objects": (
+        "mkdir -p data/objects data/refs; ln -s refs/heads/x HEAD; ln -s data/where commondir; echo data > data/where",
+        {"commondir", "HEAD", "data/config"},
+        True,
+    ),
+    "a commit as HEAD": ("mkdir objects refs; printf %040d 1 > HEAD", {"HEAD"}, True),
+    "a setting beside a HEAD": ("printf 'ref:\\n\\trefs/heads/x' > HEAD; echo > config", {"config", "HEAD"}, False),
+    "a word as HEAD": ("echo overview > HEAD; echo > config", set(), False),
+    "a folder as HEAD": ("mkdir HEAD objects refs; echo > config", set(), False),
+}
+
+
+@pytest.mark.parametrize("kind", BECOMES)
+async def test_every_folder_that_git_takes_for_a_repository_is_told_of(
+    backend: ProcessBackend, tmp_path: Path, kind: str
+) -> None:
+    script, told, at_once = BECOMES[kind]
+    settings = "printf '[core]\\n\\tbare = false\\n\\tworktree = /x\\n' > data/config"
+    script = f"cd /project; {script}; if [ -d data ]; then {settings}; fi"
+    report = await shell(backend, script, Mount(str(tmp_path), HERE, "rw"))
+    assert report.stderr.text == "" and set(report.planted) == {f"{HERE}/{name}" for name in told}
+    if at_once and shutil.which("git") is not None:
+        assert as_on_the_host(tmp_path, "rev-parse", "--git-dir") == 0, "git does take it for one"
+
+
+UNMADE = ("rm .git/HEAD", "echo > .git/HEAD", "chmod 0 .git/HEAD", "mv .git/objects o", "mv .git/refs .git/r")
+
+
+@pytest.mark.parametrize("script", [*UNMADE, "rm -r .git/refs; ln -s /nowhere .git/refs"])
+async def test_a_repository_that_git_no_longer_finds_is_told_of(
+    backend: ProcessBackend, tmp_path: Path, script: str
+) -> None:
+    files = {".git/config": "good", ".git/HEAD": "ref: refs/heads/x\n", ".git/objects/x": "", ".git/refs/y": ""}
+    made(tmp_path, files)
+    mount = Mount(str(tmp_path), HERE, "rw")
+    switched = "cd /project; echo ref: refs/heads/y > .git/new; mv .git/new .git/HEAD"
+    assert (await shell(backend, switched, mount)).planted == ()
+    part = next(name for name in ("HEAD", "objects", "refs") if f".git/{name}" in script)
+    report = await shell(backend, f"cd /project; {script}", mount)
+    assert (report.planted, report.stderr.text) == ((f"{HERE}/.git/{part}",), "")
+    assert (await shell(backend, "echo 1 > /project/main.py", mount)).planted == (), "it was so before"
+
+
+async def test_what_git_reads_where_commondir_says_is_held(backend: ProcessBackend, tmp_path: Path) -> None:
+    store = {"store/config": "good", "store/hooks/pre-commit": "good", "store/objects/x": "", "store/refs/y": ""}
+    made(tmp_path, {".git/HEAD": "ref: refs/heads/x\n", ".git/commondir": "../store\n", **store})
+    script = """cd /project; echo evil > store/config; rm -r store/hooks; mv store s; echo evil > .git/commondir
+echo mine > store/refs/y; mkdir store/modules"""
+    report = await shell(backend, script, Mount(str(tmp_path), HERE, "rw"))
+    assert report.planted == (f"{HERE}/store/modules",) and (tmp_path / "store/refs/y").read_text() == "mine\n"
+    assert {(tmp_path / name).read_text() for name in ("store/config", "store/hooks/pre-commit")} == {"good"}
+    (tmp_path / ".git/commondir").write_text(f"{tmp_path}/store\n")
+    assert f"{HERE}/store/config" in [each.at for each in mounting.place([Mount(str(tmp_path), HERE, "rw")])]
+
+
+async def test_what_a_box_puts_in_the_place_of_a_repository_and_git_would_run_is_told_of(
+    backend: ProcessBackend, tmp_path: Path
+) -> None:
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("git is not installed")
+    project = tmp_path / "project"
+    subprocess.run([git, "init", "-q", project], check=True)
+    script = f"""cd /project; rm .git/HEAD; mkdir -p data/objects data/refs; echo ref: refs/heads/main > HEAD
+echo data > commondir
+printf '[core]\\n\\trepositoryformatversion=1\\n[extensions]\\n\\tworktreeConfig=true\\n' > data/config
+printf '[core]\\n\\tbare=false\\n\\tworktree=..\\n\\tfsmonitor="touch {tmp_path}/ran;false"\\n' > config.worktree"""
+    report = await shell(backend, script, Mount(str(project), HERE, "rw"))
+    assert report.stderr.text == ""
+    told = {"config.worktree", "commondir", "data/config", "HEAD", ".git/HEAD"}
+    assert set(report.planted) == {f"{HERE}/{name}" for name in told}
+    as_on_the_host(project, "status")
+    assert (tmp_path / "ran").exists(), "the control: this is what is told of"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may look everywhere")
@@ -307,17 +397,21 @@ async def test_only_what_is_gone_by_is_held_of_folders_that_programs_keep_their_
     backend: ProcessBackend, tmp_path: Path
 ) -> None:
     made(tmp_path, {".cargo/config.toml": "good", ".yarn/releases/yarn.cjs": "good", ".config/other/x": ""})
-    script = """cd /project; mkdir -p .cargo/registry .yarn/cache; echo 1 > .config/other/x
+    made(tmp_path, {".local/bin/ls": "good", ".local/share/notes/x": "", ".julia/config/startup.jl": "good"})
+    script = """cd /project; mkdir -p .cargo/registry .yarn/cache .local/state .julia/packages; echo 1 > .config/other/x
+echo evil > .local/bin/ls; mkdir .local/lib; echo 1 > .local/share/notes/x; echo evil > .julia/config/startup.jl
 echo evil > .cargo/config.toml; echo evil > .yarn/releases/yarn.cjs; mv .cargo c; mv .config c; mkdir .config/fish"""
     report = await shell(backend, script, Mount(str(tmp_path), HERE, "rw"))
-    assert report.planted == (f"{HERE}/.config/fish",)
-    assert report.stderr.text.count("Read-only") == 2 and report.stderr.text.count("busy") == 2
+    assert report.planted == (f"{HERE}/.config/fish", f"{HERE}/.local/lib")
+    assert report.stderr.text.count("Read-only") == 4 and report.stderr.text.count("busy") == 2
     assert (tmp_path / ".cargo/registry").is_dir() and (tmp_path / ".yarn/cache").is_dir()
 
 
 async def test_every_name_of_the_list_is_held(backend: ProcessBackend, tmp_path: Path) -> None:
     names = [name for name in acted_upon.NAMES if name not in acted_upon.PINNED]
     assert {".hg", ".netrc", ".pypirc", ".gnupg", ".svn", ".pre-commit-config.yaml"} <= set(names)
+    assert {".mise.local.toml", "mise.local.toml", ".mise", ".lvimrc", ".pdbrc.py", "bunfig.toml"} <= set(names)
+    assert {".agents", ".factory", ".junie", ".augment", ".fleet", ".vs", ".ipython", ".perldb"} <= set(names)
     project = tmp_path / "project"
     for name in names:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
@@ -340,9 +434,10 @@ async def test_git_works_in_a_box(backend: ProcessBackend, tmp_path: Path) -> No
         subprocess.run([git, "-C", tmp_path, *words], check=True)
     (tmp_path / "a.txt").write_text("one\n")
     script = "cd /project && git add . && git commit -qm first && git switch -qc other && git log --oneline | wc -l"
+    script += " && git pack-refs --all && git gc -q && git switch -q --detach"
     command = Program("command", argv=("/bin/sh", "-c", script))
     report = await backend.run(BoxSpec(command, mounts=(Mount(str(tmp_path), HERE, "rw"),), env={"HOME": "/workspace"}))
-    assert (report.stdout.text.strip(), report.stderr.text) == ("1", "")
+    assert (report.stdout.text.strip(), report.stderr.text, report.planted) == ("1", "", ())
 
 
 def test_the_list_is_the_documented_one() -> None:

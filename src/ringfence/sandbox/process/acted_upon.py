@@ -2,8 +2,9 @@
 
 A name is here if some program reads it unasked, because it lies in the folder that the program is started in or is told
 to open, and then runs what it says or trusts somebody for it. Not here is what runs only when a person asks for just
-that, and what an agent is there to write: `Makefile`, `package.json`, `conftest.py`, `.eslintrc.js`, the workflows in
-`.github`; nor what is only data or text to such a program: `.env`, `.editorconfig`, `.gitattributes`, `AGENTS.md`.
+that, and what an agent is there to write: `Makefile`, `package.json`, `conftest.py`, `.eslintrc.js`, `.pylintrc`,
+`ansible.cfg`, the workflows in `.github`; nor what is only data or text to such a program: `.env`, `.editorconfig`,
+`.gitattributes`, `AGENTS.md`.
 
 A box may not change them where it may write to a folder of the host (`guarded`), and they are not copied out of it
 (`collect`).
@@ -11,11 +12,12 @@ A box may not change them where it may write to a folder of the host (`guarded`)
 
 from __future__ import annotations
 
-FOLDERS = (".config", ".cargo", ".yarn")
+FOLDERS = (".config", ".cargo", ".julia", ".local", ".yarn")
 """Where things lie that programs go by, among others: that one of these comes to be says nothing."""
 PINNED = (".git", *FOLDERS)
 """Stay where they are, so that no other can take their place; what is in them may be changed."""
 WITH_PROJECTS = (
+    ".agents",
     ".amazonq",
     ".claude",
     ".codex",
@@ -65,6 +67,9 @@ _EDITORS = (
     ".vscode",
     ".zed",
     ".dir-locals-2.el",
+    ".fleet",
+    ".lvimrc",
+    ".vs",
 )
 _AGENTS = (
     *WITH_PROJECTS,
@@ -79,6 +84,9 @@ _AGENTS = (
     ".opencode",
     ".qwen",
     ".trae",
+    ".augment",
+    ".factory",
+    ".junie",
     "crush.json",
     "opencode.json",
 )
@@ -94,6 +102,8 @@ _SHELLS = (
     ".kshrc",
     ".login",
     ".logout",
+    ".mise",
+    ".mise.local.toml",
     ".mise.toml",
     ".profile",
     ".tcshrc",
@@ -107,6 +117,7 @@ _SHELLS = (
     ".zshenv",
     ".zshrc",
     ".rvmrc",
+    "mise.local.toml",
     "mise.toml",
 )
 _PACKAGES = (
@@ -127,6 +138,7 @@ _PACKAGES = (
     ".yarn/releases",
     ".yarnrc",
     ".yarnrc.yml",
+    "bunfig.toml",
 )
 _TOOLS = (
     ".Rprofile",
@@ -134,6 +146,8 @@ _TOOLS = (
     ".config/autostart",
     ".config/fish",
     ".config/git",
+    ".config/mise",
+    ".config/mise.toml",
     ".config/systemd",
     ".curlrc",
     ".forward",
@@ -153,6 +167,17 @@ _TOOLS = (
     ".iex.exs",
     ".ocamlinit",
     ".octaverc",
+    ".ansible.cfg",
+    ".ipython",
+    ".julia",
+    ".julia/config",
+    ".local",
+    ".local/bin",
+    ".local/lib",
+    ".local/share/applications",
+    ".local/share/systemd",
+    ".pdbrc.py",
+    ".perldb",
 )
 _CREDENTIALS = (
     ".aws",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -36,19 +37,22 @@ MOST_ENTRIES = 200_000
 MOST_REASONS = 1000
 """Beyond this many, what is left out is counted and no longer named."""
 
+Take = Callable[[int, int], None]
+"""Asked for room before a file is copied: its bytes, and how many names its path has. Raises LeftOut."""
+
 EMPTY_FOLDER = 40
 """The size of one, as tmpfs says; each entry adds to it."""
 
 
 def collect(
-    root_fd: int, output: Path | None, *, max_bytes: int, max_files: int
+    root_fd: int, output: Path | None, *, max_bytes: int, max_files: int, take: Take | None = None
 ) -> tuple[tuple[FileFact, ...], dict[str, str]]:
     """Read the files below an open folder, and copy them to `output` if one is given; what was left out, and why.
 
     `output` is made when there is something to put into it. Regular files there are replaced, each as a whole. Files
     keep the right to be executed and no other. Reads up to `max_bytes`, so give it a thread where that is much.
     """
-    collector = _Collector(max_bytes, max_files)
+    collector = _Collector(max_bytes, max_files, take)
     target = _Target(None, output) if output is not None else None
     try:
         with opened(".", FOLDER, root_fd) as root:
@@ -68,12 +72,13 @@ def collect(
 class _Collector:
     """The state of one walk: what was found, and how much more may be read."""
 
-    def __init__(self, max_bytes: int, max_files: int) -> None:
+    def __init__(self, max_bytes: int, max_files: int, take: Take | None) -> None:
         self.files: list[FileFact] = []
         self.skipped: dict[str, str] = {}
         self.unnamed = 0
         self.device = 0
         self._bytes_left, self._max_files, self._entries_left = max_bytes, max_files, MOST_ENTRIES
+        self._take = take
 
     def folder(self, folder: int, inside: tuple[str, ...], target: _Target | None) -> None:
         with os.scandir(folder) as entries:
@@ -126,7 +131,9 @@ class _Collector:
             raise LeftOut(f"there are more than {self._max_files} files")
         if found.st_size > self._bytes_left:
             raise LeftOut(f"it has {found.st_size} bytes, and {self._bytes_left} more may be collected")
-        copy = Copy(source, self._bytes_left)
+        if self._take is not None:
+            self._take(found.st_size, len(parts))
+        copy = Copy(source, self._bytes_left if self._take is None else found.st_size)
         try:
             if target is None:
                 copy.run(None)

@@ -3,7 +3,7 @@
 An agent works on a project, and somebody else opens that project: an editor, Git, a shell, another agent. What these
 read to know what to run is mounted read-only over itself; where a link leads to it, what the link leads to, as long as
 that lies in a folder which the box may write to. What is not there yet cannot be kept from being made, nor a link from
-being replaced: that is told of afterwards.
+being replaced, nor what git itself replaces (its HEAD) from being removed: that is told of afterwards.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from dataclasses import replace
 
 from ringfence.box import Mount
 from ringfence.plain import plain
-from ringfence.sandbox.process import kernel
+from ringfence.sandbox.process import repository
 from ringfence.sandbox.process.acted_upon import FOLDERS, NAMES, PINNED, WITH_PROJECTS
 
 _NOT_LOOKED_THROUGH = (".git/modules", ".git/worktrees", "modules", "worktrees")
 """For links: whole repositories, in which Git makes none."""
+_IN_COMMON = ("config", "hooks", "modules", "worktrees")
+"""What of a repository git reads where `commondir` says."""
 _MOST_LINKS = 40
 _MOST_ENTRIES = 1000
 _DEEPEST = 3
@@ -69,10 +71,11 @@ def names(mount: Mount) -> tuple[str, ...]:
     """What is looked after in it. Whoever says that a mount is unsafe wants none of it."""
     if not _guards([mount]):
         return ()
-    own = os.path.basename(mount.host)
-    if own not in PINNED and all(os.path.lexists(f"{mount.host}/{name}") for name in ("HEAD", "objects", "refs")):
-        own = ".git"
-    return (*NAMES, *(name.removeprefix(f"{own}/") for name in NAMES if own in PINNED and name.startswith(f"{own}/")))
+    own = [os.path.basename(mount.host)]
+    if own != [".git"] and repository.is_one(mount.host):
+        own.append(".git")
+    tops = [f"{name}/" for name in own if name in PINNED]
+    return (*NAMES, *(name.removeprefix(top) for top in tops for name in NAMES if name.startswith(top)))
 
 
 def is_itself(mount: Mount) -> str | None:
@@ -116,7 +119,7 @@ def look(mounts: Sequence[Mount], held: Held) -> Seen:
         return Seen(held, {})
     found = ((item.at, _state(item, guards, held)) for item in _survey(guards) if item.name not in FOLDERS)
     closed: dict[str, _State] = dict.fromkeys(_closed(guards), ((), ("closed",)))
-    return Seen(held, {at: state for at, state in found if state is not None} | closed)
+    return Seen(held, {at: state for at, state in found if state is not None} | closed | dict(_repositories(guards)))
 
 
 def planted(mounts: Sequence[Mount], before: Seen) -> tuple[str, ...]:
@@ -141,13 +144,9 @@ def _survey(guards: Sequence[Mount]) -> Iterator[_Item]:
     for mount in guards:
         left = _MOST_ENTRIES
         inner: list[_Item] = []
-        tops = {top for top in {name.partition("/")[0] for name in names(mount)} if _mode(f"{mount.host}/{top}")}
-        for name in names(mount):
-            if name.partition("/")[0] not in tops:
-                continue  # most are not there, and this is done for each run
-            way = _walk(roots, mount.host, name)
+        for name, at, way in _ways(mount, guards):
             folder = way.end is not None and _is_folder(way.end)
-            item = _Item(name, f"{mount.at}/{name}", way, folder and name in PINNED)
+            item = _Item(name, at, way, folder and name in PINNED)
             yield item
             if way.end is None or not folder or item.pinned or name in _NOT_LOOKED_THROUGH or way.end in roots:
                 continue
@@ -158,6 +157,46 @@ def _survey(guards: Sequence[Mount]) -> Iterator[_Item]:
                     at = item.at + os.fsencode(path.removeprefix(way.end)).decode("utf-8", "replace")
                     inner.append(_Item(name, at, _walk(roots, within, own), False))
         yield from inner
+
+
+def _ways(mount: Mount, guards: Sequence[Mount]) -> Iterator[tuple[str, str, _Way]]:
+    """Each name that may be there, where the box sees it, and the way to it."""
+    roots = [each.host for each in guards]
+    wanted = names(mount)
+    tops = {top for top in {name.partition("/")[0] for name in wanted} if _mode(f"{mount.host}/{top}")}
+    for name in wanted:
+        if name.partition("/")[0] not in tops:
+            continue  # most are not there, and this is done for each run
+        way = _walk(roots, mount.host, name)
+        yield name, f"{mount.at}/{name}", way
+        if os.path.basename(name) == "commondir" and way.end is not None:
+            yield from _in_common(mount, guards, name, repository.common(way.end))
+
+
+def _in_common(mount: Mount, guards: Sequence[Mount], name: str, said: str | None) -> Iterator[tuple[str, str, _Way]]:
+    """What git reads in the folder that this `commondir` names, instead of what lies beside it."""
+    roots = [each.host for each in guards]
+    own = "/" if said and said.startswith("/") else _walk(roots, mount.host, f"{os.path.dirname(name)}/.").end
+    if own is None or said is None:
+        return
+    for inner in _IN_COMMON:
+        way = _walk(roots, own, f"{said}/{inner}")
+        seen = (_seen_at(each, way.end) for each in guards if way.end is not None and _within(way.end, each.host))
+        yield f".git/{inner}", next(seen, f"{mount.at}/{name}/{inner}"), way
+
+
+def _repositories(guards: Sequence[Mount]) -> Iterator[tuple[str, _State]]:
+    """What makes the top of a mount a repository, and what has git pass over the one that is there."""
+    roots = [mount.host for mount in guards]
+    for mount in guards:
+        itself = os.path.basename(mount.host) == ".git"
+        if not itself and repository.is_one(mount.host):
+            yield f"{mount.at}/HEAD", ((), ("repository",))
+        own = mount.host if itself else _walk(roots, mount.host, ".git").end
+        at = mount.at if itself else f"{mount.at}/.git"
+        if own is not None and _is_folder(own):
+            for name, how in repository.lacks(own):
+                yield f"{at}/{name}", ((), how)
 
 
 def _walk(roots: Sequence[str], start: str, name: str) -> _Way:
@@ -204,14 +243,7 @@ def _target(path: str, mode: int, is_on_the_way: bool) -> str | None:
 
 
 def _read_pointer(path: str) -> str | None:
-    descriptor = kernel.open_path(path)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        with open(f"/proc/self/fd/{descriptor}", "rb", buffering=0) as file:
-            first, _, _ = (file.read(4096) or b"").partition(b"\n")
-    finally:
-        os.close(descriptor)
+    first, _, _ = (repository.read(path) or b"").partition(b"\n")
     if not first.startswith(b"gitdir:") or b"\0" in first:
         return None
     return os.fsdecode(first.removeprefix(b"gitdir:").strip())

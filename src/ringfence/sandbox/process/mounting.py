@@ -22,7 +22,7 @@ from ringfence.errors import Unavailable
 from ringfence.sandbox.process import guarded, kernel
 
 MOST = 32
-_MOST_IN_ALL = 160
+_MOST_IN_ALL = 192
 """With what is held in them: more than there are names, so that one folder cannot have too many."""
 SHARED_SLOT = 1
 """Boxes that write to one folder are one user on the host: a mount can be mapped to one alone."""
