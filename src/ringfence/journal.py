@@ -73,6 +73,8 @@ class Trip:
     arguments_digest: str = ""
     started: Receipt | None = None
     dispatched: bool = False
+    answered: int | None = None
+    """The HTTP status, where that is all that its server said."""
     replayed_from: str | None = None
     attempts: int = 0
     redactions: dict[str, int] = field(default_factory=dict)

@@ -98,6 +98,7 @@ class Pipeline:
         except Unavailable as exc:
             outcome = self._problem(trip, Status.UNAVAILABLE, exc.reason_code, exc.message)
         except OutcomeUnknown as exc:
+            trip.answered = exc.answered
             outcome = self._problem(trip, Status.UNKNOWN, exc.reason_code, exc.message)
         except StoreError as exc:
             # Once it was dispatched it is the state of sessions that failed, and what was asked may be done.
@@ -463,6 +464,7 @@ class Pipeline:
                 within=trip.within,
                 possible=trip.possible,
                 network=trip.network,
+                answered=trip.answered,
             )
         )
 
