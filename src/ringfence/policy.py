@@ -236,6 +236,8 @@ class _Seen:
             yield _strings(arguments)
             yield ()
             yield _joined(arguments)
+        elif call.kind in _NAMES_WITHIN:
+            yield from self._forms_within(name)
         elif name not in arguments:
             yield from ((), (), ())
         else:
@@ -248,6 +250,33 @@ class _Seen:
             yield (*map(_text, beside), *_strings(beside), *_joined(beside))
         else:
             yield ()
+
+    def _forms_within(self, name: str) -> Iterator[Iterable[str]]:
+        """Of a prompt or completion, the first three: what is under the name itself, and what the server gets by it."""
+        arguments, within = self._call.arguments, list(_within(self._call, name))
+        plain = [arguments[name]] if name in arguments else []
+        if not plain and self._call.kind == "prompt":
+            plain, within = within, []  # nothing else has this name, so it is an argument as a tool's is
+        # A completion has the same name in two places, and what allows one of them must not allow the other.
+        yield map(_text, plain)
+        values = (*plain, *within)
+        yield (*map(_text, within), *_strings([value for value in values if not isinstance(value, str)]))
+        yield (text for value in values for text in _joined(value))
+
+
+_NAMES_WITHIN = ("prompt", "completion")
+"""Kinds of calls whose arguments have names of their own, one level further down."""
+
+
+def _within(call: Call, name: str) -> Iterator[Any]:
+    """What a prompt, or a completion for one or for a resource's template, is given under this name."""
+    argument, context = call.arguments.get("argument"), call.arguments.get("context")
+    if call.kind == "completion" and isinstance(argument, Mapping) and argument.get("name") == name:
+        yield argument.get("value")
+    given = call.arguments if call.kind == "prompt" else context
+    place = given.get("arguments") if isinstance(given, Mapping) else None
+    if isinstance(place, Mapping) and name in place:
+        yield place[name]
 
 
 def _has_controls(text: bytes) -> bool:
