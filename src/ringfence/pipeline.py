@@ -42,7 +42,7 @@ from ringfence.model import (
 from ringfence.once import Key, Once
 from ringfence.ports import Channel
 from ringfence.rounds import Rounds
-from ringfence.rulebook import Rulebook, implicit_contract, is_listed, settled
+from ringfence.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
 from ringfence.sandbox.tools import SERVER, complete
 from ringfence.store import Approval, Store, Transaction, Unproven
 
@@ -196,6 +196,8 @@ class Pipeline:
         call = trip.call
         if call.fault is not None:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", call.fault)
+        if call.kind == "completion" and (problem := completion_problem(call.arguments)) is not None:
+            raise Refused(Status.VALIDATION_FAILURE, "bad_request", f"The completion cannot be made: {problem}.")
         if call.kind == "resource" and call.server == SERVER and SERVER in rules.implicit:
             return rules.implicit[SERVER]
         if call.kind in ASIDE and call.server is not None and call.server in rules.servers:
