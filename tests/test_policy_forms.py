@@ -47,6 +47,24 @@ HIDDEN: dict[str, tuple[Any, str]] = {
 }
 
 
+BLANKS = {"tab": "rm\t-rf", "line break": "rm\n-rf", "return": "rm\r-rf", "Ogham space and tab": "ｒｍ\t-rf\u1680/"}
+
+
+@pytest.mark.parametrize("case", BLANKS)
+@pytest.mark.parametrize("name", ["command", "*"])
+def test_every_blank_is_a_space_in_the_normalized_form(case: str, name: str) -> None:
+    strict, rest = rule("deny", id="no-rm", argument_patterns={name: "rm -rf"}), rule("allow", id="rest")
+    for value in (BLANKS[case], [BLANKS[case]]):
+        assert dict(decide(strict, rest, arguments={"command": value}).forms) == {"no-rm": "normalized"}
+    lenient = rule("deny", id="no-rm", argument_patterns={name: "rm -rf"}, normalize=False)
+    assert decide(lenient, rest, arguments={"command": BLANKS[case]}).allowed
+
+
+def test_lines_stay_lines_in_the_normalized_form_too() -> None:
+    by_line = rule("deny", id="no-rm", argument_patterns={"command": "(?m)^rm"})
+    assert not decide(by_line, rule("allow"), arguments={"command": "ls\nｒｍ -rf"}).allowed
+
+
 @pytest.mark.parametrize("case", HIDDEN)
 @pytest.mark.parametrize("action", ["deny", "ask"])
 @pytest.mark.parametrize("name", ["command", "*"])

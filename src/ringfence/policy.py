@@ -206,6 +206,7 @@ class _Compiled:
         return None
 
 
+_ONE_LINE = bytes.maketrans(b"\t\n\r", b"   ")
 _CONTROLS = bytes(number for number in (*range(0x20), 0x7F) if number not in b"\t\n\r")
 
 
@@ -224,8 +225,7 @@ class _Seen:
         if made is None:
             # Encoded once for all patterns; what cannot be encoded is no text, and an error denies.
             forms = [[text.encode() for text in texts] for texts in self._forms(name)]
-            strange = [text for texts in forms for text in texts if not text.isascii() or _has_controls(text)]
-            forms.append([folded(text.decode()).encode() for text in strange])
+            forms.append([alike for texts in forms for text in texts for alike in _normalized(text)])
             made = self._made[name] = [(form, texts) for form, texts in enumerate(forms) if texts]
         return made
 
@@ -277,6 +277,17 @@ def _within(call: Call, name: str) -> Iterator[Any]:
     place = given.get("arguments") if isinstance(given, Mapping) else None
     if isinstance(place, Mapping) and name in place:
         yield place[name]
+
+
+def _normalized(text: bytes) -> Iterator[bytes]:
+    """The text with what looks alike made alike, where that makes a difference: with its lines, and as one line."""
+    strange = not text.isascii() or _has_controls(text)
+    if strange:
+        text = folded(text.decode()).encode()
+        yield text
+    line = text.translate(_ONE_LINE)
+    if line != text:
+        yield line
 
 
 def _has_controls(text: bytes) -> bool:
