@@ -274,6 +274,8 @@ class Pipeline:
         assert trip.decision is not None
         see = lambda: variables(trip.call, contract, rules.environment)  # noqa: E731
         requirement = rules.approvals.requirement(contract, trip.decision, see)
+        if requirement is not None and carried.FREE_TEXT in trip.call.traced:
+            trip.leave(carried.FREE_TEXT, "approval")
         digest = await self._leave(rules, trip, requirement, channel) if requirement is not None else ""
         trip.isolation = self._dispatcher.isolation(contract)
 
