@@ -103,10 +103,31 @@ async def test_a_trace_goes_on_and_leaves_the_digest_alone(tmp_path: Path) -> No
         approve(way, first)
         later = PARENT.replace("00f067", "11f067")
         assert (await way.call("echo", {"n": 1}, meta={"traceparent": later, "tracestate": "a=2", "baggage": "k=w"})).ok
-        assert sent(way)["_meta"] == {"traceparent": later, "tracestate": "a=2", "baggage": "k=w"}
+        # Baggage is free text that nobody was shown.
+        assert sent(way)["_meta"] == {"traceparent": later, "tracestate": "a=2"}
         told = way.finished()[-1]
         assert told["call"]["trace"] == later
-        assert set(told["carried"]["trace"]) == {"traceparent", "tracestate", "baggage"}
+        assert set(told["carried"]["trace"]) == {"traceparent", "tracestate"}
+        assert told["carried"]["refused"] == {"baggage": "approval"}
+
+
+@pytest.mark.parametrize("by", ["contract", "rule"])
+async def test_what_runs_on_an_approval_carries_no_baggage(tmp_path: Path, by: str) -> None:
+    said = Said(rules=(rule("ask"),)) if by == "rule" else Said(contracts=(contract("echo", approval="always"),))
+    async with governed(tmp_path, said) as way:
+        approve(way, await way.call("echo", {"n": 1}, meta={"not-sent": 1}))
+        assert (await way.call("echo", {"n": 1}, meta={"baggage": "to=mallory", "tracestate": "?"}, id="call_2")).ok
+        assert "_meta" not in sent(way)
+        left = {"refused": {"tracestate": "syntax", "baggage": "approval"}}
+        kept = [record.body for record in way.store.reader().records(call_id="call_2")]
+        assert [body["carried"] for body in kept if body["kind"] in ("started", "finished")] == [left, left]
+
+
+async def test_what_nobody_is_asked_for_carries_its_baggage(tmp_path: Path) -> None:
+    async with governed(tmp_path) as way:
+        assert (await way.call("echo", meta={"traceparent": PARENT, "baggage": "k=v"})).ok
+        assert sent(way)["_meta"] == {"traceparent": PARENT, "baggage": "k=v"}
+        assert set(way.finished()[0]["carried"]["trace"]) == {"traceparent", "baggage"}
 
 
 class Known:

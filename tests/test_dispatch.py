@@ -23,6 +23,8 @@ pytestmark = pytest.mark.anyio
 ALLOWED = Decision("dec_1", True, "allowed")
 BOXED = Decision("dec_1", True, "allowed", sandbox=True)
 DOWN, LOST = Unavailable("server_down", "down"), OutcomeUnknown("server_died", "died")
+AWAY, FORGOTTEN = OutcomeUnknown("server_refused", "HTTP 503"), OutcomeUnknown("session_lost", "HTTP 404")
+NO_SECRET = Refused(Status.DENIED, "secret_scope", "not for this")
 HERE, THERE = ServerSpec("desk", command=("x",)), ServerSpec("desk", url="https://desk.corp.example/mcp")
 
 
@@ -101,6 +103,12 @@ TRIES: dict[str, tuple[dict[str, Any], list[Reply], int, type[Exception] | None]
     "an idempotent write that never ran": ({"mode": "write", "idempotent": True}, [DOWN, OK], 2, None),
     "an idempotent write that may have run": ({"mode": "write", "idempotent": True}, [LOST, OK], 2, None),
     "one with a key that may have run": ({"mode": "write", "idempotent": {"key": "args.text"}}, [LOST, OK], 2, None),
+    "a read that was turned away": ({}, [AWAY, AWAY, OK], 3, None),
+    "a write that was turned away": ({"mode": "write"}, [AWAY, OK], 1, OutcomeUnknown),
+    "a write in a session that is lost": ({"mode": "write"}, [FORGOTTEN, OK], 1, OutcomeUnknown),
+    "an idempotent write that was turned away": ({"mode": "write", "idempotent": True}, [AWAY, OK], 2, None),
+    "turned away, then out of reach": ({"mode": "write", "idempotent": True}, [AWAY, DOWN], 3, OutcomeUnknown),
+    "turned away, then no secret": ({"mode": "write", "idempotent": True}, [AWAY, NO_SECRET], 2, OutcomeUnknown),
     "high risk": ({"mode": "high_risk"}, [DOWN, OK], 1, Unavailable),
     "an attempt may have run, the last did not": ({"idempotent": True}, [LOST, DOWN, DOWN], 3, OutcomeUnknown),
 }

@@ -175,8 +175,8 @@ async def test_a_listed_resource_and_an_accepted_prompt_go_the_same_way(tmp_path
             await way.call("doc:1", {"uri": "doc:1"}, kind="resource", server="desk", method="resources/read"),
             await way.call("greet", {"name": "greet"}, kind="prompt", server="desk", method="prompts/get"),
             await way.call(
-                "greet", {"ref": {"type": "ref/prompt", "name": "greet"}}, kind="completion", server="desk",
-                method="completion/complete",
+                "greet", {"ref": {"type": "ref/prompt", "name": "greet"}, "argument": {"name": "who", "value": "A"}},
+                kind="completion", server="desk", method="completion/complete",
             ),
         ]  # fmt: skip
         assert [outcome.status for outcome in ended] == [Status.SUCCESS] * 3

@@ -47,6 +47,24 @@ HIDDEN: dict[str, tuple[Any, str]] = {
 }
 
 
+BLANKS = {"tab": "rm\t-rf", "line break": "rm\n-rf", "return": "rm\r-rf", "Ogham space and tab": "ｒｍ\t-rf\u1680/"}
+
+
+@pytest.mark.parametrize("case", BLANKS)
+@pytest.mark.parametrize("name", ["command", "*"])
+def test_every_blank_is_a_space_in_the_normalized_form(case: str, name: str) -> None:
+    strict, rest = rule("deny", id="no-rm", argument_patterns={name: "rm -rf"}), rule("allow", id="rest")
+    for value in (BLANKS[case], [BLANKS[case]]):
+        assert dict(decide(strict, rest, arguments={"command": value}).forms) == {"no-rm": "normalized"}
+    lenient = rule("deny", id="no-rm", argument_patterns={name: "rm -rf"}, normalize=False)
+    assert decide(lenient, rest, arguments={"command": BLANKS[case]}).allowed
+
+
+def test_lines_stay_lines_in_the_normalized_form_too() -> None:
+    by_line = rule("deny", id="no-rm", argument_patterns={"command": "(?m)^rm"})
+    assert not decide(by_line, rule("allow"), arguments={"command": "ls\nｒｍ -rf"}).allowed
+
+
 @pytest.mark.parametrize("case", HIDDEN)
 @pytest.mark.parametrize("action", ["deny", "ask"])
 @pytest.mark.parametrize("name", ["command", "*"])
@@ -159,3 +177,50 @@ def test_whatever_is_sent_is_decided(arguments: Json) -> None:
 def test_folding_is_done_once(text: str) -> None:
     assert folded(folded(text)) == folded(text)
     assert bare(folded(text)) == folded(text)
+
+
+# ── Arguments of prompts and completions ──
+
+SHADOW = "/etc/shadow"
+REF = {"type": "ref/prompt", "name": "p"}
+WITHIN: dict[str, tuple[str, Json, str]] = {
+    "a prompt's argument": ("prompt", {"name": "p", "arguments": {"path": SHADOW}}, "as_sent"),
+    "a list": ("prompt", {"name": "p", "arguments": {"path": ["cat", SHADOW]}}, "as_sent"),
+    "a look-alike": ("prompt", {"name": "p", "arguments": {"path": "/etc/sha\u200bdow"}}, "normalized"),
+    "what is completed": ("completion", {"ref": REF, "argument": {"name": "path", "value": SHADOW}}, "string"),
+    "what is filled in": (
+        "completion",
+        {"ref": REF, "argument": {"name": "x", "value": ""}, "context": {"arguments": {"path": SHADOW}}},
+        "string",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WITHIN)
+def test_arguments_of_prompts_and_completions_are_seen_under_their_names(case: str) -> None:
+    kind, arguments, form = WITHIN[case]
+    rules = policy(rule("deny", id="no", argument_patterns={"path": SHADOW}), rule("allow", id="rest"))
+    decision = rules.decide(call("p", arguments, kind=kind), READ)
+    assert not decision.allowed and dict(decision.forms) == {"no": form}
+    other = policy(rule("deny", id="no", argument_patterns={"file": SHADOW}), rule("allow", id="rest"))
+    assert other.decide(call("p", arguments, kind=kind), READ).allowed
+
+
+def test_the_fields_of_a_prompt_and_a_completion_are_seen_as_before() -> None:
+    prompt = {"name": "p", "arguments": {"name": SHADOW}}
+    for name, form in (("name", "string"), ("arguments", "as_sent")):
+        rules = policy(rule("deny", id="no", argument_patterns={name: SHADOW}), rule("allow", id="rest"))
+        assert dict(rules.decide(call("p", prompt, kind="prompt"), READ).forms) == {"no": form}
+    named = policy(rule("deny", id="no", argument_patterns={"name": "^p$"}), rule("allow", id="rest"))
+    assert dict(named.decide(call("p", prompt, kind="prompt"), READ).forms) == {"no": "as_sent"}
+    completion = {"ref": REF, "argument": {"name": "path", "value": SHADOW}}
+    whole = policy(rule("deny", id="no", argument_patterns={"argument": SHADOW}), rule("allow", id="rest"))
+    assert not whole.decide(call("p", completion, kind="completion"), READ).allowed
+
+
+def test_no_argument_of_a_completion_is_allowed_for_another_of_its_name() -> None:
+    both = {"ref": REF, "argument": {"name": "path", "value": "/pub"}, "context": {"arguments": {"path": SHADOW}}}
+    rules = policy(rule("allow", argument_patterns={"path": "^/pub"}), preset="none")
+    assert not rules.decide(call("p", both, kind="completion"), READ).allowed
+    prompt = {"name": "p", "arguments": {"path": "/pub"}}
+    assert rules.decide(call("p", prompt, kind="prompt"), READ).allowed

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringfence.model import ServerSpec, Status
+from ringfence.model import Json, ServerSpec, Status
 from ringfence.rulebook import allowed_item, normal_uri
 from tests.faking import Said, governed
 
@@ -224,7 +224,8 @@ async def test_what_was_compared_is_sent_and_recorded(tmp_path: Path) -> None:
 
         sent = len(way.servers.requests)
         climbing = "file:///docs/public/.\t./private"
-        for kind, arguments in (("resource", {"uri": climbing}), ("completion", {"ref": {**ref, "uri": climbing}})):
+        completion = {"ref": {**ref, "uri": climbing}, "argument": {"name": "x", "value": ""}}
+        for kind, arguments in (("resource", {"uri": climbing}), ("completion", completion)):
             refused = await way.call(climbing, arguments, kind=kind, server="desk")
             assert (refused.status, refused.reason_code) == (Status.VALIDATION_FAILURE, f"unknown_{kind}")
         assert len(way.servers.requests) == sent
@@ -237,3 +238,51 @@ async def test_what_is_named_and_what_is_sent_are_one(tmp_path: Path) -> None:
         given = {"kind": "resource", "server": "desk", "method": "resources/read"}
         await way.call("doc:1", {"uri": "file:///etc/shadow"}, **given)
         assert [request.params for request in way.servers.requests] == [{"uri": "doc:1"}]
+
+
+# ── a completion says one thing ──
+
+PROMPT, TEMPLATE = {"type": "ref/prompt", "name": "greet"}, {"type": "ref/resource", "uri": "doc:1"}
+ARGUMENT = {"name": "who", "value": "A"}
+WELL_MADE: dict[str, Json] = {
+    "a prompt": {"ref": PROMPT, "argument": ARGUMENT},
+    "with a title": {"ref": {**PROMPT, "title": "Greet"}, "argument": ARGUMENT},
+    "a template": {"ref": TEMPLATE, "argument": ARGUMENT},
+    "filled in": {"ref": PROMPT, "argument": ARGUMENT, "context": {"arguments": {"x": "y"}}},
+    "an empty context": {"ref": PROMPT, "argument": ARGUMENT, "context": {}},
+}
+ILL_MADE: dict[str, Json] = {
+    "a prompt with a URI": {"ref": {**PROMPT, "uri": "file:///etc/shadow"}, "argument": ARGUMENT},
+    "a template with a name": {"ref": {**TEMPLATE, "name": "secret"}, "argument": ARGUMENT},
+    "a template with a title": {"ref": {**TEMPLATE, "title": "x"}, "argument": ARGUMENT},
+    "another type": {"ref": {**TEMPLATE, "type": "ref/tool"}, "argument": ARGUMENT},
+    "a type that is no text": {"ref": {**TEMPLATE, "type": ["ref/resource"]}, "argument": ARGUMENT},
+    "no type": {"ref": {"uri": "doc:1"}, "argument": ARGUMENT},
+    "no name": {"ref": {"type": "ref/prompt", "title": "greet"}, "argument": ARGUMENT},
+    "a name that is no text": {"ref": {**PROMPT, "name": 1}, "argument": ARGUMENT},
+    "no reference": {"argument": ARGUMENT},
+    "a reference that is a text": {"ref": "greet", "argument": ARGUMENT},
+    "no argument": {"ref": PROMPT},
+    "an argument without a value": {"ref": PROMPT, "argument": {"name": "who"}},
+    "an argument with more": {"ref": PROMPT, "argument": {**ARGUMENT, "path": "x"}},
+    "a value that is no text": {"ref": PROMPT, "argument": {"name": "who", "value": ["A"]}},
+    "a context with more": {"ref": PROMPT, "argument": ARGUMENT, "context": {"arguments": {}, "uri": "x"}},
+    "a context of no text": {"ref": PROMPT, "argument": ARGUMENT, "context": {"arguments": {"x": {}}}},
+    "a context of nothing": {"ref": PROMPT, "argument": ARGUMENT, "context": None},
+    "more beside": {"ref": PROMPT, "argument": ARGUMENT, "uri": "x"},
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("case", [*WELL_MADE, *ILL_MADE])
+async def test_a_completion_goes_on_with_the_fields_of_its_kind_and_no_others(tmp_path: Path, case: str) -> None:
+    given = {"kind": "completion", "server": "desk", "method": "completion/complete"}
+    async with governed(tmp_path, replies=[{"completion": {"values": []}}]) as way:
+        arguments = WELL_MADE.get(case) or ILL_MADE[case]
+        outcome = await way.call("doc:1" if arguments.get("ref") == TEMPLATE else "greet", arguments, **given)
+        sent = [request.params for request in way.servers.requests]
+        if case in WELL_MADE:
+            assert outcome.ok and sent == [arguments]
+        else:
+            assert (outcome.status, outcome.reason_code) == (Status.VALIDATION_FAILURE, "bad_request")
+            assert sent == [] and len(way.finished()) == 1

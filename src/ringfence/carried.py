@@ -17,6 +17,9 @@ from ringfence.model import Json
 TRACE = ("traceparent", "tracestate", "baggage")
 """W3C's trace context and baggage. They change with every repetition of a call, so no digest of it holds them."""
 
+FREE_TEXT = "baggage"
+"""What of them says whatever its sender likes: a person who agrees to a call is not shown it, so it stays behind."""
+
 MAX_META_BYTES = 65_536
 
 _PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")

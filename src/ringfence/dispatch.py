@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
+from ringfence import effects
 from ringfence.box import NO_OUTSIDE, Mount, Outside
 from ringfence.egress import names, rules
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
@@ -29,7 +30,7 @@ from ringfence.model import (
     Status,
     Transport,
 )
-from ringfence.ports import Access, Channel, Outward, UpstreamRequest, Upstreams
+from ringfence.ports import TURNED_AWAY, Access, Channel, Outward, UpstreamRequest, Upstreams
 from ringfence.sandbox.executor import Executor
 from ringfence.sandbox.tools import FORKS_A_SESSION, RUNS_IN_A_SESSION, WRITES_FILES
 
@@ -172,6 +173,10 @@ class Dispatcher:
                 problem = problem if isinstance(problem, OutcomeUnknown) else exc
                 if attempt > contract.retry.attempts or not _may_repeat(contract, exc):
                     raise problem from None
+            except Refused as exc:
+                if isinstance(problem, OutcomeUnknown) and exc.status is Status.DENIED:
+                    raise problem from None  # of its secrets, before this attempt began
+                raise
             pause = _RETRY_SECONDS * 2 ** (attempt - 1)
             left = _time_left(grant) - pause
             if left <= 0:
@@ -202,7 +207,15 @@ class Dispatcher:
         )
         if contract.secrets:
             request = replace(request, headers=await self._headers(grant))
-        result = await self._upstreams.request(request)
+        try:
+            result = await self._upstreams.request(request)
+        except OutcomeUnknown as exc:
+            if exc.reason_code not in TURNED_AWAY:
+                raise
+            if not effects.possible(call, contract):
+                raise Unavailable(exc.reason_code, exc.message) from None
+            text = f"{exc.message}; whether it had an effect is not known"
+            raise OutcomeUnknown(exc.reason_code, text, answered=exc.answered) from None
         status, code = (Status.FAILED, "tool_error") if result.get("isError") else (Status.SUCCESS, "ok")
         isolation = self._upstreams.isolation(request.server, fresh=request.fresh)
         return Answer(result, status, code, isolation=isolation, network=seen[-1] if seen else None)

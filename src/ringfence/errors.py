@@ -11,7 +11,7 @@ RingfenceError
 │   └── SetUpFailed      the caller: their set-up code failed in the sandbox, so there is none
 ├── Unavailable      the operator or time: something needed is not there; it never ran
 │   └── QuotaExceeded    time, or the operator: a limit is used up; it never ran, and may run later
-├── OutcomeUnknown   a person: it may have run; the answer was lost
+├── OutcomeUnknown   a person: it may have run; the answer was lost, or proves nothing
 │   └── TimedOut         the caller: they waited no longer; what they waited for may go on
 ├── StoreError       the operator: the record could not be written, so nothing ran on it
 └── TamperError      the auditor: the log does not verify
@@ -116,12 +116,14 @@ class QuotaExceeded(Unavailable):
 
 
 class OutcomeUnknown(RingfenceError):
-    """The request left us and no answer came back."""
+    """The request left us, and no answer came back that proves what became of it."""
 
-    def __init__(self, reason_code: str, message: str) -> None:
+    def __init__(self, reason_code: str, message: str, *, answered: int | None = None) -> None:
+        """`answered` is the HTTP status, where that is all that the server said."""
         super().__init__(message)
         self.reason_code = reason_code
         self.message = message
+        self.answered = answered
 
 
 class TimedOut(OutcomeUnknown, TimeoutError):

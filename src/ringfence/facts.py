@@ -67,6 +67,8 @@ class Ending:
     """What the box of a server asked of the network while it answered; None where there is none."""
     possible: Possible = NOTHING
     """What it could change outside, as it was known before it ran."""
+    answered: int | None = None
+    """The HTTP status, where that is all that its server said: it proves nothing."""
 
     @property
     def took_ms(self) -> float:
@@ -277,6 +279,8 @@ def _what_happened(ending: Ending) -> str:
             return f"cancelled after {took}" if code == "cancelled" else f"stopped after {took} ({code})"
         case Status.UNAVAILABLE:
             return f"something it needs was not available ({code})"
+        case Status.UNKNOWN if ending.answered is not None:
+            return f"the server answered HTTP {ending.answered} after {took} ({code})"
         case Status.UNKNOWN:
             lost = "the answer was lost" if ending.ran is None else "the box itself failed"
             return f"{lost} after {took} ({code})"

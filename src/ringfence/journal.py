@@ -10,7 +10,7 @@ import marshal
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -73,6 +73,8 @@ class Trip:
     arguments_digest: str = ""
     started: Receipt | None = None
     dispatched: bool = False
+    answered: int | None = None
+    """The HTTP status, where that is all that its server said."""
     replayed_from: str | None = None
     attempts: int = 0
     redactions: dict[str, int] = field(default_factory=dict)
@@ -91,6 +93,12 @@ class Trip:
     """What *started* said; *finished* says it again."""
     left_behind: Json = field(default_factory=dict)
     """Of the call's `_meta`, what reaches no server: how many keys, and which parts of a trace, and why."""
+
+    def leave(self, name: str, why: str) -> None:
+        """A part of its trace goes no further."""
+        kept = {key: text for key, text in self.call.traced.items() if key != name}
+        self.call = replace(self.call, traced=kept)
+        self.left_behind = {**self.left_behind, "refused": {**self.left_behind.get("refused", {}), name: why}}
 
     def strike(self, rules: Mapping[str, int], secrets: Mapping[str, int]) -> None:
         """Something was removed."""

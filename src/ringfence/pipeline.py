@@ -42,7 +42,7 @@ from ringfence.model import (
 from ringfence.once import Key, Once
 from ringfence.ports import Channel
 from ringfence.rounds import Rounds
-from ringfence.rulebook import Rulebook, implicit_contract, is_listed, settled
+from ringfence.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
 from ringfence.sandbox.tools import SERVER, complete
 from ringfence.store import Approval, Store, Transaction, Unproven
 
@@ -98,6 +98,7 @@ class Pipeline:
         except Unavailable as exc:
             outcome = self._problem(trip, Status.UNAVAILABLE, exc.reason_code, exc.message)
         except OutcomeUnknown as exc:
+            trip.answered = exc.answered
             outcome = self._problem(trip, Status.UNKNOWN, exc.reason_code, exc.message)
         except StoreError as exc:
             # Once it was dispatched it is the state of sessions that failed, and what was asked may be done.
@@ -195,6 +196,8 @@ class Pipeline:
         call = trip.call
         if call.fault is not None:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", call.fault)
+        if call.kind == "completion" and (problem := completion_problem(call.arguments)) is not None:
+            raise Refused(Status.VALIDATION_FAILURE, "bad_request", f"The completion cannot be made: {problem}.")
         if call.kind == "resource" and call.server == SERVER and SERVER in rules.implicit:
             return rules.implicit[SERVER]
         if call.kind in ASIDE and call.server is not None and call.server in rules.servers:
@@ -271,6 +274,8 @@ class Pipeline:
         assert trip.decision is not None
         see = lambda: variables(trip.call, contract, rules.environment)  # noqa: E731
         requirement = rules.approvals.requirement(contract, trip.decision, see)
+        if requirement is not None and carried.FREE_TEXT in trip.call.traced:
+            trip.leave(carried.FREE_TEXT, "approval")
         digest = await self._leave(rules, trip, requirement, channel) if requirement is not None else ""
         trip.isolation = self._dispatcher.isolation(contract)
 
@@ -463,6 +468,7 @@ class Pipeline:
                 within=trip.within,
                 possible=trip.possible,
                 network=trip.network,
+                answered=trip.answered,
             )
         )
 

@@ -206,6 +206,7 @@ class _Compiled:
         return None
 
 
+_ONE_LINE = bytes.maketrans(b"\t\n\r", b"   ")
 _CONTROLS = bytes(number for number in (*range(0x20), 0x7F) if number not in b"\t\n\r")
 
 
@@ -224,8 +225,7 @@ class _Seen:
         if made is None:
             # Encoded once for all patterns; what cannot be encoded is no text, and an error denies.
             forms = [[text.encode() for text in texts] for texts in self._forms(name)]
-            strange = [text for texts in forms for text in texts if not text.isascii() or _has_controls(text)]
-            forms.append([folded(text.decode()).encode() for text in strange])
+            forms.append([alike for texts in forms for text in texts for alike in _normalized(text)])
             made = self._made[name] = [(form, texts) for form, texts in enumerate(forms) if texts]
         return made
 
@@ -236,6 +236,8 @@ class _Seen:
             yield _strings(arguments)
             yield ()
             yield _joined(arguments)
+        elif call.kind in _NAMES_WITHIN:
+            yield from self._forms_within(name)
         elif name not in arguments:
             yield from ((), (), ())
         else:
@@ -248,6 +250,44 @@ class _Seen:
             yield (*map(_text, beside), *_strings(beside), *_joined(beside))
         else:
             yield ()
+
+    def _forms_within(self, name: str) -> Iterator[Iterable[str]]:
+        """Of a prompt or completion, the first three: what is under the name itself, and what the server gets by it."""
+        arguments, within = self._call.arguments, list(_within(self._call, name))
+        plain = [arguments[name]] if name in arguments else []
+        if not plain and self._call.kind == "prompt":
+            plain, within = within, []  # nothing else has this name, so it is an argument as a tool's is
+        # A completion has the same name in two places, and what allows one of them must not allow the other.
+        yield map(_text, plain)
+        values = (*plain, *within)
+        yield (*map(_text, within), *_strings([value for value in values if not isinstance(value, str)]))
+        yield (text for value in values for text in _joined(value))
+
+
+_NAMES_WITHIN = ("prompt", "completion")
+"""Kinds of calls whose arguments have names of their own, one level further down."""
+
+
+def _within(call: Call, name: str) -> Iterator[Any]:
+    """What a prompt, or a completion for one or for a resource's template, is given under this name."""
+    argument, context = call.arguments.get("argument"), call.arguments.get("context")
+    if call.kind == "completion" and isinstance(argument, Mapping) and argument.get("name") == name:
+        yield argument.get("value")
+    given = call.arguments if call.kind == "prompt" else context
+    place = given.get("arguments") if isinstance(given, Mapping) else None
+    if isinstance(place, Mapping) and name in place:
+        yield place[name]
+
+
+def _normalized(text: bytes) -> Iterator[bytes]:
+    """The text with what looks alike made alike, where that makes a difference: with its lines, and as one line."""
+    strange = not text.isascii() or _has_controls(text)
+    if strange:
+        text = folded(text.decode()).encode()
+        yield text
+    line = text.translate(_ONE_LINE)
+    if line != text:
+        yield line
 
 
 def _has_controls(text: bytes) -> bool:

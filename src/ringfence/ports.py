@@ -18,6 +18,10 @@ from ringfence.plain import plain
 SAID_IN_CALLS = frozenset({"notifications/progress", "notifications/message"})
 """What a server may tell the client of a call in the course of it; all else that it says is no part of that call."""
 
+TURNED_AWAY = frozenset({"server_refused", "session_lost"})
+"""Reasons of an OutcomeUnknown where the server's answer says that it did nothing: its word alone, which will do for
+what can have no effect anyway."""
+
 
 class Channel(Protocol):
     """The way back to the client that made a call, while the call is under way."""
@@ -70,8 +74,8 @@ class Upstreams(Protocol):
     async def request(self, request: UpstreamRequest) -> Json:
         """Send one request and return the raw result object.
 
-        Raises Unavailable when nothing was sent, OutcomeUnknown when an answer was lost, Refused for an
-        error answer of the server's own.
+        Raises Unavailable when nothing was sent, OutcomeUnknown when an answer was lost or is no more than an HTTP
+        status, Refused for an error answer of the server's own.
         """
         ...
 

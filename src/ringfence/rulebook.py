@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from typing import Any
 from urllib.parse import unquote
 
 from ringfence import canonical
 from ringfence.approval import Approvals
 from ringfence.contract import Catalog
 from ringfence.invisible import folded
-from ringfence.model import Call, Contract, Definition, Mode, ServerSpec, Transport
+from ringfence.model import Call, Contract, Definition, Json, Mode, ServerSpec, Transport
 from ringfence.policy import Policy
 
 
@@ -52,6 +53,35 @@ def settled(call: Call) -> Call | None:
         return call
     uri = normal_uri(str(ref.get("uri")))
     return None if uri is None else replace(call, tool=uri, arguments={**call.arguments, "ref": {**ref, "uri": uri}})
+
+
+_REFERENCE: Mapping[str, tuple[str, frozenset[str]]] = {
+    "ref/prompt": ("name", frozenset({"type", "name", "title"})),
+    "ref/resource": ("uri", frozenset({"type", "uri"})),
+}
+"""By the type of a completion's reference: what it names, and all that it may have."""
+
+
+def completion_problem(given: Json) -> str | None:
+    """Why this is no completion as MCP has it. One that says two things at once is judged by the one, and a server may
+    go by the other; so nothing goes on but the fields that are looked at here."""
+    ref, argument, context = given.get("ref"), given.get("argument"), given.get("context", {})
+    kind = ref.get("type") if isinstance(ref, dict) else None
+    known = _REFERENCE.get(kind) if isinstance(kind, str) else None
+    if not isinstance(ref, dict) or known is None:
+        return "ref must be of the type ref/prompt or ref/resource"
+    if known[0] not in ref or not known[1].issuperset(ref) or not _all_text(ref):
+        return f"ref must have type and {known[0]}, and nothing else"
+    if not isinstance(argument, dict) or argument.keys() != {"name", "value"} or not _all_text(argument):
+        return "argument must have name and value, and nothing else"
+    filled = context.get("arguments", {}) if isinstance(context, dict) else None
+    if not isinstance(context, dict) or not {"arguments"}.issuperset(context) or not _all_text(filled):
+        return "context must have arguments by name, and nothing else"
+    return None if {"ref", "argument", "context"}.issuperset(given) else "there is more in it than a completion has"
+
+
+def _all_text(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
 def is_listed(spec: ServerSpec, call: Call) -> bool:

@@ -63,7 +63,7 @@ async def test_a_modern_server_needs_no_handshake() -> None:
     "probe",
     [
         RpcError(-32601, "no such method"),
-        Unavailable("server_refused", "HTTP 400"),
+        OutcomeUnknown("server_refused", "HTTP 400", answered=400),
         {"supportedVersions": ["2099-01-01"]},
         {"supportedVersions": "2026-07-28"},
         {},
@@ -355,7 +355,25 @@ async def test_a_modern_server_gets_a_no_for_a_form_and_an_end_for_anything_else
         made, _ = await opened(rounds({"inputRequests": {"q": odd}}))
         with pytest.raises(Refused) as refused:
             await made.request(asking(Client(EVERYTHING)))
-        assert refused.value.reason_code == "server_question"
+        # It has the request, so that this is no call that never ran.
+        assert (refused.value.status, refused.value.reason_code) == (Status.FAILED, "server_question")
+
+
+@pytest.mark.parametrize(
+    "problem", [Unavailable("server_unreachable", "x"), Refused(Status.DENIED, "no", "x")], ids=str
+)
+async def test_a_later_round_that_is_not_sent_leaves_what_the_first_one_did(problem: Exception) -> None:
+    async def call(params: Json, exchange: Any) -> Json:
+        if "inputResponses" in params:
+            raise problem
+        return {
+            "resultType": "input_required",
+            "inputRequests": {"q": {"method": "elicitation/create", "params": FORM}},
+        }
+
+    made, _ = await opened(far_end(server_discover=MODERN, tools_call=call))
+    with pytest.raises(OutcomeUnknown):
+        await made.request(asking(Client(EVERYTHING, {"q": {"action": "accept"}})))
 
 
 async def test_a_server_that_never_has_enough_is_given_up() -> None:

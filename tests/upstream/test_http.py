@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,13 +14,15 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfence.audit.explain import explain
 from ringfence.errors import OutcomeUnknown, Refused, Unavailable
 from ringfence.model import Json, Status
+from ringfence.ports import UpstreamRequest
 from ringfence.upstream import http
 from ringfence.upstream.http import HttpLink, _Events
 from ringfence.upstream.link import ANSWER_UNUSABLE, Exchange, RpcError
 from tests import tooling
-from tests.faking import chunked
+from tests.faking import Said, Way, chunked, contract, governed
 
 pytestmark = pytest.mark.anyio
 
@@ -152,8 +155,8 @@ ANSWERS: dict[str, tuple[dict[str, Any], type[Exception], str | int]] = {
     "too much": ({"text": '{"id": 1, "result": {"x": "' + "x" * 3000 + '"}}'}, RpcError, ANSWER_UNUSABLE),
     "bad gateway": ({"status": 502}, OutcomeUnknown, "server_error"),
     "internal error": ({"status": 500, "text": "{}"}, OutcomeUnknown, "server_error"),
-    **{f"status {status}": ({"status": status}, Unavailable, "server_refused") for status in http._NEVER_RAN},
-    "a redirect": ({"status": 307, "headers": {"location": "http://127.0.0.1:1/"}}, Unavailable, "server_refused"),
+    **{f"status {status}": ({"status": status}, OutcomeUnknown, "server_refused") for status in http._TURNED_AWAY},
+    "a redirect": ({"status": 307, "headers": {"location": "http://127.0.0.1:1/"}}, OutcomeUnknown, "server_refused"),
 }
 
 
@@ -293,9 +296,9 @@ async def test_a_session_is_kept_told_of_cancelling_and_ended() -> None:
         async with linked(url) as link:
             await link.request("initialize", {}, talk())
             forgotten = True
-            with pytest.raises(Unavailable) as refused:
+            with pytest.raises(OutcomeUnknown) as refused:
                 await link.request("tools/call", {}, talk())
-            assert refused.value.reason_code == "session_lost"
+            assert (refused.value.reason_code, refused.value.answered) == ("session_lost", 404)
             with anyio.fail_after(tooling.PATIENCE):
                 while link._client is not None:
                     await anyio.sleep(0.01)
@@ -318,3 +321,93 @@ async def test_closing_the_stream_is_how_a_modern_call_is_cancelled() -> None:
             )
         await anyio.sleep(0.1)
     assert seen == ["tools/call"]
+
+
+# ── A status is the server's word alone ──
+
+
+@asynccontextmanager
+async def answered(
+    folder: Path, status: int, session: bool = False, **said: Any
+) -> AsyncIterator[tuple[Way, list[Json]]]:
+    """The way of a call to a server that acts, and then answers this status and nothing else."""
+    acted: list[Json] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked = await request.json() if request.method == "POST" else {}
+        if asked.get("method") == "initialize":
+            return web.json_response({"id": asked["id"], "result": {}}, headers={"mcp-session-id": "s1"})
+        if asked.get("method") == "tools/call":
+            acted.append(asked["params"])
+        return web.Response(status=status, headers={"location": "http://127.0.0.1:1/"} if status < 400 else {})
+
+    async with serving(handler) as url, linked(url) as link:
+        if session:
+            await link.request("initialize", {}, talk())
+
+        async def asked(request: UpstreamRequest) -> Json:
+            return await link.request(request.method, request.params, talk())
+
+        async with governed(folder, Said(contracts=(contract("echo", **said),)), [asked]) as way:
+            yield way, acted
+
+
+TURNED_AWAY = [(status, False) for status in (300, 301, 303, 304, 308, *http._TURNED_AWAY)] + [(404, True)]
+
+
+@pytest.mark.parametrize(("status", "session"), TURNED_AWAY)
+async def test_of_a_write_a_status_proves_nothing(tmp_path: Path, status: int, session: bool) -> None:
+    async with answered(tmp_path, status, session, mode="write") as (way, acted):
+        outcome = await way.call(idempotency_key="k", id="call_1")
+        reason = "session_lost" if session else "server_refused"
+        assert (outcome.status, outcome.reason_code) == (Status.UNKNOWN, reason)
+        assert f"answered HTTP {status}" in outcome.message
+        assert outcome.message.endswith("; whether it had an effect is not known")
+        assert outcome.facts["effect"] == "unknown"
+        assert outcome.facts["explanation"].startswith(f"the server answered HTTP {status} after ")
+        assert outcome.facts["explanation"].endswith("; whether it took effect is unknown")
+        said = explain([record.body for record in way.store.reader().records(call_id="call_1")])
+        assert "never ran" not in said and "whether it changed anything outside is unknown" in said
+        again = await way.call(idempotency_key="k")
+        assert (again.status, again.reason_code) == (Status.UNKNOWN, "key_unknown")
+        assert len(acted) == 1, "it may have run, so it is not run again"
+
+
+@pytest.mark.parametrize("session", [False, True])
+async def test_what_its_contract_lets_be_repeated_is_and_stays_unknown(tmp_path: Path, session: bool) -> None:
+    async with answered(tmp_path, 404, session, mode="write", idempotent=True) as (way, acted):
+        outcome = await way.call()
+        assert (outcome.status, outcome.facts["effect"]) == (Status.UNKNOWN, "unknown")
+        assert len(acted) == (1 if session else 3), "the link of a session that is lost is not used again"
+
+
+async def test_a_read_that_was_turned_away_is_unavailable(tmp_path: Path) -> None:
+    async with answered(tmp_path, 503) as (way, acted):
+        outcome = await way.call()
+        assert (outcome.status, outcome.reason_code) == (Status.UNAVAILABLE, "server_refused")
+        assert (outcome.facts["effect"], len(acted)) == ("none", 3)
+        assert outcome.facts["explanation"].endswith("nothing was run")
+
+
+async def test_who_cannot_be_reached_again_was_reached_all_the_same() -> None:
+    async def handler(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+            await stream.send(head + b"id: 1\nretry: 1\ndata:\n\n")
+            await listener.aclose()  # which ends this, too
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+
+    async def serve() -> None:
+        with suppress(anyio.ClosedResourceError):
+            await listener.serve(handler)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(serve)
+        async with linked(f"http://127.0.0.1:{port}/mcp") as link:
+            with pytest.raises(OutcomeUnknown) as lost:
+                await link.request("tools/call", {}, talk())
+        assert lost.value.reason_code == "answer_lost" and "connect" in lost.value.message
+        group.cancel_scope.cancel()

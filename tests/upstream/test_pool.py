@@ -210,7 +210,7 @@ async def test_every_start_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     ("problem", "kept"),
     [
         (OutcomeUnknown("server_died", "x"), False),
-        (Unavailable("session_lost", "x"), False),
+        (OutcomeUnknown("session_lost", "x"), False),
         (OutcomeUnknown("answer_lost", "x"), True),
         (RpcError(-1, "no"), True),
     ],

@@ -16,7 +16,7 @@ import anyio
 from mcp.shared.inbound import encode_header_value, find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
 
 from ringfence import canonical
-from ringfence.errors import Refused, Unavailable, UpstreamFailed
+from ringfence.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
 from ringfence.model import Definition, Json, ServerSpec, Status
 from ringfence.ports import SAID_IN_CALLS, UpstreamRequest
 from ringfence.upstream import roots
@@ -95,7 +95,7 @@ class Connection:
                 result = await self.link.request("server/discover", params, exchange)
             except RpcError:
                 return False
-            except Unavailable as exc:
+            except OutcomeUnknown as exc:
                 if exc.reason_code == "server_refused":
                     return False
                 raise
@@ -254,8 +254,14 @@ class Connection:
         if self.modern and request.log_level is not None:
             sent = {**sent, "_meta": {**_mapping(sent.get("_meta")), _LOG_LEVEL: request.log_level}}
         params = sent
-        for _ in range(_MAX_ROUNDS):
-            result = await self._send(request.method, params, exchange, capabilities, request.definition)
+        for turn in range(_MAX_ROUNDS):
+            try:
+                result = await self._send(request.method, params, exchange, capabilities, request.definition)
+            except (Unavailable, Refused) as exc:
+                if not turn:
+                    raise
+                # The server has had the request since the first round, whatever became of this one.
+                raise OutcomeUnknown(exc.reason_code, exc.message) from None
             if result.get("resultType") != "input_required":
                 return result  # the guard withholds what is not complete either
             wanted = result.get("inputRequests")
@@ -267,7 +273,8 @@ class Connection:
                     questions[key] = await self._permitted(request, str(method), _mapping(_mapping(item).get("params")))
                 except RpcError as exc:
                     if method != "elicitation/create":
-                        raise Refused(Status.DENIED, "server_question", exc.message) from None
+                        # The server has the request, so that this cannot end as one that never ran.
+                        raise Refused(Status.FAILED, "server_question", exc.message) from None
                     answers[key] = {"action": "decline"}
             if questions or not answers:
                 answers.update(await asking(questions))

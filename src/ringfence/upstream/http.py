@@ -17,7 +17,7 @@ import anyio
 import anyio.abc
 
 from ringfence import canonical
-from ringfence.errors import OutcomeUnknown, RingfenceError, Unavailable
+from ringfence.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.model import Json, Principal, ServerSpec
 from ringfence.upstream.checked import Check, Checked
 from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, MODERN, Exchange, RpcError
@@ -27,7 +27,7 @@ from ringfence.upstream.pacing import MOST_QUESTIONS, PIECE_BYTES, Floods, Intak
 log = logging.getLogger("ringfence.upstream")
 
 _ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-_NEVER_RAN = (400, 401, 403, 404, 405, 406, 413, 415, 421, 429, 503)
+_TURNED_AWAY = (400, 401, 403, 404, 405, 406, 413, 415, 421, 429, 503)
 _REOPEN_SECONDS = 1.0
 _REOPEN_LEAST = 0.1
 _REOPEN_MOST = 30.0
@@ -167,13 +167,17 @@ class HttpLink:
         """Until the answer. A server of the handshake era may close the stream and go on with it when asked again."""
         place = _Place()
         answer = await self._read(response, place, ident, exchange)
-        while answer is None and place.last is not None and self._version != MODERN:
-            await anyio.sleep(place.pause())
-            extra = {"accept": "text/event-stream", "last-event-id": place.last, **self._version_header()}
-            async with client.get(self._url, headers=await self._headers(extra), allow_redirects=False) as resumed:
-                if resumed.status != 200:
-                    break
-                answer = await self._read(resumed, place, ident, exchange)
+        try:
+            while answer is None and place.last is not None and self._version != MODERN:
+                await anyio.sleep(place.pause())
+                extra = {"accept": "text/event-stream", "last-event-id": place.last, **self._version_header()}
+                async with client.get(self._url, headers=await self._headers(extra), allow_redirects=False) as resumed:
+                    if resumed.status != 200:
+                        break
+                    answer = await self._read(resumed, place, ident, exchange)
+        except (aiohttp.ClientError, Unavailable, Refused) as exc:
+            # The server has the request: that it cannot be reached again does not mean that it was never reached.
+            raise OutcomeUnknown("answer_lost", f"server {self._name}: the answer was lost ({exc})") from None
         if answer is None:
             raise OutcomeUnknown("answer_lost", f"server {self._name} closed the stream without an answer")
         return answer
@@ -242,7 +246,8 @@ class HttpLink:
         body = await _read_bounded(response, limit=100_000)
         if response.status == 404 and self._session is not None:
             self._over.set()
-            return Unavailable("session_lost", f"server {self._name} has forgotten our session")
+            text = f"server {self._name} answered HTTP 404: it has forgotten our session"
+            return OutcomeUnknown("session_lost", text, answered=404)
         if response.headers.get("content-type", "").startswith("application/json"):
             try:
                 error = _parse(body).get("error")
@@ -251,9 +256,8 @@ class HttpLink:
             if isinstance(error, dict) and isinstance(error.get("code"), int):
                 return RpcError(error["code"], str(error.get("message", "")), error.get("data"))
         text = f"server {self._name} answered HTTP {response.status}"
-        if response.status in _NEVER_RAN or 300 <= response.status < 400:
-            return Unavailable("server_refused", text)
-        return OutcomeUnknown("server_error", text)
+        turned_away = response.status in _TURNED_AWAY or 300 <= response.status < 400
+        return OutcomeUnknown("server_refused" if turned_away else "server_error", text, answered=response.status)
 
     # ── what belongs to no request ────────────────────────────────────────────────────────────────
 

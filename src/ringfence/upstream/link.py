@@ -84,7 +84,7 @@ class Link(Protocol):
         ...
 
     async def request(self, method: str, params: Json, exchange: Exchange) -> Json:
-        """Send and wait. Raises RpcError, Unavailable (nothing was sent) or OutcomeUnknown (no answer came)."""
+        """Send and wait. Raises RpcError, Unavailable (nothing was sent) or OutcomeUnknown (no message came back)."""
         ...
 
     async def notify(self, method: str, params: Json | None, headers: Mapping[str, str] | None = None) -> None:
