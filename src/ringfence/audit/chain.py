@@ -33,6 +33,8 @@ OPENED = "chain_opened"
 CLOSED = "chain_closed"
 """The kind of a chain's last record; nothing may follow it, unless another process takes the chain up, or closes it
 once more, since it was found without a checkpoint."""
+ENDS = "chain_ends"
+"""The kind of a record that names where other chains ended meanwhile."""
 _CHAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _RESERVED = frozenset({"v", "chain", "seq", "prev", "at", "kind", "call_id"})
 _SIGNED = b"ringfence/1\0"
@@ -146,6 +148,19 @@ def _joined(part: Json, own: Json) -> Json:
     if not isinstance(part, dict) or not isinstance(own, dict):
         return own
     return {**part, **{key: _joined(part[key], value) if key in part else value for key, value in own.items()}}
+
+
+def named_by(body: Json) -> list[Head]:
+    """The last records of other chains that a record names: they were there before it."""
+    if body.get("kind") not in (OPENED, CLOSED, ENDS):
+        return []
+    ends = body.get("ends")
+    named = [body.get("previous"), *(ends if isinstance(ends, list) else ())]
+    return [
+        Head(str(end.get("chain")), end["seq"], str(end.get("hash")))
+        for end in named
+        if isinstance(end, dict) and isinstance(end.get("seq"), int)
+    ]
 
 
 def seal(head: Head, at: float, kind: str, call_id: str | None, body: Json) -> Record:

@@ -227,7 +227,7 @@ def _exported(reader: Reader, path: Path, keys: Keys, period: Period) -> Report:
         left -= 1
         checkpoints = reader.checkpoints()  # before the records, which only grow
         try:
-            return write_export(path, reader.period(period), keys, period, checkpoints)
+            return write_export(path, reader.period(period), keys, period, checkpoints, reader.record)
         except TamperError:
             if left == 0 or not _moved(reader, checkpoints, keys.public):
                 raise
