@@ -275,6 +275,28 @@ def test_a_period_of_the_log(log: Log, tmp_path: Path) -> None:
     assert not (tmp_path / "bad.jsonl").exists()
 
 
+@pytest.mark.parametrize("part", ["arguments", "result"])
+def test_a_payload_that_is_not_what_was_recorded_is_told(copy: Log, part: str) -> None:
+    """Also where it was redacted, and is another text than the one that was called with."""
+    assert copy.audit("verify").returncode == 0
+    row = f"call_id = 'call_aaa1' AND part = '{part}'"
+    copy.edit(f"UPDATE payloads SET body = CAST(replace(body, 'cheese', 'FORGED') AS BLOB) WHERE {row}")
+    said = copy.audit("verify")
+    assert said.returncode == 1
+    assert f"what is kept of the {part} of call call_aaa1 is not what was recorded" in said.stdout
+    assert f"Kept of the {part}, and not what was recorded:" in copy.audit("show", "call_aaa1").stdout
+    assert json.loads(copy.audit("show", "call_aaa1", "--json").stdout)["unlike"] == [f"{part}: not what was recorded"]
+    copy.edit(f"UPDATE payloads SET body = 'text', salt = 5 WHERE {row}")
+    assert copy.audit("verify").returncode == 1 and copy.audit("show", "call_aaa1").returncode == 0
+
+
+def test_a_payload_of_a_call_that_kept_none_cannot_be_checked(copy: Log) -> None:
+    copy.edit("INSERT INTO payloads SELECT 'call_aaa3', part, salt, body FROM payloads WHERE call_id = 'call_aaa1'")
+    said = "cannot be checked: its record does not say that anything was kept"
+    assert f"what is kept of the arguments of call call_aaa3 {said}" in copy.audit("verify").stdout
+    assert f"Kept of the arguments, and {said}:" in copy.audit("show", "call_aaa3").stdout
+
+
 def test_erasing_is_on_record_and_breaks_nothing(copy: Log) -> None:
     assert b"likes cheese" in (copy.state / "ringfence.db").read_bytes()
     erased = copy.audit("erase", "call_aaa1")

@@ -224,11 +224,8 @@ class _Writing:
         body = part.verifier.feed(record.text, record.hash)
         for field in () if body is None else misfiled(record, body):
             self._found.add(f"is filed under another {field} than its text has", record.chain, record.seq)
-        for named in () if body is None or self._find is None else named_by(body):
-            pruned_to = self._gone[named.chain].seq if named.chain in self._gone else 0
-            if named.seq > pruned_to and not _is_there(self._find, named):
-                text = f"{_how(record.kind)} record {named.seq} of chain {named.chain}, which is missing or another"
-                self._found.add(text, record.chain, record.seq)
+        if body is not None and self._find is not None:
+            self._check_named(record, body, self._find)
         held = self._held.get(record.chain) if self._held is not None else None
         if held is not None and record.seq == held.seq:
             part.held = record.hash
@@ -241,6 +238,13 @@ class _Writing:
         if written:
             self._out.write(canonical.dumps({"hash": record.hash, "text": record.text}))
             part.head, part.count = record.head, part.count + 1
+
+    def _check_named(self, record: Record, body: Json, find: FindRecord) -> None:
+        for named in named_by(body):
+            pruned = self._gone.get(named.chain)
+            if (pruned is None or named.seq > pruned.seq) and not _is_there(find, named):
+                text = f"{_how(record.kind)} record {named.seq} of chain {named.chain}, which is missing or another"
+                self._found.add(text, record.chain, record.seq)
 
     def _prove(self, record: Record) -> None:
         self._out.write(canonical.dumps({"hash": record.hash, "proof": record.text}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 import weakref
@@ -9,8 +10,10 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from ringfence import canonical
 from ringfence.audit.approvals import Proof, references
 from ringfence.audit.chain import ALWAYS, Beside, Head, Period, Record, is_chain_name
+from ringfence.audit.payloads import is_as_recorded
 from ringfence.audit.slots import FILE_BYTES
 from ringfence.errors import StoreError
 from ringfence.model import Definition
@@ -283,6 +286,25 @@ class Reader:
     def payload(self, call_id: str, part: Part) -> Payload | None:
         rows = self._all("SELECT salt, body FROM payloads WHERE call_id = ? AND part = ?", [call_id, part])
         return Payload(*rows[0]) if rows else None
+
+    def payloads(self) -> Iterator[tuple[str, Part]]:
+        """Of which calls something is kept, page by page."""
+        after: tuple[Any, ...] = ("", "")
+        text = "SELECT call_id, part FROM payloads WHERE (call_id, part) > (?, ?) ORDER BY call_id, part LIMIT ?"
+        while rows := self._all(text, [*after, _PAGE]):
+            yield from ((str(call_id), part) for call_id, part in rows)
+            after = rows[-1]
+
+    def kept(self, call_id: str, part: Part) -> tuple[Payload | None, bool | None]:
+        """What is kept of a payload, and whether that is what was recorded; None where the log does not say."""
+        found = self.payload(call_id, part)
+        if found is None:
+            return None, None
+        bodies = []
+        for record in self.records(call_id=call_id):
+            with contextlib.suppress(canonical.NotCanonical):
+                bodies.append(record.body)
+        return found, is_as_recorded(bodies, part, found.salt, found.body)
 
     def running(self) -> list[str]:
         """Calls that are started and not finished."""
