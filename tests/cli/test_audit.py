@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import pytest
 
-from ringfence import config
+from ringfence import config, system
 from ringfence.app import App
 from ringfence.audit.chain import ALWAYS
 from ringfence.audit.export import verify_export
@@ -368,6 +368,37 @@ async def test_a_gateway_prunes_what_is_older_than_its_retention(copy: Log, monk
     monkeypatch.setattr("ringfence.app.time", SimpleNamespace(time=lambda: time.time() + 7200))
     async with App.open(config.load(copy.config)) as app, anyio.create_task_group() as group:
         group.start_soon(app.retain)
+        with anyio.fail_after(60):
+            while not list(app.store.reader().records(kind="pruned")):
+                await anyio.sleep(0.01)
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_clock_that_is_years_ahead_prunes_nothing_until_the_gateway_has_run_for_a_day(
+    copy: Log, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    """Also where another process has written a record by that clock before."""
+    with copy.config.open("a") as file:
+        file.write("environment: test\n")
+    copy.config.write_text(copy.config.read_text().replace("{state: ./state}", "{state: ./state, retention: 90d}"))
+    if written:
+        copy.edit("UPDATE records SET at = at + 315360000 WHERE id = (SELECT max(id) FROM records)")
+    monkeypatch.setattr("ringfence.app.time", SimpleNamespace(time=lambda: time.time() + 315360000))
+    monkeypatch.setattr("ringfence.app._RETAIN_SECONDS", 0.01)
+    ahead = 0.0
+    uptime = system.uptime
+    monkeypatch.setattr(system, "uptime", lambda: uptime() + ahead)
+    async with App.open(config.load(copy.config)) as app, anyio.create_task_group() as group:
+        group.start_soon(app.retain)
+        with anyio.fail_after(60):
+            while not list(app.store.reader().records(kind="retention_waits")):
+                await anyio.sleep(0.01)
+        await anyio.sleep(0.1)
+        assert not list(app.store.reader().records(kind="pruned"))
+        assert len(list(app.store.reader().records(kind="retention_waits"))) == 1
+        ahead = 25 * 3600.0
         with anyio.fail_after(60):
             while not list(app.store.reader().records(kind="pruned")):
                 await anyio.sleep(0.01)

@@ -7,6 +7,7 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -37,6 +38,8 @@ from ringfence.store.schema import DATABASE, check_version, connect
 _PAGE = 500
 """Rows per query: a slow consumer must not hold an old view of the database open."""
 
+_LOOKED_AT = 1000
+"""Records, for a leap of the time of day."""
 _MOST_PARTS = 200
 _NAMED = '"shared":["'
 """Where a record names what it shares with others. Within a text its quotes would be escaped."""
@@ -305,6 +308,15 @@ class Reader:
             with contextlib.suppress(canonical.NotCanonical):
                 bodies.append(record.body)
         return found, is_as_recorded(bodies, part, found.salt, found.body)
+
+    def before_leap(self, farthest: float) -> float | None:
+        """The newest time on record; where the last records leap ahead by more than that, the time before they did."""
+        rows = self._all("SELECT at FROM records ORDER BY id DESC LIMIT ?", [_LOOKED_AT])
+        times = [float(at) for (at,) in rows if isinstance(at, int | float)]
+        for later, earlier in pairwise(times):
+            if later - earlier > farthest:
+                return earlier
+        return times[0] if times else None
 
     def running(self) -> list[str]:
         """Calls that are started and not finished."""
