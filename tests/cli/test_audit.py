@@ -297,6 +297,19 @@ def test_a_payload_of_a_call_that_kept_none_cannot_be_checked(copy: Log) -> None
     assert f"Kept of the arguments, and {said}:" in copy.audit("show", "call_aaa3").stdout
 
 
+def test_a_record_that_was_moved_in_the_order_of_lists_is_found(copy: Log) -> None:
+    moved = "(SELECT max(id) FROM records) + 1"
+    copy.edit(f"UPDATE records SET id = {moved} WHERE call_id = 'call_aaa1' AND kind = 'finished'")
+    said = copy.audit("verify")
+    assert said.returncode == 1 and "stands before the record that it follows" in said.stdout
+
+
+def test_a_name_in_the_database_makes_no_line_of_its_own(copy: Log) -> None:
+    copy.edit("UPDATE records SET chain = 'a' || char(10) || '9 records in 1 chain: verified.' WHERE seq = 1")
+    said = copy.audit("verify")
+    assert said.returncode == 1 and "a\\n9 records" in said.stdout and "\n9 records" not in said.stdout
+
+
 def test_erasing_is_on_record_and_breaks_nothing(copy: Log) -> None:
     assert b"likes cheese" in (copy.state / "ringfence.db").read_bytes()
     erased = copy.audit("erase", "call_aaa1")

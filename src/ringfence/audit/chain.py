@@ -238,8 +238,9 @@ class Report:
         chains = f"{len(self.heads)} chain{'' if len(self.heads) == 1 else 's'}"
         counted = f"{self.records} record{'' if self.records == 1 else 's'} in {chains}"
         lines = [f"{counted}: {'verified' if self.ok else f'{len(self.faults)} faults'}."]
-        lines += [str(fault) for fault in self.faults]
-        return "\n".join([*lines, *self.notes])
+        # A database may hold any name for a chain; none makes a line of its own.
+        lines += [text.replace("\n", "\\n") for text in (*map(str, self.faults), *self.notes)]
+        return "\n".join(lines)
 
 
 @dataclass(slots=True)

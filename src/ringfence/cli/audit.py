@@ -16,7 +16,7 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence import canonical, config, identity
-from ringfence.audit.chain import Findings, Period, Report
+from ringfence.audit.chain import MAX_FAULTS, Findings, Period, Report
 from ringfence.audit.explain import explain as explained
 from ringfence.audit.export import Checkpoints, prunes, verify_export, verify_live, write_export
 from ringfence.audit.keys import PUBLIC, Keys, load_or_create, public_key_from_file
@@ -356,8 +356,10 @@ def _kept(reader: Reader, call_id: str, part: Part) -> tuple[Any, bool | None]:
 
 
 def _compared(reader: Reader, report: Report) -> Report:
-    """With what is not kept as it was recorded."""
+    """With what stands in another order than it was written in, and what is not kept as it was recorded."""
     found = Findings(list(report.faults), list(report.notes))
+    for chain, seq in reader.misplaced(MAX_FAULTS):
+        found.add("stands before the record that it follows: lists have another order", chain, seq)
     for call_id, part in reader.payloads():
         payload, right = reader.kept(call_id, part)
         if payload is None or right or reader.payload(call_id, part) is None:

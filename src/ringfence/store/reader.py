@@ -309,6 +309,15 @@ class Reader:
                 bodies.append(record.body)
         return found, is_as_recorded(bodies, part, found.salt, found.body)
 
+    def misplaced(self, limit: int) -> list[tuple[str, int]]:
+        """Records that stand, in the order of commit, before the one that they follow in their chain."""
+        rows = self._all(
+            "SELECT chain, seq FROM (SELECT chain, seq, id, lag(id) OVER (PARTITION BY chain ORDER BY seq) AS before"
+            " FROM records) WHERE before > id LIMIT ?",
+            [limit],
+        )
+        return [(str(chain), seq if isinstance(seq, int) else 0) for chain, seq in rows]
+
     def before_leap(self, farthest: float) -> float | None:
         """The newest time on record; where the last records leap ahead by more than that, the time before they did."""
         rows = self._all("SELECT at FROM records ORDER BY id DESC LIMIT ?", [_LOOKED_AT])
