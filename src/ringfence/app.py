@@ -43,6 +43,7 @@ from ringfence.safe import Safe, quiet
 from ringfence.sandbox.executor import Executor
 from ringfence.sandbox.tools import SERVER
 from ringfence.store import Store, Transaction, Unproven
+from ringfence.store.clock import Leap, farthest
 from ringfence.storehouse import verify
 from ringfence.upstream.pool import Pool
 
@@ -50,6 +51,10 @@ log = logging.getLogger("ringfence")
 
 _NAME_LENGTH, _MOST_FIELDS = 300, 50
 _RETAIN_SECONDS = 3600.0
+_LEAPT = (
+    "the clock is far past the newest record: nothing is pruned by gateway.retention until this gateway has run for a"
+    " day. If the time is right, `ringfence audit prune --before TIME` need not wait"
+)
 _WATCH_SECONDS = 2.0
 
 
@@ -336,12 +341,25 @@ class App:
                 log.error("whether definitions were accepted cannot be read: %s", exc)
 
     async def retain(self) -> None:
-        """Prune what is older than the configuration keeps, again and again."""
+        """Prune what is older than the configuration keeps, again and again, once the time of day can be believed."""
+        leap: Leap | None = None
+        told = False
         while True:
             kept = self.config.gateway.retention_seconds
             if kept is not None:
-                before = time.time() - kept
+                now = time.time()
+                before = now - kept
                 try:
+                    if leap is None:
+                        leap = Leap(self.store.reader().before_leap(farthest(kept)))
+                    if leap.waits(now, kept):
+                        if not told:
+                            told = True
+                            log.warning("%s", _LEAPT)
+                            await self.store.write(lambda tx: tx.append("retention_waits", None, {"message": _LEAPT}))
+                        await anyio.sleep(_RETAIN_SECONDS)
+                        continue
+                    told = False
                     gone = await anyio.to_thread.run_sync(
                         self.store.prune, before, "gateway.retention", abandon_on_cancel=True
                     )

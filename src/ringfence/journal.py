@@ -62,6 +62,8 @@ class Trip:
     began: float = field(default_factory=time.monotonic)
     began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     salt: bytes = field(default_factory=lambda: os.urandom(16))
+    kept: dict[str, str] = field(default_factory=dict)
+    """The salted digests of what is kept of its payloads, by part: redacted, that is another text."""
     contract: Contract | None = None
     definition: Definition | None = None
     decision: Decision | None = None
@@ -130,7 +132,7 @@ def common(trip: Trip) -> Json:
     pin = trip.definition.digest if trip.definition is not None else None
     out: Json = {
         "approval": None if trip.approval is None else of_approval(trip.approval),
-        "arguments": payload(trip, call.arguments, level),
+        "arguments": payload(trip, call.arguments, level) | _kept(trip, "arguments"),
         **_carried(trip),
     }
     if contract is None or call.kind != "tool":
@@ -228,7 +230,7 @@ def finished(trip: Trip, outcome: Outcome, facts: Json) -> Json:
     result: Json | None = None
     if outcome.result is not None:
         level = contract.log.result if contract is not None else "digest"
-        result = _payload(trip, outcome.result, trip.encoded_result, level)
+        result = _payload(trip, outcome.result, trip.encoded_result, level) | _kept(trip, "result")
     about = trip.about or common(trip)
     ended: Json = {
         "status": str(outcome.status),
@@ -365,6 +367,10 @@ def _payload(trip: Trip, value: Any, encoded: bytes | None, level: str) -> Json:
     if level != "digest":
         entry["names"] = [_name(trip, name) for name in _names(value)]
     return entry
+
+
+def _kept(trip: Trip, part: str) -> Json:
+    return {"kept": trip.kept[part]} if part in trip.kept else {}
 
 
 def _names(value: Any, prefix: str = "", depth: int = 3) -> list[str]:

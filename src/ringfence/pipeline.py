@@ -292,6 +292,7 @@ class Pipeline:
                     raise Refused(Status.DENIED, "quota", f"the day's quota of {contract.name} is used up")
             kept = self._kept(contract, _whole(trip.call), contract.log.arguments)
             if kept is not None:
+                trip.kept["arguments"] = canonical.salted_bytes(kept, trip.salt)
                 tx.put_payload(trip.call.id, "arguments", trip.salt, kept)
             return tx.append("started", trip.call.id, journal.started(trip), salt=trip.salt), approval
 
@@ -434,6 +435,7 @@ class Pipeline:
             if contract is not None and outcome.result is not None:
                 kept = self._kept(contract, outcome.result, contract.log.result)
                 if kept is not None:
+                    trip.kept["result"] = canonical.salted_bytes(kept, trip.salt)
                     tx.put_payload(trip.call.id, "result", trip.salt, kept)
             if key is not None:
                 once.settle(tx, key, trip.call.id, outcome if trip.dispatched else None)

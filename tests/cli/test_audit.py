@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import pytest
 
-from ringfence import config
+from ringfence import config, system
 from ringfence.app import App
 from ringfence.audit.chain import ALWAYS
 from ringfence.audit.export import verify_export
@@ -275,6 +275,41 @@ def test_a_period_of_the_log(log: Log, tmp_path: Path) -> None:
     assert not (tmp_path / "bad.jsonl").exists()
 
 
+@pytest.mark.parametrize("part", ["arguments", "result"])
+def test_a_payload_that_is_not_what_was_recorded_is_told(copy: Log, part: str) -> None:
+    """Also where it was redacted, and is another text than the one that was called with."""
+    assert copy.audit("verify").returncode == 0
+    row = f"call_id = 'call_aaa1' AND part = '{part}'"
+    copy.edit(f"UPDATE payloads SET body = CAST(replace(body, 'cheese', 'FORGED') AS BLOB) WHERE {row}")
+    said = copy.audit("verify")
+    assert said.returncode == 1
+    assert f"what is kept of the {part} of call call_aaa1 is not what was recorded" in said.stdout
+    assert f"Kept of the {part}, and not what was recorded:" in copy.audit("show", "call_aaa1").stdout
+    assert json.loads(copy.audit("show", "call_aaa1", "--json").stdout)["unlike"] == [f"{part}: not what was recorded"]
+    copy.edit(f"UPDATE payloads SET body = 'text', salt = 5 WHERE {row}")
+    assert copy.audit("verify").returncode == 1 and copy.audit("show", "call_aaa1").returncode == 0
+
+
+def test_a_payload_of_a_call_that_kept_none_cannot_be_checked(copy: Log) -> None:
+    copy.edit("INSERT INTO payloads SELECT 'call_aaa3', part, salt, body FROM payloads WHERE call_id = 'call_aaa1'")
+    said = "cannot be checked: its record does not say that anything was kept"
+    assert f"what is kept of the arguments of call call_aaa3 {said}" in copy.audit("verify").stdout
+    assert f"Kept of the arguments, and {said}:" in copy.audit("show", "call_aaa3").stdout
+
+
+def test_a_record_that_was_moved_in_the_order_of_lists_is_found(copy: Log) -> None:
+    moved = "(SELECT max(id) FROM records) + 1"
+    copy.edit(f"UPDATE records SET id = {moved} WHERE call_id = 'call_aaa1' AND kind = 'finished'")
+    said = copy.audit("verify")
+    assert said.returncode == 1 and "stands before the record that it follows" in said.stdout
+
+
+def test_a_name_in_the_database_makes_no_line_of_its_own(copy: Log) -> None:
+    copy.edit("UPDATE records SET chain = 'a' || char(10) || '9 records in 1 chain: verified.' WHERE seq = 1")
+    said = copy.audit("verify")
+    assert said.returncode == 1 and "a\\n9 records" in said.stdout and "\n9 records" not in said.stdout
+
+
 def test_erasing_is_on_record_and_breaks_nothing(copy: Log) -> None:
     assert b"likes cheese" in (copy.state / "ringfence.db").read_bytes()
     erased = copy.audit("erase", "call_aaa1")
@@ -346,6 +381,37 @@ async def test_a_gateway_prunes_what_is_older_than_its_retention(copy: Log, monk
     monkeypatch.setattr("ringfence.app.time", SimpleNamespace(time=lambda: time.time() + 7200))
     async with App.open(config.load(copy.config)) as app, anyio.create_task_group() as group:
         group.start_soon(app.retain)
+        with anyio.fail_after(60):
+            while not list(app.store.reader().records(kind="pruned")):
+                await anyio.sleep(0.01)
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_clock_that_is_years_ahead_prunes_nothing_until_the_gateway_has_run_for_a_day(
+    copy: Log, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    """Also where another process has written a record by that clock before."""
+    with copy.config.open("a") as file:
+        file.write("environment: test\n")
+    copy.config.write_text(copy.config.read_text().replace("{state: ./state}", "{state: ./state, retention: 90d}"))
+    if written:
+        copy.edit("UPDATE records SET at = at + 315360000 WHERE id = (SELECT max(id) FROM records)")
+    monkeypatch.setattr("ringfence.app.time", SimpleNamespace(time=lambda: time.time() + 315360000))
+    monkeypatch.setattr("ringfence.app._RETAIN_SECONDS", 0.01)
+    ahead = 0.0
+    uptime = system.uptime
+    monkeypatch.setattr(system, "uptime", lambda: uptime() + ahead)
+    async with App.open(config.load(copy.config)) as app, anyio.create_task_group() as group:
+        group.start_soon(app.retain)
+        with anyio.fail_after(60):
+            while not list(app.store.reader().records(kind="retention_waits")):
+                await anyio.sleep(0.01)
+        await anyio.sleep(0.1)
+        assert not list(app.store.reader().records(kind="pruned"))
+        assert len(list(app.store.reader().records(kind="retention_waits"))) == 1
+        ahead = 25 * 3600.0
         with anyio.fail_after(60):
             while not list(app.store.reader().records(kind="pruned")):
                 await anyio.sleep(0.01)

@@ -33,6 +33,8 @@ OPENED = "chain_opened"
 CLOSED = "chain_closed"
 """The kind of a chain's last record; nothing may follow it, unless another process takes the chain up, or closes it
 once more, since it was found without a checkpoint."""
+ENDS = "chain_ends"
+"""The kind of a record that names where other chains ended meanwhile."""
 _CHAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _RESERVED = frozenset({"v", "chain", "seq", "prev", "at", "kind", "call_id"})
 _SIGNED = b"ringfence/1\0"
@@ -148,6 +150,19 @@ def _joined(part: Json, own: Json) -> Json:
     return {**part, **{key: _joined(part[key], value) if key in part else value for key, value in own.items()}}
 
 
+def named_by(body: Json) -> list[Head]:
+    """The last records of other chains that a record names: they were there before it."""
+    if body.get("kind") not in (OPENED, CLOSED, ENDS):
+        return []
+    ends = body.get("ends")
+    named = [body.get("previous"), *(ends if isinstance(ends, list) else ())]
+    return [
+        Head(str(end.get("chain")), end["seq"], str(end.get("hash")))
+        for end in named
+        if isinstance(end, dict) and isinstance(end.get("seq"), int)
+    ]
+
+
 def seal(head: Head, at: float, kind: str, call_id: str | None, body: Json) -> Record:
     """The record that follows `head`. Raises ValueError for a body that could not be read back."""
     if not _RESERVED.isdisjoint(body):
@@ -223,8 +238,9 @@ class Report:
         chains = f"{len(self.heads)} chain{'' if len(self.heads) == 1 else 's'}"
         counted = f"{self.records} record{'' if self.records == 1 else 's'} in {chains}"
         lines = [f"{counted}: {'verified' if self.ok else f'{len(self.faults)} faults'}."]
-        lines += [str(fault) for fault in self.faults]
-        return "\n".join([*lines, *self.notes])
+        # A database may hold any name for a chain; none makes a line of its own.
+        lines += [text.replace("\n", "\\n") for text in (*map(str, self.faults), *self.notes)]
+        return "\n".join(lines)
 
 
 @dataclass(slots=True)

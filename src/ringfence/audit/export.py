@@ -28,6 +28,7 @@ from ringfence.audit.chain import (
     ALWAYS,
     CLOSED,
     MAX_RECORD_BYTES,
+    OPENED,
     Beside,
     ChainVerifier,
     Checkpoint,
@@ -40,6 +41,7 @@ from ringfence.audit.chain import (
     is_part,
     key_id,
     misfiled,
+    named_by,
     shared_by,
     sign_statement,
     signed_by,
@@ -57,6 +59,10 @@ MAX_SAID = 4 * MAX_RECORD_BYTES
 
 Checkpoints = Mapping[str, bytes]
 """Each chain's checkpoint file, as its bytes. To be read before the records, which only grow."""
+FindRecord = Callable[[str, int], Record | None]
+"""Gives the record at a place."""
+Wanted = dict[str, list[tuple[Head, str, str]]]
+"""By chain, the records of it that others name: whose record does, and how."""
 
 
 # ── Writing ───────────────────────────────────────────────────────────────────────────────────────
@@ -85,15 +91,17 @@ def write_export(
     keys: Keys,
     period: Period = ALWAYS,
     checkpoints: Checkpoints | None = None,
+    find: FindRecord | None = None,
 ) -> Report:
     """Write records, each chain in its order, to `path` and sign what was written.
 
+    With `find`, every end of another chain that a record names must be there, too, in the period or not.
     Raises TamperError, and leaves no file, where the records do not chain or (with `checkpoints`) do not lead to what
     was signed about each chain: our signature must never cover what was tampered with before.
     """
     try:
         with _written(path) as file:
-            return _Writing(_Lines(file), keys, period, checkpoints).write(records)
+            return _Writing(_Lines(file), keys, period, checkpoints, find).write(records)
     except OSError as exc:
         raise StoreError(f"the export {path} cannot be written: {exc.strerror or exc}") from exc
 
@@ -163,8 +171,16 @@ class _Part:
 class _Writing:
     """One export that is written."""
 
-    def __init__(self, out: _Lines, keys: Keys, period: Period, checkpoints: Checkpoints | None) -> None:
+    def __init__(
+        self,
+        out: _Lines,
+        keys: Keys,
+        period: Period,
+        checkpoints: Checkpoints | None,
+        find: FindRecord | None = None,
+    ) -> None:
         self._out = out
+        self._find = find
         self._keys = keys
         self._period = period
         self._gone = prunes(checkpoints or {}, keys.public)
@@ -208,6 +224,8 @@ class _Writing:
         body = part.verifier.feed(record.text, record.hash)
         for field in () if body is None else misfiled(record, body):
             self._found.add(f"is filed under another {field} than its text has", record.chain, record.seq)
+        if body is not None and self._find is not None:
+            self._check_named(record, body, self._find)
         held = self._held.get(record.chain) if self._held is not None else None
         if held is not None and record.seq == held.seq:
             part.held = record.hash
@@ -220,6 +238,13 @@ class _Writing:
         if written:
             self._out.write(canonical.dumps({"hash": record.hash, "text": record.text}))
             part.head, part.count = record.head, part.count + 1
+
+    def _check_named(self, record: Record, body: Json, find: FindRecord) -> None:
+        for named in named_by(body):
+            pruned = self._gone.get(named.chain)
+            if (pruned is None or named.seq > pruned.seq) and not _is_there(find, named):
+                text = f"{_how(record.kind)} record {named.seq} of chain {named.chain}, which is missing or another"
+                self._found.add(text, record.chain, record.seq)
 
     def _prove(self, record: Record) -> None:
         self._out.write(canonical.dumps({"hash": record.hash, "proof": record.text}))
@@ -307,6 +332,20 @@ def _part(record: Record, digest: str, found: Findings) -> str | None:
     return text
 
 
+def _is_there(find: FindRecord, named: Head) -> bool:
+    record = find(named.chain, named.seq)
+    return record is not None and record.hash == named.hash and is_part(record.text, record.hash)
+
+
+def _how(kind: str) -> str:
+    """What a record says of the last records of other chains that it names."""
+    return "was opened after" if kind == OPENED else "names"
+
+
+def _misnamed(seq: int, by: str, how: str) -> str:
+    return f"is not the record {seq} that chain {by} {how}"
+
+
 # ── Reading an export ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -334,7 +373,10 @@ class _Reading:
         self._header: Json | None = None
         self._chains: dict[str, ChainVerifier] = {}
         self._closings: dict[str, Checkpoint] = {}
-        self._before: set[tuple[str, str]] = set()
+        self._ends: dict[tuple[str, int], str] = {}
+        """The hashes of the last records of processes, which others name."""
+        self._named: dict[str, dict[Head, tuple[str, str]]] = {}
+        """What records name and is still to come, by chain: who does, and how."""
         self._prunes: dict[str, Pruned] = {}
         self._said = _Said()
         self._approvals = ApprovalVerifier(self._found, public)
@@ -410,11 +452,25 @@ class _Reading:
             self._found.add("names a part that is missing before it", name, self._chains[name].seq)
         pruned = name in self._prunes and body["seq"] <= self._prunes[name].seq
         self._approvals.feed(body, digest, self._said.find, pruned=pruned)
-        previous = body.get("previous")
-        if isinstance(previous, dict) and is_chain_name(previous.get("chain")):
-            self._before.add((name, previous["chain"]))
+        self._take_names(name, body, Head(name, body["seq"], digest))
         if body["kind"] == CLOSED and "unsigned" in body:
             self._found.notes.append(_unsigned(name, body["unsigned"]))
+
+    def _take_names(self, name: str, body: Json, head: Head) -> None:
+        """What others name of this chain, and what it names of others."""
+        if (waiting := self._named.get(name)) is not None:
+            waiting.pop(head, None)
+        if body["kind"] == CLOSED:
+            self._ends[name, head.seq] = head.hash
+        began = (self._header or {}).get("at")
+        if not isinstance(began, int | float) or body["at"] >= began:
+            return  # what was written while the export was may name what is not in it
+        for named in named_by(body):
+            seen = self._chains.get(named.chain)
+            # Of what was read before the name, the last records of processes are known; the others are held by these.
+            known = seen is not None and named.seq <= seen.seq
+            if not known or self._ends.get((named.chain, named.seq), named.hash) != named.hash:
+                self._named.setdefault(named.chain, {})[named] = (name, _how(body["kind"]))
 
     def _take_signed(self, value: Json, line: bytes) -> None:
         statement = signed_by(self._public, value)
@@ -458,11 +514,21 @@ class _Reading:
         for name in sorted(stated | self._chains.keys()):
             self._check_chain(name, stated)
         if header.get("from") is None and header.get("to") is None:
-            for name, before in sorted(self._before):
-                if before not in self._chains:
-                    found.add(f"was opened after chain {before}, which is missing", name)
+            self._check_names()
         if statement.get("sha256") != self._sum.hexdigest():
             found.add("the lines before the closing line are not the ones that it was signed for")
+
+    def _check_names(self) -> None:
+        """What was named and did not come, unless it was pruned."""
+        for chain, waiting in sorted(self._named.items()):
+            if chain not in self._chains:
+                for name, how in sorted(set(waiting.values())):
+                    self._found.add(f"{how} chain {chain}, which is missing", name)
+                continue
+            pruned = self._prunes[chain].seq if chain in self._prunes else 0
+            for named, (name, how) in waiting.items():
+                if named.seq > pruned:
+                    self._found.add(_misnamed(named.seq, name, how), chain, named.seq)
 
     def _check_chain(self, name: str, stated: set[str]) -> None:
         chain, closing = self._chains.get(name), self._closings.get(name)
@@ -520,7 +586,7 @@ def verify_live(
     records: Mapping[str, Iterable[Record]],
     checkpoints: Checkpoints,
     public_key: Ed25519PublicKey,
-    find: Callable[[str, int], Record | None] = lambda chain, seq: None,
+    find: FindRecord = lambda chain, seq: None,
 ) -> Report:
     """Check every chain of the database against itself and against its checkpoint file.
 
@@ -531,8 +597,8 @@ def verify_live(
     pruned = prunes(checkpoints, public_key)
     heads: dict[str, Head] = {}
     count = 0
-    wanted: dict[str, list[tuple[str, int, str]]] = {}
-    # Newest first: a chain's first record names the last record before it, of a chain that is then still to come.
+    wanted: Wanted = {}
+    # Newest first: a chain's first record names the last records before it, of chains that are then still to come.
     for name in sorted(records.keys() | checkpoints.keys(), reverse=True):
         held = slots.Slots(None, -1, 0)
         if name in checkpoints:
@@ -549,12 +615,7 @@ def verify_live(
         count += live.verifier.count
         if live.verifier.count:
             heads[name] = live.verifier.head
-    for name, entries in wanted.items():
-        for by, seq, digest in entries:
-            if name not in heads:
-                found.add(f"was opened after record {seq} of chain {name}, which is missing", by)
-            elif name > by:
-                _compare_opening(found, heads[name], Head(name, seq, digest), by)
+    _check_named(found, wanted, {name: word.seq for name, word in pruned.items()}, heads, find)
     for place in approvals.wanted():
         late = find(place.chain, place.seq)
         if late is not None:
@@ -563,13 +624,23 @@ def verify_live(
     return Report(tuple(found.faults), tuple(found.notes), count, tuple(reversed(heads.values())))
 
 
-def _compare_opening(found: Findings, head: Head, named: Head, by: str) -> None:
-    """For chains that began in one second, or after the clock was set back: the named one was read before the name.
-
-    Its end is then all that is known of it, and is enough: before the end, each record is held by the next.
-    """
-    if head.seq < named.seq or (head.seq == named.seq and head.hash != named.hash):
-        found.add(f"is not the record {named.seq} that chain {by} was opened after", named.chain, named.seq)
+def _check_named(
+    found: Findings, wanted: Wanted, pruned: Mapping[str, int], heads: Mapping[str, Head], find: FindRecord
+) -> None:
+    """What is younger than the chain that names it, or was made meanwhile, was read before the name, if at all."""
+    for name, entries in wanted.items():
+        gone = pruned.get(name, 0)
+        for named, by, how in entries:
+            if name in heads and (name <= by or named.seq <= gone):
+                continue
+            if find(name, named.seq) is not None:
+                if not _is_there(find, named):
+                    found.add(_misnamed(named.seq, by, how), name, named.seq)
+            elif name not in heads:
+                found.add(f"{how} record {named.seq} of chain {name}, which is missing", by)
+            elif heads[name].seq < named.seq or (heads[name].seq == named.seq and heads[name].hash != named.hash):
+                # Its end is then all that is known of it, and before the end, each record is held by the next.
+                found.add(_misnamed(named.seq, by, how), name, named.seq)
 
 
 def _told(pruned: Pruned) -> str:
@@ -593,7 +664,7 @@ class _Live:
         approvals: ApprovalVerifier,
         found: Findings,
         held: Checkpoint | None,
-        wanted: dict[str, list[tuple[str, int, str]]],
+        wanted: Wanted,
     ) -> None:
         self.verifier = ChainVerifier(name, found)
         self.verifier.signed = 0 if held is None else held.seq
@@ -602,7 +673,7 @@ class _Live:
         self._found = found
         self._held = held
         self._wanted = wanted
-        self._named = {(seq, digest): by for by, seq, digest in wanted.get(name, ())}
+        self._named = {named: (by, how) for named, by, how in wanted.get(name, ())}
         self._gone = 0
         self._said: set[str] = set()
 
@@ -612,7 +683,7 @@ class _Live:
         self.verifier = ChainVerifier(self._name, self._found, pruned=pruned.end)
         self.verifier.signed = signed
         self._gone = pruned.seq
-        self._named = {place: by for place, by in self._named.items() if place[0] > pruned.seq}
+        self._named = {named: by for named, by in self._named.items() if named.seq > pruned.seq}
         self._found.notes.append(_told(pruned))
 
     def feed(self, record: Record) -> None:
@@ -634,11 +705,9 @@ class _Live:
                 _part(record, digest, self._found)
         if self._held is not None and record.seq == self._held.seq and record.hash != self._held.head:
             self._found.add("is not the record that the checkpoint was signed for", self._name, record.seq)
-        self._named.pop((record.seq, record.hash), None)
-        previous = body.get("previous")
-        if isinstance(previous, dict) and isinstance(previous.get("seq"), int):
-            entry = (self._name, previous["seq"], str(previous.get("hash")))
-            self._wanted.setdefault(str(previous.get("chain")), []).append(entry)
+        self._named.pop(Head(self._name, record.seq, record.hash), None)
+        for named in named_by(body):
+            self._wanted.setdefault(named.chain, []).append((named, self._name, _how(body["kind"])))
         if body["kind"] == CLOSED and "unsigned" in body:
             self._found.notes.append(_unsigned(self._name, body["unsigned"]))
 
@@ -661,5 +730,5 @@ class _Live:
         if held.newest is not None and held.unreadable:
             self._found.notes.append(f"chain {name}: one of two checkpoint slots is unreadable, as after a crash.")
         if self.verifier.count:
-            for (seq, _), by in self._named.items():
-                self._found.add(f"is not the record {seq} that chain {by} was opened after", name, seq)
+            for named, (by, how) in self._named.items():
+                self._found.add(_misnamed(named.seq, by, how), name, named.seq)

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,7 +16,7 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence import canonical, config, identity
-from ringfence.audit.chain import Period, Report
+from ringfence.audit.chain import MAX_FAULTS, Findings, Period, Report
 from ringfence.audit.explain import explain as explained
 from ringfence.audit.export import Checkpoints, prunes, verify_export, verify_live, write_export
 from ringfence.audit.keys import PUBLIC, Keys, load_or_create, public_key_from_file
@@ -95,19 +96,25 @@ def show(
     with _log(config_path, demo) as reader:
         call_id = _find(reader, identifier)
         records = sorted(reader.story(call_id), key=lambda record: record.at)
-        payloads = {part: _kept(reader, call_id, part) for part in get_args(Part)}
+        kept = {part: _kept(reader, call_id, part) for part in get_args(Part)}
+    payloads = {part: value for part, (value, _) in kept.items()}
+    unlike = [f"{part}: {_UNLIKE[right]}" for part, (value, right) in kept.items() if value is not None and not right]
     if as_json:
         told = [{**record.body, "hash": record.hash} for record in records]
-        common.dump({"call_id": call_id, "records": told, "payloads": payloads})
+        common.dump(
+            {"call_id": call_id, "records": told, "payloads": payloads, **({"unlike": unlike} if unlike else {})}
+        )
         return
     for record in records:
         body = {name: value for name, value in record.body.items() if name not in _PLACE}
         print(f"{moment(record.at)}  {safe(record.kind)}  (chain {safe(record.chain)}, record {record.seq})")
         print(f"  sha256 {record.hash}")
         print(quoted(json_text(body), "  "), end="\n\n")
-    for part, value in payloads.items():
+    for part, (value, right) in kept.items():
         if value is None:
             print(f"Of the {part} nothing but a digest is kept.")
+        elif not right:
+            print(f"Kept of the {part}, and {_UNLIKE[right]}:\n{quoted(json_text(value), '  ')}")
         else:
             print(f"Kept of the {part}, redacted:\n{quoted(json_text(value), '  ')}")
 
@@ -179,7 +186,7 @@ def _verified(reader: Reader, key: Ed25519PublicKey) -> Report:
         report = verify_live(records, checkpoints, key, reader.record)
         if report.ok or not _moved(reader, checkpoints, key):
             break
-    return report
+    return _compared(reader, report)
 
 
 def _moved(reader: Reader, checkpoints: Checkpoints, key: Ed25519PublicKey) -> bool:
@@ -227,7 +234,7 @@ def _exported(reader: Reader, path: Path, keys: Keys, period: Period) -> Report:
         left -= 1
         checkpoints = reader.checkpoints()  # before the records, which only grow
         try:
-            return write_export(path, reader.period(period), keys, period, checkpoints)
+            return write_export(path, reader.period(period), keys, period, checkpoints, reader.record)
         except TamperError:
             if left == 0 or not _moved(reader, checkpoints, keys.public):
                 raise
@@ -333,14 +340,35 @@ def _last(reader: Reader) -> str:
     common.fail("no call of an agent has ended yet")
 
 
-def _kept(reader: Reader, call_id: str, part: Part) -> Any:
-    payload = reader.payload(call_id, part)
+_UNLIKE = {False: "not what was recorded", None: "cannot be checked: its record does not say that anything was kept"}
+
+
+def _kept(reader: Reader, call_id: str, part: Part) -> tuple[Any, bool | None]:
+    """And whether it is what was recorded."""
+    payload, right = reader.kept(call_id, part)
     if payload is None:
-        return None
+        return None, right
+    body = payload.body if isinstance(payload.body, bytes) else str(payload.body).encode()
     try:
-        return canonical.loads(payload.body)
+        return canonical.loads(body), right
     except canonical.NotCanonical:
-        return payload.body.decode("utf-8", "replace")
+        return body.decode("utf-8", "replace"), right
+
+
+def _compared(reader: Reader, report: Report) -> Report:
+    """With what stands in another order than it was written in, and what is not kept as it was recorded."""
+    found = Findings(list(report.faults), list(report.notes))
+    for chain, seq in reader.misplaced(MAX_FAULTS):
+        found.add("stands before the record that it follows: lists have another order", chain, seq)
+    for call_id, part in reader.payloads():
+        payload, right = reader.kept(call_id, part)
+        if payload is None or right or reader.payload(call_id, part) is None:
+            continue  # the last: it was erased or pruned meanwhile
+        if right is None:
+            found.notes.append(f"what is kept of the {part} of call {call_id} {_UNLIKE[right]}.")
+        else:
+            found.add(f"what is kept of the {part} of call {call_id} is {_UNLIKE[right]}")
+    return replace(report, faults=tuple(found.faults), notes=tuple(found.notes))
 
 
 # ── Rows ──────────────────────────────────────────────────────────────────────────────────────────

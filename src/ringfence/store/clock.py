@@ -1,4 +1,4 @@
-"""The time of day, and whether it was set back: whoever can do that must not make anything young again."""
+"""The time of day, and whether it was set: whoever can do that must make nothing young again, nor old too soon."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from ringfence import system
 
 TOLERANCE = 2.0
 """Seconds. Less is a clock that is being corrected, or a leap second."""
+DAY = 24 * 3600.0
+FARTHEST = 30 * DAY
+"""The time of day may lie so far past the newest record, and a retention if that is shorter, but always a day."""
+WAIT = DAY
+"""How long a process must have run, by a clock that nobody can set, before it believes one that is farther."""
 
 
 class Clock:
@@ -29,3 +34,27 @@ class Clock:
         have put on record."""
         if isinstance(at, int | float) and (at > self.due or at < self._at - TOLERANCE):
             self.tick(float(at))
+
+
+class Leap:
+    """Whether the time of day lies implausibly far ahead: a machine that was off for long, or a clock that is wrong."""
+
+    def __init__(self, at: float | None) -> None:
+        """`at` is the newest time that is on record; None where nothing is."""
+        self._at = at
+        self._seen = system.uptime()
+        self._since: float | None = None
+
+    def waits(self, now: float, retention: float) -> bool:
+        """Whether what is too old by `now` is not to be removed yet."""
+        up = system.uptime()
+        if self._at is not None and now - (self._at + up - self._seen) > farthest(retention):
+            self._since = up if self._since is None else self._since
+            if up - self._since < WAIT:
+                return True
+        self._at, self._seen, self._since = now, up, None
+        return False
+
+
+def farthest(retention: float) -> float:
+    return max(DAY, min(retention, FARTHEST))

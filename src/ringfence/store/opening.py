@@ -36,7 +36,10 @@ class Opened:
         if self.head.seq == 0:
             connection.execute("INSERT INTO chains (chain) VALUES (?)", (self.head.chain,))
             return
-        taken = connection.execute("UPDATE chains SET settled = 0 WHERE chain = ? AND settled = 1", (self.head.chain,))
+        taken = connection.execute(
+            "UPDATE chains SET settled = 0, named = ifnull(named, ?) WHERE chain = ? AND settled = 1",
+            (self.head.seq, self.head.chain),
+        )
         if taken.rowcount != 1 or connection.execute(_LAST, (self.head.chain,)).fetchone()[1] != self.head.hash:
             raise StoreError(f"chain {self.head.chain} was changed by somebody else while it was taken up")
 

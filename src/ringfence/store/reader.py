@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from ringfence import canonical
 from ringfence.audit.approvals import Proof, references
 from ringfence.audit.chain import ALWAYS, Beside, Head, Period, Record, is_chain_name
+from ringfence.audit.payloads import is_as_recorded
 from ringfence.audit.slots import FILE_BYTES
 from ringfence.errors import StoreError
 from ringfence.model import Definition
@@ -34,6 +38,8 @@ from ringfence.store.schema import DATABASE, check_version, connect
 _PAGE = 500
 """Rows per query: a slow consumer must not hold an old view of the database open."""
 
+_LOOKED_AT = 1000
+"""Records, for a leap of the time of day."""
 _MOST_PARTS = 200
 _NAMED = '"shared":["'
 """Where a record names what it shares with others. Within a text its quotes would be escaped."""
@@ -283,6 +289,43 @@ class Reader:
     def payload(self, call_id: str, part: Part) -> Payload | None:
         rows = self._all("SELECT salt, body FROM payloads WHERE call_id = ? AND part = ?", [call_id, part])
         return Payload(*rows[0]) if rows else None
+
+    def payloads(self) -> Iterator[tuple[str, Part]]:
+        """Of which calls something is kept, page by page."""
+        after: tuple[Any, ...] = ("", "")
+        text = "SELECT call_id, part FROM payloads WHERE (call_id, part) > (?, ?) ORDER BY call_id, part LIMIT ?"
+        while rows := self._all(text, [*after, _PAGE]):
+            yield from ((str(call_id), part) for call_id, part in rows)
+            after = rows[-1]
+
+    def kept(self, call_id: str, part: Part) -> tuple[Payload | None, bool | None]:
+        """What is kept of a payload, and whether that is what was recorded; None where the log does not say."""
+        found = self.payload(call_id, part)
+        if found is None:
+            return None, None
+        bodies = []
+        for record in self.records(call_id=call_id):
+            with contextlib.suppress(canonical.NotCanonical):
+                bodies.append(record.body)
+        return found, is_as_recorded(bodies, part, found.salt, found.body)
+
+    def misplaced(self, limit: int) -> list[tuple[str, int]]:
+        """Records that stand, in the order of commit, before the one that they follow in their chain."""
+        rows = self._all(
+            "SELECT chain, seq FROM (SELECT chain, seq, id, lag(id) OVER (PARTITION BY chain ORDER BY seq) AS before"
+            " FROM records) WHERE before > id LIMIT ?",
+            [limit],
+        )
+        return [(str(chain), seq if isinstance(seq, int) else 0) for chain, seq in rows]
+
+    def before_leap(self, farthest: float) -> float | None:
+        """The newest time on record; where the last records leap ahead by more than that, the time before they did."""
+        rows = self._all("SELECT at FROM records ORDER BY id DESC LIMIT ?", [_LOOKED_AT])
+        times = [float(at) for (at,) in rows if isinstance(at, int | float)]
+        for later, earlier in pairwise(times):
+            if later - earlier > farthest:
+                return earlier
+        return times[0] if times else None
 
     def running(self) -> list[str]:
         """Calls that are started and not finished."""

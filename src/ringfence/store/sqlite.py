@@ -23,6 +23,7 @@ from ringfence.audit.chain import CLOSED, OPENED
 from ringfence.audit.keys import Keys
 from ringfence.errors import StoreError
 from ringfence.model import Json, Receipt
+from ringfence.store import naming
 from ringfence.store.ahead import AheadFile
 from ringfence.store.chainfile import ChainLock, CheckpointFile
 from ringfence.store.opening import Opened, begun, continued
@@ -92,7 +93,7 @@ class Store:
             opened = continued(connection, folder, keys) or begun(folder, keys)
             with durable_transaction(connection, opened.head, keys, due) as transaction:
                 opened.take(connection)
-                transaction.append(OPENED, None, _opening(connection, keys))
+                transaction.append(OPENED, None, _opening(connection, opened.head.chain, keys))
                 transaction.mark_set_back()
                 recovery.adopt(transaction)
                 transaction.forget_before(time.time() - KEPT_SECONDS)
@@ -221,7 +222,8 @@ class Store:
 
     def _end(self, transaction: Transaction) -> None:
         lost = transaction.finish_lost(self.chain)
-        transaction.append(CLOSED, None, {"recovered": False, "calls": len(lost)})
+        ends = transaction.unnamed_ends()
+        transaction.append(CLOSED, None, {"recovered": False, "calls": len(lost), **({"ends": ends} if ends else {})})
 
     def _settle(self) -> None:
         """Only now that the end is signed need no later start look at this chain."""
@@ -242,8 +244,10 @@ class Store:
         self.close()
 
 
-def _opening(connection: sqlite3.Connection, keys: Keys) -> Json:
-    """Names the last record of all before it, so that no older chain can vanish without a trace."""
-    row = connection.execute("SELECT chain, seq, hash FROM records ORDER BY id DESC LIMIT 1").fetchone()
-    previous = None if row is None else dict(zip(("chain", "seq", "hash"), row, strict=True))
-    return {"previous": previous, "host": socket.gethostname(), "pid": os.getpid(), "key": keys.id}
+def _opening(connection: sqlite3.Connection, own: str, keys: Keys) -> Json:
+    """Names the last record of all before it, and every other chain's end that nobody has named, so that no older
+    chain can vanish without a trace."""
+    previous = naming.last_of_all(connection)
+    ends = naming.unnamed(connection, own, live=True)
+    about = {"previous": previous, "host": socket.gethostname(), "pid": os.getpid(), "key": keys.id}
+    return {**about, "ends": ends} if ends else about

@@ -17,6 +17,7 @@ from ringfence.audit.chain import Head
 from ringfence.audit.keys import Keys
 from ringfence.errors import StoreError
 from ringfence.model import Definition, Json, Receipt
+from ringfence.store import naming
 from ringfence.store.ahead import Noted
 from ringfence.store.clock import TOLERANCE
 from ringfence.store.rows import (
@@ -131,6 +132,10 @@ class Transaction:
             self.append(approvals.VOID, call_id, {"approval": identity, "why": approvals.SET_BACK})
         self._due = now
         return True
+
+    def unnamed_ends(self) -> list[Json]:
+        """Where other chains have ended and nobody has named that; whoever asks for them does."""
+        return naming.unnamed(self._connection, self.head.chain, live=False)
 
     def _insert(self, record: chain.Record, salt: bytes | None) -> None:
         row = (record.chain, record.seq, record.at, record.kind, record.call_id, record.text, record.hash, salt)
@@ -451,6 +456,7 @@ class Transaction:
             for approval in self._connection.execute(over, (call_id, now)).fetchall():
                 self._connection.execute("DELETE FROM answers WHERE approval_id = ?", approval)
                 self._connection.execute("DELETE FROM approvals WHERE id = ?", approval)
+        naming.forget_named(self._connection, part)
         done = self._connection.execute("DELETE FROM records WHERE chain = ? AND seq BETWEEN ? AND ?", part)
         self.written += done.rowcount * 1024
         return done.rowcount

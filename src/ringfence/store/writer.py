@@ -30,6 +30,7 @@ from ringfence.model import Json, Receipt
 from ringfence.store.ahead import AheadFile, Noted
 from ringfence.store.chainfile import CheckpointFile
 from ringfence.store.clock import TOLERANCE, Clock
+from ringfence.store.naming import Naming
 from ringfence.store.rows import last_time
 from ringfence.store.schema import BUSY_SECONDS, DATABASE, connect
 from ringfence.store.transaction import Transaction, is_known
@@ -93,6 +94,7 @@ class Writer(threading.Thread):
         """What records share and the database has, by its digest, and when this process said it."""
         self._covered = head.seq
         self._clock = Clock(time.time())
+        self._naming = Naming()
         self._version: int | None = None
         """Of the database, as we left it: another one, and another process has written."""
         self._unmoved = 0
@@ -227,10 +229,13 @@ class Writer(threading.Thread):
             if version != self._version:
                 self._clock.learn(last_time(connection))
                 self._version = version
+                self._naming.others_wrote()
             transaction = Transaction(connection, self._head, self._checkpoints.keys, self._clock.due, self._said)
             if self._noted:
                 transaction.take_along(self._noted)
             set_back = transaction.mark_set_back()
+            if not self._closed and (ends := self._naming.due(connection, self._head.chain)):
+                transaction.append(chain.ENDS, None, {"ends": ends})  # before the end: that record names what is left
             if self._perform(connection, transaction, group) or set_back:
                 transaction.put_running()
                 self._doubtful = transaction.head
@@ -238,6 +243,7 @@ class Writer(threading.Thread):
                 self._head = self._kept = transaction.head
                 self._doubtful = None
                 self._clock.tick(transaction.began)
+                self._naming.kept()
                 self._caught_up()
                 self._have_said(transaction.saying)
             else:
