@@ -108,9 +108,9 @@ def test_no_socket_lies_where_another_user_could_have_made_its_folder(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     for mode in (0o777, 0o1777, 0o770):
         tmp_path.chmod(mode)
-        assert not [path for path in paths.socket_folders(state) if path.is_relative_to("/tmp")]
+        assert not [path for path in paths.socket_folders(state) if path.is_relative_to(tmp_path / "ringfence")]
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
-    assert not [path for path in paths.socket_folders(state) if path.is_relative_to("/tmp")]
+    assert not [path for path in paths.socket_folders(state) if path.is_relative_to("/tmp/ringfence")]
 
 
 def test_where_container_engines_keep_what_they_are_told(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:

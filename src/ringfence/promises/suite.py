@@ -257,6 +257,7 @@ class _Attempt:
             "neighbour": neighbour,
             "package": str(_PACKAGE),
             "pace": self._pace,
+            "watched": not isinstance(self._backend, ControlBackend),
             **props.given,
         }
         outside, env = props.outside, dict(case.env)

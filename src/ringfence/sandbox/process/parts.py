@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 _LONGEST = 0.05
-"""Seconds of one look, and what one process takes beyond."""
+"""Seconds of our own processor time for one look, and what one process takes beyond. That others keep the machine busy
+is no reason to know less."""
 _REST = 20.0
 """So many times as long as one took that was not done in that time, the kernel is not asked again."""
 
@@ -32,8 +33,11 @@ class _Told(NamedTuple):
 class Parts:
     """Of one box."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, spent: Callable[[], float] = time.thread_time
+    ) -> None:
         self._clock = clock
+        self._spent = spent
         self._told: dict[int, _Told] = {}
         """The longest ago first."""
         self._next = float("-inf")
@@ -43,16 +47,16 @@ class Parts:
         for pid in self._told.keys() - resident.keys():
             del self._told[pid]
         fresh = [pid for pid in resident if pid not in self._told]
-        began = self._clock()
-        if began >= self._next:
+        began = self._spent()
+        if self._clock() >= self._next:
             for pid in (*fresh, *list(self._told)):
                 # A process can close its maps to us (PR_SET_DUMPABLE); then all that it sees counts as its own.
                 told = _Told(resident[pid], _part(pid) or resident[pid])
                 self._told.pop(pid, None)
                 self._told[pid] = told
-                took = self._clock() - began
+                took = self._spent() - began
                 if took > _LONGEST:
-                    self._next = began + took * (1 + _REST)
+                    self._next = self._clock() + took * _REST
                     break
         unknown = {pid: _Told(resident[pid], (0, 0)) for pid in fresh if pid not in self._told}
         self._told = unknown | self._told  # as a child is made, all that it has is its parent's
