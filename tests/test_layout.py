@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -22,29 +21,10 @@ from tests.tooling import ROOT
 
 SOURCE = ROOT / "src" / "ringfence"
 MODULES = sorted(SOURCE.rglob("*.py"))
-PARAMETERS = 5
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def functions(tree: ast.AST) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
-
-
-def parameters(function: Function) -> int:
-    every = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
-    return sum(argument.arg not in ("self", "cls") for argument in every)
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_functions_take_few_parameters(path: Path) -> None:
-    # The parameters of a command are the options of the command line.
-    most = 99 if path.is_relative_to(SOURCE / "cli") else PARAMETERS
-    assert [each.name for each in functions(ast.parse(path.read_text())) if parameters(each) > most] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)

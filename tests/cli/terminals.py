@@ -24,6 +24,7 @@ class Terminal:
 
     process: subprocess.Popen[bytes]
     master: int
+    raw: bytes = b""
     shown: str = ""
 
     def expect(self, text: str, timeout: float = 120.0) -> str:
@@ -50,7 +51,8 @@ class Terminal:
             data = os.read(self.master, 65536) if ready else b""
         except OSError:  # the last holder of the other end is gone
             data = b""
-        self.shown += data.decode("utf-8", "replace").replace("\r\n", "\n")
+        self.raw += data  # a character, or the end of a line, may come in two pieces
+        self.shown = self.raw.decode("utf-8", "replace").replace("\r\n", "\n")
         return bool(data)
 
 

@@ -33,6 +33,8 @@ KINDS = 4
 """So many kinds of boxes are kept ready, those that were asked for last."""
 BORROWED_SECONDS = 5.0
 """So long a zygote that borrows from the host is kept without a box."""
+_ZYGOTES_TRIED = 3
+"""That may die, one after the other, before a box is given up."""
 
 
 @dataclass(slots=True)
@@ -184,16 +186,18 @@ class Pool:
             kind.ready.append(box)
 
     async def _make(self, kind: _Kind) -> Box:
-        zygote = await self._zygote(kind.baseline)
-        while zygote.full:  # of many that waited for it to start only the first have found room
+        for _ in range(_ZYGOTES_TRIED):
             zygote = await self._zygote(kind.baseline)
-        try:
-            return await zygote.spawn(kind.limits, kind.shape)
-        except Unavailable:
-            if zygote.alive or self._shut:
-                raise
-        # It died, and not for what was asked of it: others were asked the same. One more takes its place.
-        return await (await self._zygote(kind.baseline)).spawn(kind.limits, kind.shape)
+            while zygote.full:  # of many that waited for it to start only the first have found room
+                zygote = await self._zygote(kind.baseline)
+            try:
+                return await zygote.spawn(kind.limits, kind.shape)
+            except Unavailable as exc:
+                if zygote.alive or self._shut:
+                    raise
+                problem = exc
+            # It died, and not for what was asked of it: others were asked the same. One more takes its place.
+        raise problem
 
     async def _empty(self, kind: _Kind) -> None:
         while kind.ready:
