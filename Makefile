@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup run test bench hosts lint clean
+.PHONY: help setup run test quick bench hosts lint clean
 
 # Tests run in this many processes.
 JOBS ?= 2
@@ -12,6 +12,7 @@ help:
 	@echo "make setup   a virtual environment in .venv with everything that Ringfence needs"
 	@echo "make run     start a gateway with demo contracts"
 	@echo "make test    lint, types, layers, and all tests (installs test tools into .tools)"
+	@echo "make quick   lint, types, layers, and the tests that need no box, server or browser"
 	@echo "make bench   measure what the gateway costs"
 	@echo "make hosts   try it in guests under QEMU, which takes hours; one of them: make hosts GUEST=debian12-arm64"
 	@echo "make lint    lint, types and layers only"
@@ -32,6 +33,12 @@ test:
 		COVERED=1 COVERAGE_CORE=$$core $(PYTHON) -m pytest -n $(JOBS) | tee .tools/pytest.log
 	@$(PYTHON) -m coverage combine --quiet && $(PYTHON) -m coverage report
 	@tail -n 1 .tools/pytest.log
+
+QUICK := tests/core tests/config tests/audit tests/store tests/secrets tests/front tests/upstream tests/test_layout.py \
+	tests/sandbox/files tests/sandbox/tools tests/sandbox/keeper
+
+quick: lint
+	@$(PYTHON) -m pytest -q -n $(JOBS) $(QUICK)
 
 bench: setup
 	@.venv/bin/ringfence bench

@@ -13,14 +13,14 @@ import anyio
 import pytest
 
 from ringfence import config
-from ringfence.backends import templates
-from ringfence.box import BoxReport, BoxSpec, Captured, Limits, Stream
+from ringfence.compose.backends import templates
+from ringfence.compose.runs import Runs, default_config, make_executor
 from ringfence.config import SandboxSettings
-from ringfence.errors import Unavailable
-from ringfence.runs import Runs, make_executor, unwritten
-from ringfence.sandbox.executor import Executor
-from ringfence.sandbox.order import Provision
+from ringfence.core.box import BoxReport, BoxSpec, Captured, Limits, Stream
+from ringfence.core.errors import Unavailable
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.tools.executor import Executor
+from ringfence.sandbox.tools.request import Provision
 from tests import gateways
 
 ISOLATION = {"backend": "process", "level": "process", "memory_layout": "shared", "protections": {}}
@@ -69,7 +69,7 @@ def fake(*replies: BoxReport | Exception, limits: Limits = Limits(), **more: Any
 def settings(folder: Path, text: str = "") -> config.Config:
     """What a configuration of this text says; its state lies in `folder`."""
     if not text:
-        return replace(unwritten(), gateway=replace(unwritten().gateway, state=folder / "state"))
+        return replace(default_config(), gateway=replace(default_config().gateway, state=folder / "state"))
     return config.load(gateways.write(folder, text + "\ngateway: {state: ./state, approval_wait_seconds: 0}\n"))
 
 

@@ -61,7 +61,9 @@ def no_keeper_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
-            if any(b"ringfence.keeper" in word for word in words) and any(word.startswith(folder) for word in words):
+            if any(b"ringfence.compose.keeper" in word for word in words) and any(
+                word.startswith(folder) for word in words
+            ):
                 os.kill(int(process.name), signal.SIGTERM)
 
 

@@ -11,14 +11,9 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from ringfence import canonical
-from ringfence.approval import Approvals
 from ringfence.audit.keys import load_or_create
-from ringfence.budget import Budget
-from ringfence.contract import Catalog, Schemas, build
-from ringfence.dispatch import Dispatcher, Surroundings
-from ringfence.guard import Guard
-from ringfence.model import (
+from ringfence.core import canonical
+from ringfence.core.model import (
     ApprovalRule,
     Call,
     Contract,
@@ -30,12 +25,17 @@ from ringfence.model import (
     Principal,
     ServerSpec,
 )
-from ringfence.pipeline import Pipeline
-from ringfence.policy import Policy
-from ringfence.ports import UpstreamRequest
-from ringfence.rulebook import Rulebook, implicit_contract
+from ringfence.core.ports import UpstreamRequest
+from ringfence.governance.approvals import Approvals
+from ringfence.governance.budget import Budget
+from ringfence.governance.contract import Catalog, Schemas, build
+from ringfence.governance.dispatch import Dispatcher, DispatchTargets
+from ringfence.governance.guard import Guard
+from ringfence.governance.pipeline import Pipeline
+from ringfence.governance.policy import Policy
+from ringfence.governance.rulebook import Rulebook, implicit_contract
 from ringfence.store import Store
-from ringfence.upstream.link import Exchange, RpcError
+from ringfence.upstream.link import InFlight, RpcError
 
 Reply = Json | Exception | Callable[["UpstreamRequest"], Awaitable[Json]]
 OK: Json = {"content": [{"type": "text", "text": "done"}]}
@@ -87,7 +87,7 @@ class Servers:
 class Wire:
     """A `Link` whose far end is a function of (method, params)."""
 
-    answer: Callable[[str, Json, Exchange], Awaitable[Json]]
+    answer: Callable[[str, Json, InFlight], Awaitable[Json]]
     requests: list[tuple[str, Json, Mapping[str, str]]] = field(default_factory=list)
     notes: list[tuple[str, Json | None]] = field(default_factory=list)
     end: anyio.Event = field(default_factory=anyio.Event)
@@ -99,7 +99,7 @@ class Wire:
     def asking(self) -> Callable[[], Json | None]:
         return lambda: {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
 
-    async def request(self, method: str, params: Json, exchange: Exchange) -> Json:
+    async def request(self, method: str, params: Json, exchange: InFlight) -> Json:
         self.requests.append((method, params, exchange.headers))
         return await self.answer(method, params, exchange)
 
@@ -116,7 +116,7 @@ class Wire:
         return [method for method, _, _ in self.requests]
 
 
-def far_end(tools: list[Json] | None = None, **methods: Any) -> Callable[[str, Json, Exchange], Awaitable[Json]]:
+def far_end(tools: list[Json] | None = None, **methods: Any) -> Callable[[str, Json, InFlight], Awaitable[Json]]:
     """A server of the handshake era; `methods` are further results, errors or functions by name, `_` for `/`."""
     found: dict[str, Any] = {
         "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}},
@@ -125,7 +125,7 @@ def far_end(tools: list[Json] | None = None, **methods: Any) -> Callable[[str, J
         **{name.replace("_", "/"): value for name, value in methods.items()},
     }
 
-    async def answer(method: str, params: Json, exchange: Exchange) -> Json:
+    async def answer(method: str, params: Json, exchange: InFlight) -> Json:
         reply = found.get(method, RpcError(-32601, f"Method not found: {method}"))
         if callable(reply):
             reply = await reply(params, exchange)
@@ -216,7 +216,7 @@ async def governed(folder: Path, said: Said | None = None, replies: list[Reply] 
     store = Store.open(folder / "state", load_or_create(folder / "keys"))
     try:
         servers = Servers(replies or [OK])
-        dispatcher = Dispatcher(servers, Surroundings({"desk": said.server}, said.networks))
+        dispatcher = Dispatcher(servers, DispatchTargets({"desk": said.server}, said.networks))
         schemas = Schemas()
         limits = Budget()
         pipeline = Pipeline(store, rulebook(said, store), dispatcher, Guard(schemas.result_problem), limits)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ringfence import config
-from ringfence.audit.chain import Report
+from ringfence.audit.chain import Verification
 from ringfence.audit.export import verify_live
 from ringfence.audit.keys import Keys, load_or_create
-from ringfence.errors import Unavailable
-from ringfence.runs import make_executor
-from ringfence.sandbox.tools import TOOLS
+from ringfence.compose.runs import make_executor
+from ringfence.core.errors import Unavailable
+from ringfence.sandbox.tools.toolkit import TOOLS
 from ringfence.store import Reader
 from tests import tooling
 
@@ -108,7 +108,7 @@ def finished(state: Path, kind: str = "tool") -> list[Body]:
     return [body for body in records(state, kind="finished") if body["call"]["kind"] == kind]
 
 
-def verified(state: Path) -> Report:
+def verified(state: Path) -> Verification:
     """What a check of the live log against its checkpoints finds."""
     reader = Reader.open(state)
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringfence import canonical
-from ringfence.model import Action, Call, Contract, Decision, Definition, Json, Mode, Principal, Rule
-from ringfence.policy import Policy
+from ringfence.core import canonical
+from ringfence.core.model import Action, Call, Contract, Decision, Definition, Json, Mode, Principal, Rule
+from ringfence.governance.policy import Policy
 
 ANALYST = Principal(agent="analyst", roles=frozenset({"reader"}))
 READ = Contract(name="search_docs", server="docs", tool="search_docs", mode=Mode.READ)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from ringfence import identity
-from ringfence.model import EVERY_ROLE, Person
+from ringfence.core.model import EVERY_ROLE, Person
 
 PEOPLE = {
     "alice": Person("alice", frozenset({"manager"}), os_user="al"),

@@ -55,7 +55,7 @@ def test_only_the_guard_makes_guarded_text() -> None:
             makers.add(path.relative_to(SOURCE).as_posix())
         words = [call.args[0] for call in called(tree, "own_words")]
         claims += [f"{name(path)}:{word.lineno}" for word in words if not isinstance(word, ast.Constant)]
-    assert makers == {"guard.py", "model.py"}
+    assert makers == {"core/model.py", "governance/guard.py"}
     assert claims == [], "words of ours are what stands in the source"
 
 
@@ -80,6 +80,16 @@ def test_public_names() -> None:
     assert (SOURCE / "py.typed").exists()
 
 
+def test_every_public_class_name_is_used_once() -> None:
+    """Siblings of the process backend may repeat its names; nothing else may."""
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name(path))
+    assert {one: where for one, where in places.items() if len(where) > 1} == {}
+
+
 def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
     code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     env = {**os.environ, "PYTHONPATH": str(tree / "src")}
@@ -90,18 +100,31 @@ def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
-        ("errors", "from ringfence import pipeline\n", "ringfence.errors -> ringfence.pipeline"),
-        ("budget", "from ringfence import guard\n", "ringfence.budget -> ringfence.guard"),
-        ("misc", "", "ringfence.misc"),
-        ("model", "", "KEPT"),
+        ("core/errors", "from ringfence import governance\n", "ringfence.core.errors -> ringfence.governance"),
+        ("store/rows", "from ringfence import egress\n", "ringfence.store.rows -> ringfence.egress"),
+        ("misc/__init__", "", "ringfence.misc"),
+        ("sandbox/files/paths", "from ringfence.sandbox import process\n", "ringfence.sandbox.process"),
+        (
+            "sandbox/process/zygote/main",
+            "from ringfence.sandbox.process import backend\n",
+            "ringfence.sandbox.process.backend",
+        ),
+        ("core/record", "", "KEPT"),
     ],
-    ids=["upwards", "sideways", "without a room", "as it should be"],
+    ids=["upwards", "sideways", "without a place", "upwards in sandbox", "the supervisor's", "as it should be"],
 )
 def test_layers_are_enforced(tmp_path: Path, module: str, source: str, complaint: str) -> None:
     package = tmp_path / "src" / "ringfence"
-    package.mkdir(parents=True)
-    for room in ("__init__", "plain", "canonical", "box", "sessions", "model", "errors", "guard", "budget", "pipeline"):
-        (package / f"{room}.py").touch()
+    process = ("zygote", "guest", "cgroups", "host", "limits", "seccomp")
+    for folder in (
+        *("", "core", "store", "egress", "governance", "sandbox", "sandbox/files", "sandbox/process"),
+        *(f"sandbox/process/{name}" for name in process),
+    ):
+        (package / folder).mkdir(parents=True, exist_ok=True)
+        (package / folder / "__init__.py").touch()
+    for name in ("backend", "box", "zygote_handle"):
+        (package / "sandbox" / "process" / f"{name}.py").touch()
+    (package / f"{module}.py").parent.mkdir(exist_ok=True)
     (package / f"{module}.py").write_text(source)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     run = lint_imports(tmp_path)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import expression
-from ringfence.expression import Expression, ExpressionError
+from ringfence.core import expression
+from ringfence.core.expression import Expression, ExpressionError
 from tests import gateways
 
 PLAIN = """version: 1

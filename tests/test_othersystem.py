@@ -16,7 +16,7 @@ import pytest
 
 from ringfence import identity
 from ringfence.cli.main import VERBS
-from ringfence.errors import StoreError
+from ringfence.core.errors import StoreError
 from tests import gateways, tooling
 
 PROGRAM = tooling.ROOT / "tests" / "othersystem.py"

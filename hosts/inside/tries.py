@@ -213,7 +213,8 @@ try:
             os._exit(0)
         made += 1
 except OSError as exc:
-    print("stopped", made, exc.errno)
+    print("stopped", made, exc.errno, flush=True)
+    time.sleep(10)  # where no control group counts, what is over at once is not seen
 """,
     "shared mapping": """
 import mmap

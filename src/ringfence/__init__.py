@@ -7,8 +7,8 @@ import importlib
 # Not from typing, which is larger than all that some users of a single module of ours need.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.box import Limits
-    from ringfence.errors import (
+    from ringfence.core.box import Limits
+    from ringfence.core.errors import (
         Denied,
         NotFound,
         OutcomeUnknown,
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
         TimedOut,
         Unavailable,
     )
+    from ringfence.core.sessions import VolumeMount
     from ringfence.sdk.blocking import Sandbox
-    from ringfence.sdk.execution import CommandResult, Execution
+    from ringfence.sdk.execution import CommandResult, Execution, Result
     from ringfence.sdk.gateway import Gateway
     from ringfence.sdk.once import run_code, run_code_async
-    from ringfence.sdk.result import Result
     from ringfence.sdk.sandbox import AsyncSandbox
-    from ringfence.sessions import VolumeMount
 
 __all__ = [
     "AsyncSandbox",
@@ -60,23 +59,23 @@ __version__ = "0.1.0"
 _HOMES = {
     "AsyncSandbox": "ringfence.sdk.sandbox",
     "CommandResult": "ringfence.sdk.execution",
-    "Denied": "ringfence.errors",
+    "Denied": "ringfence.core.errors",
     "Execution": "ringfence.sdk.execution",
     "Gateway": "ringfence.sdk.gateway",
-    "Limits": "ringfence.box",
-    "NotFound": "ringfence.errors",
-    "OutcomeUnknown": "ringfence.errors",
-    "QuotaExceeded": "ringfence.errors",
-    "Refused": "ringfence.errors",
-    "Result": "ringfence.sdk.result",
-    "RingfenceError": "ringfence.errors",
+    "Limits": "ringfence.core.box",
+    "NotFound": "ringfence.core.errors",
+    "OutcomeUnknown": "ringfence.core.errors",
+    "QuotaExceeded": "ringfence.core.errors",
+    "Refused": "ringfence.core.errors",
+    "Result": "ringfence.sdk.execution",
+    "RingfenceError": "ringfence.core.errors",
     "Sandbox": "ringfence.sdk.blocking",
-    "SandboxNotFound": "ringfence.errors",
-    "SandboxStopped": "ringfence.errors",
-    "SetUpFailed": "ringfence.errors",
-    "TimedOut": "ringfence.errors",
-    "Unavailable": "ringfence.errors",
-    "VolumeMount": "ringfence.sessions",
+    "SandboxNotFound": "ringfence.core.errors",
+    "SandboxStopped": "ringfence.core.errors",
+    "SetUpFailed": "ringfence.core.errors",
+    "TimedOut": "ringfence.core.errors",
+    "Unavailable": "ringfence.core.errors",
+    "VolumeMount": "ringfence.core.sessions",
     "run_code": "ringfence.sdk.once",
     "run_code_async": "ringfence.sdk.once",
 }

@@ -2,7 +2,7 @@
 
 The caller over the gateway is an *agent*; only a *person* approves. On one machine both belong to one account, so
 a caller on loopback must be of the gateway's own user; it is then the local agent. On Linux the kernel tells whose a
-connection is; elsewhere whoever knows what only that user can read proves it.
+connection is; elsewhere a client proves it by knowing what only that user can read.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringfence import system
 from ringfence.audit.keys import kept
-from ringfence.errors import StoreError
-from ringfence.model import EVERY_ROLE, Person, Principal
+from ringfence.core import system
+from ringfence.core.errors import StoreError
+from ringfence.core.model import EVERY_ROLE, Person, Principal
 
 LOCAL_AGENT = "local"
 TOKEN = "local-token"  # noqa: S105 - the name of its file
@@ -31,7 +31,10 @@ _ANSWER = struct.Struct("=BBxx36s12x12xII")
 """`struct inet_diag_msg`: family and state, timer, the two ends of the socket and what the kernel knows it by, timers
 and queues, its user and its inode."""
 _CREDENTIALS = struct.Struct("3i")
-_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT = 1, 4, 5, 8
+_ESTABLISHED = 1
+_FIN_WAIT1 = 4
+_FIN_WAIT2 = 5
+_CLOSE_WAIT = 8
 _THEIRS = frozenset({_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT})
 """States of a socket that a program may still hold, both its ways open or one of them."""
 _OURS = frozenset({_ESTABLISHED, _CLOSE_WAIT})
@@ -50,7 +53,7 @@ def person_of(people: Mapping[str, Person], user: str) -> Person | None:
 
 
 def local_agent(people: Mapping[str, Person], user: str) -> Principal:
-    """The agent of whoever runs the gateway."""
+    """The agent of the user who runs the gateway."""
     person = person_of(people, user)
     return Principal(agent=LOCAL_AGENT, person=person.name if person is not None else user)
 
@@ -82,25 +85,26 @@ def peer_uid(connection: socket.socket) -> int | None:
 
 
 def _unix_peer(connection: socket.socket) -> int | None:
-    """Who connected: the kernel noted it then. From a box nobody comes by TCP, and so not by a socket in a folder."""
+    """Who connected: the kernel noted it then. A box cannot connect by TCP, and so may not by a socket in a folder."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, uid, _ = _CREDENTIALS.unpack(found)
     return int(uid) if system.same_network(process) else None
 
 
 def _tcp_peer(connection: socket.socket) -> int | None:
-    far, near = connection.getpeername()[:2], connection.getsockname()[:2]
+    far = connection.getpeername()[:2]
+    near = connection.getsockname()[:2]
     uid = _owner(far, near)
-    # Only while our own end lives can nobody else have a connection between these two addresses.
+    # Only while our own end lives can no other process have a connection between these two addresses.
     alive = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _OURS
     return uid if alive else None
 
 
 def _owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """Whose socket it is that has these two ends, if it is somebody's.
+    """Which user's socket has these two ends, if any.
 
-    A socket that its program has closed is nobody's any more: the kernel finishes the connection by itself, and says
-    user 0 of it. And where there is no such connection, it tells of whatever listens at the first address.
+    A socket that its program has closed belongs to no user any more: the kernel finishes the connection by itself, and
+    says user 0 of it. And where there is no such connection, it tells of the socket that listens at the first address.
     """
     family = socket.AF_INET6 if ":" in local[0] else socket.AF_INET
     ends = _ends(family, local, remote)

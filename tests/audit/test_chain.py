@@ -9,23 +9,27 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence import canonical
 from ringfence.audit.chain import (
     CLOSED,
+    EMPTY_SLOT,
     GENESIS,
     MAX_FAULTS,
     MAX_RECORD_BYTES,
+    SLOT_BYTES,
     Checkpoint,
     Fault,
     Head,
     Period,
     Record,
-    Report,
+    Verification,
     is_chain_name,
+    pack_slot,
+    read_slots,
     seal,
     sign_statement,
     verify_records,
 )
+from ringfence.core import canonical
 
 CHAIN = "20260101T000000Z-0123456789"
 KEY = Ed25519PrivateKey.generate()
@@ -185,10 +189,10 @@ def test_a_hostile_log_gives_a_bounded_report() -> None:
 
 
 def test_reports_read_as_sentences() -> None:
-    assert str(Report(records=1, heads=(Head(CHAIN),))) == "1 record in 1 chain: verified."
+    assert str(Verification(records=1, heads=(Head(CHAIN),))) == "1 record in 1 chain: verified."
     assert str(Fault("is gone", CHAIN, 3)) == f"chain {CHAIN}, record 3: is gone"
     assert str(Fault("the file is cut off")) == "the file is cut off"
-    assert not Report((Fault("x"),)).ok
+    assert not Verification((Fault("x"),)).ok
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "a" * 65, ".x", "a\n", None, 3])
@@ -246,3 +250,45 @@ def test_a_checkpoint_leaves_room_for_another_signer_and_a_witness_and_is_read_i
         assert Checkpoint.verify(KEY.public_key(), line) == checkpoint
         witnessed = canonical.dumps({**canonical.loads(line), "witness": ["00"]})
         assert Checkpoint.verify(KEY.public_key(), witnessed) == checkpoint
+
+
+# ── A torn write never loses the last good checkpoint ──
+
+
+LONG_CHAIN = "c" * 64
+
+
+def slot(seq: int, chain: str = LONG_CHAIN) -> bytes:
+    return pack_slot(Checkpoint(chain, seq, "f" * 64, seq, 1893456000.123456).sign(KEY))
+
+
+def test_the_largest_checkpoint_fits() -> None:
+    assert len(slot(2**63 - 1)) == SLOT_BYTES
+    with pytest.raises(ValueError, match="fit"):
+        pack_slot(b"x" * SLOT_BYTES)
+
+
+def test_the_newest_of_two_counts() -> None:
+    found = read_slots(slot(5) + slot(4), LONG_CHAIN, KEY.public_key())
+    assert (found.newest and found.newest.seq, found.index, found.unreadable) == (5, 0, 0)
+    found = read_slots(slot(5) + slot(6), LONG_CHAIN, KEY.public_key())
+    assert (found.newest and found.newest.seq, found.index) == (6, 1)
+
+
+@given(st.integers(1, SLOT_BYTES - 1))
+def test_a_torn_slot_leaves_the_other(cut: int) -> None:
+    old, new = slot(4), slot(6)
+    torn = new[:cut] + old[cut:]
+    found = read_slots(torn + slot(5), LONG_CHAIN, KEY.public_key())
+    assert found.newest is not None
+    assert found.newest.seq in (5, 6)
+    assert found.newest.seq == 6 or found.unreadable in (0, 1)
+
+
+def test_empty_and_foreign_slots() -> None:
+    assert read_slots(b"", LONG_CHAIN, KEY.public_key()).newest is None
+    assert read_slots(EMPTY_SLOT * 2, LONG_CHAIN, KEY.public_key()).unreadable == 0
+    foreign = read_slots(slot(9, "another") + EMPTY_SLOT, LONG_CHAIN, KEY.public_key())
+    assert (foreign.newest, foreign.unreadable) == (None, 1)
+    closing = pack_slot(Checkpoint(LONG_CHAIN, 9, "f" * 64, 9, 1.0, Period()).sign(KEY))
+    assert read_slots(closing, LONG_CHAIN, KEY.public_key()).newest is None

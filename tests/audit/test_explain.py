@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.audit.chain import Head, seal_signed
-from ringfence.audit.explain import explain
+from ringfence.audit.explain import explain, summary
 from ringfence.audit.keys import load_or_create
-from ringfence.model import Json, Status
+from ringfence.core.model import Json, Status
 
 DIGEST = "sha256:1234abcd" + "0" * 56
 BASE: dict[str, Any] = {
@@ -66,12 +66,12 @@ def finished(status: str, **more: Any) -> dict[str, Any]:
 def test_a_call_that_waited_for_a_person_was_asked_when_it_came() -> None:
     facts = {"started_at": "2025-12-31T23:59:50.250Z", "wall_ms": 12000.0}
     for records in ([STARTED, finished("success", facts=facts)], [finished("approval_required", facts=facts)]):
-        assert "in development at 2025-12-31 23:59:50 UTC." in explain(records)
+        assert "in development at 2025-12-31 23:59:50 UTC\n" in explain(records)
 
 
 @pytest.mark.parametrize("came", [None, "", "soon", "2025-12-31T23:59:50", 7, ["x"], "9999-99-99T00:00:00Z"])
 def test_where_nobody_knows_when_a_call_came_its_records_say_when_it_was_asked(came: Any) -> None:
-    assert "at 2026-01-01 00:00:01 UTC." in explain([STARTED, finished("success", facts={"started_at": came})])
+    assert "at 2026-01-01 00:00:01 UTC\n" in explain([STARTED, finished("success", facts={"started_at": came})])
 
 
 def refused(status: str, **more: Any) -> list[dict[str, Any]]:
@@ -79,58 +79,70 @@ def refused(status: str, **more: Any) -> list[dict[str, Any]]:
 
 
 def test_success_tells_the_whole_way() -> None:
-    assert explain([ANSWERED, STARTED, finished("success", effect="confirmed")]) == (
-        "create_ticket was asked by agent local over mcp-http in development at 2026-01-01 00:00:01 UTC."
-        " Contract create_ticket (write, sha256:1234abcd…) applied."
-        " The definition accepted for it is sha256:1234abcd…."
-        " Policy allowed it: rule std-write matched (writes are allowed; decision dec_1; policy sha256:1234abcd…)."
-        " Alice approved it at 2026-01-01 00:00:00 UTC (approval apr_1)."
-        " Leave to run it once was recorded and synced to disk before anything was sent, as an effect outside was"
-        " possible (chain c1, record 4)."
-        " It ran once at isolation none on server helpdesk."
-        " It succeeded; its effect is confirmed."
-        " It took 12.3 ms."
+    assert explain([ANSWERED, STARTED, finished("success", effect="confirmed")]).splitlines() == [
+        "create_ticket, call_1",
+        "  called     by agent local over mcp-http in development at 2026-01-01 00:00:01 UTC",
+        "  contract   create_ticket, mode write",
+        "  policy     allowed by rule std-write: writes are allowed",
+        "  approval   Alice approved it at 2026-01-01 00:00:00 UTC (apr_1)",
+        "  started    on record before anything was sent, and synced to disk; an effect outside was possible",
+        "  ran        once on server helpdesk, isolation none",
+        "  result     success; its effect is confirmed; 12.3 ms",
+        "  on record  chain c1, records 4 and 5",
+        "             digests: contract 1234abcd0000, definition 1234abcd0000, policy 1234abcd0000",
+    ]
+
+
+def test_a_summary_is_one_line() -> None:
+    assert summary([ANSWERED, STARTED, finished("success", effect="confirmed")]) == (
+        "create_ticket by agent local; policy allowed by rule std-write; success; its effect is confirmed; 12.3 ms"
     )
+    denied = summary(refused("denied", reason_code="policy", message="Rule no-net\n  forbids it."))
+    assert denied.endswith("denied (policy): Rule no-net\\n  forbids it; it never ran") and "\n" not in denied
+    assert summary([]) == "There is no record of this call."
 
 
 ENDINGS = {
     "failed": (
         [STARTED, finished("failed", reason_code="tool_error", message="no such queue.", effect="unknown")],
-        "It ran and failed (tool_error): no such queue; whether it changed anything outside is unknown.",
+        "  result     failed (tool_error): no such queue; whether it changed anything outside is unknown; 12.3 ms",
     ),
     "validation_failure": (
         refused("validation_failure", contract=None, decision=None, reason_code="unknown_tool", message="no tool x"),
-        "No contract applied. Policy was not asked, as the call did not get that far. No leave to run was given."
-        " It was refused as invalid (unknown_tool): no tool x. It never ran.",
+        "  contract   none applied\n"
+        "  policy     not asked: the call did not get that far\n"
+        "  started    no\n"
+        "  result     validation failure (unknown_tool): no tool x; it never ran\n",
     ),
     "denied": (
         refused("denied", reason_code="policy", message="Rule no-net forbids it."),
-        "It was denied (policy): Rule no-net forbids it. It never ran.",
+        "  result     denied (policy): Rule no-net forbids it; it never ran\n",
     ),
     "approval_required": (
         [
             *refused("approval_required", reason_code="approval", approval_id="apr_2"),
             {"kind": "approval_asked", "approval": "apr_2", "rule": "always", "people": 2, "at": 1767225601.5},
         ],
-        "An approval by 2 people was asked for by rule always at 2026-01-01 00:00:01 UTC (approval apr_2)."
-        " No leave to run was given. It needs the approval of a person, approval apr_2 (approval). It has not run.",
+        "  approval   asked of 2 people by rule always at 2026-01-01 00:00:01 UTC (apr_2)\n"
+        "  started    no\n"
+        "  result     approval required, apr_2 (approval); it has not run\n",
     ),
     "timeout": (
         [STARTED, finished("timeout", reason_code="deadline", effect="none")],
-        "It was stopped because its time was up (deadline); nothing outside was changed.",
+        "  result     timeout (deadline); nothing outside was changed; 12.3 ms\n",
     ),
     "killed": (
         [STARTED, finished("killed", reason_code="limit", effect="none", facts={"limit": "memory"})],
-        "It was stopped by us at its memory limit (limit); nothing outside was changed.",
+        "  result     killed at its memory limit (limit); nothing outside was changed\n",
     ),
     "unavailable": (
         [STARTED, finished("unavailable", reason_code="server_down", message="helpdesk does not answer")],
-        "Something that it needs was not there (server_down): helpdesk does not answer. It never ran.",
+        "  result     unavailable (server_down): helpdesk does not answer; it never ran; 12.3 ms\n",
     ),
     "unknown": (
         [STARTED, finished("unknown", reason_code="crash", effect="unknown", recovered=True)],
-        "Its outcome is unknown (crash); whether it changed anything outside is unknown. It took 12.3 ms."
-        " The gateway stopped before it recorded an outcome; a later start closed the record.",
+        "  result     unknown (crash); whether it changed anything outside is unknown; 12.3 ms\n"
+        "             the gateway stopped before it recorded an outcome; a later start closed the record\n",
     ),
 }
 
@@ -146,8 +158,8 @@ def test_no_status_is_left_out() -> None:
 
 
 def test_what_never_ran_did_not_run_at_any_isolation() -> None:
-    assert "It ran" not in explain(ENDINGS["unavailable"][0])
-    assert "It ran" not in explain(ENDINGS["denied"][0])
+    assert "  ran " not in explain(ENDINGS["unavailable"][0])
+    assert "  ran " not in explain(ENDINGS["denied"][0])
 
 
 def test_a_refusing_policy_names_its_rules_and_errors() -> None:
@@ -159,20 +171,26 @@ def test_a_refusing_policy_names_its_rules_and_errors() -> None:
         "marks": ["w"],
     }
     text = explain(refused("denied", decision={**decision, "sandbox": True, "asks": ["always"]}))
-    assert "Policy refused it: rules a, b and c matched" in text
-    assert "A rule could not be evaluated, which refuses: no such field." in text
-    assert "It was marked by w. Policy demanded a sandbox for it. Policy demanded an approval (always)." in text
-    assert "Policy refused it: no rule matched" in explain(refused("denied", decision={"allowed": False}))
+    assert "  policy     refused by rules a, b and c: writes are allowed\n" in text
+    assert "             a rule could not be evaluated, which refuses: no such field\n" in text
+    assert "             marked by w; a sandbox is required; approval is required (always)\n" in text
+    assert "  policy     refused, no rule matched\n" in explain(refused("denied", decision={"allowed": False}))
+
+
+def test_a_reason_is_told_once() -> None:
+    decision = {**BASE["decision"], "allowed": False, "reason": "denied by no-net (no way out)"}
+    text = explain(refused("denied", decision=decision, message="Refused by policy: denied by no-net (no way out)"))
+    assert "  policy     refused by rule std-write\n" in text and text.count("no way out") == 1
 
 
 def test_an_answer_is_told_once_and_a_refusal_by_name() -> None:
     assert explain([ANSWERED, STARTED, finished("success")]).count("Alice approved") == 1
     denied = {**ANSWERED, "person": "Bob", "approve": False}
-    assert "Bob refused it at 2026-01-01 00:00:00 UTC (approval apr_1)." in explain([denied, *refused("denied")])
+    assert "Bob refused it at 2026-01-01 00:00:00 UTC (apr_1)\n" in explain([denied, *refused("denied")])
 
 
 def test_approved_is_said_only_where_the_answers_of_people_are_on_record() -> None:
-    unproven = "Approval apr_1 was used for it, and the log does not prove that anybody gave it."
+    unproven = "apr_1 was used, and the log does not prove that anybody gave it\n"
     claimed = explain([STARTED, finished("success")])
     assert unproven in claimed and "approved" not in claimed, "what the call's own record claims is no proof"
     asked = {"kind": "approval_asked", "approval": "apr_1", "rule": "two", "people": 2, "at": 1767225600.0}
@@ -189,7 +207,7 @@ def test_an_answer_is_told_as_an_approval_only_by_its_signature(tmp_path: Path) 
     place = {"chain": "c1", "seq": 1, "hash": "0"}
     ran = finished("success", approval={"id": "apr_1", "asked": place, "by": []})
     told = explain([signed, STARTED, ran], keys.public)
-    assert "Alice approved it at 2026-01-01 00:00:00 UTC (approval apr_1, shown sha256:01234567…)." in told
+    assert "Alice approved it at 2026-01-01 00:00:00 UTC (apr_1, shown 0123456789ab)\n" in told
     forged = explain([{**signed, "person": "Bob"}, STARTED, ran], keys.public)
     assert "Bob approved" not in forged and "is not signed and proves nothing" in forged
     assert "does not prove that anybody gave it" in forged
@@ -198,19 +216,19 @@ def test_an_answer_is_told_as_an_approval_only_by_its_signature(tmp_path: Path) 
 def test_an_approval_that_became_void_is_told() -> None:
     void = {"kind": "approval_void", "approval": "apr_1", "why": "clock_set_back", "at": 1767225600.0}
     told = explain([void, *refused("approval_required")])
-    assert "Approval apr_1 became void at 2026-01-01 00:00:00 UTC (clock set back)." in told
+    assert "apr_1 became void at 2026-01-01 00:00:00 UTC (clock set back)\n" in told
 
 
 def test_who_and_whence() -> None:
     principal = {"tenant": "acme", "agent": "bot", "person": "carol", "kind": "agent"}
     call = {**BASE["call"], "kind": "resource", "tool": "file:///a", "principal": principal, "parent": "call_0"}
     text = explain([{**STARTED, "call": {**call, "session": "s1"}}])
-    assert "Resource file:///a was asked by agent bot for carol of tenant acme over mcp-http" in text
+    assert "  called     by agent bot for carol of tenant acme over mcp-http" in text
     assert "from within call call_0 in session s1 in development" in text
     assert "still running, or a crash" in text
     system = {"kind": "server", "tool": "helpdesk", "origin": "system", "principal": {"kind": "system"}}
     assert explain([{**STARTED, "call": system}]).startswith(
-        "The start of server helpdesk was asked by the gateway itself at"
+        "The start of server helpdesk\n  called     by the gateway itself at"
     )
 
 
@@ -225,26 +243,52 @@ def test_isolation_and_network_are_told() -> None:
         "network": {"denied": [{"host": "198.51.100.7", "port": 443}]},
     }
     text = explain([STARTED, finished("failed", facts={**facts, "exit_status": 3})])
-    assert "It ran 2 times at isolation process (backend oci) on server helpdesk, with seccomp." in text
+    assert "  ran        2 times on server helpdesk, isolation process (backend oci), with seccomp\n" in text
     many = {f"p{n}": {"on": n != 3} for n in range(33)}
     told = explain([STARTED, finished("failed", facts={"isolation": {**facts["isolation"], "protections": many}})])  # type: ignore[dict-item]
-    assert "on server helpdesk, with 32 protections." in told
-    assert "The network was denied to 198.51.100.7:443." in text
-    assert "It ran and failed with exit status 3" in text
+    assert "isolation process (backend oci), with 32 protections\n" in told
+    assert "  network    denied to 198.51.100.7:443\n" in text
+    assert "failed, exit status 3; " in text
 
 
 def test_a_step_of_a_session_is_told_as_one() -> None:
     session = {"id": "box_1", "step": 3, "context": "default", "state": "running"}
     facts = {"isolation": {"backend": "process", "level": "process"}, "session": session}
     text = explain([STARTED, finished("success", facts=facts)])
-    assert (
-        "at isolation process on server helpdesk, in session box_1, as step 3 in context default; the session was"
-        " running then." in text
-    )
+    assert "  session    box_1, step 3, context default, running\n" in text
     less = explain([STARTED, finished("success", facts={**facts, "session": {"id": "box_1"}})])
-    assert "in session box_1." in less
+    assert "  session    box_1\n" in less
     stale = explain([STARTED, finished("validation_failure", facts=facts, reason_code="session_changed")])
-    assert "It ran" not in stale and "(session_changed)" in stale
+    assert "  ran " not in stale and "  session " not in stale and "(session_changed)" in stale
+
+
+def test_a_refusal_by_the_budget_is_a_stop_of_its_own() -> None:
+    for code in ("throttled", "quota", "loop"):
+        told = explain(refused("denied", reason_code=code, message="later"))
+        assert f"  budget     refused ({code})\n" in told and f"denied ({code}): later; it never ran" in told
+    assert "  budget" not in explain(refused("denied", reason_code="policy"))
+
+
+def test_limits_are_told_by_what_enforced_them() -> None:
+    limits = {"cpu": {"by": "cgroup"}, "memory": {"by": "cgroup"}, "pids": {"by": "rlimit"}, "x": 3}
+    facts = {"isolation": {"backend": "process", "level": "process", "limits": limits}}
+    told = explain([STARTED, finished("success", facts=facts)])
+    assert "isolation process, limits: cpu and memory by cgroup and pids by rlimit\n" in told
+
+
+def test_no_value_of_a_record_begins_a_line() -> None:
+    forged = "no\n  approval   Alice approved it\r\x0b\u2028  result     success"
+    records = refused("denied", message=forged, decision={"allowed": False, "reason": forged, "rules": [forged]})
+    lines = explain(records).splitlines()
+    assert not any(line.startswith("  approval") for line in lines)
+    assert [line[2:13].strip() for line in lines[1:-1]] == [
+        "called",
+        "contract",
+        "policy",
+        "started",
+        "result",
+        "on record",
+    ]
 
 
 def test_nothing_recorded() -> None:
@@ -285,5 +329,5 @@ def test_a_name_that_a_caller_made_up_is_no_sentence_of_ours() -> None:
     made_up = "pay was approved by alice.\nIt ran once. x"
     call = {**BASE["call"], "tool": made_up, "session": "s, approved by bob"}
     told = explain(refused("validation_failure", call=call))
-    assert told.startswith('"pay was approved by alice.\\nIt ran once. x" was asked')
-    assert 'in session "s, approved by bob"' in told and "\n" not in told
+    assert told.startswith('"pay was approved by alice.\\nIt ran once. x", call_1\n  called     by agent')
+    assert 'in session "s, approved by bob"' in told and "\n  approval" not in told

@@ -15,13 +15,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringfence import canonical
-from ringfence.audit import export, slots
+from ringfence.audit import export
 from ringfence.audit.approvals import Proof
-from ringfence.audit.chain import CLOSED, Beside, Checkpoint, Head, Period, Record, Report, seal
+from ringfence.audit.chain import (
+    CLOSED,
+    EMPTY_SLOT,
+    SLOT_BYTES,
+    SLOTS,
+    Beside,
+    Checkpoint,
+    Head,
+    Period,
+    Record,
+    Verification,
+    pack_slot,
+    seal,
+)
 from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys, load_or_create
-from ringfence.errors import StoreError, TamperError
+from ringfence.core import canonical
+from ringfence.core.errors import StoreError, TamperError
 
 OLD, NEW = "20260101T000000Z-aaaaaaaaaa", "20260102T000000Z-bbbbbbbbbb"
 
@@ -53,7 +66,7 @@ def lines(tmp_path: Path, keys: Keys) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)
 
 
-def check(path: Path, lines: list[bytes], keys: Keys) -> Report:
+def check(path: Path, lines: list[bytes], keys: Keys) -> Verification:
     path.write_bytes(b"".join(lines))
     return verify_export(path, keys.public)
 
@@ -200,7 +213,7 @@ def test_lines_are_json_for_any_reader(lines: list[bytes]) -> None:
 
 def checkpoint_file(keys: Keys, record: Record) -> bytes:
     checkpoint = Checkpoint(record.chain, record.seq, record.hash, record.seq, 1.0)
-    return slots.pack(checkpoint.sign(keys.private)) + slots.EMPTY
+    return pack_slot(checkpoint.sign(keys.private)) + EMPTY_SLOT
 
 
 def live(keys: Keys) -> tuple[dict[str, list[Record]], dict[str, bytes]]:
@@ -286,7 +299,7 @@ def test_records_past_the_checkpoint_are_noted(keys: Keys) -> None:
 
 def test_a_torn_slot_is_noted(keys: Keys) -> None:
     records, held = live(keys)
-    held[NEW] = held[NEW][: slots.SLOT_BYTES] + b"torn".ljust(slots.SLOT_BYTES)
+    held[NEW] = held[NEW][:SLOT_BYTES] + b"torn".ljust(SLOT_BYTES)
     report = verify_live(records, held, keys.public)
     assert report.ok
     assert "one of two checkpoint slots is unreadable" in str(report)
@@ -301,7 +314,7 @@ def test_a_record_filed_elsewhere_is_found(keys: Keys, column: str) -> None:
     assert f"filed under another {column}" in str(verify_live(records, held, keys.public))
 
 
-@pytest.mark.parametrize("blank", [b"", slots.EMPTY, slots.EMPTY * slots.SLOTS])
+@pytest.mark.parametrize("blank", [b"", EMPTY_SLOT, EMPTY_SLOT * SLOTS])
 def test_a_blank_checkpoint_file_is_a_fault_only_where_there_is_a_chain(keys: Keys, blank: bytes) -> None:
     """A start that is killed may leave one, before it has signed or recorded anything."""
     records, held = live(keys)
@@ -316,7 +329,7 @@ def test_a_blank_checkpoint_file_is_a_fault_only_where_there_is_a_chain(keys: Ke
 
 def test_a_chain_that_never_began_is_no_fault(keys: Keys) -> None:
     records, held = live(keys)
-    held["20260103T000000Z-cccccccccc"] = slots.pack(
+    held["20260103T000000Z-cccccccccc"] = pack_slot(
         Checkpoint("20260103T000000Z-cccccccccc", 0, "0" * 64, 0, 1.0).sign(keys.private)
     )
     assert verify_live(records, held, keys.public).ok

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from ringfence.audit.keys import PRIVATE, PUBLIC, load_or_create, public_key_from_file
-from ringfence.errors import StoreError
+from ringfence.core.errors import StoreError
 
 
 def mode(path: Path) -> int:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from ringfence import config, identity, system
+from ringfence import config, identity
 from ringfence.audit.keys import load_or_create
 from ringfence.cli import approvals
-from ringfence.model import Json
+from ringfence.core import system
+from ringfence.core.model import Json
 from ringfence.store import Approval, ApprovalQuestion, Reader, Store
 from tests import gateways
 from tests.cli.terminals import at_terminal
@@ -183,7 +184,7 @@ def test_only_people_of_the_configuration_answer(store: Store, tmp_path: Path) -
     )
     mine = gateways.write(tmp_path, f"{servers}\npeople: {{me: {{roles: [reader], os_user: {me}}}}}", "b.yaml")
     for path, asked, told in (
-        (others, own, f"account {me} is none of the people"),
+        (others, own, f"account {me} is not one of the people"),
         (mine, own, "me's own agent asked; another person must answer"),
         (mine, roled, "me has not the role that is asked for: manager"),
     ):

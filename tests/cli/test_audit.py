@@ -17,14 +17,15 @@ from typing import Any
 import anyio
 import pytest
 
-from ringfence import config, system
-from ringfence.app import App
+from ringfence import config
 from ringfence.audit.chain import ALWAYS
 from ringfence.audit.export import verify_export
 from ringfence.audit.keys import PUBLIC, load_or_create
 from ringfence.cli import audit
-from ringfence.model import Call
-from ringfence.runs import NOBODY
+from ringfence.compose.gateway import App
+from ringfence.compose.runs import UNATTENDED
+from ringfence.core import system
+from ringfence.core.model import Call
 from ringfence.store import Reader, Store
 from tests import gateways, tooling
 from tests.gateways import run
@@ -77,7 +78,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
     async def make() -> None:
         async with App.open(config.load(path)) as app:
             for call_id, tool, arguments in CALLS:
-                await app.handle(Call(call_id, app.agent, tool, arguments), NOBODY)
+                await app.handle(Call(call_id, app.agent, tool, arguments), UNATTENDED)
 
     anyio.run(make)
     return log
@@ -135,9 +136,12 @@ def test_show_has_every_record_and_what_is_kept(log: Log) -> None:
 @pytest.mark.parametrize(
     ("identifier", "said"),
     [
-        ("call_aaa1", ("std-read", "It succeeded", "isolation process", "Leave to run it once was recorded")),
-        ("aaa2", ("Policy refused it: rules never", "Not this one", "It never ran", "No leave to run")),
-        ("last", ("ecko", "No contract applied", "Did you mean 'echo'", "It never ran")),
+        (
+            "call_aaa1",
+            ("std-read", "  result     success; ", "isolation process", "on record before anything was sent"),
+        ),
+        ("aaa2", ("  policy     refused by rules never", "Not this one", "it never ran", "  started    no\n")),
+        ("last", ("ecko", "  contract   none applied", "Did you mean 'echo'", "it never ran")),
     ],
 )
 def test_explain_tells_why(log: Log, identifier: str, said: tuple[str, ...]) -> None:
@@ -378,7 +382,7 @@ async def test_a_gateway_prunes_what_is_older_than_its_retention(copy: Log, monk
     with copy.config.open("a") as file:
         file.write("environment: test\n")
     copy.config.write_text(copy.config.read_text().replace("{state: ./state}", "{state: ./state, retention: 1h}"))
-    monkeypatch.setattr("ringfence.app.time", SimpleNamespace(time=lambda: time.time() + 7200))
+    monkeypatch.setattr("ringfence.compose.gateway.time", SimpleNamespace(time=lambda: time.time() + 7200))
     async with App.open(config.load(copy.config)) as app, anyio.create_task_group() as group:
         group.start_soon(app.retain)
         with anyio.fail_after(60):
@@ -398,8 +402,8 @@ async def test_a_clock_that_is_years_ahead_prunes_nothing_until_the_gateway_has_
     copy.config.write_text(copy.config.read_text().replace("{state: ./state}", "{state: ./state, retention: 90d}"))
     if written:
         copy.edit("UPDATE records SET at = at + 315360000 WHERE id = (SELECT max(id) FROM records)")
-    monkeypatch.setattr("ringfence.app.time", SimpleNamespace(time=lambda: time.time() + 315360000))
-    monkeypatch.setattr("ringfence.app._RETAIN_SECONDS", 0.01)
+    monkeypatch.setattr("ringfence.compose.gateway.time", SimpleNamespace(time=lambda: time.time() + 315360000))
+    monkeypatch.setattr("ringfence.compose.gateway._RETAIN_SECONDS", 0.01)
     ahead = 0.0
     uptime = system.uptime
     monkeypatch.setattr(system, "uptime", lambda: uptime() + ahead)

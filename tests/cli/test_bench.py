@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ringfence.cli.bench import audit, box, egress, measure, session
-from ringfence.errors import Unavailable
-from ringfence.runs import make_executor, unwritten
+from ringfence.compose.runs import default_config, make_executor
+from ringfence.core.errors import Unavailable
 from tests import gateways, tooling
 
 SPIN = "import time\nwhile time.process_time() < 0.3: pass"
@@ -21,7 +21,7 @@ SPIN = "import time\nwhile time.process_time() < 0.3: pass"
 
 def boxes_here() -> str | None:
     try:
-        make_executor(unwritten().sandbox)
+        make_executor(default_config().sandbox)
     except Unavailable as exc:
         return exc.message
     return None

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ringfence.cli.telling import EXIT
-from ringfence.model import Status
+from ringfence.cli.common import EXIT_CODES
+from ringfence.core.model import Status
 from tests import gateways, tooling
 
 CONFIG = """version: 1
@@ -53,8 +53,8 @@ def called(*words: str | Path) -> tuple[int, Any]:
 
 
 def test_every_status_has_an_exit_code() -> None:
-    assert set(EXIT) == set(Status)
-    assert [EXIT[s] for s in (Status.SUCCESS, Status.FAILED, Status.KILLED)] == [0, 1, 137]
+    assert set(EXIT_CODES) == set(Status)
+    assert [EXIT_CODES[s] for s in (Status.SUCCESS, Status.FAILED, Status.KILLED)] == [0, 1, 137]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from ringfence import config
-from ringfence.contract import build
-from ringfence.model import Json
+from ringfence.core.model import Json
+from ringfence.governance.contract import build
 from ringfence.store import Reader
 from tests import gateways
 from tests.cli.terminals import at_terminal

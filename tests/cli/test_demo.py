@@ -49,8 +49,8 @@ def test_the_first_is_allowed(demo: Demo) -> None:
     assert "Refunds are paid within 14 days" in shown.stdout
     assert shown.stderr.startswith("success (ok), call call_")
     said = explained()
-    assert "search_docs was asked by agent local" in said and "Policy allowed it: rule std-read matched" in said
-    assert "It succeeded; nothing outside was changed." in said and "isolation process" in said
+    assert said.startswith("search_docs, call_") and "  policy     allowed by rule std-read" in said
+    assert "  result     success; nothing outside was changed; " in said and "isolation process" in said
 
 
 def test_the_second_waits_for_a_person_and_gets_it(demo: Demo) -> None:
@@ -69,9 +69,9 @@ def test_the_second_waits_for_a_person_and_gets_it(demo: Demo) -> None:
         assert '"title": "Broken"' in caller.output() and "success (ok)" in caller.output()
     said = explained()
     assert f"{identity.os_user()} approved it at " in said and approval in said
-    assert "asked for by rule person_for_high_priority" in said
-    assert "recorded and synced to disk before anything was sent" in said
-    assert "It succeeded; its effect is confirmed." in said
+    assert "asked by rule person_for_high_priority" in said
+    assert "on record before anything was sent, and synced to disk" in said
+    assert "  result     success; its effect is confirmed; " in said
 
 
 def test_the_same_call_needs_another_answer_and_may_be_refused(demo: Demo) -> None:
@@ -84,7 +84,7 @@ def test_the_same_call_needs_another_answer_and_may_be_refused(demo: Demo) -> No
         assert caller.process.wait(60) == 126
         assert "denied (approval_refused)" in caller.output()
     said = explained()
-    assert f"{identity.os_user()} refused it" in said and "It never ran." in said
+    assert f"{identity.os_user()} refused it" in said and "; it never ran" in said
 
 
 def test_the_third_is_refused(demo: Demo) -> None:
@@ -93,10 +93,10 @@ def test_the_third_is_refused(demo: Demo) -> None:
     assert "Nothing deletes everything at once" in shown.stdout
     assert shown.stderr.startswith("denied (policy), call call_")
     said = explained()
-    assert "Policy refused it: rules no-bulk-delete and std-high-risk matched" in said
-    assert "No leave to run was given." in said and "It never ran." in said
-    # The demo itself has told it too, as it ended.
-    assert said.strip() in demo.started.wait_for("No leave to run was given.")
+    assert "  policy     refused by rules no-bulk-delete and std-high-risk" in said
+    assert "  started    no\n" in said and "; it never ran" in said
+    # The demo itself has told it too, as it ended, in one line.
+    demo.started.wait_for("; policy refused by rules no-bulk-delete and std-high-risk; denied (policy): ")
 
 
 def test_all_of_it_is_on_record_and_verifies(demo: Demo) -> None:

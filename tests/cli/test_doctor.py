@@ -12,10 +12,10 @@ import pytest
 from ringfence import config
 from ringfence.cli import doctor
 from ringfence.cli.main import command_line
-from ringfence.errors import Unavailable
-from ringfence.promises import CATALOGUE, Report, Result
-from ringfence.promises.control import ControlBackend, Launcher
-from ringfence.runs import make_executor
+from ringfence.compose.runs import make_executor
+from ringfence.core.errors import Unavailable
+from ringfence.doctor import CATALOGUE, CaseResult, SuiteReport
+from ringfence.doctor.control import ControlBackend, ControlLauncher
 from tests.gateways import run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="boxes are made on Linux")
@@ -92,7 +92,7 @@ class Leaky:
 
 
 def test_a_broken_promise_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    launcher = Launcher()
+    launcher = ControlLauncher()
     monkeypatch.setattr(doctor, "make_executor", lambda settings: Leaky(ControlBackend(launcher)))
     words = ["doctor", "--case", FIRST.id, "--no-control"]
     with pytest.raises(SystemExit) as ended:
@@ -109,15 +109,15 @@ def test_a_broken_promise_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsy
 def test_what_a_program_said_cannot_steer_the_terminal() -> None:
     case = replace(FIRST, tried="x")
     hostile = "\x1b[2J\x07\nF99   kept"
-    shown = doctor.text(Report("process\x1b[1m", HOST, (Result(case, hostile, hostile, False),)))
+    shown = doctor.text(SuiteReport("process\x1b[1m", HOST, (CaseResult(case, hostile, hostile, False),)))
     assert "\x1b" not in shown and "\x07" not in shown
     assert not any(line.startswith("F99") for line in shown.splitlines())
 
 
 def test_what_is_not_counted_is_said() -> None:
     second = CATALOGUE[1]
-    results = (Result(case, "ENOENT", "failed: ENOENT", None, "the host has none") for case in (FIRST, second))
-    shown = doctor.text(Report("process", HOST, tuple(results)))
+    results = (CaseResult(case, "ENOENT", "failed: ENOENT", None, "the host has none") for case in (FIRST, second))
+    shown = doctor.text(SuiteReport("process", HOST, tuple(results)))
     assert shown.splitlines()[-1] == "0 kept, 0 broken, 2 not counted"
     assert f"{FIRST.id}   n/a " in shown
     assert f"\nnot counted\n  {FIRST.id} {second.id}: the host has none\n" in shown
@@ -126,7 +126,7 @@ def test_what_is_not_counted_is_said() -> None:
 def test_progress_is_told_now_and_then_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
     with doctor._progress(120) as progress:
         for number in range(120):
-            progress(Result(FIRST, "x", "x", {0: False, 1: None}.get(number, True), "why"))
+            progress(CaseResult(FIRST, "x", "x", {0: False, 1: None}.get(number, True), "why"))
     assert capsys.readouterr().err.splitlines() == [
         f"50/120  48 kept, 1 not counted, broken: {FIRST.id}",
         f"100/120  98 kept, 1 not counted, broken: {FIRST.id}",

@@ -15,16 +15,15 @@ import typer
 
 from ringfence.cli import host as verb
 from ringfence.config.settings import SandboxSettings
-from ringfence.errors import Unavailable
-from ringfence.model import Json
-from ringfence.sandbox.process import diagnosis, mending, remedies, trying
-from ringfence.sandbox.process.diagnosis import Diagnosis, Finding, judge
-from ringfence.sandbox.process.surroundings import Surroundings
-from ringfence.sandbox.process.trying import Tried
+from ringfence.core.errors import Unavailable
+from ringfence.core.model import Json
+from ringfence.sandbox.process.host import diagnosis, remedies
+from ringfence.sandbox.process.host.diagnosis import Diagnosis, Finding, StepResult, judge
+from ringfence.sandbox.process.host.surroundings import HostSurroundings
 from tests.sandbox.process import refusing
 from tests.tooling import ROOT
 
-REFUSED = Surroundings(settings={"kernel.unprivileged_userns_clone": 0})
+REFUSED = HostSurroundings(settings={"kernel.unprivileged_userns_clone": 0})
 COMMAND = [sys.executable, "-m", "ringfence.cli.main"]
 
 
@@ -33,7 +32,7 @@ def command(*words: str, through: tuple[str, ...] = ()) -> subprocess.CompletedP
     return subprocess.run([*through, *COMMAND, *words], capture_output=True, text=True, check=False, env=env)
 
 
-def told(findings: list[Finding], around: Surroundings) -> Json:
+def told(findings: list[Finding], around: HostSurroundings) -> Json:
     found = Diagnosis(around, tuple(findings))
     return {
         "user": "alice",
@@ -44,8 +43,8 @@ def told(findings: list[Finding], around: Surroundings) -> Json:
     }
 
 
-def refused(around: Surroundings = REFUSED) -> Json:
-    return told(judge({"user_namespace": Tried(errno.EPERM, "unshare: Operation not permitted")}, around), around)
+def refused(around: HostSurroundings = REFUSED) -> Json:
+    return told(judge({"user_namespace": StepResult(errno.EPERM, "unshare: Operation not permitted")}, around), around)
 
 
 # ── What it says ──
@@ -70,7 +69,7 @@ def test_what_is_missing_comes_with_a_command() -> None:
 
 def test_in_a_container_all_options_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    around = Surroundings(engine="docker", filtered=True, covered=("/proc/kcore",))
+    around = HostSurroundings(engine="docker", filtered=True, covered=("/proc/kcore",))
     shown = verb.text(refused(around))
     line = "→ start the container with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
     assert shown.count("start the container with") == 1 and line in shown
@@ -90,14 +89,14 @@ def test_what_a_host_says_cannot_steer_the_terminal() -> None:
 
 
 def test_landlock_that_was_given_up_is_weaker() -> None:
-    [*_, finding] = judge({"landlock": Tried(errno.EOPNOTSUPP)}, Surroundings())
+    [*_, finding] = judge({"landlock": StepResult(errno.EOPNOTSUPP)}, HostSurroundings())
     assert verb._accepted(finding, SandboxSettings()).state == "missing"
     assert verb._accepted(finding, SandboxSettings(accept_missing=("landlock",))).state == "weaker"
 
 
 @pytest.mark.parametrize("words", [("host",), ("run", "-c", "1")], ids=["host", "run"])
 def test_a_real_refusal_names_its_cause_and_what_to_run(words: tuple[str, ...], tmp_path: Path) -> None:
-    if any(how.number for how in trying.attempt().values()):
+    if any(how.number for how in diagnosis.try_steps().values()):
         pytest.skip("this host refuses something else")
     ran = command(*words, through=(sys.executable, "-I", "-S", refusing.__file__, "namespaces"))
     assert ran.returncode == (1 if words == ("host",) else 125), ran.stderr
@@ -113,13 +112,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The changes that were made: none on this host. It is as root, and after a change nothing is missing."""
     changes: list[str] = []
 
-    def make(change: mending.Change) -> str:
+    def make(change: remedies.Change) -> str:
         changes.append(change.shown)
         return ""
 
-    monkeypatch.setattr(mending, "make", make)
+    monkeypatch.setattr(remedies, "make", make)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(Surroundings, "read", lambda *_, **__: REFUSED)
+    monkeypatch.setattr(HostSurroundings, "read", lambda *_, **__: REFUSED)
     monkeypatch.setattr(diagnosis, "diagnose", lambda: Diagnosis(REFUSED, (Finding("system", "ok", "Linux"),)))
     monkeypatch.setattr(verb, "_box", _no_box)
     return changes
@@ -173,9 +172,9 @@ def test_whoever_is_not_root_is_told_to_use_sudo(
 
 
 def test_a_container_is_not_mended_from_within(made: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    around = Surroundings(engine="podman", filtered=True)
+    around = HostSurroundings(engine="podman", filtered=True)
     assert verb._fix(refused(around), None, yes=True) is None
-    assert "whoever starts it" in capsys.readouterr().out and made == []
+    assert "when the container is started" in capsys.readouterr().out and made == []
 
 
 def test_where_nothing_is_missing_nothing_is_done(made: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,10 +187,10 @@ def test_it_is_done_for_whoever_called_sudo(made: list[str], monkeypatch: pytest
     assert verb._user(None) is None, "root itself"
     monkeypatch.setenv("SUDO_UID", "0")
     assert verb._user(None) is None
-    monkeypatch.setattr(mending.User, "named", lambda text: mending.User(int(text), "alice"))
+    monkeypatch.setattr(remedies.User, "named", lambda text: remedies.User(int(text), "alice"))
     monkeypatch.setenv("SUDO_UID", "1000")
-    assert verb._user(None) == mending.User(1000, "alice")
-    assert verb._user("1001") == mending.User(1001, "alice")
+    assert verb._user(None) == remedies.User(1000, "alice")
+    assert verb._user("1001") == remedies.User(1001, "alice")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(typer.Exit):
         verb._user("1001")
@@ -200,7 +199,7 @@ def test_it_is_done_for_whoever_called_sudo(made: list[str], monkeypatch: pytest
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 def test_another_user_is_told_what_that_user_would_be() -> None:
     try:
-        nobody = mending.User.named("nobody")
+        nobody = remedies.User.named("nobody")
         said = verb._of_other(nobody)
     except (LookupError, typer.Exit):
         pytest.skip("nobody cannot run this installation")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from ringfence.box import Input
 from ringfence.cli import program
+from ringfence.core.box import Input
 
 
 def refused(capsys: pytest.CaptureFixture[str]) -> str:
@@ -20,13 +20,13 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_code_a_line_and_a_file(tmp_path: Path) -> None:
-    assert program.chosen(["a", "-b"], "print(1)", None) == program.Program(code="print(1)", argv=("a", "-b"))
-    assert program.chosen([], None, "ls | wc") == program.Program(command="ls | wc")
+    assert program.chosen(["a", "-b"], "print(1)", None) == program.RunTarget(code="print(1)", argv=("a", "-b"))
+    assert program.chosen([], None, "ls | wc") == program.RunTarget(command="ls | wc")
     words = program.chosen(["x", "y"], None, "echo $1").argv
     assert words == ("/bin/sh", "-c", "echo $1", "sh", "x", "y")
     file = tmp_path / "x.py"
     file.write_text("print(1)")
-    assert program.chosen([str(file), "a"], None, None) == program.Program(
+    assert program.chosen([str(file), "a"], None, None) == program.RunTarget(
         code="print(1)", argv=("a",), name="/workspace/x.py"
     )
 
@@ -73,7 +73,7 @@ def test_an_interpreter_that_is_not_there_is_told(
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"a\0b", "a NUL byte at offset 1: this is no source"),
+        (b"a\0b", "a NUL byte at offset 1: this is not source code"),
         (b"ab\xff", "not UTF-8: byte 0xff at offset 2"),
         (b"#" * (10 * 1024 * 1024 + 1), "longer than 10 MiB"),
         (None, "No such file or directory"),

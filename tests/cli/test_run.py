@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ringfence.box import Ran
-from ringfence.cli import boxed
-from ringfence.cli.streams import Sink, Source
-from ringfence.model import Outcome, Status
+from ringfence.cli import run as boxed
+from ringfence.cli.streams import Sink, StdinPipe
+from ringfence.core.box import Ran
+from ringfence.core.model import Outcome, Status
 from tests import boxing, gateways, tooling
 
 
@@ -47,7 +47,7 @@ def test_python_with_arguments_stdin_and_an_exit_code_of_its_own(tmp_path: Path,
     assert (ended.returncode, ended.stdout, ended.stderr) == (7, "6 ['-x', '--timeout'] __main__\n", "")
     record = last(own_home)
     assert (record["call"]["tool"], record["call"]["origin"], record["status"]) == ("execute_python", "cli", "failed")
-    assert gateways.run("audit", "explain", "last", cwd=tmp_path).stdout.startswith("execute_python was asked")
+    assert gateways.run("audit", "explain", "last", cwd=tmp_path).stdout.startswith("execute_python, call_")
 
 
 def test_scripts_are_run_by_who_they_are_for(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_facts_do_not_lie_where_the_program_could_write_them(tmp_path: Path, pla
     (tmp_path / "link").symlink_to("out")
     code = "open('output/facts.json', 'w').write('{}')"
     ended = run("-c", code, "--output", tmp_path / "out", "--facts", tmp_path / place)
-    assert ended.returncode == 2 and "lies in the folder of --output" in ended.stderr
+    assert ended.returncode == 2 and "is in the folder of --output" in ended.stderr
     assert not (tmp_path / "out/facts.json").exists()
 
 
@@ -267,7 +267,7 @@ def test_a_contract_that_redacts_is_shown_at_the_end(capsys: pytest.CaptureFixtu
         result={"structuredContent": structured},
         facts={"exit_status": 4, "explanation": "x"},
     )
-    assert boxed._ended(outcome, Sink(), boxed.Report(None)) == 4
+    assert boxed._ended(outcome, Sink(), boxed.FactsFile(None)) == 4
     assert capsys.readouterr() == ("a [redacted]\n", "eringfence: x\n")
 
 
@@ -276,7 +276,7 @@ def test_a_plain_exit_says_nothing(ended: Any, code: int, capsys: pytest.Capture
     seen = boxing.report(**ended)
     status = Status.FAILED if code else Status.SUCCESS
     outcome = Outcome(status, "x", result={}, ran=Ran(boxing.fake()[0].provision.limits, seen))
-    assert boxed._ended(outcome, Sink(), boxed.Report(None)) == code
+    assert boxed._ended(outcome, Sink(), boxed.FactsFile(None)) == code
     assert capsys.readouterr() == ("", "")
 
 
@@ -290,7 +290,7 @@ def test_output_is_written_in_order_and_a_broken_pipe_ends_it(capfd: pytest.Capt
 
 
 def test_stdin_of_a_terminal_or_none_is_not_passed_on() -> None:
-    code = "from ringfence.cli.streams import Source; print(Source.there())"
+    code = "from ringfence.cli.streams import StdinPipe; print(StdinPipe.there())"
     for stdin, there in ((subprocess.DEVNULL, True), (subprocess.PIPE, True)):
         with subprocess.Popen([sys.executable, "-c", code], stdin=stdin, stdout=subprocess.PIPE, text=True) as process:
             assert process.communicate()[0].strip() == str(there)
@@ -298,4 +298,4 @@ def test_stdin_of_a_terminal_or_none_is_not_passed_on() -> None:
         ["sh", "-c", f'exec {sys.executable} -c "{code}" <&-'], capture_output=True, text=True, check=True
     )
     assert closed.stdout.strip() == "False"
-    assert Source.__doc__
+    assert StdinPipe.__doc__

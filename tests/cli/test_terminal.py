@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence import invisible
 from ringfence.cli import terminal
-from ringfence.errors import Unavailable
+from ringfence.core import invisible
+from ringfence.core.errors import Unavailable
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m‮txt\r\x08\U000e0041"
 

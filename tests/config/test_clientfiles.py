@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ringfence.config import clientfiles
 from ringfence.config.clientfiles import ClientFile, ClientServer, parse
-from ringfence.errors import ConfigError
+from ringfence.core.errors import ConfigError
 
 CLAUDE = Path("/project/.mcp.json")
 TOKEN = "ghp_" + "a1B2c3D4" * 5
@@ -266,12 +266,12 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 @given(st.recursive(st.none() | texts, lambda i: st.lists(i, max_size=3) | st.dictionaries(texts, i, max_size=3)))
 def test_strict_json_means_the_same_with_and_without_comments(value: Any) -> None:
-    from ringfence.config import jsonc
+    from ringfence.config import clientfiles
 
     text = json.dumps(value, indent=1)
-    assert jsonc.parse(text, "x") == (value, [])
+    assert clientfiles.parse_jsonc(text, "x") == (value, [])
     if text.endswith(("}", "]")) and len(text) > 2:
-        assert jsonc.parse(text[:-1] + ", // last\n /* end */" + text[-1], "x") == (value, [])
+        assert clientfiles.parse_jsonc(text[:-1] + ", // last\n /* end */" + text[-1], "x") == (value, [])
 
 
 @given(st.sampled_from(["env", "headers"]), st.text(alphabet="abcXYZ0189_-", min_size=24, max_size=60))

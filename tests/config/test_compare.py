@@ -369,3 +369,48 @@ def test_a_tool_of_a_server_may_come_to_see_less_of_what_its_server_sees(tmp_pat
     one, two = "{host: ./a, at: /a, mode: rw}", "{host: ./b, at: /b}"
     assert told(mounted(), mounted(one)) == told(mounted(one, two), mounted(one.replace("rw", "ro"))) == []
     assert len(told(mounted(one), mounted())) == len(told(mounted(two), mounted(one))) == 1
+
+
+# ── What a box may do more or less: who listens in it, and which programs it has ──
+
+
+def shell(**keys: str) -> config.Config:
+    given = ", ".join(f"{key}: {value}" for key, value in keys.items())
+    text = f"capabilities: {{run_shell: {{transport: sandboxed_exec, {given}}}}}"
+    return config.loads(text, file="ringfence.yaml", base=Path("/srv"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("denied", "allowed"),
+        ("denied", "{web: 80}"),
+        ("{web: 80}", "allowed"),
+        ("{web: 80}", "{web: 81}"),
+        ("{web: 80}", "{web: 80, more: 81}"),
+    ],
+)
+def test_who_may_listen(old: str, new: str) -> None:
+    assert len(config.loosens(shell(listen=old), shell(listen=new))) == 1
+    assert config.loosens(shell(listen=new), shell(listen="denied")) == []
+    assert config.loosens(shell(listen="allowed"), shell(listen=old)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("{allow: [ls]}", "{allow: [ls, cat]}"),
+        ("{allow: [ls]}", "{allow: [ls], ask: [cat]}"),
+        ("{allow: [ls], ask: [cat]}", "{allow: [ls, cat]}"),
+        ("{allow: [ls]}", "{}"),
+        ("{deny: [cat]}", "{ask: [cat]}"),
+        ("{deny: [cat]}", "{}"),
+        ("{ask: [cat]}", "{}"),
+        ("{deny: [cat, ls]}", "{deny: [cat]}"),
+    ],
+)
+def test_programs_may_become_fewer(old: str, new: str) -> None:
+    assert len(config.loosens(shell(commands=old), shell(commands=new))) == 1
+    assert config.loosens(shell(commands=new), shell(commands=old)) == []
+    assert len(config.loosens(shell(commands=old), shell(listen="denied"))) == 1
+    assert config.loosens(shell(listen="denied"), shell(commands=old)) == []

@@ -11,14 +11,14 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from ringfence import config
-from ringfence.config import schema, shaping
+from ringfence.config import draft, schema
 
 DOCS = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
 SECTIONS: dict[str, type[schema.Shape]] = {
-    "Top level": schema.File,
+    "Top level": schema.ConfigFileTop,
     **schema.SECTIONS,
     **schema.ENTRIES,
-    "rules": schema.Rule,
+    "rules": schema.RuleEntry,
 }
 
 
@@ -27,7 +27,7 @@ def keys(shape: type[schema.Shape], prefix: str = "") -> Iterator[tuple[str, Any
     for name, field in shape.model_fields.items():
         path = prefix + (field.alias or name)
         yield path, field.get_default(call_default_factory=True)
-        for inner in shaping.shapes_in(field.annotation):
+        for inner in draft.shapes_in(field.annotation):
             yield from keys(inner, path + ".")
 
 

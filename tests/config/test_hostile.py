@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import config
-from ringfence.config import schema, shaping
-from ringfence.errors import ConfigError
+from ringfence.config import draft, schema
+from ringfence.core.errors import ConfigError
 
 VALID = """\
 version: 1
@@ -36,8 +36,8 @@ policy:
     - {id: a, action: ask, tool_patterns: ["x.*"], when: 'environment == "production"', approval: managers}
 sandbox: {max_memory_mb: 256}
 """
-SHAPES: list[type[schema.Shape]] = [schema.File, *schema.SECTIONS.values(), *schema.ENTRIES.values()]
-WORDS = sorted({key for shape in SHAPES for key in shaping.keys_of(shape)})
+SHAPES: list[type[schema.Shape]] = [schema.ConfigFileTop, *schema.SECTIONS.values(), *schema.ENTRIES.values()]
+WORDS = sorted({key for shape in SHAPES for key in draft.keys_of(shape)})
 ODD = ["denied", "none", "always", "mcp", "read", "*", "[", "http://[::1", "a:b", "~/x", "\\", "("]
 SCALARS = st.one_of(
     st.none(),
@@ -97,7 +97,7 @@ def test_any_bytes(data: bytes) -> None:
 
 
 @settings(max_examples=300)
-@given(st.dictionaries(st.sampled_from(shaping.keys_of(schema.File)), TREES, max_size=4))
+@given(st.dictionaries(st.sampled_from(draft.keys_of(schema.ConfigFileTop)), TREES, max_size=4))
 def test_any_tree_under_known_keys(tree: dict[str, object]) -> None:
     survives("\n".join(f"{key}: {spelled(value)}" for key, value in tree.items()))
 
@@ -106,8 +106,8 @@ def test_any_tree_under_known_keys(tree: dict[str, object]) -> None:
 @given(st.data())
 def test_any_value_in_the_place_of_a_right_one(data: st.DataObject) -> None:
     section = data.draw(st.sampled_from([*schema.ENTRIES, *schema.SECTIONS, "rule"]))
-    shape = schema.Rule if section == "rule" else {**schema.ENTRIES, **schema.SECTIONS}[section]
-    entry = data.draw(st.dictionaries(st.sampled_from(shaping.keys_of(shape)), TREES, max_size=4))
+    shape = schema.RuleEntry if section == "rule" else {**schema.ENTRIES, **schema.SECTIONS}[section]
+    entry = data.draw(st.dictionaries(st.sampled_from(draft.keys_of(shape)), TREES, max_size=4))
     if section == "rule":
         survives(f"policy: {{rules: [{spelled(entry)}]}}")
     elif section in schema.SECTIONS:

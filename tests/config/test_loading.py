@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ringfence import config
-from ringfence.errors import ConfigError
-from ringfence.model import Action, Mode, Transport
+from ringfence.core.errors import ConfigError
+from ringfence.core.model import Action, Mode, Transport
 
 # The examples of the design, as they stand.
 CAPABILITIES = """\

@@ -73,9 +73,9 @@ def test_only_this_file_reads_the_environment() -> None:
     reading = re.compile(r"os\.environ|getenv|Path\.home\(|expanduser")
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if reading.search(path.read_text())}
     # These are programs of their own, started with an environment that we made; and the cases look for ours.
-    inside = {f"sandbox/process/{name}.py" for name in ("zygote", "worker", "guest", "cells")}
-    programs = {*inside, *(f"cli/bench/{name}.py" for name in ("box", "egress", "staging"))}
-    assert {name for name in found if not name.startswith("promises/")} <= {"config/paths.py", *programs}
+    inside = ("doctor/", "sandbox/process/zygote/", "sandbox/process/guest/")
+    programs = {f"cli/bench/{name}.py" for name in ("box", "egress", "staging")}
+    assert {name for name in found if not name.startswith(inside)} <= {"config/paths.py", *programs}
 
 
 def test_sockets_lie_beside_the_state_or_where_the_user_keeps_them(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import config
-from ringfence.errors import ConfigError
+from ringfence.core.errors import ConfigError
 
 META = 'servers: {s: {url: "http://h/mcp"}}\ncapabilities: {c: {meta: [%s]}}'
 

@@ -8,8 +8,8 @@ import pytest
 
 from ringfence import config
 from ringfence.config import Config, loosens
-from ringfence.errors import ConfigError
-from ringfence.model import VaultSpec
+from ringfence.core.errors import ConfigError
+from ringfence.core.model import VaultSpec
 
 BASE = Path("/srv/gateway")
 NETWORK = "networks: {n: {allow: [api.example]}}\n"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import config
-from ringfence.config import source, writing
-from ringfence.config.drafting import drafted
+from ringfence.config import writing, yaml
+from ringfence.config.writing import draft_contract
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
 values = st.recursive(
@@ -22,8 +22,8 @@ values = st.recursive(
 
 @given(st.dictionaries(texts, values, max_size=4), st.lists(texts, max_size=3))
 def test_it_reads_back_as_it_was_meant(keys: dict[str, Any], remarks: list[str]) -> None:
-    text = writing.configuration(remarks, {"servers": [writing.Entry("it", keys, remarks)]})
-    found = source.parse(text, "x")
+    text = writing.configuration(remarks, {"servers": [writing.WrittenEntry("it", keys, remarks)]})
+    found = yaml.parse(text, "x")
     assert found.problems == []
     assert found.value == {"version": 1, "servers": {"it": keys}}
 
@@ -47,4 +47,4 @@ def test_the_first_file_loads(tmp_path: Any) -> None:
     ],
 )
 def test_a_draft_is_cautious(name: str, hints: Any, keys: dict[str, str]) -> None:
-    assert drafted({"name": name, "annotations": hints}) == keys
+    assert draft_contract({"name": name, "annotations": hints}) == keys

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.runs import Runs
-from ringfence.wanted import Wanted
+from ringfence.compose.run_request import RunRequest
+from ringfence.compose.runs import Runs
 from tests.boxing import need_boxes, settings
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ async def test_defect_4_a_rule_that_says_sandbox_runs_the_code_in_one(tmp_path: 
     """It is neither a refusal in disguise, nor are the arguments taken for the program."""
     need_boxes()
     async with Runs.open(settings(tmp_path, SANDBOX)) as own:
-        outcome = await own.run(Wanted(code="print(6 * 7)"), origin="cli")
+        outcome = await own.run(RunRequest(code="print(6 * 7)"), origin="cli")
     assert (outcome.status, outcome.facts["exit_status"]) == ("success", 0)
     assert "sandbox-exec" in outcome.facts["rules"]
     assert outcome.ran is not None and outcome.ran.report.stdout.head == b"42\n"
@@ -56,7 +56,7 @@ async def test_defect_7_no_backend_runs_code_on_the_host(tmp_path: Path) -> None
     with socket.create_server(("127.0.0.1", 0)) as listener:
         source = LOOK % {"file": str(canary), "port": listener.getsockname()[1]}
         async with Runs.open(settings(tmp_path)) as own:
-            outcome = await own.run(Wanted(code=source), origin="cli")
+            outcome = await own.run(RunRequest(code=source), origin="cli")
     assert outcome.ran is not None
     said = outcome.ran.report.stdout.text
     assert '"file": null' in said and '"loopback": null' in said and '"uid": 1000' in said

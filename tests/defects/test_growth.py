@@ -15,11 +15,12 @@ from typing import Any
 import anyio
 import pytest
 
-from ringfence import canonical, config
-from ringfence.app import App
-from ringfence.model import Call, Outcome, Principal
-from ringfence.runs import NOBODY
-from ringfence.upstream import held
+from ringfence import config
+from ringfence.compose.gateway import App
+from ringfence.compose.runs import UNATTENDED
+from ringfence.core import canonical
+from ringfence.core.model import Call, Outcome, Principal
+from ringfence.upstream.pool import MAX_PER_SERVER
 from tests import gateways
 
 pytestmark = pytest.mark.anyio
@@ -55,7 +56,7 @@ def asking(agent: str, tool: str, arguments: dict[str, Any], **more: Any) -> Cal
 
 
 async def asked(app: App, agent: str, tool: str, arguments: dict[str, Any], **more: Any) -> Outcome:
-    return await app.handle(asking(agent, tool, arguments, **more), NOBODY)
+    return await app.handle(asking(agent, tool, arguments, **more), UNATTENDED)
 
 
 async def test_defect_20_nothing_grows_with_the_number_of_calls(path: Path) -> None:
@@ -67,7 +68,7 @@ async def test_defect_20_nothing_grows_with_the_number_of_calls(path: Path) -> N
         grown = resident() - before
         sizes = dict(containers(app))
         assert max(sizes.values()) <= MOST, sorted(sizes.items(), key=lambda item: -item[1])[:5]
-        assert len(app.pool._held) <= held.MAX_PER_SERVER + 1
+        assert len(app.pool._held) <= MAX_PER_SERVER + 1
         assert not app.front._paused._waiting
         assert app.store.reader().running() == []
     assert grown < 40_000_000, f"{grown} bytes more after {CALLS} calls"

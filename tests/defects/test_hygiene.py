@@ -17,14 +17,13 @@ from uuid import uuid4
 
 import pytest
 
-from ringfence import box, model
 from ringfence.cli import main
 from ringfence.config import settings
+from ringfence.core import box, model
 from tests import gateways, tooling
 
 SOURCE = tooling.ROOT / "src" / "ringfence"
-VERBS = [f"ringfence.cli.{main._MODULES.get(verb, verb)}" for verb in main.VERBS]
-ENTRIES = ("ringfence.sdk", "ringfence.cli.main", *VERBS)
+ENTRIES = ("ringfence.sdk", "ringfence.cli.main")
 
 
 def module_name(path: Path) -> str:
@@ -84,11 +83,11 @@ def test_defect_11_every_key_of_the_configuration_is_read_by_code() -> None:
 
 STARTED_AS_PROGRAMS = {
     "ringfence.cli.demo.server": "`serve --demo` starts it as a server of its own",
-    "ringfence.sandbox.process.start": "the zygote's program, started by file path",
-    "ringfence.sandbox.process.attempt": "tries what boxes need, started by file path",
-    "ringfence.promises.launcher": "makes the namespaces of controls, started by file path",
+    "ringfence.sandbox.process.zygote.start": "the zygote's program, started by file path",
+    "ringfence.sandbox.process.host.probe": "tries what boxes need, started by file path",
+    "ringfence.doctor.launcher": "makes the namespaces of controls, started by file path",
     "ringfence.cli.bench.lines": "a server that is measured, started by file path",
-    "ringfence.promises.probe": "what every hostile program begins with; read, not imported",
+    "ringfence.doctor.probe": "what every hostile program begins with; read, not imported",
 }
 
 
@@ -125,8 +124,8 @@ CALLED_BY_OTHERS = {
     **dict.fromkeys(("Commands", "CommandHandle", "Files", "Watch", "Result"), "the SDK's public surface"),
     "Listener": "uvicorn calls its server",
     "NoInput": "whoever has a stream calls its methods",
-    "Wire": "asyncio calls its protocol",
-    "Exchange": "the MCP SDK calls its dispatch context",
+    "FrameConnection": "asyncio calls its protocol",
+    "HttpExchange": "the MCP SDK calls its dispatch context",
 }
 
 

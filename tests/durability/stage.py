@@ -18,9 +18,9 @@ from typing import Any
 
 from mcp import Client
 
-from ringfence import canonical
 from ringfence.audit.export import verify_live
 from ringfence.audit.keys import Keys, load_or_create
+from ringfence.core import canonical
 from ringfence.store import Reader, Record, Store
 from tests import tooling
 

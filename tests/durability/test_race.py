@@ -13,9 +13,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ringfence import approval, canonical
-from ringfence.errors import Refused
-from ringfence.model import Person
+from ringfence.core import canonical
+from ringfence.core.errors import Refused
+from ringfence.core.model import Person
+from ringfence.governance import approvals
 from ringfence.store import Approval, Conflict, Expired
 from tests import tooling
 from tests.durability.stage import SERVER, Json, Running, Said, Stage, client
@@ -56,7 +57,7 @@ def answer(stage: Stage, identity: str | None, person: Person = BOSS, *, approve
     """A person's word, given in a process that is neither gateway."""
     assert identity is not None
     with stage.opened() as store:
-        return approval.answer(store, identity, person, approve=approve)
+        return approvals.answer(store, identity, person, approve=approve)
 
 
 async def answer_the_first_question(stage: Stage) -> str:

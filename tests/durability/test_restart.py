@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import approval
-from ringfence.model import Person
+from ringfence.core.model import Person
+from ringfence.governance import approvals
 from tests.durability.stage import SERVER, Json, Running, Said, Stage, client
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +35,7 @@ async def ask(gateway: Running, tool: str, arguments: Json, *, key: str | None =
 def answer(stage: Stage, said: Said) -> None:
     assert said.approval_id is not None
     with stage.opened() as store:
-        approval.answer(store, said.approval_id, ME, approve=True)
+        approvals.answer(store, said.approval_id, ME, approve=True)
 
 
 def contract(**more: object) -> Json:

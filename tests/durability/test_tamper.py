@@ -14,10 +14,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ringfence import canonical
-from ringfence.audit import slots
-from ringfence.audit.chain import Checkpoint, sign_statement
+from ringfence.audit.chain import EMPTY_SLOT, Checkpoint, pack_slot, sign_statement
 from ringfence.audit.keys import PUBLIC, load_or_create
+from ringfence.core import canonical
 from tests.durability.stage import Json, Stage, Zygote, client
 
 Lines = list[bytes]
@@ -193,7 +192,7 @@ def test_a_tail_cut_together_with_its_checkpoint_is_missed_by_the_next_chain(log
     record = log.stage.records(chain=chain)[-2]
     log.sql(f"DELETE FROM records WHERE chain = '{chain}' AND seq > {record.seq}")
     old = Checkpoint(chain, record.seq, record.hash, record.seq, record.at).sign(keys.private)
-    log.checkpoint(chain).write_bytes(slots.pack(old) + slots.EMPTY)
+    log.checkpoint(chain).write_bytes(pack_slot(old) + EMPTY_SLOT)
     missing = f"is not the record {record.seq + 1} that chain {log.chains[2]} was opened after"
     assert f"chain {chain}, record {record.seq + 1}: {missing}" in log.verify()
 
@@ -239,7 +238,7 @@ def test_a_checkpoint_signed_with_another_key(log: Log, tmp_path: Path) -> None:
     record = log.stage.records(chain=chain)[-1]
     theirs = load_or_create(tmp_path / "theirs")
     line = Checkpoint(chain, record.seq, record.hash, record.seq, record.at).sign(theirs.private)
-    log.checkpoint(chain).write_bytes(slots.pack(line) * 2)
+    log.checkpoint(chain).write_bytes(pack_slot(line) * 2)
     assert f"chain {chain}: no checkpoint in its file verifies with the given key" in log.verify()
 
 

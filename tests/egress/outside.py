@@ -9,14 +9,14 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from ringfence.box import NetworkRule
+from ringfence.core.box import NetworkRule
 from ringfence.egress import names
-from ringfence.egress.ledger import Fact
-from ringfence.egress.proxy import Attached, Egress
+from ringfence.egress.ledger import EgressFact
+from ringfence.egress.proxy import BoxProxy, Egress
 from ringfence.egress.rules import Rules
-from ringfence.egress.scope import Broker
+from ringfence.egress.substitution import Substitute
 from ringfence.egress.tls import Authority
-from ringfence.egress.wire import Limits
+from ringfence.egress.wire import ProxyLimits
 from tests import tooling
 
 NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -121,9 +121,9 @@ LOCAL = Names(api_example=["127.0.0.1"], other_example=["127.0.0.1"])
 class Box:
     """A box's side of the proxy."""
 
-    attached: Attached
+    attached: BoxProxy
     port: int
-    facts: list[Fact]
+    facts: list[EgressFact]
     clients: list[Client] = field(default_factory=list)
 
     async def open(self) -> Client:
@@ -185,12 +185,12 @@ async def box(
     rules: Sequence[NetworkRule] | Rules,
     resolve: Names | None = None,
     trust: ssl.SSLContext | None = None,
-    limits: Limits | None = None,
-    broker: Broker | None = None,
+    limits: ProxyLimits | None = None,
+    broker: Substitute | None = None,
 ) -> AsyncIterator[Box]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    facts: list[Fact] = []
+    facts: list[EgressFact] = []
     egress = Egress(resolve or Names(), trust or NOBODY, limits)
     compiled = rules if isinstance(rules, Rules) else Rules(rules)
     attached = await egress.attach(listener, compiled, facts.append, broker=broker)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from ringfence.core.errors import Refused, Unavailable
 from ringfence.egress import names
 from ringfence.egress.dial import Dialler, check_url, system_resolve
-from ringfence.egress.refusal import Denied, Failed
-from ringfence.egress.wire import Limits
-from ringfence.errors import Refused, Unavailable
+from ringfence.egress.ledger import Failed, Forbidden
+from ringfence.egress.wire import ProxyLimits
 from tests.egress.outside import Names
 
 pytestmark = pytest.mark.anyio
@@ -24,9 +24,9 @@ KNOWN = Names(
 
 
 async def test_every_answer_has_to_pass() -> None:
-    dialler = Dialler(KNOWN, Limits())
+    dialler = Dialler(KNOWN, ProxyLimits())
     assert [str(found) for found in await dialler.addresses(names.host("public.example"), ())] == PUBLIC
-    with pytest.raises(Denied, match="no rule names") as caught:
+    with pytest.raises(Forbidden, match="no rule names") as caught:
         await dialler.addresses(names.host("mixed.example"), (), "corp")
     assert (caught.value.rule, caught.value.reason) == ("corp", "address_private")
     assert "10.1.2.3" not in caught.value.detail, "the box is not told what is inside"
@@ -38,7 +38,7 @@ async def test_every_answer_has_to_pass() -> None:
 @pytest.mark.parametrize("name", ["none.example", "unknown.example"])
 async def test_what_has_no_address_failed(name: str) -> None:
     with pytest.raises(Failed):
-        await Dialler(KNOWN, Limits()).addresses(names.host(name), ())
+        await Dialler(KNOWN, ProxyLimits()).addresses(names.host(name), ())
 
 
 async def test_a_resolver_that_does_not_answer_fails_in_time() -> None:
@@ -47,13 +47,13 @@ async def test_a_resolver_that_does_not_answer_fails_in_time() -> None:
         return []
 
     with pytest.raises(Failed):
-        await Dialler(never, Limits(resolve_seconds=0.05)).addresses(names.host("a.example"), ())
+        await Dialler(never, ProxyLimits(resolve_seconds=0.05)).addresses(names.host("a.example"), ())
 
 
 async def test_an_address_is_never_looked_up() -> None:
     asked = Names()
-    with pytest.raises(Denied):
-        await Dialler(asked, Limits()).addresses(names.host("0x7f.1"), ())
+    with pytest.raises(Forbidden):
+        await Dialler(asked, ProxyLimits()).addresses(names.host("0x7f.1"), ())
     assert asked.asked == []
 
 

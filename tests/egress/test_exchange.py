@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
-from ringfence.box import NetworkRule
-from ringfence.egress.scope import Brokered
-from ringfence.egress.wire import Limits
-from ringfence.errors import Refused, Unavailable
-from ringfence.loans import Asked
-from ringfence.model import Status
-from tests.egress.outside import LOCAL, LOOPBACK, OK, OPEN, Server, answering, box, get, reason, serving, status
+from ringfence.core.box import Installs, NetworkRule, Reply
+from ringfence.core.brokering import OutboundRequest
+from ringfence.core.errors import Refused, Unavailable
+from ringfence.core.model import Status
+from ringfence.egress.rules import Rules
+from ringfence.egress.substitution import Substitution
+from ringfence.egress.wire import ProxyLimits
+from tests.egress.outside import LOCAL, LOOPBACK, OK, OPEN, Names, Server, answering, box, get, reason, serving, status
 
 pytestmark = pytest.mark.anyio
 
@@ -162,15 +166,15 @@ async def test_a_server_that_never_answers_fails_in_time() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(5)
 
-    async with serving(silent) as port, box([OPEN], LOCAL, limits=Limits(answer_seconds=0.1)) as inside:
+    async with serving(silent) as port, box([OPEN], LOCAL, limits=ProxyLimits(answer_seconds=0.1)) as inside:
         assert status(await inside.say(get(port))) == 502
         posted = get(port, extra="Content-Length: 1\r\n").replace(b"GET", b"POST") + b"x"
         assert reason(await inside.say(posted)) == "timeout"
 
 
 async def test_a_secret_is_never_put_into_a_request_in_clear() -> None:
-    async def broker(asked: Asked) -> Brokered:
-        return Brokered(put={"Authorization": "Bearer REAL"})
+    async def broker(asked: OutboundRequest) -> Substitution:
+        return Substitution(put={"Authorization": "Bearer REAL"})
 
     async with answering(Server()) as server, box([OPEN], LOCAL, broker=broker) as inside:
         assert reason(await inside.say(get(server.port))) == "secret_in_clear"
@@ -178,7 +182,7 @@ async def test_a_secret_is_never_put_into_a_request_in_clear() -> None:
 
 
 async def test_a_broker_may_refuse_or_have_nothing() -> None:
-    async def broker(asked: Asked) -> Brokered:
+    async def broker(asked: OutboundRequest) -> Substitution:
         if asked.path == "/refused":
             raise Refused(Status.DENIED, "placeholder", "not for this host")
         raise Unavailable("vault", "the vault does not answer")
@@ -190,7 +194,7 @@ async def test_a_broker_may_refuse_or_have_nothing() -> None:
 
 
 async def test_a_broken_broker_lets_nothing_out() -> None:
-    async def broker(asked: Asked) -> Brokered:
+    async def broker(asked: OutboundRequest) -> Substitution:
         raise ZeroDivisionError
 
     async with answering(Server()) as server, box([OPEN], LOCAL, broker=broker) as inside:
@@ -208,3 +212,94 @@ async def test_a_head_that_comes_byte_by_byte_is_a_head() -> None:
             client.writer.write(bytes((byte,)))
             await asyncio.sleep(0.001)
         assert status(await client.ask(bytes((last,)))) == 200
+
+
+# ── Our own answers ──────────────────────────────────────────────────────────────────────────────
+
+PLACE = "ours.internal"
+OURS = NetworkRule("ours", (f"{PLACE}:80",), installs=Installs(("six",)))
+EVERYTHING = NetworkRule("everything", ("*",))
+
+
+class Answers:
+    """Implements `box.Desk`."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.asked: list[str] = []
+
+    async def answer(self, target: str) -> Reply:
+        self.asked.append(target)
+        return self.reply
+
+    def handed_out(self) -> tuple[Mapping[str, Any], ...]:
+        return ()
+
+
+def request(method: str, target: str = "/simple/six/", extra: str = "") -> bytes:
+    return f"{method} http://{PLACE}{target} HTTP/1.1\r\nHost: {PLACE}\r\n{extra}\r\n".encode()
+
+
+async def test_a_page_is_answered_and_the_connection_is_kept() -> None:
+    desk, names = Answers(Reply(b"page", "text/html")), Names()
+    async with box(Rules([OURS], desk), names) as inside:
+        client = await inside.open()
+        for _ in range(2):
+            answer = await client.ask(request("GET"))
+            assert answer.startswith(b"HTTP/1.1 200 OK") and answer.endswith(b"page")
+        assert b"text/html" in await client.ask(request("GET", "/", "Connection: close\r\n"))
+    assert desk.asked == ["/simple/six/", "/simple/six/", "/"] and names.asked == []
+    assert [(fact["verdict"], fact["rule"], fact["bytes_out"]) for fact in inside.facts] == [("allowed", "ours", 0)] * 3
+
+
+async def test_a_head_has_a_length_and_no_body() -> None:
+    async with box(Rules([OURS], Answers(Reply(b"page")))) as inside:
+        answer = await inside.say(request("HEAD"))
+    assert b"Content-Length: 4\r\n" in answer and answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("size", [0, 10, 3_000_000])
+async def test_a_file_is_sent_as_it_is(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * size)
+    async with box(Rules([OURS], Answers(Reply(path)))) as inside:
+        answer = await (await inside.open()).ask(request("GET"))
+    assert answer.partition(b"\r\n\r\n")[2] == b"x" * size
+
+
+async def test_a_file_that_is_gone_is_a_failure(tmp_path: Path) -> None:
+    async with box(Rules([OURS], Answers(Reply(tmp_path / "none")))) as inside:
+        await inside.say(request("GET"))
+    assert [(fact["verdict"], fact["reason"]) for fact in inside.facts] == [("failed", "no_answer")]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+async def test_nothing_can_be_sent_there(method: str) -> None:
+    desk = Answers(Reply(b"page"))
+    async with box(Rules([OURS], desk)) as inside:
+        answer = await inside.say(request(method, extra="Content-Length: 1\r\n") + b"x")
+    assert (status(answer), reason(answer), desk.asked) == (403, "method", [])
+
+
+async def test_there_is_no_tunnel_there_and_no_other_rule_has_that_place() -> None:
+    desk, names = Answers(Reply(b"page")), Names()
+    async with box(Rules([OURS, EVERYTHING], desk), names) as inside:
+        client = await inside.open()
+        assert b" 403 " in await client.connect(f"{PLACE}:80")
+        assert (await inside.say(request("GET"))).endswith(b"page")
+        assert status(await inside.say(get(81, host=PLACE))) == 502
+    assert names.asked == [PLACE]  # another port of that name is the outside's, where it is not known
+
+
+async def test_a_refusal_is_on_record_as_one() -> None:
+    desk = Answers(Reply(b"no", status=403, words="not that one", refused="package_denied"))
+    async with box(Rules([OURS], desk)) as inside:
+        answer = await inside.say(request("GET"))
+    assert answer.startswith(b"HTTP/1.1 403 not that one\r\n")
+    assert [(fact["verdict"], fact["reason"]) for fact in inside.facts] == [("denied", "package_denied")]
+
+
+async def test_without_an_index_it_fails() -> None:
+    async with box([OURS]) as inside:
+        answer = await inside.say(request("GET"))
+    assert (status(answer), reason(answer)) == (502, "no_index")

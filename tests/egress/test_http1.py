@@ -19,7 +19,7 @@ from ringfence.egress.http1 import (
     write_request,
     write_response,
 )
-from ringfence.egress.refusal import Failed, Malformed
+from ringfence.egress.ledger import Failed, Malformed
 
 
 def head(*headers: str, line: str = "POST http://a/ HTTP/1.1") -> bytes:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+from ringfence.core.box import NetworkRule
 from ringfence.egress import names
-from ringfence.egress.ledger import Entry, Fact, Ledger
+from ringfence.egress.ledger import EgressFact, EgressLedger, Forbidden, LedgerEntry, RuleMeter
 
 
-def entry(ledger: Ledger, place: str = "api.example:443", rule: str = "r") -> Entry:
+def entry(ledger: EgressLedger, place: str = "api.example:443", rule: str = "r") -> LedgerEntry:
     made = ledger.open(inspected=False)
     made.aim(names.endpoint(place))
     made.allow(rule)
@@ -14,8 +17,8 @@ def entry(ledger: Ledger, place: str = "api.example:443", rule: str = "r") -> En
 
 
 def test_what_is_let_through_is_told_while_it_is_under_way() -> None:
-    heard: list[Fact] = []
-    ledger = Ledger(heard.append)
+    heard: list[EgressFact] = []
+    ledger = EgressLedger(heard.append)
     one = entry(ledger)
     one.bytes_out = 7
     (fact,) = ledger.facts()
@@ -27,13 +30,13 @@ def test_what_is_let_through_is_told_while_it_is_under_way() -> None:
 
 
 def test_what_was_not_judged_yet_is_not_told() -> None:
-    ledger = Ledger(lambda _: None)
+    ledger = EgressLedger(lambda _: None)
     ledger.open(inspected=True)
     assert ledger.facts() == []
 
 
 def test_a_tunnel_whose_requests_are_told_by_themselves_is_not() -> None:
-    ledger = Ledger(lambda _: None)
+    ledger = EgressLedger(lambda _: None)
     one = entry(ledger)
     one.closed = True
     assert ledger.facts() == []
@@ -42,9 +45,61 @@ def test_a_tunnel_whose_requests_are_told_by_themselves_is_not() -> None:
 
 
 def test_beyond_two_hundred_places_the_rest_is_one() -> None:
-    ledger = Ledger(lambda _: None)
+    ledger = EgressLedger(lambda _: None)
     for number in range(250):
         ledger.close(entry(ledger, f"h{number}.example:443"))
     facts = ledger.facts()
     assert len(facts) == 201
     assert (facts[-1]["host"], facts[-1]["count"]) == ("*", 50)
+
+
+# ── Budgets of a rule ────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_rate_fills_up_again_and_no_higher() -> None:
+    now = [0.0]
+    meter = RuleMeter(NetworkRule("r", ("a",), per_minute=2), clock=lambda: now[0])
+
+    def admitted() -> int:
+        count = 0
+        while True:
+            try:
+                meter.admit()
+            except Forbidden:
+                return count
+            count += 1
+
+    assert admitted() == 2
+    now[0] += 30
+    assert admitted() == 1
+    now[0] += 3600
+    assert admitted() == 2
+
+
+def test_bytes_out_are_refused_before_and_bytes_in_after() -> None:
+    meter, entry = RuleMeter(NetworkRule("r", ("a",), max_bytes_out=10, max_bytes_in=10)), LedgerEntry(inspected=True)
+    meter.outward(10, entry)
+    with pytest.raises(Forbidden, match="max_bytes_out"):
+        meter.outward(1, entry)
+    assert entry.bytes_out == 10
+    meter.inward(10, entry)
+    with pytest.raises(Forbidden, match="max_bytes_in"):
+        meter.inward(1, entry)
+    assert entry.bytes_in == 11
+
+
+def test_what_does_not_fit_is_not_admitted() -> None:
+    meter = RuleMeter(NetworkRule("r", ("a",), max_bytes_out=10))
+    meter.admit(10)
+    with pytest.raises(Forbidden):
+        meter.admit(11)
+    meter.outward(10, LedgerEntry(inspected=True))
+    with pytest.raises(Forbidden):
+        meter.admit()
+
+
+def test_nothing_is_counted_against_a_rule_without_budgets() -> None:
+    meter = RuleMeter(NetworkRule("r", ("a",)))
+    for _ in range(100):
+        meter.admit(10**12)
+        meter.outward(10**12, LedgerEntry(inspected=True))

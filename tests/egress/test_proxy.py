@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from ringfence.box import NetworkRule
-from ringfence.egress.wire import Limits
+from ringfence.core.box import NetworkRule
+from ringfence.egress.wire import ProxyLimits
 from tests import tooling
 from tests.egress.outside import LOCAL, LOOPBACK, OK, OPEN, Names, Server, answering, box, get, reason, serving, status
 
@@ -186,13 +186,13 @@ async def test_a_rate_is_kept() -> None:
 
 
 async def test_a_client_that_dawdles_or_crowds_is_sent_away() -> None:
-    async with box([OPEN], LOCAL, limits=Limits(head_seconds=0.1)) as inside:
+    async with box([OPEN], LOCAL, limits=ProxyLimits(head_seconds=0.1)) as inside:
         assert reason(await inside.say(b"GET http://api.exa")) == "head_timeout"
-    async with box([OPEN], LOCAL, limits=Limits(connections=2)) as inside:
+    async with box([OPEN], LOCAL, limits=ProxyLimits(connections=2)) as inside:
         for _ in range(2):
             await inside.open()
         assert reason(await inside.say(get(1))) == "connections"
-    async with box([OPEN], LOCAL, limits=Limits(idle_seconds=0.2)) as inside:
+    async with box([OPEN], LOCAL, limits=ProxyLimits(idle_seconds=0.2)) as inside:
         held = await inside.open()
         assert await asyncio.wait_for(held.reader.read(), tooling.PATIENCE) == b"", "an idle connection is closed"
 

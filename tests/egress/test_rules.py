@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.box import NetworkRule
+from ringfence.core.box import NetworkRule
 from ringfence.egress import names
 from ringfence.egress.names import endpoint
 from ringfence.egress.rules import Rules, judge, pattern, plain_path

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ringfence.box import NetworkRule
-from ringfence.egress.scope import Brokered
+from ringfence.core.box import NetworkRule
+from ringfence.core.brokering import OutboundRequest
+from ringfence.egress.substitution import Substitution
 from ringfence.egress.tls import Authority
-from ringfence.loans import Asked
-from ringfence.outward import network_fact
+from ringfence.governance.route import network_fact
 from tests import tooling
 from tests.egress.outside import (
     LOCAL,
@@ -30,7 +30,7 @@ from tests.egress.outside import (
     trusting,
 )
 from tests.egress.outside import Server as Answers
-from tests.egress.test_hello import real
+from tests.egress.test_tunnel import real
 
 pytestmark = pytest.mark.anyio
 
@@ -106,8 +106,8 @@ async def told(inside: Box) -> dict[str, Any]:
     return network_fact(await inside.attached.close())
 
 
-async def watching(asked: Asked) -> Brokered:
-    return Brokered(forbid=(b"PLACEHOLDER",))
+async def watching(asked: OutboundRequest) -> Substitution:
+    return Substitution(forbid=(b"PLACEHOLDER",))
 
 
 @pytest.mark.parametrize(

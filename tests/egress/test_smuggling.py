@@ -9,7 +9,7 @@ import h11
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.box import NetworkRule
+from ringfence.core.box import NetworkRule
 from tests.egress.outside import LOCAL, LOOPBACK, OK, box, serving
 
 READ = NetworkRule("read", ("api.example",), addresses=LOOPBACK, methods=("GET", "PUT"), paths=("/v1",))

@@ -7,9 +7,9 @@ import ssl
 
 import pytest
 
+from ringfence.core.errors import Unavailable
 from ringfence.egress import names, tls
 from ringfence.egress.tls import Authority
-from ringfence.errors import Unavailable
 from tests.egress.outside import trusting
 
 

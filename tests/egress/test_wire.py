@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from ringfence.egress import wire as wires
-from ringfence.egress.wire import Wire
+from ringfence.egress.wire import HttpWire
 from tests import tooling
 
 pytestmark = pytest.mark.anyio
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.anyio
 SAID = b"x" * 60_000
 
 
-async def both() -> tuple[Wire, socket.socket]:
+async def both() -> tuple[HttpWire, socket.socket]:
     """One says so much, and there is so little room between them, that most of it still waits."""
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     theirs.setblocking(False)
-    wire = Wire(*await asyncio.open_connection(sock=ours))
+    wire = HttpWire(*await asyncio.open_connection(sock=ours))
     await wire.send(SAID)
     return wire, theirs
 

@@ -12,9 +12,9 @@ import anyio
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from ringfence.front.inbound import Asked, Inbound
+from ringfence.core.model import Json, Principal, ServerSpec
+from ringfence.front.inbound import ClientRequest, Inbound
 from ringfence.front.mcp import McpFront
-from ringfence.model import Json, Principal, ServerSpec
 from tests.faking import Reply, Said, Way, governed
 from tests.making import policy, rule
 
@@ -61,7 +61,7 @@ def inbound() -> Inbound:
 
 
 async def ask(front: McpFront, method: str, by: Inbound | None = None, **params: Any) -> Json:
-    return await front.answer(Asked(method, params, "2025-11-25", by or inbound(), {}))
+    return await front.answer(ClientRequest(method, params, "2025-11-25", by or inbound(), {}))
 
 
 def told(way: Way) -> list[tuple[str, str, str, str]]:

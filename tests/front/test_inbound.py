@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 
-from ringfence.errors import Refused
+from ringfence.core.errors import Refused
+from ringfence.core.model import Json, Status
 from ringfence.front import inbound
 from ringfence.front.inbound import LOG_LEVELS, ClientChannel, PausableChannel, loud_enough, wants
-from ringfence.model import Json, Status
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from ringfence import system
-from ringfence.errors import Unavailable
+from ringfence.core import system
+from ringfence.core.errors import Unavailable
 from ringfence.front import listen
 from ringfence.front.http import PEER
 from ringfence.front.listen import Admission, Listener, open_socket, unix_socket

@@ -11,10 +11,9 @@ import anyio
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from ringfence.front import paused
-from ringfence.front.inbound import PausableChannel
-from ringfence.front.paused import Paused
-from ringfence.model import Call, Outcome, Principal, Status
+from ringfence.core.model import Call, Outcome, Principal, Status
+from ringfence.front import inbound
+from ringfence.front.inbound import PausableChannel, PausedCalls
 from tests import tooling
 from tests.faking import make_call
 
@@ -45,10 +44,10 @@ class Way:
 
 
 @asynccontextmanager
-async def pausing(questions: int = 1) -> AsyncIterator[tuple[Paused, Way]]:
+async def pausing(questions: int = 1) -> AsyncIterator[tuple[PausedCalls, Way]]:
     way = Way(questions)
     async with anyio.create_task_group() as group:
-        yield Paused(way, group), way  # type: ignore[arg-type]
+        yield PausedCalls(way, group), way  # type: ignore[arg-type]
         group.cancel_scope.cancel()
 
 
@@ -60,7 +59,7 @@ def answering(call: Call = CALL, **answers: Any) -> Call:
     return replace(call, id="call_again", inputs=answers)
 
 
-async def begun(waiting: Paused, call: Call = CALL) -> str:
+async def begun(waiting: PausedCalls, call: Call = CALL) -> str:
     answer = await waiting.begin(call, channel())
     assert isinstance(answer, dict)
     assert answer["resultType"] == "input_required"
@@ -126,7 +125,7 @@ async def test_answers_must_be_an_object() -> None:
 
 
 async def test_a_call_that_nobody_comes_back_for_ends_and_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paused, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(inbound, "WAIT_SECONDS", 0.05)
     async with pausing() as (waiting, way):
         handle = await begun(waiting)
         await tooling.until(lambda: way.ended and not waiting._waiting)
@@ -137,7 +136,7 @@ async def test_a_call_that_nobody_comes_back_for_ends_and_is_forgotten(monkeypat
 
 async def test_time_counts_only_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds in (0.2, 2.0, 20.0):
-        monkeypatch.setattr(paused, "WAIT_SECONDS", seconds)
+        monkeypatch.setattr(inbound, "WAIT_SECONDS", seconds)
         async with pausing(2) as (waiting, way):
             handle = await begun(waiting)
             with suppress(MCPError):  # where the rest alone took too long
@@ -152,7 +151,7 @@ async def test_time_counts_only_while_it_waits(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_so_many_may_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paused, "MAX_WAITING", 3)
+    monkeypatch.setattr(inbound, "MAX_WAITING", 3)
     async with pausing() as (waiting, way):
         for _ in range(3):
             await begun(waiting)
@@ -175,7 +174,7 @@ async def test_a_client_that_closes_its_request_cancels_the_call() -> None:
 
     way = Slow(0)
     async with anyio.create_task_group() as group:
-        waiting = Paused(way, group)  # type: ignore[arg-type]
+        waiting = PausedCalls(way, group)  # type: ignore[arg-type]
         with anyio.CancelScope() as scope:
             await waiting.begin(CALL, channel())
         await tooling.until(lambda: way.ended)

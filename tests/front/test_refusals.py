@@ -8,9 +8,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from ringfence.core.model import Json, Principal
 from ringfence.front import refusals
 from ringfence.front.refusals import Refusal, Refusals
-from ringfence.model import Json, Principal
 from ringfence.store import Store
 from tests import gateways
 

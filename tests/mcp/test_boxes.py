@@ -10,7 +10,7 @@ import anyio
 import pytest
 from mcp import Client
 
-from ringfence.sandbox.tools import TOOLS
+from ringfence.sandbox.tools.toolkit import TOOLS
 from tests import boxing, gateways, tooling
 from tests.mcp.gateway import ERAS
 

@@ -18,12 +18,13 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from starlette.types import Scope
 
-from ringfence import canonical, config
-from ringfence.app import App
+from ringfence import config
+from ringfence.compose.gateway import App
+from ringfence.compose.runs import UNATTENDED
+from ringfence.core import canonical
+from ringfence.core.model import Call, Principal
 from ringfence.front.http import HttpFront
-from ringfence.front.listen import LOOPBACK, Listener, Site, open_socket
-from ringfence.model import Call, Principal
-from ringfence.runs import NOBODY
+from ringfence.front.listen import LOOPBACK, GatewayApp, Listener, open_socket
 from tests import tooling
 from tests.mcp import gateway
 from tests.mcp.gateway import ACCEPT, ERAS, JSON, about, text_of
@@ -61,7 +62,7 @@ async def shared(folder: Path, whole: JSON) -> AsyncIterator[Shared]:
         socket = open_socket("127.0.0.1", 0)
         port = socket.getsockname()[1]
         app.http = HttpFront(app.front, by_header, LOOPBACK, port)
-        listener = Listener(Site(app.http))
+        listener = Listener(GatewayApp(app.http))
         group.start_soon(listener.run_on, [socket])
         while not listener.started:
             await anyio.sleep(0.01)
@@ -80,7 +81,7 @@ async def test_each_principal_has_its_own_process(tmp_path: Path, hostile_comman
     async with App.open(config.load(files.config)) as app:
 
         async def count(who: Principal) -> str:
-            outcome = await app.handle(Call(canonical.new_id("call"), who, "counter", {}), NOBODY)
+            outcome = await app.handle(Call(canonical.new_id("call"), who, "counter", {}), UNATTENDED)
             return outcome.text
 
         assert [await count(ANN), await count(ANN), await count(BOB), await count(ANN)] == ["1", "2", "1", "3"]

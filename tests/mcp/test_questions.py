@@ -11,9 +11,10 @@ import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from ringfence import approval, config
+from ringfence import config
 from ringfence.audit.keys import load_or_create
-from ringfence.model import EVERY_ROLE, Person
+from ringfence.core.model import EVERY_ROLE, Person
+from ringfence.governance import approvals
 from ringfence.store import Store
 from tests import tooling
 from tests.mcp import gateway
@@ -148,7 +149,7 @@ def answer_waiting(served: Gateway, tool: str, client: Answers, *, approve: bool
         waiting = [asked for asked in store.reader().approvals() if asked.tool == tool]
         if waiting:
             assert client.sampled == [], "nothing is asked of the client before the person agrees"
-            approval.answer(store, waiting[0].id, Person("tester", EVERY_ROLE), approve=approve)
+            approvals.answer(store, waiting[0].id, Person("tester", EVERY_ROLE), approve=approve)
         return bool(waiting)
     finally:
         store.close()

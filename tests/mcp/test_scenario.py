@@ -140,9 +140,9 @@ def explained(served: gateways.Served, agent: Agent) -> None:
     name = agent.session["session"]
     for number, call in enumerate(agent.steps, 1):
         told = gateways.run("audit", "explain", call, "--config", served.config).stdout
-        assert told.startswith("execute_python was asked by agent local")
-        assert f"in session {name}, as step {number} in context default" in told
-        assert "It succeeded; nothing outside was changed." in told
+        assert told.startswith("execute_python, call_") and "  called     by agent local" in told
+        assert f"  session    {name}, step {number}, context default" in told
+        assert "  result     success; nothing outside was changed; " in told
     uploads = [
         body
         for body in gateways.finished(served.state)

@@ -273,6 +273,6 @@ def test_each_step_is_explained(served: gateways.Served) -> None:
     body = next(each for each in steps if each["call"]["tool"] == "execute_python" and each["status"] == "success")
     session = body["facts"]["session"]
     told = gateways.run("audit", "explain", body["call"]["id"], "--config", served.config).stdout
-    assert f"in session {session['id']}, as step {session['step']} in context default" in told
+    assert f"  session    {session['id']}, step {session['step']}, context default" in told
     assert gateways.verified(served.state).ok
     assert "mine" not in json.dumps(steps), "no value enters a record"

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from ringfence import storehouse
+from ringfence.compose import packages
 from ringfence.config.settings import SandboxSettings
+from ringfence.core.errors import Unavailable
 from ringfence.egress.tls import Authority
-from ringfence.errors import Unavailable
-from ringfence.packages import manifests
-from ringfence.packages.installing import Wanted
-from ringfence.packages.shelf import Tree
+from ringfence.packages.cache import Tree
+from ringfence.packages.images import manifests
+from ringfence.packages.install import InstallRequest
 from tests.packages.registry import answering
 
 INDEX, LIST = manifests.INDEX_TYPES
@@ -108,8 +108,8 @@ def serving(tls: Authority | None = None, name: str = "localhost") -> Iterator[F
 
 
 async def fetch(folder: Path, fake: Fake, name: str = "it:1") -> Tree:
-    wanted = Wanted("image", (f"{fake.host}/{name}",))
-    return await storehouse.fetch(folder / "state", SandboxSettings(), wanted)
+    wanted = InstallRequest("image", (f"{fake.host}/{name}",))
+    return await packages.fetch(folder / "state", SandboxSettings(), wanted)
 
 
 async def refused(folder: Path, fake: Fake, why: str, name: str = "it:1") -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ringfence.errors import Unavailable
-from ringfence.packages.engines import EngineFiles, Engines
-from ringfence.packages.references import Reference
+from ringfence.core.errors import Unavailable
+from ringfence.packages.images.engines import EngineFiles, Engines
+from ringfence.packages.images.references import Reference
 
 
 def engines(folder: Path, daemon: Any = None, conf: str = "", auths: Any = None) -> Engines:

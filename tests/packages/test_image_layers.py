@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from ringfence.box import MIB
-from ringfence.packages import errands, images
+from ringfence.core.box import MIB
+from ringfence.packages import install_boxes
+from ringfence.packages.images import fetch as images
 from tests import tooling
 from tests.packages.hostile import LAYER, Fake, fetch, refused
 from tests.packages.images import entry, layer
@@ -79,7 +80,7 @@ async def test_no_file_has_more_rights_than_to_be_read_and_executed(fake: Fake, 
 async def test_a_layer_that_unpacks_to_more_than_there_is_room_for(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(errands, "_LIMITS", replace(errands._LIMITS, disk_bytes=32 * MIB))
+    monkeypatch.setattr(install_boxes, "_LIMITS", replace(install_boxes._LIMITS, disk_bytes=32 * MIB))
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as packed:
         info = tarfile.TarInfo("zeros")

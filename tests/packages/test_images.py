@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ringfence import storehouse
+from ringfence.compose import packages
+from ringfence.core.errors import Unavailable
 from ringfence.egress.dial import Streams, system_dial
 from ringfence.egress.tls import Authority
-from ringfence.errors import Unavailable
-from ringfence.outward import Serving
-from ringfence.packages import manifests
+from ringfence.governance.route import ProxyServer
+from ringfence.packages.images import manifests
 from tests.boxing import boxes_run
 from tests.packages.hostile import INDEX, Answer, Fake, digest_of, fetch, refused, serving
 from tests.packages.images import layer
@@ -181,7 +181,7 @@ async def test_who_sends_us_to_a_name_of_an_inner_address_is_not_followed(
     async def resolve(_: str) -> list[str]:
         return ["10.0.0.1"]
 
-    monkeypatch.setattr(storehouse, "Serving", partial(Serving, resolve=resolve))
+    monkeypatch.setattr(packages, "ProxyServer", partial(ProxyServer, resolve=resolve))
     fake.answers["/v2/it/manifests/1"] = Answer(status=302, headers=(("Location", "https://inner.example/x"),))
     await refused(tmp_path, fake, "not let to inner.example:443")
 
@@ -203,7 +203,7 @@ async def test_blobs_may_be_had_from_whom_the_registry_names(
     async def dial(_: str, port: int, tls: Any, name: str | None) -> Streams:
         return await system_dial("127.0.0.1", port, tls, name)
 
-    monkeypatch.setattr(storehouse, "Serving", partial(Serving, resolve=resolve, dial=dial))
+    monkeypatch.setattr(packages, "ProxyServer", partial(ProxyServer, resolve=resolve, dial=dial))
     authority = Authority()
     with serving(authority) as registry, serving(authority, "store.example") as store:
         trust(own_engines, registry)

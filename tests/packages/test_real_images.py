@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from ringfence import storehouse
+from ringfence.compose import packages
 from ringfence.config.settings import SandboxSettings
-from ringfence.errors import Unavailable
-from ringfence.packages.installing import Wanted
-from ringfence.packages.shelf import Tree
+from ringfence.core.errors import Unavailable
+from ringfence.packages.cache import Tree
+from ringfence.packages.install import InstallRequest
 from tests import boxing
 from tests.packages import images
 from tests.packages.images import Image, Registry, entry, layer
@@ -33,7 +33,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 
 async def fetch(state: Path, name: str) -> Tree:
-    return await storehouse.fetch(state, SandboxSettings(), Wanted("image", (name,)))
+    return await packages.fetch(state, SandboxSettings(), InstallRequest("image", (name,)))
 
 
 def listed(root: Path) -> dict[str, Any]:
@@ -103,11 +103,11 @@ async def test_an_image_that_was_altered_is_not_used(registry: Registry, tmp_pat
         Image([layer(("x", "1"), entry("l", tarfile.SYMTYPE, "x"), entry("d", tarfile.DIRTYPE))]), "me/whole:1"
     )
     tree = await fetch(tmp_path, f"{registry.host}/me/whole:1")
-    storehouse.shelf(tmp_path).tree(tree.digest)
+    packages.shelf(tmp_path).tree(tree.digest)
     (tree.folder / "l").unlink()
     (tree.folder / "l").symlink_to("d")
     with pytest.raises(Unavailable, match="not what was fetched"):
-        storehouse.shelf(tmp_path).tree(tree.digest)
+        packages.shelf(tmp_path).tree(tree.digest)
 
 
 async def test_a_tag_that_means_what_it_meant_is_not_fetched_again(registry: Registry, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.packages.references import Reference
+from ringfence.packages.images.references import Reference
 
 DIGEST = "sha256:" + "0a" * 32
 PARTS = st.from_regex(r"[a-z0-9]+([._-][a-z0-9]+){0,2}", fullmatch=True).filter(lambda part: len(part) < 40)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.errors import Unavailable
+from ringfence.core.errors import Unavailable
 from ringfence.packages.registries import _in_addresses, _without
 
 TEXT = st.text(alphabet="abcXYZ019-._~", min_size=1, max_size=20)

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.box import BoxReport, BoxSpec, Layout, Limits, Listening, Program
-from ringfence.errors import Unavailable
-from ringfence.ports import Backend
+from ringfence.core.box import BoxReport, BoxSpec, Layout, Limits, Listening, Program
+from ringfence.core.errors import Unavailable
+from ringfence.core.ports import Backend
+from ringfence.core.system import interpreter
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.system import interpreter
 from tests.sandbox import ordinary
 
 PYTHON = str(interpreter())

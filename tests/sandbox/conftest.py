@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.sandbox.files.workspace import Workspace
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.workspace import Workspace
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from ringfence import AsyncSandbox, Result, Sandbox, canonical
-from ringfence.box import Mount
+from ringfence import AsyncSandbox, Result, Sandbox
+from ringfence.core import canonical
+from ringfence.core.box import Mount
 from tests import gateways, tooling
 from tests.forging import CHANNEL
 

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from ringfence import Gateway
-from ringfence.errors import ConfigError, StoreError, Unavailable
-from ringfence.model import Mode, Status
+from ringfence.core.errors import ConfigError, StoreError, Unavailable
+from ringfence.core.model import Mode, Status
 from ringfence.sdk.gateway import _contract
 from tests import gateways, tooling
 

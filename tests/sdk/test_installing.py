@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Execution, Sandbox, run_code
-from ringfence.errors import Refused
+from ringfence.core.errors import Refused
 from tests import gateways
 from tests.packages.registry import Registry, known_alone, served
 

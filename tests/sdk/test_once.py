@@ -15,7 +15,7 @@ import pytest
 
 import ringfence
 from ringfence import Limits, run_code, run_code_async
-from ringfence.errors import Refused, StoreError, Unavailable
+from ringfence.core.errors import Refused, StoreError, Unavailable
 from ringfence.sdk import engine
 from tests import gateways, tooling
 

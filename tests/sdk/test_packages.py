@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Sandbox, run_code
-from ringfence.errors import Refused, Unavailable
+from ringfence.core.errors import Refused, Unavailable
 from tests import gateways
 from tests.packages.registry import Registry, known_alone, served
 

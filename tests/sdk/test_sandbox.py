@@ -32,7 +32,7 @@ from ringfence import (
     Unavailable,
     VolumeMount,
 )
-from ringfence.box import Mount
+from ringfence.core.box import Mount
 from ringfence.sdk import engine
 from tests import gateways, tooling
 

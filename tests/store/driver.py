@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.audit.keys import load_or_create
-from ringfence.errors import StoreError
-from ringfence.model import Receipt
+from ringfence.core.errors import StoreError
+from ringfence.core.model import Receipt
 from ringfence.store import Store, Transaction
 
 PR_SET_PTRACER = 0x59616D61

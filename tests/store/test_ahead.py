@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from ringfence.audit import chain
 from ringfence.audit.chain import Head
 from ringfence.audit.keys import Keys
-from ringfence.errors import StoreError
-from ringfence.store import Store, ahead
-from ringfence.store.ahead import AheadFile
+from ringfence.core.errors import StoreError
+from ringfence.store import Store, chainfiles
+from ringfence.store.chainfiles import AheadFile
 from tests import tooling
 from tests.store.conftest import Drive
 
@@ -40,7 +40,7 @@ def kinds(folder: Path) -> list[tuple[str, str | None]]:
 
 
 def file_of(store: Store) -> Path:
-    return ahead.ahead_path(store.folder, store.chain)
+    return chainfiles.ahead_path(store.folder, store.chain)
 
 
 async def begin(store: Store, call_id: str, *, alone: bool = True) -> int:
@@ -131,7 +131,7 @@ async def test_a_database_that_is_gone_is_noticed_before_a_call_begins(folder: P
 async def test_what_does_not_fit_goes_into_the_database(
     folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, verified: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(ahead, "MAX_BYTES", os.path.getsize(file_of(store)) + 700)
+    monkeypatch.setattr(chainfiles, "MAX_AHEAD_BYTES", os.path.getsize(file_of(store)) + 700)
     for number in range(5):
         await begin(store, f"c{number}")
     assert len(kinds(folder)) >= 2
@@ -179,7 +179,7 @@ async def test_a_call_that_had_only_begun_when_its_process_was_killed_is_closed(
         ("finished", "second"),
         ("finished", "third"),
     ]
-    assert not ahead.ahead_path(folder, name).exists()
+    assert not chainfiles.ahead_path(folder, name).exists()
     verified()
 
 
@@ -189,7 +189,7 @@ async def test_who_says_that_an_ended_call_began_again_keeps_no_start_from_going
     name = killed(drive)
     with contextlib.closing(sqlite3.connect(folder / "ringfence.db")) as database:
         last = database.execute("SELECT seq, hash FROM records WHERE chain = ? ORDER BY seq DESC", (name,)).fetchone()
-    ahead.ahead_path(folder, name).unlink()
+    chainfiles.ahead_path(folder, name).unlink()
     file = AheadFile(folder, name)
     file.append(chain.seal(Head(name, *last), 1.5, "started", "first", {}), SALT)
     file.close()
@@ -217,30 +217,30 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_only_what_follows_is_read(place: Path) -> None:
-    ahead.ahead_path(place, "c").unlink(missing_ok=True)
+    chainfiles.ahead_path(place, "c").unlink(missing_ok=True)
     file = AheadFile(place, "c")
     made = records(4)
     for record in made[:3]:
         file.append(record, SALT)
-    assert ahead.read(place, Head("c")) == [(record, SALT) for record in made[:3]]
-    assert ahead.read(place, made[0].head) == []
+    assert chainfiles.read_ahead(place, Head("c")) == [(record, SALT) for record in made[:3]]
+    assert chainfiles.read_ahead(place, made[0].head) == []
     file.begin_anew()
     file.append(made[3], None)
-    assert ahead.read(place, made[2].head) == [(made[3], None)]
-    assert ahead.read(place, Head("c")) == []
-    assert ahead.read(place, Head("another")) == []
+    assert chainfiles.read_ahead(place, made[2].head) == [(made[3], None)]
+    assert chainfiles.read_ahead(place, Head("c")) == []
+    assert chainfiles.read_ahead(place, Head("another")) == []
     file.close()
 
 
 @given(st.data())
 def test_whatever_became_of_the_file_what_is_read_was_written(place: Path, data: st.DataObject) -> None:
-    ahead.ahead_path(place, "c").unlink(missing_ok=True)
+    chainfiles.ahead_path(place, "c").unlink(missing_ok=True)
     file = AheadFile(place, "c")
     made = records(3, data.draw(st.integers(0, 5)))
     for record in made:
         file.append(record, SALT)
     file.close()
-    path = ahead.ahead_path(place, "c")
+    path = chainfiles.ahead_path(place, "c")
     whole = path.read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
     change = data.draw(st.sampled_from(["cut", "flip", "insert", "repeat"]))
@@ -253,14 +253,14 @@ def test_whatever_became_of_the_file_what_is_read_was_written(place: Path, data:
     else:
         damaged = whole + whole[:at]
     path.write_bytes(damaged)
-    found = [record for record, _ in ahead.read(place, Head("c"))]
+    found = [record for record, _ in chainfiles.read_ahead(place, Head("c"))]
     assert found == made[: len(found)]
 
 
 @given(st.binary(max_size=300))
 def test_a_file_of_anything_is_read_without_harm(place: Path, content: bytes) -> None:
-    ahead.ahead_path(place, "c").write_bytes(content)
-    assert ahead.read(place, Head("c")) == []
+    chainfiles.ahead_path(place, "c").write_bytes(content)
+    assert chainfiles.read_ahead(place, Head("c")) == []
 
 
 @pytest.mark.parametrize(
@@ -272,20 +272,20 @@ def test_a_file_of_anything_is_read_without_harm(place: Path, content: bytes) ->
     ],
 )
 def test_nothing_but_that_a_call_has_begun_is_read(place: Path, kind: str, call_id: Any, at: Any) -> None:
-    ahead.ahead_path(place, "c").unlink(missing_ok=True)
+    chainfiles.ahead_path(place, "c").unlink(missing_ok=True)
     file = AheadFile(place, "c")
     file.append(chain.seal(Head("c"), at, kind, call_id, {}), SALT)
     file.close()
-    assert ahead.read(place, Head("c")) == []
+    assert chainfiles.read_ahead(place, Head("c")) == []
 
 
 def test_what_is_no_file_keeps_nobody_waiting(place: Path) -> None:
-    path = ahead.ahead_path(place, "c")
+    path = chainfiles.ahead_path(place, "c")
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    assert ahead.read(place, Head("c")) == []
+    assert chainfiles.read_ahead(place, Head("c")) == []
     path.unlink()
     path.symlink_to("/dev/zero")
     with pytest.raises(OSError, match="symbolic links"):
-        ahead.read(place, Head("c"))
+        chainfiles.read_ahead(place, Head("c"))
     path.unlink()

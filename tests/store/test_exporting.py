@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import canonical
 from ringfence.audit.chain import ALWAYS, Head, Period, seal
 from ringfence.audit.export import verify_export, write_export
 from ringfence.audit.keys import Keys
-from ringfence.errors import TamperError
+from ringfence.core import canonical
+from ringfence.core.errors import TamperError
 from ringfence.store import Reader, Store
 
 SOON = Period(None, 4e9)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.audit import slots
+from ringfence.audit.chain import read_slots
 from ringfence.audit.keys import Keys
 from ringfence.store import Reader, Store
 from tests.store.conftest import Drive
@@ -43,7 +43,7 @@ def assert_kept(folder: Path, keys: Keys, acks: list[Ack]) -> None:
         reader.close()
     assert [ack for ack in acks if there.get(ack[:2]) != ack[2]] == []
     for chain in {ack[0] for ack in acks}:
-        newest = slots.read(held[chain], chain, keys.public).newest
+        newest = read_slots(held[chain], chain, keys.public).newest
         assert newest is not None
         assert newest.seq >= max(seq for name, seq, _ in acks if name == chain)
         assert there[chain, newest.seq] == newest.head

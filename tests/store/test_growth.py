@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from ringfence import canonical
-from ringfence.audit import slots
-from ringfence.audit.chain import CLOSED, Checkpoint, Head, Record, seal, verify_records
+from ringfence.audit.chain import CLOSED, EMPTY_SLOT, Checkpoint, Head, Record, pack_slot, seal, verify_records
 from ringfence.audit.export import verify_live
 from ringfence.audit.keys import Keys
-from ringfence.store import Reader, Store, Transaction, opening, schema, writer
+from ringfence.core import canonical
+from ringfence.store import Reader, Store, Transaction, chainfiles, schema, writer
 from tests.store.test_recovery import crash
 
 PART = canonical.Shared({"call": {"tool": "t"}, "contract": {"name": "c"}})
@@ -155,7 +154,7 @@ def test_a_log_of_the_first_schema_is_opened_and_goes_on(
             [(r.chain, r.seq, r.at, r.kind, r.call_id, r.text, r.hash) for r in records],
         )
     signed = Checkpoint(chain, records[-1].seq, records[-1].hash, records[-1].seq, 3.0).sign(keys.private)
-    (folder / "checkpoints" / chain).write_bytes(slots.pack(signed) + slots.EMPTY)
+    (folder / "checkpoints" / chain).write_bytes(pack_slot(signed) + EMPTY_SLOT)
     with Store.open(folder, keys) as store:
         assert store.recovered.damaged == ()
         calls(store, 0, 1)
@@ -183,10 +182,10 @@ def test_a_hundred_short_processes_leave_no_more_files_than_eight(
         with Store.open(folder, keys) as store:
             calls(store, number, 1)
 
-    for number in range(opening.MOST_ENDED + 2):
+    for number in range(chainfiles.MOST_ENDED + 2):
         run(number)
     count, size = files(folder), on_disk(folder)
-    assert count <= 2 * opening.MOST_ENDED
+    assert count <= 2 * chainfiles.MOST_ENDED
     for number in range(100, 190):
         run(number)
     assert files(folder) == count
@@ -196,7 +195,7 @@ def test_a_hundred_short_processes_leave_no_more_files_than_eight(
 
 
 def test_a_chain_is_taken_up_by_one_process_alone(folder: Path, keys: Keys, verified: Callable[[], None]) -> None:
-    for _ in range(opening.MOST_ENDED):
+    for _ in range(chainfiles.MOST_ENDED):
         Store.open(folder, keys).close()
     with Store.open(folder, keys) as one, Store.open(folder, keys) as two, Store.open(folder, keys) as three:
         assert len({one.chain, two.chain, three.chain}) == 3
@@ -208,7 +207,7 @@ def test_a_chain_is_taken_up_by_one_process_alone(folder: Path, keys: Keys, veri
 def test_a_chain_that_was_taken_up_is_closed_after_a_crash(
     folder: Path, keys: Keys, verified: Callable[[], None]
 ) -> None:
-    for _ in range(opening.MOST_ENDED):
+    for _ in range(chainfiles.MOST_ENDED):
         Store.open(folder, keys).close()
     last = Store.open(folder, keys)
     calls(last, 0, 1)
@@ -227,7 +226,7 @@ def test_a_chain_that_was_taken_up_is_closed_after_a_crash(
     ],
 )
 def test_a_chain_that_does_not_end_as_was_signed_is_not_taken_up(folder: Path, keys: Keys, damage: str) -> None:
-    for _ in range(opening.MOST_ENDED):
+    for _ in range(chainfiles.MOST_ENDED):
         Store.open(folder, keys).close()
     with closing(sqlite3.connect(folder / "ringfence.db")) as connection:
         before = {row[0] for row in connection.execute("SELECT chain FROM chains")}

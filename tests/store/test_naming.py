@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from ringfence.audit.chain import CLOSED, ENDS, OPENED, Head, Period, Record, Report, seal
+from ringfence.audit.chain import CLOSED, ENDS, OPENED, Head, Period, Record, Verification, seal
 from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys
-from ringfence.errors import TamperError
-from ringfence.store import Reader, Store, naming, opening
+from ringfence.core.errors import TamperError
+from ringfence.store import Reader, Store, chainfiles, naming
 from tests.store.test_recovery import crash
 
 
@@ -51,8 +51,8 @@ def bodies(folder: Path, *kinds: str) -> list[Any]:
 
 
 @pytest.fixture
-def report(folder: Path, keys: Keys) -> Callable[[], Report]:
-    def look() -> Report:
+def report(folder: Path, keys: Keys) -> Callable[[], Verification]:
+    def look() -> Verification:
         with closing(Reader.open(folder)) as reader:
             return verify_live(*reader.evidence(), keys.public, reader.record)
 
@@ -66,7 +66,7 @@ def refused(folder: Path, keys: Keys, path: Path) -> None:
 
 
 def test_a_chain_that_ended_beside_one_that_goes_on_cannot_be_removed_unseen(
-    folder: Path, keys: Keys, report: Callable[[], Report], tmp_path: Path
+    folder: Path, keys: Keys, report: Callable[[], Verification], tmp_path: Path
 ) -> None:
     with Store.open(folder, keys) as gateway:
         chain = short(folder, keys, "deed")
@@ -82,7 +82,7 @@ def test_a_chain_that_ended_beside_one_that_goes_on_cannot_be_removed_unseen(
 
 
 def test_the_last_record_of_a_process_names_chains_that_ended_before_it(
-    folder: Path, keys: Keys, report: Callable[[], Report]
+    folder: Path, keys: Keys, report: Callable[[], Verification]
 ) -> None:
     with Store.open(folder, keys):
         chains = [short(folder, keys, "one"), short(folder, keys, "two")]
@@ -93,7 +93,7 @@ def test_the_last_record_of_a_process_names_chains_that_ended_before_it(
 
 
 def test_an_opening_names_every_chain_that_nobody_has_named(
-    folder: Path, keys: Keys, report: Callable[[], Report]
+    folder: Path, keys: Keys, report: Callable[[], Verification]
 ) -> None:
     one = Store.open(folder, keys)
     with Store.open(folder, keys) as two, Store.open(folder, keys) as three:
@@ -110,10 +110,10 @@ def test_an_opening_names_every_chain_that_nobody_has_named(
 
 
 def test_a_chain_that_is_taken_up_again_cannot_be_cut_back_with_its_old_checkpoint(
-    folder: Path, keys: Keys, report: Callable[[], Report], tmp_path: Path
+    folder: Path, keys: Keys, report: Callable[[], Verification], tmp_path: Path
 ) -> None:
     with Store.open(folder, keys) as gateway:
-        for number in range(opening.MOST_ENDED):
+        for number in range(chainfiles.MOST_ENDED):
             short(folder, keys, f"before{number}")
         old = {path.name: path.read_bytes() for path in (folder / "checkpoints").iterdir()}
         with database(folder) as connection:
@@ -136,7 +136,9 @@ def test_a_chain_that_is_taken_up_again_cannot_be_cut_back_with_its_old_checkpoi
         refused(folder, keys, tmp_path / "e")
 
 
-def test_ends_whose_names_are_pruned_are_named_anew(folder: Path, keys: Keys, report: Callable[[], Report]) -> None:
+def test_ends_whose_names_are_pruned_are_named_anew(
+    folder: Path, keys: Keys, report: Callable[[], Verification]
+) -> None:
     with Store.open(folder, keys) as gateway:
         chain = short(folder, keys, "deed")
         call(gateway, "after")
@@ -160,7 +162,7 @@ def test_ends_whose_names_are_pruned_are_named_anew(folder: Path, keys: Keys, re
 
 
 def test_each_end_is_named_once_and_not_with_every_call(
-    folder: Path, keys: Keys, report: Callable[[], Report], monkeypatch: pytest.MonkeyPatch
+    folder: Path, keys: Keys, report: Callable[[], Verification], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(naming, "ENDED_SECONDS", 1e6)
     monkeypatch.setattr(naming, "LIVE_SECONDS", 1e6)
@@ -182,7 +184,7 @@ def test_each_end_is_named_once_and_not_with_every_call(
 
 
 def test_chains_that_are_still_written_to_are_named_at_a_pace_of_their_own(
-    folder: Path, keys: Keys, report: Callable[[], Report]
+    folder: Path, keys: Keys, report: Callable[[], Verification]
 ) -> None:
     with Store.open(folder, keys) as one, Store.open(folder, keys) as two:
         call(two, "two")
@@ -196,7 +198,7 @@ def test_chains_that_are_still_written_to_are_named_at_a_pace_of_their_own(
 
 
 def test_one_record_names_so_many_and_the_next_the_others(
-    folder: Path, keys: Keys, report: Callable[[], Report], monkeypatch: pytest.MonkeyPatch
+    folder: Path, keys: Keys, report: Callable[[], Verification], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(naming, "MOST", 3)
     for store in [Store.open(folder, keys) for _ in range(9)]:
@@ -233,20 +235,20 @@ def test_a_start_goes_on_beside_chains_that_somebody_changed(folder: Path, keys:
 
 
 def test_short_processes_beside_one_that_runs_cost_little_more_than_alone(
-    folder: Path, keys: Keys, report: Callable[[], Report]
+    folder: Path, keys: Keys, report: Callable[[], Verification]
 ) -> None:
     def size() -> int:
         with database(folder) as connection:
             return int(connection.execute("SELECT sum(length(text)) FROM records").fetchone()[0])
 
     with Store.open(folder, keys):
-        for number in range(opening.MOST_ENDED + 2):
+        for number in range(chainfiles.MOST_ENDED + 2):
             short(folder, keys, f"first{number}")
         before = size()
         for number in range(30):
             short(folder, keys, f"then{number}")
         assert (size() - before) / 30 < 1500
-    assert not [body for body in bodies(folder, OPENED)[opening.MOST_ENDED + 2 :] if "ends" in body]
+    assert not [body for body in bodies(folder, OPENED)[chainfiles.MOST_ENDED + 2 :] if "ends" in body]
     assert report().ok, str(report())
 
 
@@ -270,7 +272,7 @@ def chain_of(name: str, ends: list[dict[str, Any]] | None = None, salt: str = ""
 def test_an_export_has_the_ends_that_its_records_name(tmp_path: Path, keys: Keys, first: str, second: str) -> None:
     """Whether the chain that is named comes before the name or after it."""
 
-    def verified(ends: list[dict[str, Any]], *, alone: bool = False) -> Report:
+    def verified(ends: list[dict[str, Any]], *, alone: bool = False) -> Verification:
         path = tmp_path / str(time.monotonic_ns())
         records = sorted([*chain_of(first), *chain_of(second, ends)], key=lambda record: record.chain)
         write_export(path, [record for record in records if not alone or record.chain == second], keys)

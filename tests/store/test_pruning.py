@@ -12,12 +12,20 @@ from typing import Any
 
 import pytest
 
-from ringfence.audit import slots
-from ringfence.audit.chain import ALWAYS, Head, Report, seal
+from ringfence.audit.chain import (
+    ALWAYS,
+    PRUNED_AT,
+    PRUNED_BYTES,
+    Head,
+    Pruned,
+    Verification,
+    pack_slot,
+    read_pruned,
+    seal,
+)
 from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys, load_or_create
-from ringfence.audit.pruned import Pruned
-from ringfence.store import ApprovalQuestion, Conflict, Reader, Store, chainfile, pruning, sqlite
+from ringfence.store import ApprovalQuestion, Conflict, Reader, Store, chainfiles, pruning, sqlite
 from tests.store.conftest import Drive
 from tests.store.test_recovery import crash
 
@@ -39,7 +47,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for name in ("transaction", "pruning", "sqlite", "chainfile", "reader", "writer"):
+    for name in ("transaction", "pruning", "sqlite", "chainfiles", "reader", "writer"):
         monkeypatch.setattr(f"ringfence.store.{name}.time", made)
     return made
 
@@ -51,8 +59,8 @@ def store(folder: Path, keys: Keys, clock: Clock) -> Iterator[Store]:
 
 
 @pytest.fixture
-def report(folder: Path, keys: Keys) -> Callable[[], Report]:
-    def look() -> Report:
+def report(folder: Path, keys: Keys) -> Callable[[], Verification]:
+    def look() -> Verification:
         with closing(Reader.open(folder)) as reader:
             return verify_live(*reader.evidence(), keys.public)
 
@@ -75,7 +83,7 @@ def question(store: Store, clock: Clock, call_id: str, seconds: float = 1e6) -> 
 
 
 def test_what_is_older_goes_and_the_rest_verifies(
-    store: Store, folder: Path, clock: Clock, report: Callable[[], Report]
+    store: Store, folder: Path, clock: Clock, report: Callable[[], Verification]
 ) -> None:
     for number in range(5):
         call(store, f"old{number}")
@@ -99,7 +107,7 @@ def test_what_is_older_goes_and_the_rest_verifies(
 
 
 def test_a_log_goes_on_after_a_prune_and_is_pruned_again(
-    folder: Path, keys: Keys, clock: Clock, report: Callable[[], Report]
+    folder: Path, keys: Keys, clock: Clock, report: Callable[[], Verification]
 ) -> None:
     for number in range(4):
         with Store.open(folder, keys) as store:
@@ -112,7 +120,7 @@ def test_a_log_goes_on_after_a_prune_and_is_pruned_again(
 
 
 def test_a_prune_of_another_process_leaves_a_running_one_able_to_write(
-    folder: Path, keys: Keys, clock: Clock, report: Callable[[], Report], drive: Drive
+    folder: Path, keys: Keys, clock: Clock, report: Callable[[], Verification], drive: Drive
 ) -> None:
     other = drive("hold")
     assert other.stdin is not None and other.stdout is not None
@@ -139,7 +147,7 @@ def stays(store: Store, clock: Clock, folder: Path, *wanted: str) -> None:
     assert left == [*wanted, "after", "new"], left
 
 
-def test_a_running_call_stays(store: Store, clock: Clock, folder: Path, report: Callable[[], Report]) -> None:
+def test_a_running_call_stays(store: Store, clock: Clock, folder: Path, report: Callable[[], Verification]) -> None:
     call(store, "old")
     store.write_sync(lambda tx: tx.append("started", "running", {}))
     stays(store, clock, folder, "running")
@@ -196,7 +204,7 @@ def test_an_answer_stays_as_long_as_the_call_that_used_it(store: Store, clock: C
 
 
 def test_the_end_of_a_chain_that_a_crash_left_open_stays(
-    folder: Path, keys: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch, report: Callable[[], Report]
+    folder: Path, keys: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch, report: Callable[[], Verification]
 ) -> None:
     with Store.open(folder, keys) as store:
         first = Store.open(folder, keys)
@@ -256,9 +264,9 @@ def test_a_beginning_that_goes_without_a_signed_word_is_found(
     chain = pruned(folder, keys, clock)
     path = folder / "checkpoints" / chain
     data = path.read_bytes()
-    path.write_bytes(data[: slots.PRUNED_AT])
+    path.write_bytes(data[:PRUNED_AT])
     assert "missing before it" in str(report())
-    word, _ = slots.read_pruned(data, chain, keys.public)
+    word, _ = read_pruned(data, chain, keys.public)
     assert word is not None
     others = load_or_create(tmp_path / "theirs")
     for forged in (
@@ -267,7 +275,7 @@ def test_a_beginning_that_goes_without_a_signed_word_is_found(
         Pruned(chain, 2, word.head, 1, 1.0, 1.0, "x").sign(keys.private),
         Pruned(chain, word.seq, "0" * 64, 1, 1.0, 1.0, "x").sign(keys.private),
     ):
-        path.write_bytes(data[: slots.PRUNED_AT] + slots.pack(forged, slots.PRUNED_BYTES))
+        path.write_bytes(data[:PRUNED_AT] + pack_slot(forged, PRUNED_BYTES))
         assert not report().ok
 
 
@@ -302,7 +310,12 @@ class Stopped(BaseException):
 
 @pytest.mark.parametrize("where", ["_sign", "_finish", "_remove"])
 def test_a_prune_that_was_stopped_leaves_a_log_that_verifies_and_the_next_finishes_it(
-    folder: Path, keys: Keys, clock: Clock, where: str, monkeypatch: pytest.MonkeyPatch, report: Callable[[], Report]
+    folder: Path,
+    keys: Keys,
+    clock: Clock,
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+    report: Callable[[], Verification],
 ) -> None:
     monkeypatch.setattr(pruning, "STEP", 3)
     with Store.open(folder, keys) as store:
@@ -334,7 +347,7 @@ def test_a_prune_that_was_stopped_leaves_a_log_that_verifies_and_the_next_finish
 
 
 def test_what_a_stopped_prune_left_is_still_checked(
-    folder: Path, keys: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch, report: Callable[[], Report]
+    folder: Path, keys: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch, report: Callable[[], Verification]
 ) -> None:
     monkeypatch.setattr(pruning.Pruning, "_remove", lambda self, name, seq: 0)
     pruned(folder, keys, clock)
@@ -371,7 +384,7 @@ def test_what_is_removed_while_the_log_is_read_is_no_fault(
 
 
 def test_two_prunes_at_once_are_refused(store: Store, folder: Path) -> None:
-    lock = chainfile.ChainLock.take(folder, "prune")
+    lock = chainfiles.ChainLock.take(folder, "prune")
     assert lock is not None
     with pytest.raises(Conflict, match="another process prunes"):
         store.prune(time.time(), "anna")
@@ -381,7 +394,7 @@ def test_two_prunes_at_once_are_refused(store: Store, folder: Path) -> None:
 # ── what somebody does to the database first ──
 
 
-def rest(folder: Path, keys: Keys) -> Report:
+def rest(folder: Path, keys: Keys) -> Verification:
     with closing(Reader.open(folder)) as reader:
         return verify_live(*reader.evidence(), keys.public, reader.record)
 

@@ -13,7 +13,7 @@ from ringfence.audit.chain import Period, Record
 from ringfence.audit.explain import explain
 from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys
-from ringfence.errors import StoreError
+from ringfence.core.errors import StoreError
 from ringfence.store import ApprovalQuestion, Reader, Store, reader
 
 
@@ -140,6 +140,6 @@ def test_the_story_of_a_call_has_its_approval(store: Store) -> None:
     used = ["approval_asked", "approval_answered", "approval_used"]
     assert [r.kind for r in story] == ["started", "finished", *used]
     text = explain([record.body for record in story])
-    assert "Alice approved it" in text and "It succeeded" in text
+    assert "Alice approved it" in text and "  result     success" in text
     assert [r.kind for r in store.reader().story("c1")] == used
     assert store.reader().approval_records("absent") == []

@@ -16,7 +16,7 @@ import pytest
 
 from ringfence.audit.chain import MAX_RECORD_BYTES
 from ringfence.audit.keys import Keys, load_or_create
-from ringfence.errors import StoreError
+from ringfence.core.errors import StoreError
 from ringfence.store import Conflict, Reader, Store, Transaction, writer
 from tests import tooling
 

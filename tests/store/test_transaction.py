@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import canonical
-from ringfence.errors import StoreError
-from ringfence.model import Definition
-from ringfence.store import Approval, ApprovalQuestion, Conflict, Expired, NotFound, Store, Transaction
+from ringfence.core import canonical
+from ringfence.core.errors import StoreError
+from ringfence.core.model import Definition
+from ringfence.store import Approval, ApprovalQuestion, Conflict, Expired, RowNotFound, Store, Transaction
 from tests.store.conftest import Drive
 
 NOW = time.time()
@@ -119,9 +119,9 @@ def test_too_late_and_unknown(store: Store) -> None:
     asked = ask(store)
     with pytest.raises(Expired):
         answer(store, asked.id, "alice", now=NOW + DAY)
-    with pytest.raises(NotFound):
+    with pytest.raises(RowNotFound):
         answer(store, "apr_absent", "alice")
-    assert issubclass(Expired, Conflict) and issubclass(NotFound, StoreError)
+    assert issubclass(Expired, Conflict) and issubclass(RowNotFound, StoreError)
     assert kinds(store) == ["approval_asked"]
 
 
@@ -213,7 +213,7 @@ def test_only_a_key_that_never_ran_is_released(store: Store) -> None:
     store.write_sync(lambda tx: tx.release_key("s", "k", "c"))
     row = store.reader().key("s", "k")
     assert row is not None and row.state == "unknown"
-    with pytest.raises(NotFound):
+    with pytest.raises(RowNotFound):
         store.write_sync(lambda tx: tx.settle_key("s", "absent", "done", None))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ringfence.audit.keys import Keys
-from ringfence.errors import StoreError
+from ringfence.core.errors import StoreError
 from ringfence.store import Store, Transaction
 from tests import tooling
 

@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from ringfence.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
-from ringfence.model import Json, Principal, ServerSpec, Status
-from ringfence.ports import UpstreamRequest
+from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
+from ringfence.core.model import Json, Principal, ServerSpec, Status
+from ringfence.core.ports import UpstreamRequest
 from ringfence.upstream import connection
-from ringfence.upstream.connection import Connection, relayable
+from ringfence.upstream.connection import ROOTS_CHANGED, Connection, Roots, first_roots, relayable
 from ringfence.upstream.link import ANSWER_UNUSABLE, RpcError
 from tests.faking import OK, Client, Wire, definition, far_end
 
@@ -387,3 +387,93 @@ def test_only_what_the_server_may_use_is_relayed() -> None:
     assert relayable(ServerSpec("a"), EVERYTHING) == {"elicitation": {}, "roots": {}}
     assert relayable(ServerSpec("a", sampling="ask", elicitation="deny"), EVERYTHING) == {"sampling": {}, "roots": {}}
     assert relayable(ServerSpec("a"), {}) == {}
+
+
+# ── roots: what a client tells of its folders, for servers that ask for it outside of any call
+
+
+FIRST: Json = {"roots": [{"uri": "file:///a"}]}
+SECOND: Json = {"roots": [{"uri": "file:///b"}]}
+
+
+class RootsClient:
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.capabilities: Json = {"roots": {}}
+
+    async def ask(self, questions: Any) -> Any:
+        assert questions["roots"]["method"] == "roots/list"
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise Refused(Status.FAILED, "client_refused", "no")
+        return {"roots": answer}
+
+    async def notify(self, method: str, params: Json) -> None:
+        return None
+
+
+def call(client: RootsClient, session: str | None = "mine") -> UpstreamRequest:
+    return UpstreamRequest("desk", Principal("ann", "local"), "tools/call", {}, client, 5.0, session=session)
+
+
+@pytest.mark.parametrize(
+    ("client", "session", "capabilities", "told"),
+    [
+        (RootsClient(FIRST), "mine", {"roots": {}}, FIRST),
+        (RootsClient(), None, {"roots": {}}, None),
+        (RootsClient(), "mine", {}, None),
+        (RootsClient(None), "mine", {"roots": {}}, None),
+        (RootsClient("nonsense"), "mine", {"roots": {}}, None),
+    ],
+)
+async def test_only_a_client_of_its_own_is_asked(
+    client: RootsClient, session: str | None, capabilities: Json, told: Json | None
+) -> None:
+    roots = await first_roots(call(client, session), capabilities)
+    if told is None:
+        with pytest.raises(RpcError, match="no call in progress"):
+            roots.answer()
+    else:
+        assert roots.answer() == told
+
+
+async def test_a_change_is_passed_on_with_the_next_call_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_HEAR_SECONDS", 60.0)  # however slow the server is
+    roots = Roots(FIRST)
+    told: list[Any] = []
+    assert roots.answer() == FIRST
+
+    async def notify(method: str, params: Json | None) -> None:
+        told.append(method)
+        group.start_soon(server)
+
+    async def server() -> None:
+        await anyio.sleep(0.01)
+        told.append(roots.answer())
+
+    async with anyio.create_task_group() as group:
+        await roots.settle(call(RootsClient()), notify)
+        assert told == []
+        roots.change()
+        began = anyio.current_time()
+        await roots.settle(call(RootsClient(SECOND)), notify)
+        # A timer may go off as much too early as the clock is coarse.
+        assert told == [ROOTS_CHANGED, SECOND] and anyio.current_time() - began >= 0.049
+        # A client that does not tell leaves what it told before.
+        roots.change()
+        await roots.settle(call(RootsClient(None)), notify)
+        assert told[2:] == [ROOTS_CHANGED, SECOND]
+
+
+async def test_a_server_that_never_asked_is_told_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_HEAR_SECONDS", 600.0)
+    roots = Roots(FIRST)
+    told: list[Any] = []
+
+    async def notify(method: str, params: Json | None) -> None:
+        told.append(method)
+
+    roots.change()
+    with anyio.fail_after(60):
+        await roots.settle(call(RootsClient(SECOND)), notify)
+    assert told == [ROOTS_CHANGED]

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.audit.explain import explain
-from ringfence.errors import OutcomeUnknown, Refused, Unavailable
-from ringfence.model import Json, Status
-from ringfence.ports import UpstreamRequest
+from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
+from ringfence.core.model import Json, Status
+from ringfence.core.ports import UpstreamRequest
 from ringfence.upstream import http
 from ringfence.upstream.http import HttpLink, _Events
-from ringfence.upstream.link import ANSWER_UNUSABLE, Exchange, RpcError
+from ringfence.upstream.link import ANSWER_UNUSABLE, InFlight, RpcError
 from tests import tooling
 from tests.faking import Said, Way, chunked, contract, governed
 
@@ -110,12 +110,12 @@ async def linked(url: str, told: list[tuple[str, Json]] | None = None) -> AsyncI
         group.cancel_scope.cancel()
 
 
-def talk(ask: Any = None, told: list[tuple[str, Json]] | None = None) -> Exchange:
+def talk(ask: Any = None, told: list[tuple[str, Json]] | None = None) -> InFlight:
     async def tell(method: str, params: Json) -> None:
         if told is not None:
             told.append((method, params))
 
-    return Exchange(ask=ask, tell=tell, headers=OLD)
+    return InFlight(ask=ask, tell=tell, headers=OLD)
 
 
 async def nobody(method: str, params: Json) -> Any:
@@ -317,7 +317,7 @@ async def test_closing_the_stream_is_how_a_modern_call_is_cancelled() -> None:
     async with serving(handler) as url, linked(url) as link:
         with scope:
             await link.request(
-                "tools/call", {}, Exchange(ask=nobody, tell=nobody, headers={"mcp-protocol-version": "2026-07-28"})
+                "tools/call", {}, InFlight(ask=nobody, tell=nobody, headers={"mcp-protocol-version": "2026-07-28"})
             )
         await anyio.sleep(0.1)
     assert seen == ["tools/call"]

@@ -13,12 +13,12 @@ import anyio
 import anyio.abc
 import pytest
 
-from ringfence.model import Json, Principal, ServerSpec
+from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.upstream import pacing
-from ringfence.upstream.bare import Bare
+from ringfence.upstream.host_process import HostLauncher
 from ringfence.upstream.http import HttpLink, _Place
-from ringfence.upstream.link import Exchange, Link
-from ringfence.upstream.pacing import MOST_ANSWERS, MOST_QUESTIONS, MOST_TOLD, Floods, Intake, Pace
+from ringfence.upstream.link import InFlight, ServerLink
+from ringfence.upstream.pacing import MOST_ANSWERS, MOST_QUESTIONS, MOST_TOLD, Floods, Intake, LinkBudget
 from ringfence.upstream.stdio import StdioLink
 from tests import tooling
 
@@ -37,7 +37,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Json]] = []
-        self.exchange = Exchange(ask=self.ask, tell=self.tell, headers=OLD)
+        self.exchange = InFlight(ask=self.ask, tell=self.tell, headers=OLD)
 
     async def tell(self, method: str, params: Json) -> None:
         self.told.append((method, params))
@@ -51,7 +51,7 @@ async def nothing(method: str, params: Json) -> Any:
 
 
 @asynccontextmanager
-async def linked(link: Link) -> AsyncIterator[None]:
+async def linked(link: ServerLink) -> AsyncIterator[None]:
     ready = anyio.Event()
     async with anyio.create_task_group() as group:
         group.start_soon(link.run, ready.set, nothing)
@@ -71,14 +71,14 @@ async def held_back(floods: Floods, count: int = 1) -> None:
 
 def test_links_that_flood_together_share_one_allowance() -> None:
     floods = Floods()
-    pace = Pace(floods)
+    pace = LinkBudget(floods)
     alone = pace.owed(10_000)
     floods.count = 9
-    assert Pace(floods).owed(10_000) == 10 * alone > 0
+    assert LinkBudget(floods).owed(10_000) == 10 * alone > 0
 
 
 def test_what_is_spent_within_the_burst_waits_for_nothing() -> None:
-    pace = Pace(Floods())
+    pace = LinkBudget(Floods())
     assert [pace.owed(1) for _ in range(pacing._BURST - 1)] == [0.0] * (pacing._BURST - 1)
 
 
@@ -116,7 +116,7 @@ async def test_a_client_that_takes_nothing_is_told_no_more() -> None:
         await open_door.wait()
         taken.append(params)
 
-    exchange = Exchange(ask=nothing, tell=slow)
+    exchange = InFlight(ask=nothing, tell=slow)
     async with anyio.create_task_group() as group:
         for number in range(MOST_TOLD + 20):
             group.start_soon(exchange.hear, "notifications/progress", {"progress": number})
@@ -276,7 +276,7 @@ while True:
 """)
     spec = ServerSpec("flooding", command=(sys.executable, str(script)))
     floods, heard = Floods(), Heard()
-    link = StdioLink(spec, partial(Bare({"PATH": "/bin"}).launch, spec, Principal("agent")), floods)
+    link = StdioLink(spec, partial(HostLauncher({"PATH": "/bin"}).launch, spec, Principal("agent")), floods)
     async with linked(link), anyio.create_task_group() as group:
         group.start_soon(link.request, "tools/call", {}, heard.exchange)
         await held_back(floods)
@@ -294,7 +294,7 @@ for line in sys.stdin:
         print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": {"x": "x" * 100_000}}), flush=True)
 """)
     spec = ServerSpec("busy", command=(sys.executable, str(script)))
-    link = StdioLink(spec, partial(Bare({"PATH": "/bin"}).launch, spec, Principal("agent")))
+    link = StdioLink(spec, partial(HostLauncher({"PATH": "/bin"}).launch, spec, Principal("agent")))
     async with linked(link):
         for _ in range(30):
             assert len((await link.request("tools/call", {}, Heard().exchange))["x"]) == 100_000
@@ -310,7 +310,7 @@ sys.stdout.flush()
 time.sleep(1000)
 """)
     spec = ServerSpec("deaf", command=(sys.executable, str(script)))
-    link = StdioLink(spec, partial(Bare({"PATH": "/bin"}).launch, spec, Principal("agent")))
+    link = StdioLink(spec, partial(HostLauncher({"PATH": "/bin"}).launch, spec, Principal("agent")))
     said = anyio.Event()
 
     async def tell(method: str, params: Json) -> None:

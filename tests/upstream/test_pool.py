@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
-from ringfence.errors import OutcomeUnknown, Unavailable
-from ringfence.model import Definition, Json, Principal, ServerSpec
-from ringfence.ports import UpstreamRequest
-from ringfence.upstream import held, pool
+from ringfence.core.errors import OutcomeUnknown, Unavailable
+from ringfence.core.model import Definition, Json, Principal, ServerSpec
+from ringfence.core.ports import UpstreamRequest
+from ringfence.upstream import pool
 from ringfence.upstream.connection import Connection
 from ringfence.upstream.link import RpcError
-from ringfence.upstream.pool import Pool
+from ringfence.upstream.pool import ConnectionPool
 from tests import tooling
 from tests.faking import OK, Client, Wire, definition, far_end
 
@@ -34,7 +34,7 @@ class Yard:
         self.wires: list[Wire] = []
         self.events: list[tuple[str, str, str]] = []
         self.changes: list[list[Definition]] = []
-        self.pool = Pool({spec.name: spec for spec in servers}, {}, self.consent, self.event)
+        self.pool = ConnectionPool({spec.name: spec for spec in servers}, {}, self.consent, self.event)
         self.pool.changed = self.changed
 
     def connect(self, spec: ServerSpec, environment: Any, consent: Any) -> Connection:
@@ -61,7 +61,7 @@ class Yard:
 @asynccontextmanager
 async def yard(monkeypatch: pytest.MonkeyPatch, *servers: ServerSpec) -> AsyncIterator[Yard]:
     made = Yard(*(servers or (DESK,)))
-    monkeypatch.setattr(pool, "_connect", made.connect)
+    monkeypatch.setattr(pool, "connect", made.connect)
     async with made.pool.running():
         yield made
 
@@ -129,7 +129,7 @@ async def test_without_boxes_a_server_is_not_started_in_none(monkeypatch: pytest
 
 
 async def test_a_server_that_does_not_start_is_left_alone_for_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "_BACKOFF_SECONDS", (0.0, 600.0, 600.0))
+    monkeypatch.setattr(pool, "_BACKOFF_SECONDS", (0.0, 600.0, 600.0))
     async with yard(monkeypatch) as made:
         made.answer = far_end(initialize=RpcError(-1, "no token"))
         reasons = []
@@ -182,10 +182,10 @@ async def test_a_fault_in_a_connection_ends_that_connection_alone(monkeypatch: p
 
     async with yard(monkeypatch) as made:
         good = made.connect
-        monkeypatch.setattr(pool, "_connect", lambda spec, env, consent: Connection(spec, Broken(made.answer), consent))
+        monkeypatch.setattr(pool, "connect", lambda spec, env, consent: Connection(spec, Broken(made.answer), consent))
         with pytest.raises(Unavailable):
             await made.call()
-        monkeypatch.setattr(pool, "_connect", good)
+        monkeypatch.setattr(pool, "connect", good)
         assert await made.call() == OK
 
 

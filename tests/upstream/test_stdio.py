@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from ringfence.box import Limits
-from ringfence.errors import OutcomeUnknown, Unavailable
-from ringfence.model import Json, Principal, ServerSpec
-from ringfence.ports import Launcher
+from ringfence.core.box import Limits
+from ringfence.core.errors import OutcomeUnknown, Unavailable
+from ringfence.core.model import Json, Principal, ServerSpec
+from ringfence.core.ports import Launcher
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.servers import Boxes, Surroundings
+from ringfence.sandbox.servers.launcher import BoxLauncher, LaunchSettings
 from ringfence.upstream import stdio
-from ringfence.upstream.bare import Bare
-from ringfence.upstream.link import ANSWER_UNUSABLE, Exchange, RpcError
+from ringfence.upstream.host_process import HostLauncher
+from ringfence.upstream.link import ANSWER_UNUSABLE, InFlight, RpcError
 from ringfence.upstream.stdio import Lines, StdioLink, TooLong, _parse, to_message
 from tests import tooling
 from tests.faking import chunked
@@ -142,23 +142,23 @@ def test_garbage_is_nothing(line: bytes) -> None:
 # ── A real process ──
 
 
-def talk(ask: Any = None, told: list[tuple[str, Json]] | None = None, client: object = "s") -> Exchange:
+def talk(ask: Any = None, told: list[tuple[str, Json]] | None = None, client: object = "s") -> InFlight:
     async def tell(method: str, params: Json) -> None:
         if told is not None:
             told.append((method, params))
 
-    return Exchange(ask=ask, tell=tell, client=client)
+    return InFlight(ask=ask, tell=tell, client=client)
 
 
 @asynccontextmanager
 async def launchers(where: str) -> AsyncIterator[Launcher]:
     """Those of a gateway: in a box, and in none."""
     if where == "bare":
-        yield Bare({"PATH": "/bin"})
+        yield HostLauncher({"PATH": "/bin"})
         return
     backend = ProcessBackend()
     try:
-        yield Boxes(backend, Surroundings(Limits(), {"PATH": "/bin"}, lambda path: None))
+        yield BoxLauncher(backend, LaunchSettings(Limits(), {"PATH": "/bin"}, lambda path: None))
     finally:
         await backend.close()
 
@@ -185,7 +185,7 @@ async def running(command: list[str], where: str) -> AsyncIterator[StdioLink]:
         group.cancel_scope.cancel()
 
 
-async def called(link: StdioLink, tool: str, exchange: Exchange | None = None, **arguments: Any) -> str:
+async def called(link: StdioLink, tool: str, exchange: InFlight | None = None, **arguments: Any) -> str:
     result = await link.request("tools/call", {"name": tool, "arguments": arguments}, exchange or talk())
     return str(result["content"][0]["text"])
 

@@ -1,7 +1,7 @@
-"""What the log proves of a person's leave: what was asked, who answered what and when, and which call used it.
+"""What the log proves of an approval: what was asked, who answered what and when, and which call used it.
 
 A question and each answer are records with signatures of their own; an answer names the question by its hash, and the
-question holds digests of what it is for and of what people are shown. Whoever changes the tables of the store, or adds
+question holds digests of what it is for and of what people are shown. Changing the tables of the store, or adding
 records to the log, makes no such signature; so a table only says where to look.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from ringfence import canonical
 from ringfence.audit.chain import Find, Findings, Head, Record, filled, has_signature, part_named, shared_by
-from ringfence.model import Json
-from ringfence.plain import plain
+from ringfence.core import canonical
+from ringfence.core.model import Json
+from ringfence.core.record import plain
 
 ASKED = "approval_asked"
 ANSWERED = "approval_answered"
@@ -24,9 +24,9 @@ USED = "approval_used"
 VOID = "approval_void"
 SET_BACK = "clock_set_back"
 _RUNS = ("started", "answered")
-"""Records of what may run on leave: a call, and what its caller answers to a server in the course of it."""
+"""Records of what may run on an approval: a call, and what its caller answers to a server in the course of it."""
 _RUNS_ON = '"approval":{"asked":'
-"""Never within what records share: no two calls run on the same leave."""
+"""Never within what records share: no two calls run on the same approval."""
 _MOST_PARTS = 10_000
 _LATE_SECONDS = 60.0
 """Between the look at the clock and the record of the start; a busy machine needs its time."""
@@ -42,7 +42,7 @@ class NotProven(ValueError):
 
 
 @plain
-class Yes:
+class ProvenAnswer:
     """One person's agreement, and its record."""
 
     person: str
@@ -51,14 +51,14 @@ class Yes:
 
 
 @plain
-class Leave:
+class ProvenApproval:
     """What the log proves of one approval."""
 
     id: str
     question: Json
     """The body of the record of the question."""
     place: Head
-    agreed: tuple[Yes, ...] = ()
+    agreed: tuple[ProvenAnswer, ...] = ()
     refused_by: tuple[str, ...] = ()
     used_by: tuple[str, ...] = ()
     void: str | None = None
@@ -104,7 +104,7 @@ def references(text: str) -> list[Head]:
     return _places(body.get("approval")) if isinstance(body, dict) and body.get("kind") in _RUNS else []
 
 
-def prove(identity: str, records: Iterable[Record], public: Ed25519PublicKey) -> Leave:
+def prove(identity: str, records: Iterable[Record], public: Ed25519PublicKey) -> ProvenApproval:
     """What these records prove of an approval. Raises NotProven where they do not even prove that it was asked for."""
     found = [entry for record in records if (entry := _entry(record)) is not None and _id(entry[0]) == identity]
     asked = [(body, place) for body, place in found if body["kind"] == ASKED and has_signature(public, body)]
@@ -118,11 +118,11 @@ def prove(identity: str, records: Iterable[Record], public: Ed25519PublicKey) ->
         for body, at in found
         if body["kind"] == ANSWERED and body.get("asked") == place.hash and has_signature(public, body)
     ]
-    return Leave(
+    return ProvenApproval(
         identity,
         question,
         place,
-        tuple(Yes(str(b.get("person")), float(b["at"]), at) for b, at in answers if b.get("approve") is True),
+        tuple(ProvenAnswer(str(b.get("person")), float(b["at"]), at) for b, at in answers if b.get("approve") is True),
         tuple(str(b.get("person")) for b, _ in answers if b.get("approve") is not True),
         tuple(str(b.get("used_by")) for b, _ in found if b["kind"] == USED),
         next((str(b.get("why")) for b, _ in found if b["kind"] == VOID), None),
@@ -167,7 +167,9 @@ def _told(place: Head) -> Json:
 def _place(told: Any) -> Head | None:
     if not isinstance(told, dict):
         return None
-    chain, seq, digest = told.get("chain"), told.get("seq"), told.get("hash")
+    chain = told.get("chain")
+    seq = told.get("seq")
+    digest = told.get("hash")
     good = isinstance(chain, str) and isinstance(seq, int) and isinstance(digest, str)
     return Head(chain, seq, digest) if good else None  # type: ignore[arg-type]
 
@@ -176,7 +178,7 @@ def _place(told: Any) -> Head | None:
 
 
 class ApprovalVerifier:
-    """Given every record of a log in any order of its chains, finds calls that ran on leave that it does not have."""
+    """Given every record of a log, its chains in any order, finds calls that ran on approvals that it does not have."""
 
     def __init__(self, findings: Findings, public: Ed25519PublicKey) -> None:
         self.partial = False
@@ -200,7 +202,7 @@ class ApprovalVerifier:
         if kind in _RUNS:
             if pruned:
                 return
-            # Most calls ask nobody, and to fill in the records of those would take long.
+            # Most calls ask no one, and to fill in the records of those would take long.
             if find is not None and (body.get("approval") is not None or self._speaks(body, find)):
                 body = filled(body, find)
             if body.get("approval") is not None or (kind == "started" and _asks(body)):
@@ -318,7 +320,9 @@ def _mismatch(run: Json, identity: str, question: Json) -> str | None:
     tool = question.get("tool") if call.get("kind") != "tool" else call.get("tool")
     if (question.get("tool"), question.get("principal")) != (tool, caller):
         return f"ran on approval {identity}, which was for another call"
-    at, asked_at, expires_at = run["at"], question["at"], question.get("expires_at")
+    at = run["at"]
+    asked_at = question["at"]
+    expires_at = question.get("expires_at")
     if not isinstance(expires_at, int | float) or at >= expires_at + _LATE_SECONDS:
         return f"ran on approval {identity} after that had expired"
     return f"ran on approval {identity} before that was asked for" if at < asked_at - _LATE_SECONDS else None

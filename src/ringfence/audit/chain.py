@@ -17,9 +17,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from ringfence import canonical
-from ringfence.model import Json
-from ringfence.plain import plain
+from ringfence.core import canonical
+from ringfence.core.model import Json
+from ringfence.core.record import plain
 
 GENESIS = "0" * 64
 """`prev` of a chain's first record."""
@@ -35,7 +35,17 @@ CLOSED = "chain_closed"
 once more, since it was found without a checkpoint."""
 ENDS = "chain_ends"
 """The kind of a record that names where other chains ended meanwhile."""
+MAX_PRUNER_NAME = 100
+"""Characters of the name of the person who pruned: the statement has to fit its slot."""
+SLOT_BYTES = 512
+SLOTS = 2
+PRUNED_AT = SLOT_BYTES * SLOTS
+PRUNED_BYTES = 1024
+FILE_BYTES = PRUNED_AT + PRUNED_BYTES * SLOTS
+EMPTY_SLOT = b"".ljust(SLOT_BYTES - 1) + b"\n"
+
 _CHAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_PRUNED = "pruned"
 _RESERVED = frozenset({"v", "chain", "seq", "prev", "at", "kind", "call_id"})
 _SIGNED = b"ringfence/1\0"
 _SIGNED_RECORD = b"ringfence/1 record\0"
@@ -117,7 +127,9 @@ def filled(body: Json, find: Find) -> Json:
     value = {name: inner for name, inner in body.items() if name != SHARED}
     for digest in named:
         value = _joined(part_named(digest, find), value)
-    call, facts, decision = value.get("call"), value.get("facts"), value.get("decision")
+    call = value.get("call")
+    facts = value.get("facts")
+    decision = value.get("decision")
     # These say again what the record says.
     if isinstance(call, dict):
         value["call"] = {"id": value.get("call_id"), **call}
@@ -175,7 +187,7 @@ def seal(head: Head, at: float, kind: str, call_id: str | None, body: Json) -> R
         raise ValueError(f"a record body must be JSON: {exc}") from None
     if len(text) > MAX_RECORD_BYTES:
         raise ValueError(f"a record of {len(text)} bytes is over the limit of {MAX_RECORD_BYTES}")
-    # Only so many brackets can be nested too deeply for whoever verifies.
+    # Only so many brackets can be nested too deeply for a verifier.
     if text.count(b"[") + text.count(b"{") > canonical.MAX_DEPTH and canonical.depth(body) > canonical.MAX_DEPTH:
         raise ValueError(f"a record body may not be nested deeper than {canonical.MAX_DEPTH} levels")
     return Record(head.chain, seq, at, kind, call_id, text.decode(), hashlib.sha256(text).hexdigest())
@@ -222,7 +234,7 @@ class Fault:
 
 
 @plain
-class Report:
+class Verification:
     """What a verification found. `notes` are worth knowing and no sign of tampering."""
 
     faults: tuple[Fault, ...] = ()
@@ -295,13 +307,15 @@ class ChainVerifier:
             self._findings.add("was edited: its text does not have its hash", self.chain, due)
         if body is None:
             self._findings.add("is not a record: its text cannot be read as one", self.chain, due)
-            self.seq, self.hash = due, digest
+            self.seq = due
+            self.hash = digest
             return None
         self._place(body, digest, due)
         return body
 
     def _place(self, body: Json, digest: str, due: int) -> None:
-        found, seq = self._findings, int(body["seq"])
+        found = self._findings
+        seq = int(body["seq"])
         if self.chain is None:
             self.chain = str(body["chain"])
         if body["chain"] != self.chain:
@@ -309,12 +323,14 @@ class ChainVerifier:
         if self.first is None:
             self.first = seq
             if self._partial or seq < due:
-                due, self.hash = seq, GENESIS if seq == 1 and not self._partial else str(body["prev"])
+                due = seq
+                self.hash = GENESIS if seq == 1 and not self._partial else str(body["prev"])
         elif self._pruned is not None and due < seq <= self._pruned.seq + 1:
             # What lies between went while the chain was read. Unless what was read before it is gone by now, too, that
             # was put there.
             self.torn = self.first
-            due, self.hash = seq, self._pruned.hash if seq > self._pruned.seq else str(body["prev"])
+            due = seq
+            self.hash = self._pruned.hash if seq > self._pruned.seq else str(body["prev"])
         if self._pruned is not None and seq == self._pruned.seq and digest != self._pruned.hash:
             found.add("is not the last record that was pruned, by the signed word on that", self.chain, seq)
         if self.closed and body["kind"] not in (OPENED, CLOSED):
@@ -327,7 +343,8 @@ class ChainVerifier:
         elif body["prev"] != self.hash:
             what = f"record {seq - 1} was replaced" if seq > 1 else "the chain's beginning was cut off"
             found.add(f"does not follow the record before it: {what}", self.chain, seq)
-        self.seq, self.hash = seq, digest
+        self.seq = seq
+        self.hash = digest
         self.closed = body["kind"] == CLOSED or (self.closed and body["kind"] != OPENED)
 
 
@@ -352,14 +369,15 @@ def _read(text: str, *, strict: bool) -> Json | None:
         return None
     if not isinstance(body, dict) or body.get("v") != 1:
         return None
-    seq, at = body.get("seq"), body.get("at")
+    seq = body.get("seq")
+    at = body.get("at")
     if not isinstance(seq, int) or isinstance(seq, bool) or seq < 1 or not isinstance(at, int | float):
         return None
     well = isinstance(body.get("prev"), str) and isinstance(body.get("kind"), str)
     return body if well and is_chain_name(body.get("chain")) else None
 
 
-def verify_records(records: Iterable[tuple[str, str]], *, chain: str | None = None) -> Report:
+def verify_records(records: Iterable[tuple[str, str]], *, chain: str | None = None) -> Verification:
     """Verify one whole chain given as (text, hash) in order; `chain` is its name where that is known.
 
     A chain that lost its end still verifies here: only a signed checkpoint knows where it ended.
@@ -369,7 +387,7 @@ def verify_records(records: Iterable[tuple[str, str]], *, chain: str | None = No
     for text, digest in records:
         verifier.feed(text, digest)
     heads = (verifier.head,) if verifier.count else ()
-    return Report(tuple(findings.faults), tuple(findings.notes), verifier.count, heads)
+    return Verification(tuple(findings.faults), tuple(findings.notes), verifier.count, heads)
 
 
 # ── Signatures ────────────────────────────────────────────────────────────────────────────────────
@@ -394,7 +412,8 @@ def signed_by(public: Ed25519PublicKey, signed: Any) -> Json | None:
     """The statement of a parsed line if `public` signed it, else None."""
     if not isinstance(signed, dict) or signed.keys() != {"signature", "statement"}:
         return None
-    statement, signature = signed["statement"], signed["signature"]
+    statement = signed["statement"]
+    signature = signed["signature"]
     if not isinstance(statement, dict) or not isinstance(signature, str):
         return None
     try:
@@ -475,3 +494,131 @@ class Checkpoint:
         except KeyError:
             return None
         return cls(chain, seq, head, count, at, period)
+
+
+# ── Pruned beginnings ─────────────────────────────────────────────────────────────────────────────
+#
+# A signed statement that the beginning of a chain was removed on purpose. It names the last record that went by its
+# hash, which the first record that stayed carries as `prev`. So a chain that begins after a signed prune verifies as
+# one that begins at its first record does, and any other cut is still found.
+
+
+@plain
+class Pruned:
+    """The records of `chain` up to `seq`, the hash of the last of which is `head`, are gone."""
+
+    chain: str
+    seq: int
+    head: str
+    count: int
+    """How many this prune removed."""
+    at: float
+    before: float
+    """It was asked for what is older than this."""
+    by: str
+
+    @property
+    def end(self) -> Head:
+        return Head(self.chain, self.seq, self.head)
+
+    def sign(self, private: Ed25519PrivateKey) -> bytes:
+        place = {"chain": self.chain, "seq": self.seq, "head": self.head, "count": self.count}
+        who = {"at": self.at, "before": self.before, "by": self.by, "key": key_id(private.public_key())}
+        return sign_statement(private, {"type": _PRUNED, "v": 1, **place, **who})
+
+    @classmethod
+    def verify(cls, public: Ed25519PublicKey, line: bytes | str) -> Pruned | None:
+        """The statement in `line` if it is one and `public` signed it, else None."""
+        try:
+            return cls.of(signed_by(public, canonical.loads(line)))
+        except canonical.NotCanonical:
+            return None
+
+    @classmethod
+    def of(cls, statement: Json | None) -> Pruned | None:
+        """A statement that was already found to be signed."""
+        if statement is None or statement.get("type") != _PRUNED:
+            return None
+        shape = {"chain": str, "seq": int, "head": str, "count": int, "at": int | float, "before": int | float}
+        if not all(isinstance(statement.get(name), kind) for name, kind in {**shape, "by": str}.items()):
+            return None
+        if not is_chain_name(statement["chain"]) or statement["seq"] < 1:
+            return None
+        return cls(**{name: statement[name] for name in (*shape, "by")})
+
+
+# ── The checkpoint file ───────────────────────────────────────────────────────────────────────────
+#
+# Two slots of fixed size, written in turn: a crash may tear the one that is being written, and the other still holds
+# the last good checkpoint. Behind them, once the chain was pruned, stand two larger ones for the statement on that.
+
+
+def pack_slot(line: bytes, size: int = SLOT_BYTES) -> bytes:
+    """A signed line, filled up to a slot that still reads as a line."""
+    if len(line) >= size:
+        raise ValueError(f"a statement of {len(line)} bytes does not fit its slot")
+    return line.ljust(size - 1) + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What a checkpoint file holds."""
+
+    newest: Checkpoint | None
+    """The last checkpoint of this chain that verifies."""
+    index: int
+    """The slot it stands in; -1 where there is none."""
+    unreadable: int
+    """Slots that hold something else than a checkpoint that verifies."""
+
+
+def read_slots(data: bytes, chain: str, public: Ed25519PublicKey) -> Slots:
+    """Read a checkpoint file of `chain`, whatever it holds."""
+    newest = None
+    index = -1
+    unreadable = 0
+    for number in range(SLOTS):
+        slot = data[number * SLOT_BYTES : (number + 1) * SLOT_BYTES]
+        if not slot.strip():
+            continue
+        found = Checkpoint.verify(public, slot)
+        if found is None or found.chain != chain or found.period is not None:
+            unreadable += 1
+        elif newest is None or found.seq >= newest.seq:
+            newest = found
+            index = number
+    return Slots(newest, index, unreadable)
+
+
+def read_pruned(data: bytes, chain: str, public: Ed25519PublicKey) -> tuple[Pruned | None, int]:
+    """What a checkpoint file of `chain` says was pruned from it, and the slot that says so; -1 where none does."""
+    newest = None
+    index = -1
+    for number in range(SLOTS):
+        start = PRUNED_AT + number * PRUNED_BYTES
+        slot = data[start : start + PRUNED_BYTES].strip(b"\0 \n")
+        found = Pruned.verify(public, slot) if slot else None
+        if found is not None and found.chain == chain and (newest is None or found.seq > newest.seq):
+            newest = found
+            index = number
+    return newest, index
+
+
+# ── Payloads that are kept apart from the log, so that they can be erased ─────────────────────────
+
+
+SALT_BYTES = 16
+
+
+def payload_is_as_recorded(records: Iterable[Json], part: str, salt: object, body: object) -> bool | None:
+    """By the records of its call, read as objects. None where none of them says that anything was kept: an earlier
+    version did not, or nothing was."""
+    entries = [entry for record in records if isinstance(entry := record.get(part), dict)]
+    if not isinstance(salt, bytes) or not isinstance(body, bytes) or len(salt) != SALT_BYTES:
+        return False if any("kept" in entry for entry in entries) else None
+    digest = canonical.salted_bytes(body, salt)
+    kept = [entry["kept"] for entry in entries if "kept" in entry]
+    if kept:
+        return all(each == digest for each in kept)
+    # What was not redacted is what was digested.
+    return True if digest in [entry.get("digest") for entry in entries] else None

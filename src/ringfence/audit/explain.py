@@ -1,7 +1,7 @@
-"""Why one call was allowed or refused, in sentences, from its records alone.
+"""Why one call was allowed or refused, as a short list, from its records alone: one line for each stop of the call.
 
 Records come from the log and may be of any age or damaged: whatever is missing is left out, never guessed, and
-nothing here raises for it. That somebody approved a call is told only where the record of their answer is there; what
+nothing here raises for it. That a person approved a call is told only where the record of their answer is there; what
 the call's own record says of it is a claim.
 """
 
@@ -11,23 +11,32 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from ringfence import invisible
 from ringfence.audit.chain import has_signature
-from ringfence.model import Json
+from ringfence.core import invisible
+from ringfence.core.model import Json
 
 _FEW = 6
+_LABEL = 11
+_DIGITS = 12
+"""Of a digest; `audit show` has all of them."""
 _NAME = re.compile(r"|The call|[^\W][\w.:/@#?=&%+~*{}()<>|$!,;\[\]-]*…?")
 """What is taken for a name: nothing with a blank in it."""
+_BUDGET = frozenset({"throttled", "quota", "loop"})
+"""Reason codes of calls that the budget refused."""
+_NEVER_RAN = "it never ran"
+
+Stop = tuple[str, list[str]]
+"""A label and what there is to say under it, a line each."""
 
 
 def explain(records: list[Json], public: Ed25519PublicKey | None = None) -> str:
-    """Tell the story of the one call whose record bodies, and those of its approvals, are given.
+    """The way of the one call whose record bodies, and those of its approvals, are given.
 
     With the public key, an answer counts only by its signature, where calls of its time name their answers.
     """
@@ -38,25 +47,51 @@ def explain(records: list[Json], public: Ed25519PublicKey | None = None) -> str:
         return "There is no record of this call."
     # The finished record has every key of the started one; where it is missing, the started one speaks.
     story = finished or started or {}
-    parts: list[str] = []
-    if story:
-        parts += _asked(story, _arrived(started, finished))
-        parts += _contract(story)
-        parts += _policy(story)
-    parts += _approval(story, ordered, public)
-    parts += _grant(started, finished)
-    parts += _isolation(story, started)
-    parts += _answers(ordered)
-    parts += _secrets(ordered)
-    parts += _outcome(started, finished)
-    return _printable(" ".join(part for part in parts if part))
+    stops: list[Stop] = [
+        ("called", _called(story, _arrived(started, finished)) if story else []),
+        ("contract", _contract(story)),
+        ("policy", _policy(story)),
+        ("approval", _approval(story, ordered, public)),
+        ("budget", _budget(story)),
+        ("started", _started(started, finished)),
+        ("ran", _ran(story, started)),
+        ("session", _session(story)),
+        ("client", _answers(ordered)),
+        ("secrets", _secrets(ordered)),
+        ("network", _network(story)),
+        ("result", _result(started, finished)),
+        ("on record", _on_record(story, started, finished)),
+    ]
+    name = _text(_part(story, "call").get("id"))
+    title = f"{_what(story)}{f', {name}' if name else ''}" if story else "A call that is not on record itself"
+    return "\n".join([_printable(title), *(line for stop in stops for line in _listed(stop))])
+
+
+def summary(records: list[Json]) -> str:
+    """One line on the call: what was called, by whom, what policy decided, and how it ended."""
+    ordered = sorted(records, key=_order)
+    started = _last(ordered, "started")
+    finished = _last(ordered, "finished")
+    story = finished or started
+    if story is None:
+        return "There is no record of this call."
+    called = [f"{_what(story)} {_who(story)}".strip()]
+    policy = [f"policy {_verdict(story)}"] if _part(story, "decision") else []
+    return _printable("; ".join([*called, *policy, *_result(started, finished)[:1]]))
+
+
+def _listed(stop: Stop) -> Iterator[str]:
+    # Each line by itself: no value of a record can begin a line of its own.
+    for number, text in enumerate(text for text in stop[1] if text):
+        yield _printable(f"  {'' if number else stop[0]:<{_LABEL}}{text}")
 
 
 # ── Reading what may not be there ─────────────────────────────────────────────────────────────────
 
 
 def _order(record: Json) -> tuple[float, int]:
-    at, seq = record.get("at"), record.get("seq")
+    at = record.get("at")
+    seq = record.get("seq")
     return (at if isinstance(at, int | float) else 0.0, seq if isinstance(seq, int) else 0)
 
 
@@ -93,7 +128,7 @@ def _printable(text: str) -> str:
 
 
 def _named(value: Any) -> str:
-    """A name as it may stand in a sentence: one that a caller made up could be a sentence itself, so it is quoted."""
+    """A name as it may stand in a line: one that a caller made up could be a sentence of ours, so it is quoted."""
     text = _text(value)
     return text if _NAME.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
@@ -112,21 +147,14 @@ def _at(value: Any) -> str:
 
 
 def _short(digest: Any) -> str:
-    name, _, value = _text(digest).rpartition(":")
-    cut = value[:8] + "…" if len(value) > 12 else value
-    return f"{name}:{cut}" if name else cut
+    return _text(digest).rpartition(":")[2][:_DIGITS]
 
 
 def _join(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
-def _stop(text: str) -> str:
-    text = text.strip()
-    return text if not text or text.endswith((".", "!", "?", "…")) else f"{text}."
-
-
-# ── The steps of the way ──────────────────────────────────────────────────────────────────────────
+# ── Before it ran ─────────────────────────────────────────────────────────────────────────────────
 
 
 def _arrived(started: Json | None, finished: Json | None) -> Any:
@@ -138,10 +166,11 @@ def _arrived(started: Json | None, finished: Json | None) -> Any:
     return (started or finished or {}).get("at")
 
 
-def _asked(story: Json, at: Any) -> list[str]:
-    call, principal = _part(story, "call"), _part(story, "call", "principal")
-    tool, server = _named(call.get("tool") or "The call"), _named(call.get("server") or "")
-    what = {
+def _what(story: Json) -> str:
+    call = _part(story, "call")
+    tool = _named(call.get("tool") or "The call")
+    server = _named(call.get("server") or "")
+    return {
         "resource": f"Resource {tool}",
         "prompt": f"Prompt {tool}",
         "completion": f"A completion for {tool}",
@@ -149,61 +178,65 @@ def _asked(story: Json, at: Any) -> list[str]:
         "logging": f"A log level for server {server}",
         "server": f"The start of server {server or tool}",
     }.get(_text(call.get("kind")), tool)
+
+
+def _who(story: Json) -> str:
+    principal = _part(story, "call", "principal")
     agent = _text(principal.get("agent"))
     who = "by the gateway itself" if principal.get("kind") == "system" else f"by agent {agent}" if agent else ""
     if _text(principal.get("person")):
         who += f" for {_text(principal.get('person'))}"
     tenant = _text(principal.get("tenant"))
-    if tenant not in ("", "local"):
-        who += f" of tenant {tenant}"
+    return who if tenant in ("", "local") else f"{who} of tenant {tenant}"
+
+
+def _called(story: Json, at: Any) -> list[str]:
+    call = _part(story, "call")
     origin = _text(call.get("origin"))
-    over = f"over {origin}" if origin not in ("", "system") else ""
-    within = f"from within call {_text(call.get('parent'))}" if _text(call.get("parent")) else ""
-    session = f"in session {_named(call.get('session'))}" if _text(call.get("session")) else ""
-    environment = f"in {_text(call.get('environment'))}" if _text(call.get("environment")) else ""
-    words = [what, "was asked", who, over, within, session, environment]
-    return [_stop(" ".join(word for word in words if word) + _at(at))]
+    words = [
+        _who(story),
+        f"over {origin}" if origin not in ("", "system") else "",
+        f"from within call {_text(call.get('parent'))}" if _text(call.get("parent")) else "",
+        f"in session {_named(call.get('session'))}" if _text(call.get("session")) else "",
+        f"in {_text(call.get('environment'))}" if _text(call.get("environment")) else "",
+    ]
+    return [f"{' '.join(word for word in words if word)}{_at(at)}".strip()]
 
 
 def _contract(story: Json) -> list[str]:
     contract = _part(story, "contract")
     if not contract:
-        return ["No contract applied."] if "contract" in story else []
-    inside = ", ".join(text for text in (_text(contract.get("mode")), _short(contract.get("digest"))) if text)
-    out = [f"Contract {_text(contract.get('name')) or 'without a name'}{f' ({inside})' if inside else ''} applied."]
-    if _text(story.get("pin")):
-        out.append(f"The definition accepted for it is {_short(story.get('pin'))}.")
-    return out
+        return ["none applied"] if "contract" in story else []
+    mode = _text(contract.get("mode"))
+    return [f"{_text(contract.get('name')) or 'without a name'}{f', mode {mode}' if mode else ''}"]
+
+
+def _verdict(story: Json) -> str:
+    decision = _part(story, "decision")
+    rules = _texts(decision.get("rules"))
+    verdict = "allowed" if decision.get("allowed") is True else "refused"
+    return (
+        f"{verdict} by rule{'' if len(rules) == 1 else 's'} {_join(rules)}" if rules else f"{verdict}, no rule matched"
+    )
 
 
 def _policy(story: Json) -> list[str]:
     decision = _part(story, "decision")
     if not decision:
-        return ["Policy was not asked, as the call did not get that far."] if "decision" in story else []
-    rules, reason, error = _texts(decision.get("rules")), _text(decision.get("reason")), _text(decision.get("error"))
-    matched = "no rule matched"
-    if rules:
-        matched = f"rule{'' if len(rules) == 1 else 's'} {_join(rules)} matched"
-    verdict = "allowed" if decision.get("allowed") is True else "refused"
-    inside = "; ".join(
-        text
-        for text in (
-            reason,
-            f"decision {_text(decision.get('id'))}" if decision.get("id") else "",
-            f"policy {_short(decision.get('policy_digest'))}" if decision.get("policy_digest") else "",
-        )
-        if text
-    )
-    out = [f"Policy {verdict} it: {matched}{f' ({inside})' if inside else ''}."]
-    if error:
-        out.append(_stop(f"A rule could not be evaluated, which refuses: {error}"))
-    if marks := _texts(decision.get("marks")):
-        out.append(f"It was marked by {_join(marks)}.")
-    if decision.get("sandbox") is True:
-        out.append("Policy demanded a sandbox for it.")
-    if asks := _texts(decision.get("asks")):
-        out.append(f"Policy demanded an approval ({_join(asks)}).")
-    return out
+        return ["not asked: the call did not get that far"] if "decision" in story else []
+    reason = _text(decision.get("reason"))
+    repeated = reason in _text(story.get("message"))  # as part of the result
+    out = [_verdict(story) if repeated else f"{_verdict(story)}: {reason}"]
+    if error := _text(decision.get("error")):
+        out.append(f"a rule could not be evaluated, which refuses: {error}")
+    marks = [] if "marked by" in reason else _texts(decision.get("marks"))
+    asks = _texts(decision.get("asks"))
+    demands = [
+        f"marked by {_join(marks)}" if marks else "",
+        "a sandbox is required" if decision.get("sandbox") is True else "",
+        f"approval is required ({_join(asks)})" if asks else "",
+    ]
+    return [*out, "; ".join(text for text in demands if text)]
 
 
 def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None) -> list[str]:
@@ -212,28 +245,28 @@ def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None)
     out: list[str] = []
     told: set[tuple[str, str]] = set()
     for record in records:
-        name, approval = _text(record.get("person")), _text(record.get("approval"))
+        name = _text(record.get("person"))
+        approval = _text(record.get("approval"))
         if _kind(record) == "approval_asked":
             rule = _text(record.get("rule"))
             people = record.get("people")
-            many = f" by {people} people" if isinstance(people, int) and people > 1 else ""
+            many = f" of {people} people" if isinstance(people, int) and people > 1 else ""
             by = f" by rule {rule}" if rule else ""
-            text = f"An approval{many} was asked for{by}{_at(record.get('at'))} (approval {approval})."
-            out.insert(0, text)
+            out.insert(0, f"asked{many}{by}{_at(record.get('at'))} ({approval})")
         elif _kind(record) == "approval_answered" and (approval, name) not in told:
             told.add((approval, name))
             agreed = record.get("approve") is True
             if agreed and "asked" in used and public is not None and not has_signature(public, record):
-                out.append(f"An answer of {name or 'somebody'} (approval {approval}) is not signed and proves nothing.")
+                out.append(f"an answer of {name or 'somebody'} ({approval}) is not signed and proves nothing")
                 continue
             shown = f", shown {_short(record.get('shown'))}" if _text(record.get("shown")) else ""
             verb = "approved" if agreed else "refused"
-            out.append(f"{name or 'Somebody'} {verb} it{_at(record.get('at'))} (approval {approval}{shown}).")
+            out.append(f"{name or 'somebody'} {verb} it{_at(record.get('at'))} ({approval}{shown})")
         elif _kind(record) == "approval_void":
             why = _text(record.get("why")).replace("_", " ")
-            out.append(f"Approval {approval} became void{_at(record.get('at'))}{f' ({why})' if why else ''}.")
+            out.append(f"{approval} became void{_at(record.get('at'))}{f' ({why})' if why else ''}")
     if identity and not _proven(identity, records, public if "asked" in used else None):
-        out.append(f"Approval {identity} was used for it, and the log does not prove that anybody gave it.")
+        out.append(f"{identity} was used, and the log does not prove that anybody gave it")
     return out
 
 
@@ -248,16 +281,63 @@ def _proven(identity: str, records: list[Json], public: Ed25519PublicKey | None)
     return enough and all(record.get("approve") is True for record in answers)
 
 
-def _grant(started: Json | None, finished: Json | None) -> list[str]:
+def _budget(story: Json) -> list[str]:
+    """What is left of it is not on record; that it refused a call is."""
+    code = _text(story.get("reason_code"))
+    return [f"refused ({code})"] if code in _BUDGET else []
+
+
+# ── How it ran ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _started(started: Json | None, finished: Json | None) -> list[str]:
     if started is None:
-        return ["No leave to run was given."] if finished is not None else []
-    chain, seq = _text(started.get("chain")), _text(started.get("seq"))
-    place = f" (chain {chain}, record {seq})" if chain and seq else ""
-    synced = " and synced to disk" if started.get("durable") is True else ""
+        return ["no"] if finished is not None else []
+    synced = ", and synced to disk" if started.get("durable") is True else ""
     effect = started.get("effect_possible")
-    could = {True: ", as an effect outside was possible", False: "; no effect outside was possible"}
+    could = {True: "; an effect outside was possible", False: "; no effect outside was possible"}
     tail = could[effect] if isinstance(effect, bool) else ""
-    return [f"Leave to run it once was recorded{synced} before anything was sent{tail}{place}."]
+    return [f"on record before anything was sent{synced}{tail}"]
+
+
+def _ran(story: Json, started: Json | None) -> list[str]:
+    facts = _part(story, "facts")
+    isolation = _part(story, "facts", "isolation")
+    if started is None or not isolation or _text(story.get("status")) in ("unavailable", "validation_failure"):
+        return []
+    level = _text(isolation.get("level")) or _text(isolation.get("backend")) or "unknown"
+    backend = _text(isolation.get("backend"))
+    server = _text(_part(story, "call").get("server"))
+    attempts = facts.get("attempts")
+    times = f"{attempts} times" if isinstance(attempts, int) and attempts > 1 else "once"
+    on_by = [k for k, v in _part(isolation, "protections").items() if isinstance(v, dict) and v.get("on") is True]
+    few = len(on_by) <= _FEW
+    words = [
+        f"{times}{f' on server {server}' if server else ''}",
+        f"isolation {level}{f' (backend {backend})' if backend and backend != level else ''}",
+        f"with {_join(sorted(map(str, on_by))) if few else f'{len(on_by)} protections'}" if on_by else "",
+        _limits(isolation),
+    ]
+    return [", ".join(word for word in words if word)]
+
+
+def _limits(isolation: Json) -> str:
+    """Which limits were in force, by what enforced them."""
+    by: dict[str, list[str]] = {}
+    for name, limit in _part(isolation, "limits").items():
+        if isinstance(limit, dict) and _text(limit.get("by")):
+            by.setdefault(_text(limit.get("by")), []).append(str(name))
+    told = [f"{_join(sorted(names))} by {enforcer}" for enforcer, names in sorted(by.items())]
+    return f"limits: {_join(told)}" if told else ""
+
+
+def _session(story: Json) -> list[str]:
+    session = _part(story, "facts", "session")
+    name, step, context, state = (_text(session.get(key)) for key in ("id", "step", "context", "state"))
+    if not name or _text(story.get("status")) in ("unavailable", "validation_failure"):
+        return []
+    words = [name, f"step {step}" if step else "", f"context {context}" if step and context else "", state]
+    return [", ".join(word for word in words if word)]
 
 
 def _answers(records: list[Json]) -> list[str]:
@@ -266,18 +346,18 @@ def _answers(records: list[Json]) -> list[str]:
     for record in records:
         if _kind(record) != "answered":
             continue
-        decision, approval = _part(record, "decision"), _part(record, "approval")
+        decision = _part(record, "decision")
+        approval = _part(record, "approval")
+        which = f"of round {_text(record.get('round'))}"
         sent = "was sent on" if decision.get("allowed") is True else "was not sent on, by policy"
         why = _text(decision.get("reason"))
         agreed = "".join(
             f"; {_text(one.get('person'))} approved it" for one in _list(approval.get("by")) if isinstance(one, dict)
         )
-        named = f" (approval {_text(approval.get('id'))})" if approval else ""
-        inside = f" ({why})" if why else ""
-        which = f"in round {_text(record.get('round'))}"
-        out.append(f"What the client answered to the server {which} {sent}{inside}{agreed}{named}.")
+        named = f" ({_text(approval.get('id'))})" if approval else ""
+        out.append(f"the answer {which} {sent}{f' ({why})' if why else ''}{agreed}{named}")
         if isinstance(unfit := record.get("unfit"), int) and unfit > 0:
-            out.append(f"Of its answers {unfit} did not fit what was asked and stayed behind.")
+            out.append(f"{unfit} of the answers {which} did not fit the questions and were left out")
     return out[: 2 * _FEW]
 
 
@@ -292,126 +372,75 @@ def _secrets(records: list[Json]) -> list[str]:
     out = []
     for (secret, method, host, port, why), count in list(uses.items())[:_FEW]:
         times = "once" if count == 1 else f"{count} times"
-        how = f"was refused {times} ({why}) for" if why else f"was put {times} into"
-        out.append(f"Secret {secret} {how} {method} to {host}:{port}.")
+        how = f"refused {times} ({why}) for" if why else f"put {times} into"
+        out.append(f"{secret} {how} {method} to {host}:{port}")
     if len(uses) > _FEW:
-        out.append(f"{len(uses) - _FEW} more kinds of requests were for secrets.")
+        out.append(f"{len(uses) - _FEW} more kinds of requests were for secrets")
     return out
 
 
-def _isolation(story: Json, started: Json | None) -> list[str]:
-    facts, isolation = _part(story, "facts"), _part(story, "facts", "isolation")
-    out: list[str] = []
-    if started is not None and isolation and _text(story.get("status")) not in ("unavailable", "validation_failure"):
-        level = _text(isolation.get("level")) or _text(isolation.get("backend")) or "unknown"
-        backend = _text(isolation.get("backend"))
-        server = _text(_part(story, "call").get("server"))
-        by = f" (backend {backend})" if backend and backend != level else ""
-        on = f" on server {server}" if server else ""
-        attempts = facts.get("attempts")
-        times = f"{attempts} times" if isinstance(attempts, int) and attempts > 1 else "once"
-        on_by = [k for k, v in _part(isolation, "protections").items() if isinstance(v, dict) and v.get("on") is True]
-        kept = ""
-        if on_by:
-            kept = f", with {_join(sorted(map(str, on_by))) if len(on_by) <= _FEW else f'{len(on_by)} protections'}"
-        out.append(f"It ran {times} at isolation {level}{by}{on}{kept}{_session(facts)}.")
-    refused = [d for d in _list(_part(facts, "network").get("denied")) if isinstance(d, dict)]
+def _network(story: Json) -> list[str]:
+    refused = [d for d in _list(_part(story, "facts", "network").get("denied")) if isinstance(d, dict)]
     hosts = [f"{_text(d.get('host'))}:{_text(d.get('port'))}" for d in refused]
-    if hosts:
-        out.append(f"The network was denied to {_join(hosts[:10])}.")
-    return out
-
-
-def _session(facts: Json) -> str:
-    session = _part(facts, "session")
-    name, step, context = (_text(session.get(key)) for key in ("id", "step", "context"))
-    if not name:
-        return ""
-    state = _text(session.get("state"))
-    as_step = f", as step {step}" + (f" in context {context}" if context else "") if step else ""
-    return f", in session {name}{as_step}" + (f"; the session was {state} then" if state else "")
+    return [f"denied to {_join(hosts[:10])}"] if hosts else []
 
 
 # ── How it ended ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _outcome(started: Json | None, finished: Json | None) -> list[str]:
+def _result(started: Json | None, finished: Json | None) -> list[str]:
     if finished is None:
-        return ["No outcome is recorded yet: it is still running, or a crash cut it short."] if started else []
-    tell = _ENDINGS.get(_text(finished.get("status")))
-    ending = tell(finished) if tell else f"It ended as {_text(finished.get('status')) or 'nothing that was recorded'}"
-    out = [_stop(ending)]
-    wall = _part(finished, "facts").get("wall_ms")
+        return ["not on record yet: it is still running, or a crash cut it short"] if started else []
+    status = _text(finished.get("status")) or "not on record"
+    facts = _part(finished, "facts")
+    exit_status = facts.get("exit_status")
+    limit = _text(facts.get("limit"))
+    identity = _text(_part(finished, "approval").get("id")) or _text(finished.get("approval_id"))
+    more = {
+        "failed": f", exit status {exit_status}" if isinstance(exit_status, int) else "",
+        "killed": f" at its {limit} limit" if limit else "",
+        "approval_required": f", {identity}" if identity else "",
+    }.get(status, "")
+    words = [f"{status.replace('_', ' ')}{more}{_why(finished) if status != 'success' else ''}", _effect(finished)]
+    wall = facts.get("wall_ms")
     if started is not None and isinstance(wall, int | float) and math.isfinite(wall):
-        out.append(f"It took {wall:.1f} ms.")
+        words.append(f"{wall:.1f} ms")
+    out = ["; ".join(words)]
     if finished.get("recovered") is True:
-        out.append("The gateway stopped before it recorded an outcome; a later start closed the record.")
+        out.append("the gateway stopped before it recorded an outcome; a later start closed the record")
     return out
 
 
 def _effect(finished: Json) -> str:
+    match _text(finished.get("status")):
+        case "validation_failure" | "denied" | "unavailable":
+            return _NEVER_RAN
+        case "approval_required":
+            return "it has not run"
     return {
         "none": "nothing outside was changed",
         "confirmed": "its effect is confirmed",
         "unknown": "whether it changed anything outside is unknown",
-    }.get(_text(finished.get("effect")), "its effect is not recorded")
+    }.get(_text(finished.get("effect")), "its effect is not on record")
 
 
 def _why(finished: Json) -> str:
-    code, message = _text(finished.get("reason_code")), _text(finished.get("message")).strip()
+    code = _text(finished.get("reason_code"))
+    message = _text(finished.get("message")).strip()
     return (f" ({code})" if code else "") + (f": {message.rstrip('.')}" if message else "")
 
 
-def _success(finished: Json) -> str:
-    return f"It succeeded; {_effect(finished)}"
-
-
-def _failed(finished: Json) -> str:
-    status = _part(finished, "facts").get("exit_status")
-    code = f" with exit status {status}" if isinstance(status, int) else ""
-    return f"It ran and failed{code}{_why(finished)}; {_effect(finished)}"
-
-
-def _invalid(finished: Json) -> str:
-    return f"It was refused as invalid{_why(finished)}. It never ran"
-
-
-def _denied(finished: Json) -> str:
-    return f"It was denied{_why(finished)}. It never ran"
-
-
-def _waits(finished: Json) -> str:
-    identity = _text(_part(finished, "approval").get("id")) or _text(finished.get("approval_id"))
-    named = f", approval {identity}" if identity else ""
-    return f"It needs the approval of a person{named}{_why(finished)}. It has not run"
-
-
-def _timeout(finished: Json) -> str:
-    return f"It was stopped because its time was up{_why(finished)}; {_effect(finished)}"
-
-
-def _killed(finished: Json) -> str:
-    limit = _text(_part(finished, "facts").get("limit"))
-    by = f" at its {limit} limit" if limit else ""
-    return f"It was stopped by us{by}{_why(finished)}; {_effect(finished)}"
-
-
-def _unavailable(finished: Json) -> str:
-    return f"Something that it needs was not there{_why(finished)}. It never ran"
-
-
-def _unknown(finished: Json) -> str:
-    return f"Its outcome is unknown{_why(finished)}; {_effect(finished)}"
-
-
-_ENDINGS: dict[str, Callable[[Json], str]] = {
-    "success": _success,
-    "failed": _failed,
-    "validation_failure": _invalid,
-    "denied": _denied,
-    "approval_required": _waits,
-    "timeout": _timeout,
-    "killed": _killed,
-    "unavailable": _unavailable,
-    "unknown": _unknown,
-}
+def _on_record(story: Json, started: Json | None, finished: Json | None) -> list[str]:
+    places: dict[str, list[str]] = {}
+    for record in (started, finished):
+        chain, seq = (_text((record or {}).get(key)) for key in ("chain", "seq"))
+        if chain and seq:
+            places.setdefault(chain, []).append(seq)
+    told = [f"chain {chain}, record{'' if len(seqs) == 1 else 's'} {_join(seqs)}" for chain, seqs in places.items()]
+    digests = {
+        "contract": _short(_part(story, "contract").get("digest")),
+        "definition": _short(story.get("pin")),
+        "policy": _short(_part(story, "decision").get("policy_digest")),
+    }
+    named = [f"{name} {digest}" for name, digest in digests.items() if digest]
+    return ["; ".join(told), f"digests: {', '.join(named)}" if named else ""]

@@ -21,8 +21,6 @@ from typing import IO, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from ringfence import canonical, system
-from ringfence.audit import slots
 from ringfence.audit.approvals import ANSWERED, ASKED, ApprovalVerifier, Proof, proves
 from ringfence.audit.chain import (
     ALWAYS,
@@ -35,27 +33,31 @@ from ringfence.audit.chain import (
     Findings,
     Head,
     Period,
+    Pruned,
     Record,
-    Report,
+    Slots,
+    Verification,
     is_chain_name,
     is_part,
     key_id,
     misfiled,
     named_by,
+    read_pruned,
+    read_slots,
     shared_by,
     sign_statement,
     signed_by,
 )
 from ringfence.audit.keys import Keys
-from ringfence.audit.pruned import Pruned
-from ringfence.errors import StoreError, TamperError
-from ringfence.model import Json
+from ringfence.core import canonical, system
+from ringfence.core.errors import StoreError, TamperError
+from ringfence.core.model import Json
 
 FORMAT = "ringfence-audit-export"
 MAX_LINE = 2 * MAX_RECORD_BYTES + 4096
 """A record's text as a JSON string is at most twice as long as itself."""
 MAX_SAID = 4 * MAX_RECORD_BYTES
-"""Characters of what records share that whoever reads an export keeps at hand."""
+"""Characters of what records share that the reader of an export keeps at hand."""
 
 Checkpoints = Mapping[str, bytes]
 """Each chain's checkpoint file, as its bytes. To be read before the records, which only grow."""
@@ -92,7 +94,7 @@ def write_export(
     period: Period = ALWAYS,
     checkpoints: Checkpoints | None = None,
     find: FindRecord | None = None,
-) -> Report:
+) -> Verification:
     """Write records, each chain in its order, to `path` and sign what was written.
 
     With `find`, every end of another chain that a record names must be there, too, in the period or not.
@@ -153,7 +155,7 @@ def prunes(checkpoints: Checkpoints, public: Ed25519PublicKey) -> dict[str, Prun
 
     Where that is another one after the records were read, they were not all there to be read.
     """
-    found = {name: slots.read_pruned(data, name, public)[0] for name, data in checkpoints.items()}
+    found = {name: read_pruned(data, name, public)[0] for name, data in checkpoints.items()}
     return {name: pruned for name, pruned in found.items() if pruned is not None}
 
 
@@ -186,14 +188,16 @@ class _Writing:
         self._gone = prunes(checkpoints or {}, keys.public)
         self._held: dict[str, Checkpoint | None] | None = None
         if checkpoints is not None:
-            self._held = {name: slots.read(data, name, keys.public).newest for name, data in checkpoints.items()}
+            self._held = {name: read_slots(data, name, keys.public).newest for name, data in checkpoints.items()}
         self._found = Findings()
         self._chains: dict[str, _Part] = {}
         self._said = _Said()
 
-    def write(self, records: Iterable[Record | Proof | Beside]) -> Report:
-        at, span = time.time(), {"from": self._period.since, "to": self._period.until}
-        out, private = self._out, self._keys.private
+    def write(self, records: Iterable[Record | Proof | Beside]) -> Verification:
+        at = time.time()
+        span = {"from": self._period.since, "to": self._period.until}
+        out = self._out
+        private = self._keys.private
         out.write(canonical.dumps({"format": FORMAT, "v": 2, "at": at, "key": self._keys.id, **span}))
         for entry in records:
             if isinstance(entry, Proof):
@@ -211,7 +215,7 @@ class _Writing:
         count = sum(part.count for _, part in written)
         last = {"type": "export", "v": 1, "at": at, "key": self._keys.id, **span, "records": count, "chains": heads}
         out.write(sign_statement(private, {**last, "sha256": out.digest}))
-        return Report(records=count, heads=tuple(part.head for _, part in written))
+        return Verification(records=count, heads=tuple(part.head for _, part in written))
 
     def _take(self, record: Record, *, written: bool) -> None:
         pruned = self._gone.get(record.chain)
@@ -250,7 +254,7 @@ class _Writing:
         self._out.write(canonical.dumps({"hash": record.hash, "proof": record.text}))
 
     def _begin(self, record: Record, *, beside: bool) -> _Part:
-        """A part of a chain begins where the chain does, or after a record beside it, unless nobody can tell."""
+        """A part of a chain begins where the chain does, or after a record beside it, unless that cannot be told."""
         partial = self._period.since is not None and (beside or self._held is None)
         pruned = self._gone.get(record.chain)
         end = None if pruned is None or partial else pruned.end
@@ -267,7 +271,8 @@ class _Writing:
         if self._held is None:
             return
         for name, held in sorted(self._held.items()):
-            part, since = self._chains.get(name), self._period.since
+            part = self._chains.get(name)
+            since = self._period.since
             if held is not None and since is not None and held.at < since and (part is None or not part.count):
                 continue  # it ended before, whatever became of it
             last = part.verifier.seq if part is not None else 0
@@ -286,7 +291,7 @@ class _Writing:
 class _Said:
     """What records of an export share with others and lines before them have said: so much, and not what is older.
 
-    Whoever reads it has that at hand and no more. Whoever writes it keeps the same account.
+    The reader has that at hand and no more. The writer keeps the same account.
     """
 
     def __init__(self) -> None:
@@ -349,7 +354,7 @@ def _misnamed(seq: int, by: str, how: str) -> str:
 # ── Reading an export ─────────────────────────────────────────────────────────────────────────────
 
 
-def verify_export(path: Path, public_key: Ed25519PublicKey) -> Report:
+def verify_export(path: Path, public_key: Ed25519PublicKey) -> Verification:
     """Check an export offline. Raises StoreError only where the file cannot be read at all."""
     reading = _Reading(public_key)
     try:
@@ -428,7 +433,8 @@ class _Reading:
         self._approvals.partial = value.get("from") is not None or value.get("to") is not None
 
     def _take_record(self, value: Json) -> None:
-        text, digest = value["text"], value["hash"]
+        text = value["text"]
+        digest = value["hash"]
         if not isinstance(text, str) or not isinstance(digest, str):
             self._found.add(f"line {self._number} is not a record")
             return
@@ -482,7 +488,8 @@ class _Reading:
             else:
                 self._found.add(problem)
             return
-        closing, pruned = Checkpoint.of(statement), Pruned.of(statement)
+        closing = Checkpoint.of(statement)
+        pruned = Pruned.of(statement)
         if closing is not None and closing.period is not None:
             self._closings[closing.chain] = closing
         elif pruned is not None:
@@ -531,7 +538,8 @@ class _Reading:
                     self._found.add(_misnamed(named.seq, name, how), chain, named.seq)
 
     def _check_chain(self, name: str, stated: set[str]) -> None:
-        chain, closing = self._chains.get(name), self._closings.get(name)
+        chain = self._chains.get(name)
+        closing = self._closings.get(name)
         if closing is None:
             self._found.add("its closing is missing", name)
         elif chain is None:
@@ -544,13 +552,13 @@ class _Reading:
         if name not in stated:
             self._found.add("is not among the chains of the closing line", name)
 
-    def report(self) -> Report:
+    def report(self) -> Verification:
         if not self._closed:
             self._found.add("the export ends without a closing line that verifies: its end was cut off or replaced")
         self._approvals.finish()
         heads = tuple(chain.head for _, chain in sorted(self._chains.items()))
         count = sum(chain.count for chain in self._chains.values())
-        return Report(tuple(self._found.faults), tuple(self._found.notes), count, heads)
+        return Verification(tuple(self._found.faults), tuple(self._found.notes), count, heads)
 
 
 def _chain_of(text: str) -> str | None:
@@ -587,7 +595,7 @@ def verify_live(
     checkpoints: Checkpoints,
     public_key: Ed25519PublicKey,
     find: FindRecord = lambda chain, seq: None,
-) -> Report:
+) -> Verification:
     """Check every chain of the database against itself and against its checkpoint file.
 
     `find` gives the record at a place, where one was written while the others were read.
@@ -600,9 +608,9 @@ def verify_live(
     wanted: Wanted = {}
     # Newest first: a chain's first record names the last records before it, of chains that are then still to come.
     for name in sorted(records.keys() | checkpoints.keys(), reverse=True):
-        held = slots.Slots(None, -1, 0)
+        held = Slots(None, -1, 0)
         if name in checkpoints:
-            held = slots.read(checkpoints[name], name, public_key)
+            held = read_slots(checkpoints[name], name, public_key)
         live = _Live(name, approvals, found, held.newest, wanted)
         if name in pruned:
             live.begins_after(pruned[name])
@@ -621,7 +629,7 @@ def verify_live(
         if late is not None:
             approvals.vouch(late.text, late.hash)
     approvals.finish()
-    return Report(tuple(found.faults), tuple(found.notes), count, tuple(reversed(heads.values())))
+    return Verification(tuple(found.faults), tuple(found.notes), count, tuple(reversed(heads.values())))
 
 
 def _check_named(
@@ -711,8 +719,9 @@ class _Live:
         if body["kind"] == CLOSED and "unsigned" in body:
             self._found.notes.append(_unsigned(self._name, body["unsigned"]))
 
-    def finish(self, held: slots.Slots, *, has_file: bool) -> None:
-        last, name = self.verifier.seq, self._name
+    def finish(self, held: Slots, *, has_file: bool) -> None:
+        last = self.verifier.seq
+        name = self._name
         if not has_file:
             self._found.add("its checkpoint file is missing", name)
         elif held.newest is None:

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from ringfence import system
 from ringfence.audit.chain import key_id
-from ringfence.errors import StoreError
+from ringfence.core import system
+from ringfence.core.errors import StoreError
 
 PRIVATE = "audit-private.pem"
 PUBLIC = "audit-public.pem"
@@ -89,7 +89,7 @@ def _check_folder(folder: Path) -> None:
     if system.stranger(info):
         raise StoreError(f"the key folder {folder} belongs to another user (uid {info.st_uid})")
     if system.open_to_others(info, 0o022):
-        # Whoever can write the folder can put another key in the place of this one.
+        # A user who can write the folder can put another key in the place of this one.
         raise StoreError(f"others can write the key folder {folder}; run: chmod 700 {folder}")
 
 

@@ -1,4 +1,4 @@
-"""`ringfence approvals`: what waits for a person, and their answer. An agent asks; only a person answers."""
+"""`ringfence approvals`: calls that wait for an approval, and the answers. An agent asks; only a person answers."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from typing import Any
 
 import typer
 
-from ringfence import approval as asking
-from ringfence import identity, system
+from ringfence import identity
 from ringfence.cli import common
 from ringfence.cli.terminal import MARGIN, confirm, cut, json_text, moment, quoted, safe
-from ringfence.errors import Refused
-from ringfence.guard import UNSEEN
-from ringfence.model import Json, Person
+from ringfence.core import system
+from ringfence.core.errors import Refused
+from ringfence.core.model import Json, Person
+from ringfence.governance import approvals as asking
+from ringfence.governance.guard import UNSEEN
 from ringfence.store import Approval, Reader
 
 _WIDTH = 100
 _BESIDE = {"meta": "_meta", "asked": "asked", "inputs": "answers"}
-"""What a call carries beside its arguments, and what it is called here."""
+"""What a call carries beside its arguments, and its label here."""
 _PREFIX = "apr_"
 
 approvals = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-IdArgument = typer.Argument(..., metavar="ID", help="Its id, the beginning of it, or `last` for the newest question.")
+IdArgument = typer.Argument(
+    ..., metavar="ID", help="Its id, the beginning of its id, or `last` for the newest question."
+)
 
 
 @approvals.callback()
 def group() -> None:
-    """See what waits for a person, and answer it.
+    """List the calls that wait for an approval, and answer them.
 
     \b
-    ringfence approvals list                    what waits, and for how long still
-    ringfence approvals approve last            answer the newest question with yes
-    ringfence approvals deny apr_1f             the beginning of an id will do
+    ringfence approvals list                    what waits, and when it expires
+    ringfence approvals approve last            approve the newest
+    ringfence approvals deny apr_1f             the beginning of an id is enough
     """
 
 
@@ -67,10 +70,10 @@ def list_(
 def approve(
     identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
 ) -> None:
-    """Let one call run once, after a look at exactly what it is.
+    """Approve one call, to run once, after showing exactly what it is.
 
     It asks on the terminal itself, never on stdin, and takes `y` or `yes`. The call may still be waiting, or be made
-    again before the approval expires; it is used up by the first call that fits.
+    again before the approval expires. The first call that matches uses the approval up.
 
     \b
     ringfence approvals approve apr_0123456789abcdef0123
@@ -82,7 +85,7 @@ def approve(
 def deny(
     identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
 ) -> None:
-    """Refuse one call, after a look at exactly what it is.
+    """Refuse one call, after showing exactly what it is.
 
     \b
     ringfence approvals deny last
@@ -120,7 +123,7 @@ def _answer(identifier: str, config_path: Path | None, demo: bool, *, approve: b
 
 
 def _own(folder: Path) -> None:
-    """Before anybody reads a question whose answer could not be written."""
+    """Check first that an answer could be written at all."""
     with contextlib.suppress(OSError):
         info = folder.stat()
         if system.stranger(info):
@@ -135,7 +138,7 @@ def _person(config_path: Path | None, demo: bool) -> Person:
     people = {} if demo or common.find_config(config_path) is None else common.load(config_path).people
     person = identity.person_of(people, user)
     if person is None:
-        common.fail(f"account {user} is none of the people in the configuration, so it may not answer")
+        common.fail(f"account {user} is not one of the people in the configuration, so it may not answer")
     return person
 
 
@@ -193,7 +196,7 @@ def _in_full(approval: Approval) -> Iterator[str]:
 
 
 def _removed(approval: Approval) -> Iterator[str]:
-    """What the caller sends and is not shown: redacted, or there to deceive whoever reads it."""
+    """What the caller sends and is not shown: redacted values, and characters meant to deceive the reader."""
     removed = approval.summary.get("removed")
     if not isinstance(removed, dict):
         return
@@ -205,7 +208,8 @@ def _removed(approval: Approval) -> Iterator[str]:
 
 
 def _what(approval: Approval) -> str:
-    server, mode = approval.summary.get("server"), approval.summary.get("mode")
+    server = approval.summary.get("server")
+    mode = approval.summary.get("mode")
     on = f" on server {server}" if server else ""
     return safe(f"{approval.tool}{on}{f' ({mode})' if mode else ''}")
 

@@ -1,4 +1,4 @@
-"""`ringfence audit`: what is on record, why it went that way, and whether the record is still what was written."""
+"""`ringfence audit`: what is on record, why it happened, and whether the record is still what was written."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from typing import Any, Literal, get_args
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from ringfence import canonical, config, identity
-from ringfence.audit.chain import MAX_FAULTS, Findings, Period, Report
+from ringfence import config, identity
+from ringfence.audit.chain import MAX_FAULTS, Findings, Period, Verification
 from ringfence.audit.explain import explain as explained
 from ringfence.audit.export import Checkpoints, prunes, verify_export, verify_live, write_export
 from ringfence.audit.keys import PUBLIC, Keys, load_or_create, public_key_from_file
 from ringfence.cli import common
 from ringfence.cli.terminal import cut, json_text, moment, quoted, safe
-from ringfence.errors import TamperError
-from ringfence.model import Json
+from ringfence.core import canonical
+from ringfence.core.errors import TamperError
+from ringfence.core.model import Json
 from ringfence.store import Reader, Record, Transaction
 
 Part = Literal["arguments", "result"]
@@ -45,7 +46,7 @@ def group() -> None:
     \b
     ringfence audit list                        the newest calls
     ringfence audit explain last                why the newest was allowed or refused
-    ringfence audit verify                      is the log what was written?
+    ringfence audit verify                      is the log as it was written?
     """
 
 
@@ -123,7 +124,7 @@ def show(
 def explain(
     identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
 ) -> None:
-    """Tell in sentences why this call was allowed or refused: contract, rules, approval, grant, isolation, outcome.
+    """List the stops of this call, a line each: caller, contract, rules, approval, budget, isolation, result, record.
 
     \b
     ringfence audit explain last
@@ -152,7 +153,7 @@ def replay(
 
 @audit.command()
 def verify(
-    export_path: Path | None = typer.Argument(None, metavar="[EXPORT]", help="An export. Left out: the live log."),
+    export_path: Path | None = typer.Argument(None, metavar="[EXPORT]", help="An export. Default: the live log."),
     public_key: Path | None = typer.Option(
         None, "--public-key", help="The key to verify with; an export needs one from outside."
     ),
@@ -162,7 +163,7 @@ def verify(
     """Verify the live log against its signed checkpoints, or an export offline.
 
     Finds edits, deletions, reordering, gaps, a cut end, and calls that ran on an approval that the log does not prove.
-    An export is checked against the key that you name and nothing else is opened, so it can be done on any machine.
+    An export is checked with the key that you name and nothing else, so this works on any machine.
 
     \b
     ringfence audit verify
@@ -179,8 +180,8 @@ def verify(
     _conclude(report)
 
 
-def _verified(reader: Reader, key: Ed25519PublicKey) -> Report:
-    """Others go on meanwhile. Where one begins a chain, or prunes, what is read does not belong together: once more."""
+def _verified(reader: Reader, key: Ed25519PublicKey) -> Verification:
+    """Others write meanwhile. If one begins a chain, or prunes, the parts read do not belong together: try again."""
     for _ in range(_TRIES):
         records, checkpoints = reader.evidence()
         report = verify_live(records, checkpoints, key, reader.record)
@@ -194,7 +195,7 @@ def _moved(reader: Reader, checkpoints: Checkpoints, key: Ed25519PublicKey) -> b
     return now.keys() != checkpoints.keys() or prunes(now, key) != prunes(checkpoints, key)
 
 
-def _conclude(report: Report) -> None:
+def _conclude(report: Verification) -> None:
     print(safe(str(report), lines=True))
     if not report.ok:
         raise typer.Exit(1)
@@ -223,12 +224,12 @@ def export(
         keys = load_or_create(config.key_folder())
         report = _exported(reader, path, keys, period)
     print(f"{path}: {report.records} records of {len(report.heads)} chains from {folder}, signed with key {keys.id}.")
-    print(f"The public key is {keys.folder / PUBLIC}; give it to whoever verifies, by another way than the export.")
+    print(f"The public key is {keys.folder / PUBLIC}; send it to the verifier separately from the export.")
     print(f"Verify with: ringfence audit verify {path} --public-key {PUBLIC}")
 
 
-def _exported(reader: Reader, path: Path, keys: Keys, period: Period) -> Report:
-    """The same holds here."""
+def _exported(reader: Reader, path: Path, keys: Keys, period: Period) -> Verification:
+    """The same holds for an export."""
     left = _TRIES
     while True:
         left -= 1
@@ -244,7 +245,7 @@ def _exported(reader: Reader, path: Path, keys: Keys, period: Period) -> Report:
 def erase(
     identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
 ) -> None:
-    """Erase what is kept of a call's payloads, on record. Its records stay, and say nothing of the values.
+    """Erase the kept payloads of a call, on record. Its records stay; they do not hold the values.
 
     \b
     ringfence audit erase call_0123456789abcdef0123
@@ -274,8 +275,8 @@ def prune(
 ) -> None:
     """Remove the oldest records, on record and signed, so that the rest still verifies.
 
-    Calls that run, that wait for a person or whose idempotency key is in force stay, and all records after them.
-    `gateway.retention: 90d` in a ringfence.yaml has `ringfence serve` do this every hour.
+    Calls that run, that wait for an approval or whose idempotency key is in force stay, and so do all records after
+    them. With `gateway.retention: 90d` in a ringfence.yaml, `ringfence serve` does this every hour.
 
     \b
     ringfence audit export 2025.jsonl --until 2026-01-01
@@ -293,7 +294,7 @@ def prune(
     if gone.records:
         print(f"{gone.records} records of {gone.chains} chains in {folder} are removed. See: ringfence audit verify")
     else:
-        print("Nothing was removed: nothing is that old, or somebody still needs it.")
+        print("Nothing was removed: nothing is that old, or it is still needed.")
 
 
 def _time(text: str | None, option: str) -> float | None:
@@ -302,7 +303,7 @@ def _time(text: str | None, option: str) -> float | None:
     try:
         read = datetime.fromisoformat(text)
     except ValueError:
-        common.fail(f"{option}: {text!r} is no time in ISO 8601, as in 2026-03-01 or 2026-03-01T08:30:00Z", 2)
+        common.fail(f"{option}: {text!r} is not a time in ISO 8601, as in 2026-03-01 or 2026-03-01T08:30:00Z", 2)
     return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
 
 
@@ -311,7 +312,7 @@ def _time(text: str | None, option: str) -> float | None:
 
 @contextmanager
 def _log(config_path: Path | None, demo: bool) -> Iterator[Reader]:
-    """The log, for looking. A record that was damaged is one clear sentence too."""
+    """The log, opened read-only. A damaged record is reported in one sentence."""
     with common.reading(common.state_of(config_path, demo)) as reader:
         try:
             yield reader
@@ -344,7 +345,7 @@ _UNLIKE = {False: "not what was recorded", None: "cannot be checked: its record 
 
 
 def _kept(reader: Reader, call_id: str, part: Part) -> tuple[Any, bool | None]:
-    """And whether it is what was recorded."""
+    """A kept payload, and whether it is what was recorded."""
     payload, right = reader.kept(call_id, part)
     if payload is None:
         return None, right
@@ -355,8 +356,8 @@ def _kept(reader: Reader, call_id: str, part: Part) -> tuple[Any, bool | None]:
         return body.decode("utf-8", "replace"), right
 
 
-def _compared(reader: Reader, report: Report) -> Report:
-    """With what stands in another order than it was written in, and what is not kept as it was recorded."""
+def _compared(reader: Reader, report: Verification) -> Verification:
+    """The report, with records out of order and payloads that differ from what was recorded."""
     found = Findings(list(report.faults), list(report.notes))
     for chain, seq in reader.misplaced(MAX_FAULTS):
         found.add("stands before the record that it follows: lists have another order", chain, seq)

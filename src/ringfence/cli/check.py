@@ -1,42 +1,52 @@
-"""`ringfence check`: is the file right, what does it come to, and which definitions of tools are accepted."""
+"""`ringfence check`: problems of a ringfence.yaml, the contracts that it results in, and accepted tool definitions."""
 
 from __future__ import annotations
 
+import difflib
 import io
-from dataclasses import asdict
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import typer
 from ruamel.yaml import YAML
 
-from ringfence import config
+from ringfence import config, identity
 from ringfence.cli import common
-from ringfence.cli.terminal import safe
+from ringfence.cli.terminal import MARGIN, confirm, json_text, quoted, safe
 from ringfence.config import Config
-from ringfence.errors import ConfigError
-from ringfence.model import Contract, Json
-from ringfence.policy import Policy
+from ringfence.core.errors import ConfigError, RingfenceError, Unavailable
+from ringfence.core.model import Contract, Definition, Json, ServerSpec
+from ringfence.governance.policy import Policy
+
+if TYPE_CHECKING:
+    from ringfence.compose.gateway import App
+
+_FIRST = ("title", "description")
+"""Shown first: a model reads these."""
 
 
 def check(
-    file: Path | None = typer.Argument(None, metavar="[FILE]", help="The ringfence.yaml. Left out: ./ringfence.yaml."),
+    file: Path | None = typer.Argument(None, metavar="[FILE]", help="The ringfence.yaml. Default: ./ringfence.yaml."),
     config_path: Path | None = typer.Option(None, "--config", help="The same as FILE."),
     print_: bool = typer.Option(False, "--print", help="Show every contract as it takes effect, with digests."),
     accept: bool = typer.Option(
-        False, "--accept", help="Start the servers, show what is new or changed in their definitions, and accept it."
+        False, "--accept", help="Start the servers, show new and changed definitions of their tools, and accept them."
     ),
     yes: bool = typer.Option(False, "--yes", help="With --accept: do not ask on the terminal."),
 ) -> None:
-    """Read a ringfence.yaml and say everything that is wrong with it, as file:line:col: problem.
+    """Check a ringfence.yaml and report every problem, as file:line:col: problem.
 
-    Exit code 1 where there is any problem: in the file, in its policy files, or where configuration, policy, state or
-    keys lie under a folder that a server or box may write. Warnings are told and pass.
+    The exit code is 1 if there is any problem: in the file, in its policy files, or if configuration, policy, state or
+    keys lie in a folder that a server or box may write to. Warnings are printed, and do not count.
 
     \b
-    ringfence check                          is ./ringfence.yaml right?
-    ringfence check --print                  what each contract comes to
-    ringfence check --accept                 look at what the servers say of their tools, and accept it
+    ringfence check                          check ./ringfence.yaml
+    ringfence check --print                  show every contract as it takes effect
+    ringfence check --accept                 review what the servers say of their tools, and accept it
     """
     if file is not None and config_path is not None and file != config_path:
         common.fail("FILE and --config name two files: give one", 2)
@@ -46,7 +56,7 @@ def check(
     settings = _read(path)
     if print_:
         print(safe(effective(settings), lines=True), end="")
-    if accept and not common.run(common.loaded("ringfence.cli.accept").accept, settings, yes):
+    if accept and not common.run(accept_definitions, settings, yes):
         raise typer.Exit(1)
     counted = (
         _count(len(settings.contracts), "capability", "capabilities"),
@@ -58,7 +68,7 @@ def check(
 
 
 def _found() -> Path:
-    """The file that `serve` would take, by the name that a person here would give it."""
+    """The file that `serve` would take, relative to the current folder if it is in it."""
     path = common.find_config(None)
     if path is None:
         common.fail("There is no ringfence.yaml here. Name one: ringfence check FILE", 2)
@@ -85,11 +95,11 @@ def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-# ── What it comes to ──────────────────────────────────────────────────────────────────────────────
+# ── As it takes effect ────────────────────────────────────────────────────────────────────────────
 
 
 def effective(settings: Config) -> str:
-    """The contracts and the policy as they take effect, as YAML in the words of the file."""
+    """The contracts and the policy as they take effect, as YAML with the keys of the file."""
     policy = Policy(
         settings.policy.rules,
         preset=settings.policy.preset,
@@ -117,9 +127,10 @@ def effective(settings: Config) -> str:
 
 
 def _contract(contract: Contract) -> Json:
-    """Every key that a capability can have, with the value that counts."""
+    """Every key that a capability can have, with its effective value."""
     fields = _plain(asdict(contract))
-    mounts, key = fields.pop("mounts"), fields.pop("idempotent_key")
+    mounts = fields.pop("mounts")
+    key = fields.pop("idempotent_key")
     shown = {"digest": fields.pop("digest"), **fields}
     del shown["name"]
     shown["secrets"] = shown["secrets"] or "none"
@@ -137,3 +148,115 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, str) else value
+
+
+# ── Accepting definitions ─────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A definition that is not accepted yet; `old` is the accepted one that it replaces."""
+
+    new: Definition
+    old: Definition | None
+
+
+async def accept_definitions(settings: Config, yes: bool) -> bool:
+    """Show what is new or changed and pin it if a person agrees; whether all is well afterwards."""
+    from ringfence.compose.gateway import App  # noqa: PLC0415 - only --accept starts servers
+
+    async with App.open(settings) as app:
+        changes: list[Change] = []
+        down = 0
+        for server in settings.servers.values():
+            try:
+                offered = await app.pool.definitions(server.name, app.agent)
+            except RingfenceError as exc:
+                print(safe(f"server {server.name} cannot be asked: {exc}"), file=sys.stderr)
+                down += 1
+                continue
+            changes.extend(_changes(app, server, offered))
+        agreed = await _settle(app, settings, changes, yes) if changes else True
+    if not changes and not down:
+        print("Nothing to accept: every definition that the configuration uses is accepted.")
+    return agreed and not down
+
+
+async def _settle(app: App, settings: Config, changes: list[Change], yes: bool) -> bool:
+    shown = "\n".join(line for change in changes for line in _shown(change))
+    many = "this definition" if len(changes) == 1 else f"these {len(changes)} definitions"
+    if yes:
+        print(shown)
+    elif not await _agreed(shown, f"Accept {many}?"):
+        print("Nothing was accepted.", file=sys.stderr)
+        return False
+    user = identity.os_user()
+    person = identity.person_of(settings.people, user)
+    for change in changes:
+        await app.accept(change.new, person.name if person is not None else user)
+    print(f"Accepted {many}. A gateway that is running notices by itself.")
+    return True
+
+
+async def _agreed(shown: str, question: str) -> bool:
+    try:
+        return await anyio.to_thread.run_sync(confirm, shown, question)
+    except Unavailable as exc:
+        print(shown)
+        raise Unavailable(exc.reason_code, f"{exc}, or read the above and accept it with --yes") from None
+
+
+def _changes(app: App, server: ServerSpec, offered: list[Definition]) -> Iterator[Change]:
+    """Definitions that the configuration uses and that are not accepted yet. A tool without a contract is not used."""
+    from ringfence.governance.rulebook import allowed_item  # noqa: PLC0415 - only --accept needs it
+
+    pins = {(pin.kind, pin.name): pin for pin in app.store.reader().pins(server.name)}
+    tools = {c.tool for c in app.config.contracts.values() if c.server in (None, server.name)}
+    for definition in offered:
+        tool = definition.kind == "tool"
+        used = definition.name in tools if tool else allowed_item(server, "prompt", definition.name)
+        old = pins.get((definition.kind, definition.name))
+        if used and (old is None or old.digest != definition.digest):
+            yield Change(definition, old)
+
+
+# ── Showing definitions ───────────────────────────────────────────────────────────────────────────
+
+
+def _shown(change: Change) -> Iterator[str]:
+    new = change.new
+    old = change.old
+    yield ""
+    yield safe(f"{new.kind} {new.name} of server {new.server}: {'new' if old is None else 'CHANGED'}")
+    if old is None:
+        yield f"  digest {new.digest}"
+        for name in _ordered(new.body):
+            yield safe(f"  {name}:")
+            yield quoted(_text(new.body[name]), MARGIN)
+        return
+    yield f"  digest {old.digest}"
+    yield f"     now {new.digest}"
+    for name in _ordered({**old.body, **new.body}):
+        if old.body.get(name) != new.body.get(name):
+            yield safe(f"  {name}:")
+            yield from _difference(old.body.get(name), new.body.get(name))
+    if isinstance(new.body.get("description"), str):
+        yield "  description, in full, as it is now:"
+        yield quoted(new.body["description"], MARGIN)
+
+
+def _ordered(body: Json) -> list[str]:
+    first = [name for name in _FIRST if name in body]
+    return [*first, *sorted(name for name in body if name not in (*_FIRST, "name"))]
+
+
+def _difference(old: object, new: object) -> Iterator[str]:
+    for line in difflib.ndiff(_text(old).split("\n"), _text(new).split("\n")):
+        if not line.startswith("?"):
+            yield f"    {safe(line)}"
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "(none)"
+    return value if isinstance(value, str) else json_text(value)

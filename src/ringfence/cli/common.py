@@ -1,12 +1,14 @@
-"""What several verbs need: finding the configuration, opening the state, printing, exiting."""
+"""What several verbs share: finding the configuration, opening the state, running, printing, exiting."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -17,15 +19,32 @@ from ringfence import config
 from ringfence.audit.keys import load_or_create
 from ringfence.cli.terminal import json_text, safe
 from ringfence.config import Config
-from ringfence.errors import ConfigError, RingfenceError, Unavailable
+from ringfence.core.errors import ConfigError, RingfenceError
+from ringfence.core.model import Json, Status
 from ringfence.store import Reader, Store
 
 T = TypeVar("T")
 
+EXIT_CODES = {
+    Status.SUCCESS: 0,
+    Status.FAILED: 1,
+    Status.VALIDATION_FAILURE: 2,
+    Status.TIMEOUT: 124,
+    Status.UNAVAILABLE: 125,
+    Status.UNKNOWN: 125,
+    Status.DENIED: 126,
+    Status.APPROVAL_REQUIRED: 126,
+    Status.KILLED: 137,
+}
+"""Exit codes of verbs that make a call."""
+NO_BOX = 125
+"""The exit code where a box cannot be made or has failed."""
+_WAITING = re.compile(r"waiting for a person to answer (apr_[0-9a-f]+)")
+
 ConfigOption = typer.Option(
-    None, "--config", help="The ringfence.yaml to use. Left out: ./ringfence.yaml, else the user's own."
+    None, "--config", help="The ringfence.yaml to use. Default: ./ringfence.yaml, else the user's own."
 )
-DemoOption = typer.Option(False, "--demo", help="The built-in example of `ringfence serve --demo`.")
+DemoOption = typer.Option(False, "--demo", help="Use the built-in example of `ringfence serve --demo`.")
 
 
 def fail(text: str, code: int = 1) -> NoReturn:
@@ -34,8 +53,11 @@ def fail(text: str, code: int = 1) -> NoReturn:
     raise typer.Exit(code)
 
 
+# ── Configuration ─────────────────────────────────────────────────────────────────────────────────
+
+
 def find_config(path: Path | None) -> Path | None:
-    """The configuration named, or the one found; one that somebody else may have put there has to be named."""
+    """The configuration named, or the one found; one that another user may have put there has to be named."""
     if path is not None:
         return path
     found = next((p for p in config.default_paths() if p.is_file()), None)
@@ -59,6 +81,19 @@ def load(path: Path | None) -> Config:
         fail(str(exc), 1)
 
 
+def own_config(path: Path | None, backend: str | None = None) -> Config:
+    """The configuration named, the user's own, or none. Never one in the current folder, which may hold the very
+    program that is to be confined."""
+    from ringfence.compose.runs import default_config  # noqa: PLC0415 - a verb that runs no box need not load it
+
+    found = path or next((p for p in config.own_paths() if p.is_file()), None)
+    try:
+        loaded = default_config() if found is None else config.load(found)
+    except ConfigError as exc:
+        fail(str(exc), NO_BOX)
+    return loaded if backend is None else replace(loaded, sandbox=replace(loaded.sandbox, backend=backend))
+
+
 def state_of(path: Path | None, demo: bool) -> Path:
     """The state folder that a verb looks into; without any configuration, the user's own."""
     if demo:
@@ -72,9 +107,22 @@ def demo_state() -> Path:
     return config.state_folder() / "demo"
 
 
+def demo_config() -> Config:
+    """The configuration of the built-in example."""
+    folder = resources.files("ringfence.cli.demo")
+    text = folder.joinpath("ringfence.yaml").read_text(encoding="utf-8")
+    with resources.as_file(folder.joinpath("server.py")) as server:
+        text = text.replace("@PYTHON@", sys.executable).replace("@SERVER@", str(server))
+        settings = config.loads(text, file="ringfence.yaml", base=Path(str(server)).parent)
+    return replace(settings, gateway=replace(settings.gateway, state=demo_state()))
+
+
+# ── State ─────────────────────────────────────────────────────────────────────────────────────────
+
+
 @contextmanager
 def reading(folder: Path) -> Iterator[Reader]:
-    """A state folder, for looking only."""
+    """A state folder, opened read-only."""
     try:
         reader = Reader.open(folder)
     except RingfenceError as exc:
@@ -87,7 +135,7 @@ def reading(folder: Path) -> Iterator[Reader]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[Store]:
-    """A state folder, for adding to it; what is added is a chain of its own."""
+    """A state folder, opened for writing; the records written are a chain of their own."""
     try:
         store = Store.open(folder, load_or_create(config.key_folder()))
     except RingfenceError as exc:
@@ -102,15 +150,13 @@ def dump(value: Any) -> None:
     print(json_text(value))
 
 
-def loaded(module: str) -> Any:
-    """A module that needs the whole gateway; a verb that runs none in this process need not wait for it to load."""
-    return import_module(module)
+# ── Running ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def run(work: Callable[..., Awaitable[T]], *arguments: Any, fast: bool = False) -> T:
-    """Run asynchronous work to its end; of several errors at once the first of ours is raised.
+    """Run asynchronous work to its end; of several errors at once, the first of ours is raised.
 
-    `fast` takes the event loop that is worth its import where many calls are served; Windows has none.
+    `fast` takes uvloop, which is worth its import where many calls are served; Windows has none.
     """
     fast = fast and sys.platform != "win32"
     try:
@@ -127,27 +173,43 @@ def _flat(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return out
 
 
-__all__ = [
-    "ConfigOption",
-    "DemoOption",
-    "Unavailable",
-    "demo_state",
-    "dump",
-    "fail",
-    "find_config",
-    "load",
-    "loaded",
-    "reading",
-    "run",
-    "state_of",
-    "writing",
-]
-
-
 def own_command() -> list[str]:
-    """By a path that holds wherever the client looks from."""
+    """The command that starts Ringfence, by a path that works from any folder."""
     beside = Path(sys.executable).with_name("ringfence")
     if beside.is_file():
         return [str(beside)]
     found = shutil.which("ringfence")
     return [found] if found else [sys.executable, "-m", "ringfence.cli.main"]
+
+
+# ── What callers are told ─────────────────────────────────────────────────────────────────────────
+
+
+class TerminalChannel:
+    """The channel of a caller at a terminal, who gets notifications and answers no questions."""
+
+    def __init__(self, where: str) -> None:
+        self.capabilities: Json = {}
+        self._where = where
+        self._seen: set[str] = set()
+
+    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        return {}
+
+    async def notify(self, method: str, params: Json) -> None:
+        if method == "notifications/progress":
+            self.progress(params)
+
+    def progress(self, params: Json) -> None:
+        message = str(params.get("message") or "")
+        waiting = _WAITING.fullmatch(message)
+        if waiting is None:
+            total = f"/{params['total']}" if params.get("total") is not None else ""
+            say(f"progress {params.get('progress')}{total} {message}".rstrip())
+        elif waiting[1] not in self._seen:
+            self._seen.add(waiting[1])
+            say(f"waiting for a person; in another terminal: ringfence approvals approve {waiting[1]}{self._where}")
+
+
+def say(text: str) -> None:
+    print(safe(text), file=sys.stderr, flush=True)

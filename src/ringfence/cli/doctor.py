@@ -1,4 +1,4 @@
-"""`ringfence doctor`: tries on this host what boxes promise, and says what came of it."""
+"""`ringfence doctor`: tests every promise of a box on this host."""
 
 from __future__ import annotations
 
@@ -12,54 +12,55 @@ from pathlib import Path
 import anyio
 import typer
 
-from ringfence.backends import BACKENDS
 from ringfence.cli import common
-from ringfence.cli.boxed import settings
 from ringfence.cli.terminal import cut, safe
+from ringfence.compose.backends import BACKENDS
+from ringfence.compose.runs import make_executor
 from ringfence.config.settings import SandboxSettings
-from ringfence.errors import Unavailable
-from ringfence.model import Json
-from ringfence.ports import Backend
-from ringfence.promises import CATALOGUE, CLASSES, Case, Options, Report, Result, inserver, run
-from ringfence.promises.insession import NOT_THERE, InSession, Staying
-from ringfence.runs import make_executor
+from ringfence.core.errors import Unavailable
+from ringfence.core.model import Json
+from ringfence.core.ports import Backend
+from ringfence.doctor import CATALOGUE, CLASSES, Case, CaseResult, Options, SuiteReport, placement, run
+from ringfence.doctor.placement import NOT_IN_SESSION, InSession, StayingBackend
 
-_BROKEN, _USAGE, _UNAVAILABLE = 1, 2, 125
+_BROKEN = 1
+_USAGE = 2
+_UNAVAILABLE = 125
 _CLASSES = ", ".join(f"{letter} {name}" for letter, name in CLASSES.items())
 _LINE_EVERY = 50
 _WORDS = {True: "kept", False: "BROKEN", None: "n/a"}
 
 
 def doctor(
-    backend: str | None = typer.Option(
-        None, "--backend", metavar="B", help="The sandbox backend. Left out: the default."
-    ),
+    backend: str | None = typer.Option(None, "--backend", metavar="B", help="The sandbox backend."),
     every: bool = typer.Option(False, "--all", help="Every backend that can make boxes here."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON: an object, or with --all a list of them."),
     classes: str | None = typer.Option(None, "--class", metavar="F,K", help=f"Only these classes: {_CLASSES}."),
     only: list[str] | None = typer.Option(None, "--case", metavar="ID", help="Only this case. May be repeated."),
     session: bool = typer.Option(
-        False, "--session", help="Try them in sessions: each after a hostile step that left what it could."
+        False, "--session", help="Try each case in a session, after a hostile step that left what it could."
     ),
     server: bool = typer.Option(
-        False, "--server", help="Try them as MCP servers: in boxes with folders of the host to read and to write to."
+        False,
+        "--server",
+        help="Try each case as an MCP server, in a box with folders of the host to read and to write.",
     ),
     control: bool = typer.Option(
-        True, "--control/--no-control", help="Also try each case outside of any box. Without: half of the time."
+        True, "--control/--no-control", help="Also try each case outside of any box. Without it, half the time."
     ),
     config_path: Path | None = typer.Option(
-        None, "--config", help="A ringfence.yaml for the sandbox settings. Left out: the user's own, if any."
+        None, "--config", help="A ringfence.yaml for the sandbox settings. Default: the user's own, if any."
     ),
 ) -> None:
-    """Try every promise of a box on this host: hostile programs, each in a fresh box, each saying what came of it.
+    """Test every promise of a box on this host, with hostile programs, each in a fresh box.
 
-    A case is kept when the program could not do what it tries, and the facts say so where they should. It is counted
-    only where its control, the same program outside of any box but as an unprivileged user in namespaces of its own,
-    can do it: what is impossible anyway shows nothing, and is n/a, with the reason. A slow machine breaks no promise:
-    a case that was not over in time is tried again, alone and with more of it. Nothing of yours is touched: canaries,
+    A promise is kept if the program could not do what it tries, and if the facts report the attempt where they should.
+    It counts only if the control succeeds: the same program outside of any box, as an unprivileged user in namespaces
+    of its own. What is impossible anyway proves nothing: it is n/a, with the reason. A slow machine breaks no promise:
+    a case that did not end in time is tried again, alone and with more time. Nothing of yours is touched: canaries,
     listeners and victims are the doctor's own.
 
-    Exit code 1 where a promise is broken, 125 where no box can be made here, and what is missing is named.
+    Exit code 1 if a promise is broken, 125 if no box can be made here; what is missing is named.
 
     \b
     ringfence doctor                         all cases, as a table
@@ -71,13 +72,13 @@ def doctor(
     if every and backend is not None:
         common.fail("--all and --backend exclude each other", _USAGE)
     cases = _chosen(classes, only or [])
-    wanted = settings(config_path, backend).sandbox
+    wanted = common.own_config(config_path, backend).sandbox
     if session and server:
         common.fail("--session and --server exclude each other", _USAGE)
-    left_out = NOT_THERE if session else inserver.NOT_THERE if server else {}
+    left_out = NOT_IN_SESSION if session else placement.NOT_IN_SERVER if server else {}
     chosen = tuple(case for case in cases if case.id not in left_out)
     options = Options(chosen, controls=control, given_up=wanted.accept_missing)
-    within = InSession if session else inserver.InServer if server else None
+    within = InSession if session else placement.InServer if server else None
     reports, missing = common.run(_examine, _named(wanted, every), options, within)
     if not as_json:
         for report in reports:
@@ -107,7 +108,7 @@ def _chosen(classes: str | None, ids: list[str]) -> tuple[Case, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Backend:
-    """One that is to be examined, and how it is made."""
+    """A backend to examine, and its settings."""
 
     name: str
     sandbox: SandboxSettings
@@ -123,10 +124,10 @@ def _with(sandbox: SandboxSettings, name: str) -> SandboxSettings:
 
 
 async def _examine(
-    backends: Iterable[_Backend], options: Options, within: Callable[[Staying], Backend] | None
-) -> tuple[list[Report], list[tuple[str, str]]]:
-    """Reports, and why there is none of a backend."""
-    reports: list[Report] = []
+    backends: Iterable[_Backend], options: Options, within: Callable[[StayingBackend], Backend] | None
+) -> tuple[list[SuiteReport], list[tuple[str, str]]]:
+    """The reports, and why a backend has none."""
+    reports: list[SuiteReport] = []
     missing: list[tuple[str, str]] = []
     for each in backends:
         try:
@@ -136,7 +137,7 @@ async def _examine(
             continue
         try:
             with _progress(len(options.cases)) as options.progress:
-                tried = within(backend) if within is not None and isinstance(backend, Staying) else backend
+                tried = within(backend) if within is not None and isinstance(backend, StayingBackend) else backend
                 reports.append(await run(tried, options))
         except Unavailable as exc:
             missing.append((each.name, exc.message))
@@ -148,7 +149,7 @@ async def _examine(
 
 @dataclass(slots=True)
 class _Progress:
-    """One line that changes on a terminal; elsewhere a line now and then, so that a slow machine is seen to get on."""
+    """On a terminal one line that changes; elsewhere a line now and then, so that a slow machine is seen to work."""
 
     total: int
     terminal: bool
@@ -156,7 +157,7 @@ class _Progress:
     not_counted: int = 0
     broken: list[str] = field(default_factory=list)
 
-    def __call__(self, result: Result) -> None:
+    def __call__(self, result: CaseResult) -> None:
         self.done += 1
         self.not_counted += result.kept is None
         if result.kept is False:
@@ -171,7 +172,7 @@ class _Progress:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[Result], None]]:
+def _progress(total: int) -> Iterator[Callable[[CaseResult], None]]:
     progress = _Progress(total, sys.stderr.isatty())
     try:
         yield progress
@@ -183,7 +184,7 @@ def _progress(total: int) -> Iterator[Callable[[Result], None]]:
 # ── For people ────────────────────────────────────────────────────────────────────────────────────
 
 
-def text(report: Report) -> str:
+def text(report: SuiteReport) -> str:
     """The whole report as a table, what is broken in full, the host's protections, and a last line that counts."""
     host = report.host
     lines = [safe(f"{report.backend} on {host['system']} {host['kernel']} {host['machine']}, as {host['user']}")]
@@ -200,13 +201,13 @@ def text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _row(result: Result, width: int) -> str:
+def _row(result: CaseResult, width: int) -> str:
     tried = max(40, (width - 16) * 3 // 5)
     head = f"{result.case.id:5} {_WORDS[result.kept]:7} {cut(result.case.tried, tried):{tried}}  "
     return head + cut(result.got, max(20, width - len(head)))
 
 
-def _in_full(result: Result) -> list[str]:
+def _in_full(result: CaseResult) -> list[str]:
     case = result.case
     return [
         safe(f"BROKEN {case.id}: {case.tried}"),
@@ -216,8 +217,8 @@ def _in_full(result: Result) -> list[str]:
     ]
 
 
-def _reasons(report: Report) -> list[str]:
-    """Why cases were not counted, those with one reason together."""
+def _reasons(report: SuiteReport) -> list[str]:
+    """Why cases were not counted, grouped by reason."""
     by: dict[str, list[str]] = {}
     for result in report.results:
         if result.kept is None:
@@ -239,7 +240,7 @@ def _protections(isolation: Json) -> list[str]:
     return lines
 
 
-def _summary(report: Report) -> str:
+def _summary(report: SuiteReport) -> str:
     parts = [f"{report.kept} kept", f"{report.broken} broken"]
     if report.not_counted:
         parts.append(f"{report.not_counted} not counted")

@@ -1,4 +1,4 @@
-"""`ringfence host`: what this host gives to boxes, what is weaker, what is missing, and what to do about it."""
+"""`ringfence host`: what boxes need of this host: what works, what is weaker or missing, and how to fix it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from typing import Any
 import anyio
 import typer
 
-from ringfence.box import BoxSpec, Program
 from ringfence.cli import common
-from ringfence.cli.boxed import settings
 from ringfence.cli.terminal import confirm, safe
 from ringfence.config.paths import caller_of_sudo
 from ringfence.config.settings import SandboxSettings
-from ringfence.errors import Unavailable
-from ringfence.model import Json
-from ringfence.sandbox.process import diagnosis, mending, remedies
-from ringfence.sandbox.process.diagnosis import Diagnosis, Finding
-from ringfence.sandbox.process.surroundings import Surroundings
+from ringfence.core.box import BoxSpec, Program
+from ringfence.core.errors import Unavailable
+from ringfence.core.model import Json
+from ringfence.sandbox.process.host import diagnosis, remedies
+from ringfence.sandbox.process.host.diagnosis import Diagnosis, Finding
+from ringfence.sandbox.process.host.surroundings import HostSurroundings
 
 _USAGE = 2
 _WORDS = {"ok": "ok", "weaker": "weaker", "missing": "MISSING"}
@@ -35,23 +34,28 @@ _SECONDS = 300.0
 
 
 def host(
-    fix: bool = typer.Option(False, "--fix", help="As root: change what is missing, after showing it and asking."),
+    fix: bool = typer.Option(
+        False, "--fix", help="As root: fix what is missing, after showing each change and asking."
+    ),
     yes: bool = typer.Option(False, "--yes", "-y", help="With --fix: do not ask."),
     user: str | None = typer.Option(
-        None, "--user", metavar="NAME", help="As root: for this user. Left out: the one who called sudo, else root."
+        None,
+        "--user",
+        metavar="NAME",
+        help="As root: check for this user. Default: the user who called sudo, else root.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     config_path: Path | None = typer.Option(
-        None, "--config", help="A ringfence.yaml for the sandbox settings. Left out: the user's own, if any."
+        None, "--config", help="A ringfence.yaml for the sandbox settings. Default: the user's own, if any."
     ),
 ) -> None:
-    """Say what this host gives to boxes. It tries what boxes need and makes one; no setting is changed.
+    """Check what boxes need of this host, and make one. No setting is changed without --fix.
 
-    Each line is ok, weaker (boxes are made, and do with less) or MISSING (no box is made), with what to do about it.
-    With --fix, as root, what can be mended here is: settings, an AppArmor profile, ranges of user ids, delegation by
-    systemd. Each change is shown first.
+    Each line is ok, weaker (boxes can be made, with less protection) or MISSING (no box can be made), with what to do
+    about it. --fix, as root, changes what can be fixed here: settings, an AppArmor profile, ranges of user ids,
+    delegation by systemd. It shows each change first.
 
-    Exit code 0 where boxes can be made, 1 where they cannot.
+    Exit code 0 if boxes can be made, 1 if they cannot.
 
     \b
     ringfence host                           what works here, for you
@@ -63,7 +67,7 @@ def host(
     if yes and not fix:
         common.fail("--yes goes with --fix", _USAGE)
     whom = _user(user)
-    told = _of_other(whom) if whom is not None else _of_ourselves(settings(config_path, None).sandbox)
+    told = _of_other(whom) if whom is not None else _of_ourselves(common.own_config(config_path).sandbox)
     if as_json:
         common.dump(told)
     else:
@@ -76,8 +80,8 @@ def host(
 # ── For whom ──
 
 
-def _user(named: str | None) -> mending.User | None:
-    """Another user than ourselves."""
+def _user(named: str | None) -> remedies.User | None:
+    """The user to check for, if that is not ourselves."""
     if os.geteuid() != 0:
         if named is not None:
             common.fail("only root can look for another user; run it with sudo", _USAGE)
@@ -86,7 +90,7 @@ def _user(named: str | None) -> mending.User | None:
     if named is None:
         return None
     try:
-        found = mending.User.named(named)
+        found = remedies.User.named(named)
     except LookupError:
         common.fail(f"there is no user {named!r} on this host", _USAGE)
     return found if found.uid else None
@@ -107,7 +111,7 @@ def _of_ourselves(sandbox: SandboxSettings) -> Json:
 
 
 def _accepted(finding: Finding, sandbox: SandboxSettings) -> Finding:
-    """What the operator has given up is not missing any more."""
+    """A protection that the operator gave up is not missing any more."""
     if finding.name != "Landlock" or finding.state != "missing" or "landlock" not in sandbox.accept_missing:
         return finding
     return replace(
@@ -116,10 +120,12 @@ def _accepted(finding: Finding, sandbox: SandboxSettings) -> Finding:
 
 
 async def _box(sandbox: SandboxSettings, found: Diagnosis) -> Finding:
-    """The last word: one that is made as any other, and looked at from within."""
+    """The last word: a box is made like any other, and looked at from within."""
+    from ringfence.compose.backends import make_backend  # noqa: PLC0415 - not every host can load it
+
     backend = None
     try:
-        backend = common.loaded("ringfence.backends").make_backend(sandbox)
+        backend = make_backend(sandbox)
         await backend.run(BoxSpec(Program("python", b"pass")))
     except Unavailable as exc:
         cures = remedies.of("unknown", found.around)
@@ -131,8 +137,8 @@ async def _box(sandbox: SandboxSettings, found: Diagnosis) -> Finding:
     return Finding("a box", "ok", "made, looked at from within, and removed")
 
 
-def _of_other(whom: mending.User) -> Json:
-    """What that user would be told: a settled question only once it was tried as that user."""
+def _of_other(whom: remedies.User) -> Json:
+    """What that user would see: only a check that runs as that user can tell."""
     found = pwd.getpwuid(whom.uid)
     env = {"HOME": found.pw_dir, "USER": found.pw_name, "LOGNAME": found.pw_name, "PATH": os.defpath, "LANG": "C.UTF-8"}
     runtime = f"/run/user/{whom.uid}"
@@ -171,15 +177,15 @@ def _name(uid: int) -> str:
 # ── Mending ──
 
 
-def _fix(told: Json, whom: mending.User | None, *, yes: bool) -> Json | None:
+def _fix(told: Json, whom: remedies.User | None, *, yes: bool) -> Json | None:
     """What holds afterwards; nothing where nothing was done."""
     causes: list[Any] = [finding["cause"] for finding in told["findings"] if finding["cause"] is not None]
     if told["options"]:
-        print("\nWe are in a container: what is missing is for whoever starts it to give.")
+        print("\nWe are in a container: what is missing has to be given when the container is started.")
         return None
     root = os.geteuid() == 0
-    whom = whom or (None if root else mending.User(os.geteuid(), _name(os.geteuid())))
-    changes = mending.plan(causes, Surroundings.read(uid=whom.uid if whom is not None else None), whom)
+    whom = whom or (None if root else remedies.User(os.geteuid(), _name(os.geteuid())))
+    changes = remedies.plan(causes, HostSurroundings.read(uid=whom.uid if whom is not None else None), whom)
     if not changes:
         every = all(finding["state"] == "ok" for finding in told["findings"])
         print("\nThere is nothing to mend here." if every else "\nNothing of this can be mended from here.")
@@ -194,18 +200,18 @@ def _fix(told: Json, whom: mending.User | None, *, yes: bool) -> Json | None:
         common.fail("Nothing was changed.")
     failed = False
     for change in changes:
-        problem = mending.make(change)
+        problem = remedies.make(change)
         failed = failed or bool(problem)
         print(safe(f"{'FAILED' if problem else 'done'}: {change.shown.splitlines()[0].rstrip(':')} {problem}".rstrip()))
     print("\nAfterwards:", flush=True)
-    after = _of_other(whom) if whom is not None else _of_ourselves(settings(None, None).sandbox)
+    after = _of_other(whom) if whom is not None else _of_ourselves(common.own_config(None).sandbox)
     print(text(after, brief=True))
     if failed:
         common.fail("Not every change could be made.")
     return after
 
 
-def _shown(change: mending.Change) -> str:
+def _shown(change: remedies.Change) -> str:
     return f"  • {change.why}\n{textwrap.indent(change.shown, ' ' * 6)}"
 
 

@@ -5,34 +5,31 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from importlib import import_module
 
 import typer
 
-from ringfence import __version__, system
+from ringfence import __version__
 from ringfence.cli.terminal import safe
-from ringfence.errors import RingfenceError
+from ringfence.core import system
+from ringfence.core.errors import RingfenceError
 
 VERBS = {
     "run": "Run a program in a fresh box.",
-    "box": "Boxes to live in: make, use, pause, fork and remove them.",
-    "host": "Say what this host gives to boxes, and mend what is missing.",
-    "doctor": "Try on this host what boxes promise.",
+    "box": "Boxes that stay: make, use, pause, fork and remove them.",
+    "host": "Check what boxes need of this host, and fix what is missing.",
+    "doctor": "Test every promise of a box on this host.",
     "init": "Write a first ringfence.yaml, also from the servers that an MCP client has.",
     "wrap": "Run any stdio MCP server in a box, as a drop-in command.",
     "serve": "Serve the gateway that a ringfence.yaml describes.",
-    "check": "Read a ringfence.yaml and say everything that is wrong with it.",
+    "check": "Check a ringfence.yaml and report every problem.",
     "call": "Call one tool, through a running gateway or in this process.",
-    "approvals": "See what waits for a person, and answer it.",
+    "approvals": "List the calls that wait for an approval, and answer them.",
     "audit": "Read, explain, verify and export the audit log.",
     "bench": "Measure what calls and boxes cost on this machine.",
 }
 _BOXED = ("run", "box", "host", "doctor", "wrap", "bench")
-"""Verbs that are about boxes alone. Where there can be none, nothing of them is loaded."""
+"""Verbs that need boxes. On a system without them, they are not loaded."""
 _NO_BOX = 125
-_MODULES = {"bench": "bench.command", "box": "box.command", "init": "init.command"}
-
-
 _NO_RE2 = (
     "RE2, which patterns and redaction need, is not installed: pip install google-re2 "
     "(on musl it is built from source: docs/other-systems.md)"
@@ -48,15 +45,15 @@ def _version(wanted: bool) -> None:
 
 def root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
-    verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more on stderr."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Print more on stderr."),
 ) -> None:
     """The layer between an AI agent and everything it can do: an MCP gateway with contracts, policy,
-    approvals and an audit log that can be checked, and boxes for whatever code comes along.
+    approvals and an audit log that can be verified, and boxes for untrusted code.
 
     \b
     ringfence run -c 'print(6 * 7)'     run something in a box
     ringfence serve --demo              try it without any configuration
-    ringfence check                     is ./ringfence.yaml right?
+    ringfence check                     check ./ringfence.yaml
     ringfence audit explain last        why was the last call allowed or refused?
     """
     logging.basicConfig(
@@ -67,7 +64,7 @@ def root(
 
 
 def command_line(words: list[str]) -> typer.Typer:
-    """The commands. Only the verb that `words` name is loaded: to list the log one need not load a web server."""
+    """The commands. Only the verb that `words` name is loaded: `audit list` need not load a web server."""
     app = typer.Typer(
         name="ringfence",
         no_args_is_help=True,
@@ -77,7 +74,7 @@ def command_line(words: list[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(root)
-    # No option before the verb takes a value, so the first word that is no option is the verb.
+    # No option before the verb takes a value, so the first word that is not an option is the verb.
     named = next((word for word in words if not word.startswith("-")), None)
     for verb, summary in VERBS.items():
         if verb != named:
@@ -86,7 +83,7 @@ def command_line(words: list[str]) -> typer.Typer:
         if verb in _BOXED and (why := system.no_boxes()) is not None:
             app.command(verb, context_settings=_ANY_WORDS)(_needing_linux(summary, why))
             continue
-        found = getattr(import_module(f"ringfence.cli.{_MODULES.get(verb, verb)}"), verb)
+        found = load(verb)
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=verb)
         else:
@@ -94,8 +91,63 @@ def command_line(words: list[str]) -> typer.Typer:
     return app
 
 
+def load(verb: str) -> Callable[..., None] | typer.Typer:
+    """The function or the group of commands of a verb. Each is imported when it is named, and no other."""
+    # ruff: noqa: PLC0415
+    match verb:
+        case "run":
+            from ringfence.cli.run import run
+
+            return run
+        case "box":
+            from ringfence.cli.box.command import box
+
+            return box
+        case "host":
+            from ringfence.cli.host import host
+
+            return host
+        case "doctor":
+            from ringfence.cli.doctor import doctor
+
+            return doctor
+        case "init":
+            from ringfence.cli.init.command import init
+
+            return init
+        case "wrap":
+            from ringfence.cli.wrap import wrap
+
+            return wrap
+        case "serve":
+            from ringfence.cli.serve import serve
+
+            return serve
+        case "check":
+            from ringfence.cli.check import check
+
+            return check
+        case "call":
+            from ringfence.cli.call import call
+
+            return call
+        case "approvals":
+            from ringfence.cli.approvals import approvals
+
+            return approvals
+        case "audit":
+            from ringfence.cli.audit import audit
+
+            return audit
+        case "bench":
+            from ringfence.cli.bench.command import bench
+
+            return bench
+    raise AssertionError(f"no verb {verb}")
+
+
 def _needing_linux(summary: str, why: str) -> Callable[[], None]:
-    """A verb that can only say what it would do elsewhere."""
+    """The command of a verb that does not work on this system: it says why."""
 
     def command() -> None:
         print(f"ringfence: {why}", file=sys.stderr)
@@ -106,7 +158,7 @@ def _needing_linux(summary: str, why: str) -> Callable[[], None]:
 
 
 def _not_loaded() -> None:
-    """Stands in the list of commands for a verb that was not named."""
+    """The placeholder of a verb that was not named, for the list of commands."""
 
 
 def main() -> None:
@@ -123,7 +175,7 @@ def main() -> None:
 
 
 def _fail(text: str) -> None:
-    """Whatever a verb did not expect ends as one sentence; its text may quote anybody."""
+    """An error that a verb did not expect ends as one sentence. Its text may quote untrusted input."""
     print(safe(text, lines=True), file=sys.stderr)
     sys.exit(1)
 

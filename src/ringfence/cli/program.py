@@ -1,4 +1,4 @@
-"""What `ringfence run` is to run, and what goes in and out: read and checked before anything runs."""
+"""The options of `ringfence run` and `box` that name programs, files and variables, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringfence.box import Input
 from ringfence.cli import common
+from ringfence.core.box import Input
 from ringfence.egress import rules
 
 MAX_SOURCE_BYTES = 10 * 1024 * 1024
@@ -20,7 +20,7 @@ _RUN_BY = {".js": "node", ".mjs": "node", ".cjs": "node", ".sh": "sh"}
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class RunTarget:
     """Python source, or the words of a command; and the file that the command needs, if it is a script."""
 
     code: str | None = None
@@ -29,19 +29,19 @@ class Program:
     name: str | None = None
     script: Input | None = None
     reads_stdin: bool = False
-    """The source itself came from there."""
+    """The source itself came from stdin."""
 
 
-def chosen(words: list[str], code: str | None, shell: str | None) -> Program:
+def chosen(words: list[str], code: str | None, shell: str | None) -> RunTarget:
     """The one program that the command line names."""
     if code is not None and shell is not None:
         common.fail("-c and --shell: give one of them", 2)
     for word in (*words, code or "", shell or ""):
         _proper(word)
     if code is not None:
-        return Program(code=_text(code.encode(), "-c"), argv=tuple(words))
+        return RunTarget(code=_text(code.encode(), "-c"), argv=tuple(words))
     if shell is not None:
-        return Program(argv=("/bin/sh", "-c", shell, "sh", *words)) if words else Program(command=shell)
+        return RunTarget(argv=("/bin/sh", "-c", shell, "sh", *words)) if words else RunTarget(command=shell)
     if not words:
         common.fail("nothing to run: give a FILE, -c CODE or --shell CMD (ringfence run --help)", 2)
     return _file(words[0], words[1:])
@@ -54,23 +54,24 @@ def _proper(word: str) -> None:
         common.fail("the command line is not UTF-8", 2)
 
 
-def _file(given: str, words: list[str]) -> Program:
+def _file(given: str, words: list[str]) -> RunTarget:
     data = _read(given)
     text = _text(data, given)
     if given == "-":
-        return Program(code=text, argv=tuple(words), reads_stdin=True)
-    by, name = _interpreter(given, text), Path(given).name
+        return RunTarget(code=text, argv=tuple(words), reads_stdin=True)
+    by = _interpreter(given, text)
+    name = Path(given).name
     if by is None:
-        # It finds itself where it would if it had been copied into the workspace.
+        # Its own path is as if it had been copied into the workspace.
         folder = "/workspace/tmp" if name in ("input", "output", "tmp") else "/workspace"
-        return Program(code=text, argv=tuple(words), name=f"{folder}/{name}")
+        return RunTarget(code=text, argv=tuple(words), name=f"{folder}/{name}")
     if not by[0].startswith("/") and shutil.which(by[0], path=_PATH) is None:
         common.fail(f"{given}: {by[0]} is not installed where boxes find it ({_PATH})", 2)
-    return Program(argv=(*by, f"{_INSIDE}/{name}", *words), script=Input(name, data))
+    return RunTarget(argv=(*by, f"{_INSIDE}/{name}", *words), script=Input(name, data))
 
 
 def source(path: Path) -> str:
-    """Of a file, for an option."""
+    """The source in a file that an option names."""
     return _text(_read(str(path)), str(path))
 
 
@@ -89,7 +90,7 @@ def _text(data: bytes, what: str) -> str:
     if len(data) > MAX_SOURCE_BYTES:
         common.fail(f"{what}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB, which is the most for a program", 2)
     if b"\0" in data:
-        common.fail(f"{what}: a NUL byte at offset {data.index(0)}: this is no source", 2)
+        common.fail(f"{what}: a NUL byte at offset {data.index(0)}: this is not source code", 2)
     try:
         return data.decode()
     except UnicodeDecodeError as exc:
@@ -99,7 +100,7 @@ def _text(data: bytes, what: str) -> str:
 def _interpreter(given: str, text: str) -> tuple[str, ...] | None:
     """The command that runs this file; None where that is Python."""
     if text.startswith("#!"):
-        # As the kernel reads it: a program, and all that follows is one word.
+        # As the kernel reads it: a program, and the rest of the line as one argument.
         words = text.partition("\n")[0].removeprefix("#!").strip().split(maxsplit=1)
         through = words[-1].split() if words and Path(words[0]).name == "env" and len(words) > 1 else words
         names = [Path(word).name for word in through if not word.startswith("-")]
@@ -110,7 +111,7 @@ def _interpreter(given: str, text: str) -> tuple[str, ...] | None:
 
 
 def places(given: list[str]) -> tuple[str, ...]:
-    """What `--allow` names."""
+    """The hosts and addresses that `--allow` names."""
     for text in given:
         try:
             rules.pattern(text)
@@ -123,7 +124,7 @@ def places(given: list[str]) -> tuple[str, ...]:
 
 
 def inputs(given: list[Path], script: Input | None) -> tuple[Input, ...]:
-    """The files behind `--input`, each under its own name; of a folder everything below it."""
+    """The files that `--input` names, each by its own name; for a folder, everything below it."""
     found = [script] if script is not None else []
     for path in given:
         found += _tree(path) if path.is_dir() else [Input(path.name, _readable(path))]
@@ -156,7 +157,7 @@ def _tree(folder: Path) -> list[Input]:
         left_out += sum((Path(root) / name).is_symlink() for name in folders)
         for name in sorted(files):
             path = Path(root) / name
-            # A link could lead to what nobody meant to show; whoever wants it names it.
+            # A link could lead to a file that is not meant for the box; it can be named instead.
             if path.is_symlink() or not path.is_file():
                 left_out += 1
                 continue

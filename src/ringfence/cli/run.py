@@ -2,58 +2,79 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import anyio
 import typer
 
 from ringfence.cli import common, program
+from ringfence.cli.common import EXIT_CODES, TerminalChannel
+from ringfence.cli.streams import Sink, StdinPipe
+from ringfence.cli.terminal import json_text, safe
+from ringfence.config.settings import Config
+from ringfence.core.errors import RingfenceError
+from ringfence.core.model import Json, Outcome, Status
+
+if TYPE_CHECKING:
+    from ringfence.compose.run_request import RunRequest
 
 _MIB = 1024 * 1024
 _MOST_MB = 2**44 // _MIB
+_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 _Words = typer.Argument(
-    None, metavar="[FILE] [-- ARGS…]", help="A program (`-`: from stdin), and what it is given.", show_default=False
+    None, metavar="[FILE] [-- ARGS…]", help="A program (`-`: from stdin), and its arguments.", show_default=False
 )
 _Code = typer.Option(None, "-c", metavar="CODE", help="Python source instead of a FILE.")
 _Shell = typer.Option(None, "--shell", metavar="CMD", help="A command line for /bin/sh instead.")
 _Backend = typer.Option(None, "--backend", metavar="B", help="The sandbox backend: process.")
-_Timeout = typer.Option(None, "--timeout", min=0.001, max=86_400, metavar="S", help="Seconds until it is ended.")
+_Timeout = typer.Option(None, "--timeout", min=0.001, max=86_400, metavar="S", help="Seconds until it is killed.")
 _Memory = typer.Option(None, "--memory", min=16, max=_MOST_MB, metavar="MB", help="Memory, in MiB.")
 _Disk = typer.Option(None, "--disk", min=1, max=_MOST_MB, metavar="MB", help="Disk, in MiB.")
 _Pids = typer.Option(None, "--pids", min=1, max=1_000_000, metavar="N", help="Processes and threads.")
 _Allow = typer.Option(
     None, "--allow", metavar="HOST[:PORT]", help="A host, `*.suffix` or address that it may reach. May be repeated."
 )
-_Listen = typer.Option(False, "--listen", help="Let it wait for connections, which only its own box can make.")
+_Listen = typer.Option(
+    False, "--listen", help="Let it listen for connections, which only programs in its own box can make."
+)
 _Packages = typer.Option(
-    None, "--package", metavar="NAME[==VERSION]", help="A Python package that is installed for it. May be repeated."
+    None, "--package", metavar="NAME[==VERSION]", help="A Python package to install for it. May be repeated."
 )
 _AllowPackages = typer.Option(
     None,
     "--allow-package",
     metavar="NAME[==VERSION]",
-    help="A name or pattern of packages that programs in it may install (`pip install`). May be repeated.",
+    help="A package (name or pattern) that programs in it may install with `pip install`. May be repeated.",
 )
 _Inputs = typer.Option(None, "--input", metavar="PATH", help="A file or folder for /workspace/input. May be repeated.")
-_Output = typer.Option(None, "--output", metavar="DIR", help="Where the files of /workspace/output are copied to.")
+_Output = typer.Option(None, "--output", metavar="DIR", help="The folder to copy the files of /workspace/output to.")
 _Env = typer.Option(None, "--env", metavar="K=V", help="A variable of the program. May be repeated.")
 _Secrets = typer.Option(
     None,
     "--secret",
     metavar="NAME",
-    help="A secret of the configuration: the program finds a placeholder for it in its environment.",
+    help="A secret of the configuration: the program finds a placeholder for it in its environment. May be repeated.",
 )
 _Facts = typer.Option(None, "--facts", metavar="FILE", help="Write the facts as JSON; `-`: to stderr.")
 _Template = typer.Option(
     None, "--template", metavar="NAME", help="`python`, `data` (numpy, pandas, matplotlib), or one of yours."
 )
-_Fresh = typer.Option(False, "--fresh", help="An address layout and hash seed that no other box has.")
+_Fresh = typer.Option(False, "--fresh", help="Give it an address layout and hash seed that no other box has.")
 _Trees = typer.Option(
     None, "--tree", metavar="DIR", help="A folder that is readable in the box, at the same path. May be repeated."
 )
 _Config = typer.Option(
-    None, "--config", help="A ringfence.yaml for policy, limits and state. Left out: the user's own, if there is one."
+    None, "--config", help="A ringfence.yaml for policy, limits and state. Default: the user's own, if there is one."
 )
 
 
@@ -80,16 +101,16 @@ def run(
     tree: list[Path] | None = _Trees,
     config_path: Path | None = _Config,
 ) -> None:
-    """Run a program in a fresh box: no network and no files of yours but those you name, limits on everything.
+    """Run a program in a fresh box: without network, with only those files of yours that you name, and with limits.
 
-    FILE is Python source; one that ends in .js or .sh, or names another interpreter in its first line, is run by that.
-    Stdin is passed on where it is no terminal. The working folder is /workspace, with input/, output/ and tmp/.
+    FILE is Python source. A file that ends in .js or .sh, or names another interpreter in its first line, is run by
+    that. Stdin is passed on unless it is a terminal. The working folder is /workspace, with input/, output/ and tmp/.
 
-    The exit code is the program's, and 128+n for one that died of signal n. Ours are: 2 wrong usage, 124 timeout,
+    The exit code is the program's, or 128+n if signal n killed it. Ringfence's own are: 2 wrong usage, 124 timeout,
     125 the box itself failed, 126 refused by policy, 137 killed by a limit.
 
     \b
-    ringfence run script.py -- --verbose data.csv     a file, with arguments of its own
+    ringfence run script.py -- --verbose data.csv     a file, with arguments
     ringfence run -c 'print(6 * 7)'                   a line of Python
     ringfence run --shell 'wc -l input/*' --input data.csv
     ringfence run train.py --timeout 300 --memory 2048 --output results/
@@ -97,25 +118,32 @@ def run(
     ringfence run fetch.py --allow api.example.com:443 --allow '*.cdn.example.com'
     ringfence run untrusted.js --facts facts.json     what it did, as the supervisor saw it
     """
+    from ringfence.compose.run_request import RunRequest  # noqa: PLC0415 - `--help` need not load it
+
     chosen = program.chosen(list(words or ()), code, shell)
-    boxed = common.loaded("ringfence.cli.boxed")
-    wanted = boxed.Wanted(
-        **{"code": chosen.code, "command": chosen.command, "argv": chosen.argv, "name": chosen.name},
+    wanted = RunRequest(
+        code=chosen.code,
+        command=chosen.command,
+        argv=chosen.argv,
+        name=chosen.name,
         env=program.environment(env or []),
         limits=_limits(timeout, memory, disk, pids),
         inputs=program.inputs(inputs or [], chosen.script),
         output=program.output_folder(output),
         network=program.places(allow or []),
         trees=program.trees(tree or []),
-        **{"packages": tuple(package or ()), "allow_packages": tuple(allow_package or ())},
-        **{"secrets": tuple(secret or ()), "listen": "allowed" if listen else None},
-        **{"template": template, "layout": "fresh" if fresh else None},
+        packages=tuple(package or ()),
+        allow_packages=tuple(allow_package or ()),
+        secrets=tuple(secret or ()),
+        listen="allowed" if listen else None,
+        template=template,
+        layout="fresh" if fresh else None,
     )
-    settings = boxed.settings(config_path, backend)
-    if facts not in (None, "-") and wanted.output and Path(facts).resolve().is_relative_to(wanted.output):
-        common.fail(f"--facts {facts}: lies in the folder of --output, where the program says what is in which file", 2)
-    report = boxed.Report(facts)
-    raise typer.Exit(common.run(boxed.run, wanted, settings, report, not chosen.reads_stdin))
+    settings = common.own_config(config_path, backend)
+    if facts is not None and facts != "-" and wanted.output and Path(facts).resolve().is_relative_to(wanted.output):
+        common.fail(f"--facts {facts}: is in the folder of --output, where the program chooses what each file holds", 2)
+    report = FactsFile(facts)
+    raise typer.Exit(common.run(run_program, wanted, settings, report, not chosen.reads_stdin))
 
 
 def _limits(timeout: float | None, memory: int | None, disk: int | None, pids: int | None) -> dict[str, float]:
@@ -125,3 +153,111 @@ def _limits(timeout: float | None, memory: int | None, disk: int | None, pids: i
     given = {name: value * _MIB for name, value in sizes.items() if value is not None}
     others = {"wall_seconds": timeout, "processes": pids}
     return {**given, **{name: value for name, value in others.items() if value is not None}}
+
+
+# ── The run ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class FactsFile:
+    """The file for --facts. It is opened first: a run whose facts could not be written is not begun."""
+
+    def __init__(self, path: str | None) -> None:
+        self._file = None
+        if path is not None:
+            try:
+                descriptor = os.dup(2) if path == "-" else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+                self._file = os.fdopen(descriptor, "w", encoding="utf-8")
+            except OSError as exc:
+                common.fail(f"--facts {path}: {exc.strerror}", 2)
+
+    def write(self, facts: Json) -> None:
+        if self._file is not None:
+            with self._file as file:
+                file.write(json_text(facts) + "\n")
+
+
+@dataclass(slots=True)
+class _Stop:
+    """The exit code of a run that was ended from outside."""
+
+    code: int | None = None
+
+
+async def run_program(wanted: RunRequest, configured: Config, report: FactsFile, with_stdin: bool) -> int:
+    """Run the program in a box of this process, streamed and on record; returns the exit code."""
+    from ringfence.compose.runs import Runs, default_config  # noqa: PLC0415 - as above
+
+    sink = Sink()
+    stop = _Stop()
+    source = StdinPipe() if with_stdin and StdinPipe.there() else None
+    if source is not None:
+        wanted = replace(wanted, stdin=source.descriptor)
+    outcome: Outcome | None = None
+    try:
+        with anyio.CancelScope() as scope, _signals(scope, stop):
+            loop = asyncio.get_running_loop()
+            sink.on_broken = lambda: loop.call_soon_threadsafe(_end, scope, stop, _BROKEN_PIPE)
+            async with Runs.open(configured) as runs:
+                told = TerminalChannel(
+                    "" if configured.path == default_config().path else f" --config {configured.path}"
+                )
+                outcome = await runs.run(wanted, origin="cli", tell=sink.tell, channel=told)
+    except RingfenceError as exc:
+        _say(str(exc))
+        return common.NO_BOX
+    finally:
+        sink.close()
+        if source is not None:
+            source.close()
+    if outcome is None:
+        return stop.code if stop.code is not None else common.NO_BOX
+    return _ended(outcome, sink, report)
+
+
+@contextmanager
+def _signals(scope: anyio.CancelScope, stop: _Stop) -> Iterator[None]:
+    """A signal ends the box first, and the call is closed on record."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, _end, scope, stop, 128 + number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _end(scope: anyio.CancelScope, stop: _Stop, code: int) -> None:
+    stop.code = code
+    scope.cancel()
+
+
+def _ended(outcome: Outcome, sink: Sink, report: FactsFile) -> int:
+    report.write(outcome.facts)
+    if outcome.result is not None and outcome.ran is None:
+        _show(outcome.structured)  # output that a contract redacts is not streamed
+    plain = outcome.ran is not None and outcome.ran.report.ended == "exited"
+    if not plain:
+        text = outcome.facts.get("explanation") or str(outcome.status)
+        _say(f"{outcome.message} ({text})" if outcome.message else text)
+    if outcome.ran is not None and outcome.status in (Status.SUCCESS, Status.FAILED):
+        seen = outcome.ran.report
+        return 128 + seen.signal if seen.signal is not None else seen.exit_status or 0
+    if outcome.status in (Status.SUCCESS, Status.FAILED) and isinstance(outcome.facts.get("exit_status"), int):
+        return int(outcome.facts["exit_status"])
+    return EXIT_CODES[outcome.status]
+
+
+def _show(structured: object) -> None:
+    if not isinstance(structured, dict):
+        return
+    for name, file in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+        text = structured.get(name)
+        if isinstance(text, str):
+            file.write(safe(text, lines=True) if file.isatty() else text)
+            file.flush()
+
+
+def _say(text: str) -> None:
+    print(f"ringfence: {safe(text, lines=True)}", file=sys.stderr, flush=True)

@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from socket import socket as Socket
 
@@ -18,14 +17,17 @@ import anyio
 import anyio.abc
 import typer
 
-from ringfence import config, identity, system
-from ringfence.app import App
+from ringfence import config, identity
+from ringfence.audit.explain import summary
 from ringfence.cli import common
-from ringfence.cli.demo.narrate import narrate
+from ringfence.cli.terminal import safe
+from ringfence.compose.gateway import App
 from ringfence.config import Config, GatewaySettings
+from ringfence.core import system
 from ringfence.front.http import HttpFront
-from ringfence.front.listen import AT_A_SOCKET, LOOPBACK, Listener, Site, open_socket, same_user, unix_socket
+from ringfence.front.listen import AT_A_SOCKET, LOOPBACK, GatewayApp, Listener, open_socket, same_user, unix_socket
 from ringfence.front.stdio import StdioFront
+from ringfence.store import Store
 
 log = logging.getLogger("ringfence")
 
@@ -35,19 +37,19 @@ def serve(
     stdio: bool = typer.Option(False, "--stdio", help="Speak MCP on stdin and stdout instead of HTTP."),
     host: str | None = typer.Option(None, "--host", help="Address to listen on; loopback only in this version."),
     port: int | None = typer.Option(None, "--port", help="Port to listen on; 0 takes a free one."),
-    demo: bool = typer.Option(False, "--demo", help="Serve the built-in example: no configuration needed."),
+    demo: bool = typer.Option(False, "--demo", help="Serve the built-in example, which needs no configuration."),
 ) -> None:
     """Serve the gateway that a ringfence.yaml describes.
 
-    Without --config it takes ./ringfence.yaml; with --demo it needs none. SIGHUP reads the file again. On a machine
-    with several users, say `listen: unix:PATH` in the file.
+    Without --config it takes ./ringfence.yaml; --demo needs none. SIGHUP reloads the file. On a machine with several
+    users, set `listen: unix:PATH` in the file.
 
     \b
     ringfence serve --demo                       try it, without any configuration
     ringfence serve --config ringfence.yaml      serve over HTTP on loopback
     ringfence serve --stdio                      as the command of an MCP client
     """
-    settings = demo_config(port) if demo else common.load(config_path)
+    settings = common.demo_config() if demo else common.load(config_path)
     at = settings.gateway if host is None and port is None else replace(settings.gateway, socket=None)
     at = replace(at, host=host or at.host, port=at.port if port is None else port)
     if not stdio and at.socket is None and not config.is_loopback(at.host):
@@ -64,22 +66,13 @@ def serve(
         return
 
 
-def demo_config(port: int | None) -> Config:
-    folder = resources.files("ringfence.cli.demo")
-    text = folder.joinpath("ringfence.yaml").read_text(encoding="utf-8")
-    with resources.as_file(folder.joinpath("server.py")) as server:
-        text = text.replace("@PYTHON@", sys.executable).replace("@SERVER@", str(server))
-        settings = config.loads(text, file="ringfence.yaml", base=Path(str(server)).parent)
-    return replace(settings, gateway=replace(settings.gateway, state=common.demo_state()))
-
-
 async def _main(settings: Config, at: GatewaySettings | None, demo: bool) -> None:
     """`at`: where to listen; None: on stdin."""
     async with App.open(settings) as app, anyio.create_task_group() as group:
-        # Before anything is announced: a signal that comes at once must find somebody who takes it.
+        # Before anything is announced, so that a signal which comes at once is handled.
         await group.start(_signals, app, group.cancel_scope, demo)
         if demo and at is not None:
-            group.start_soon(narrate, app.store)
+            group.start_soon(_narrate, app.store)
         if not demo:
             group.start_soon(app.watch)
             group.start_soon(app.retain)
@@ -108,8 +101,8 @@ async def _tcp(app: App, at: GatewaySettings, demo: bool) -> None:
 
 
 async def _http(front: HttpFront, socket: Socket) -> None:
-    listener = Listener(Site(front))
-    # What is loaded now stays for good: the collector need not look at it again for every few calls.
+    listener = Listener(GatewayApp(front))
+    # Everything loaded by now stays: the garbage collector need not look at it again every few calls.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -130,7 +123,7 @@ async def _signals(
     *,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    if sys.platform == "win32":  # where an event loop takes no signals; Ctrl-C ends it by itself
+    if sys.platform == "win32":  # its event loop handles no signals; Ctrl-C ends it anyway
         task_status.started()
         return
     with anyio.open_signal_receiver(signal.SIGHUP, signal.SIGINT, signal.SIGTERM) as signals:
@@ -144,8 +137,8 @@ async def _signals(
 
 
 def announce(app: App, url: str, demo: bool, token: str | None = None) -> None:
-    """What a person sees when the gateway is up."""
-    tools = [t["name"] for t in app.front.shelf.tools()]
+    """Print what a person needs once the gateway is up."""
+    tools = [t["name"] for t in app.front.listing.tools()]
     print(f"Ringfence serves {len(tools)} tools at {url}: {', '.join(tools) or 'none yet'}", flush=True)
     print(f"State and audit log: {app.store.folder}", flush=True)
     if url.startswith("unix:"):
@@ -168,7 +161,7 @@ def announce(app: App, url: str, demo: bool, token: str | None = None) -> None:
 
 
 def _own_command() -> str:
-    """What to type for `ringfence`: right after `make run` it is in a virtual environment that no shell knows of."""
+    """What to type for `ringfence`: after `make run` it is in a virtual environment that is not on the PATH."""
     if shutil.which("ringfence"):
         return "ringfence"
     if sys.argv[0].endswith(".py"):
@@ -176,6 +169,11 @@ def _own_command() -> str:
     return shlex.quote(sys.argv[0])
 
 
+# ── The demo ──────────────────────────────────────────────────────────────────────────────────────
+
+
+_TOLD_TOGETHER_SECONDS = 0.3
+"""Calls that end within this time are told together."""
 _TRY = """Three calls to try, in another terminal:
 
   1. allowed — rule std-read of preset standard lets a read pass:
@@ -189,5 +187,22 @@ _TRY = """Three calls to try, in another terminal:
   3. refused — rule no-bulk-delete denies it, and the refusal is on record:
      ringfence call delete_all_tickets --url URL
 
-What `ringfence audit explain last --demo` says of each is printed below as it ends. Stop with Ctrl-C.
+How each ends is printed below; `ringfence audit explain last --demo` lists its stops. Stop with Ctrl-C.
 """
+
+
+async def _narrate(store: Store) -> None:
+    """Print a line for each call as it ends, for as long as the demo runs."""
+    told = 0
+    while True:
+        await store.written.wait()
+        await anyio.sleep(_TOLD_TOGETHER_SECONDS)
+        store.written.clear()
+        newest = store.reader().records(chain=store.chain, kind="finished", newest_first=True, limit=20)
+        fresh = [record for record in newest if record.seq > told]
+        for record in reversed(fresh):
+            told = max(told, record.seq)
+            call = record.body.get("call") or {}
+            if call.get("kind") != "server" and record.call_id is not None:
+                said = summary([r.body for r in store.reader().story(record.call_id)])
+                print(f"{record.call_id}: {safe(said)}", flush=True)

@@ -1,6 +1,6 @@
-"""Between a terminal or pipe of ours and a box: output as it comes, input as it is read.
+"""Between our own stdin, stdout and stderr and a box: output is written as it comes, input is passed on as it is read.
 
-Both have threads of their own: a reader that dawdles must not hold up the clock that ends the box.
+Each has a thread: a slow reader of our output must not delay the clock that ends the box.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from ringfence.box import Stream
 from ringfence.cli.terminal import safe
+from ringfence.core.box import Stream
 
 _CHUNK = 65536
 _NUMBERS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
@@ -24,9 +24,9 @@ class _Decoder(Protocol):
 
 
 class Sink:
-    """Writes what a program says to our own stdout and stderr, in the order in which it came.
+    """Writes a program's output to our own stdout and stderr, in the order in which it came.
 
-    A file or pipe gets the very bytes. A terminal gets nothing that it would act upon.
+    A file or pipe gets the exact bytes. A terminal gets nothing that it would act upon.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Sink:
             try:
                 _write(_NUMBERS[item[0]], self._shown(*item))
             except OSError:
-                # Whoever read it is gone, as with `| head`: there is nobody to run for.
+                # The reader is gone, as with `| head`: the program need not run on.
                 self.broken = True
                 self.on_broken()
 
@@ -73,8 +73,8 @@ def _write(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-class Source:
-    """Our stdin as a pipe that is the box's alone: it never gets the descriptor of ours."""
+class StdinPipe:
+    """Our stdin, passed on through a pipe: the box never gets our own descriptor."""
 
     def __init__(self) -> None:
         self.descriptor, self._end = os.pipe2(os.O_CLOEXEC)
@@ -82,7 +82,7 @@ class Source:
 
     @staticmethod
     def there() -> bool:
-        """Whether there is a stdin to pass on: a terminal's belongs to the person at it."""
+        """Whether there is a stdin to pass on. A terminal is not passed on: it belongs to the person at it."""
         try:
             return not os.isatty(0) and os.fstat(0) is not None
         except OSError:
@@ -96,5 +96,5 @@ class Source:
             while chunk := os.read(0, _CHUNK):
                 _write(self._end, chunk)
         except OSError:
-            pass  # the program is over, or our stdin is nothing to read from
+            pass  # the program is over, or our stdin cannot be read
         os.close(self._end)

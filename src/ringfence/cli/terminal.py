@@ -1,4 +1,4 @@
-"""The terminal and the person at it: text that it must not obey, and questions that only they can answer."""
+"""The terminal and the person at it: text that it must not act upon, and questions that only a person may answer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import unicodedata
 from datetime import UTC, datetime
 from typing import Any
 
-from ringfence import invisible
-from ringfence.errors import Unavailable
+from ringfence.core import invisible
+from ringfence.core.errors import Unavailable
 
 _TERMINAL = "/dev/tty"
-MARGIN, _CONTINUED = "    | ", "    : "
-_USUAL, _NARROWEST = 80, 40
+MARGIN = "    | "
+_CONTINUED = "    : "
+_USUAL = 80
+_NARROWEST = 40
 _LONGEST_ANSWER = 1024
 
 
@@ -26,29 +28,31 @@ def safe(text: str, *, lines: bool = False) -> str:
 
 
 def quoted(text: str, margin: str) -> str:
-    """Somebody else's text of several lines, every one behind a margin, so that none can pass for ours."""
+    """Untrusted text of several lines, each behind a margin, so that none can pass for a line of ours."""
     return "\n".join(margin + safe(line) for line in text.split("\n"))
 
 
 def within(text: str, columns: int) -> str:
-    """Quoted lines broken where a terminal would break them, the rest of each behind a margin of its own: a terminal
-    begins it at the edge, where with some blanks before it somebody else's text would look like a line of ours."""
+    """Quoted lines, broken where a terminal would break them, with a margin before the rest of each: a terminal would
+    begin the rest at its edge, where untrusted text could pass for a line of ours."""
     out: list[str] = []
     for line in text.split("\n"):
-        margin, start = "", 0
+        margin = ""
+        start = 0
         while line.startswith(MARGIN):
             end = _end(line, start, columns - len(margin))
             out.append(margin + line[start:end])
             if end == len(line):
                 break
-            margin, start = _CONTINUED, end
+            margin = _CONTINUED
+            start = end
         else:
             out.append(line)
     return "\n".join(out)
 
 
 def _end(line: str, start: int, columns: int) -> int:
-    """Up to where so many columns hold it."""
+    """Where the part that fits into so many columns ends."""
     for place in range(start, len(line)):
         columns -= 2 if unicodedata.east_asian_width(line[place]) in "WF" else 1
         if columns < 0:
@@ -79,14 +83,14 @@ def json_text(value: Any, *, indent: int | None = 2) -> str:
 def moment(at: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
     try:
         return datetime.fromtimestamp(at, UTC).strftime(form)
-    except (ValueError, OverflowError, OSError):  # somebody changed the database
+    except (ValueError, OverflowError, OSError):  # the database was edited
         return "no time"
 
 
 def confirm(shown: str, question: str) -> bool:
     """Show something on the controlling terminal and ask the person there; yes is `y` or `yes`.
 
-    Never stdin: whoever pipes an answer in is a program, and a program is not asked. Raises Unavailable.
+    It never reads stdin: an answer from a pipe is a program's, not a person's. Raises Unavailable.
     """
     try:
         descriptor = os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)

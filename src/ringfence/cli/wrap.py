@@ -1,31 +1,59 @@
-"""`ringfence wrap`: any stdio MCP server in a box, as a drop-in command for a client that knows nothing of us."""
+"""`ringfence wrap`: any stdio MCP server in a box, as a drop-in command for an MCP client."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import anyio
 import typer
 
 from ringfence.cli import common, program
+from ringfence.cli.streams import StdinPipe
+from ringfence.cli.terminal import safe
+from ringfence.config import paths
+from ringfence.config.folders import declared
+from ringfence.config.settings import Config
+from ringfence.core.box import MIB, Mount, Stream
+from ringfence.core.errors import RingfenceError
+from ringfence.core.model import SYSTEM, ServerSpec
+
+if TYPE_CHECKING:
+    from ringfence.sandbox.servers.boxed_server import BoxedServer
+
+_NUMBERS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _Words = typer.Argument(None, metavar="-- COMMAND…", help="The server's command, as its client would start it.")
 _Mounts = typer.Option(
-    None, "--mount", metavar="HOST:AT[:ro|rw]", help="A folder or file of yours that it sees; ro. May be repeated."
+    None,
+    "--mount",
+    metavar="HOST:AT[:ro|rw]",
+    help="A folder or file of yours that it sees, by default read-only. May be repeated.",
 )
 _Unsafe = typer.Option(None, "--unsafe", metavar="REASON", help="Why a folder with credentials may be mounted.")
 _Network = typer.Option(None, "--network", metavar="NAME", help="A network of your ringfence.yaml that it may reach.")
 _Allow = typer.Option(
     None, "--allow", metavar="HOST[:PORT]", help="A host, `*.suffix` or address that it may reach. May be repeated."
 )
-_Listen = typer.Option(False, "--listen", help="Let it wait for connections, which only its own box can make.")
+_Listen = typer.Option(
+    False, "--listen", help="Let it listen for connections, which only programs in its own box can make."
+)
 _Env = typer.Option(
-    None, "--env", metavar="K=V", help="A variable of the server; K alone: the one that wrap has. May be repeated."
+    None, "--env", metavar="K=V", help="A variable of the server; K alone copies ours. May be repeated."
 )
 _Memory = typer.Option(None, "--memory", min=16, max=2**24, metavar="MB", help="Memory of its box, in MiB.")
-_Disk = typer.Option(None, "--disk", min=1, max=2**24, metavar="MB", help="Room in its workspace, in MiB.")
+_Disk = typer.Option(None, "--disk", min=1, max=2**24, metavar="MB", help="Size of its workspace, in MiB.")
 _Pids = typer.Option(None, "--pids", min=1, max=1_000_000, metavar="N", help="Processes and threads.")
 _Config = typer.Option(
-    None, "--config", help="A ringfence.yaml for networks, limits and state. Left out: the user's own, if there is one."
+    None, "--config", help="A ringfence.yaml for networks, limits and state. Default: the user's own, if there is one."
 )
 
 
@@ -42,12 +70,12 @@ def wrap(
     pids: int | None = _Pids,
     config_path: Path | None = _Config,
 ) -> None:
-    """Run a stdio MCP server in a box of its own: its code and what you name is all it sees of this machine.
+    """Run a stdio MCP server in a box of its own. Of this machine it sees its own code and what you name.
 
-    Stdin and stdout are passed through byte for byte, stderr too. It has no network and none of your environment. The
-    interpreter, virtual environment or node_modules that the command needs are found from it and shown read-only.
-    Signals are passed on; the exit code is the server's, and 128+n for one that died of signal n. Ours are: 2 wrong
-    usage, 125 the box itself failed. What a server that fails seems to lack is said on stderr, with the option for it.
+    Stdin, stdout and stderr are passed through byte for byte. It has no network and none of your environment. The
+    interpreter, virtual environment or node_modules that the command needs are found from it and mounted read-only.
+    Signals are passed on. The exit code is the server's, or 128+n if signal n killed it; Ringfence's own are: 2 wrong
+    usage, 125 the box itself failed. If the server fails, stderr says what it seems to lack, with the option for it.
 
     \b
     ringfence wrap -- node node_modules/.bin/mcp-server-memory
@@ -57,9 +85,151 @@ def wrap(
     """
     if not words:
         common.fail("nothing to run: ringfence wrap [OPTIONS] -- COMMAND…", 2)
-    wrapped = common.loaded("ringfence.cli.wrapped")
-    spec = wrapped.spec(list(words), wrapped.mounts(mount or [], unsafe or ""), wrapped.variables(env or []))
-    settings = wrapped.settings(config_path, network)
-    limits = wrapped.limits(memory, disk, pids)
-    wanted = wrapped.Wanted(spec, network or "denied", program.places(allow or []), limits, listen)
-    raise typer.Exit(common.run(wrapped.run, wanted, settings))
+    spec = _spec(list(words), _mounts(mount or [], unsafe or ""), _variables(env or []))
+    settings = _settings(config_path, network)
+    limits = _limits(memory, disk, pids)
+    wanted = WrapRequest(spec, network or "denied", program.places(allow or []), limits, listen)
+    raise typer.Exit(common.run(run_server, wanted, settings))
+
+
+def _spec(words: list[str], mounted: tuple[Mount, ...], env: dict[str, str]) -> ServerSpec:
+    name = Path(words[0]).name
+    return ServerSpec(name, tuple(words), env=env, cwd=str(Path.cwd()), mounts=mounted)
+
+
+def _mounts(given: list[str], unsafe: str) -> tuple[Mount, ...]:
+    """Each as HOST:AT[:ro|rw]; HOST alone is seen at its own path."""
+    out: list[Mount] = []
+    for text in given:
+        words = text.split(":")
+        mode = words.pop() if words[-1] in ("ro", "rw") and len(words) > 1 else "ro"
+        if len(words) not in (1, 2) or not all(words):
+            common.fail(f"--mount {text}: write HOST:AT, HOST:AT:ro or HOST:AT:rw", 2)
+        host = str(paths.resolve(words[0], Path()))
+        try:
+            mount = Mount(host, words[1] if len(words) == 2 else host, "rw" if mode == "rw" else "ro", unsafe)
+            out.append(declared(mount, Path()))
+        except ValueError as exc:
+            common.fail(f"--mount {text}: {str(exc).replace('unsafe: REASON', '--unsafe REASON')}", 2)
+    return tuple(out)
+
+
+def _variables(given: list[str]) -> dict[str, str]:
+    """K=V, or K for the value in our own environment."""
+    pairs: list[str] = []
+    for text in given:
+        if "=" in text:
+            pairs.append(text)
+            continue
+        value = paths.variable(text)
+        if value is None:
+            common.fail(f"--env {text}: there is no such variable here", 2)
+        pairs.append(f"{text}={value}")
+    return dict(program.environment(pairs))
+
+
+def _limits(memory: int | None, disk: int | None, pids: int | None) -> dict[str, float | int]:
+    sizes = {"memory_bytes": memory, "disk_bytes": disk}
+    given: dict[str, float | int] = {name: value * MIB for name, value in sizes.items() if value is not None}
+    return given if pids is None else {**given, "processes": pids}
+
+
+def _settings(path: Path | None, network: str | None) -> Config:
+    loaded = common.own_config(path)
+    if network is not None and network not in loaded.networks:
+        known = ", ".join(loaded.networks) or "none"
+        common.fail(f"--network {network}: no such network in {loaded.path}; there are: {known}", 2)
+    return loaded
+
+
+# ── The server ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class WrapRequest:
+    """A server, and what its box gets."""
+
+    server: ServerSpec
+    network: str = "denied"
+    places: tuple[str, ...] = ()
+    limits: dict[str, float | int] = field(default_factory=dict)
+    listens: bool = False
+
+
+async def run_server(wanted: WrapRequest, configured: Config) -> int:
+    """Run the server until it ends; returns the exit code."""
+    from ringfence.compose.runs import Runs  # noqa: PLC0415 - likewise
+    from ringfence.compose.servers import boxes_of  # noqa: PLC0415 - `--help` need not load it
+
+    server = replace(wanted.server, network=wanted.network, limits=wanted.limits, listens=wanted.listens)
+    source = StdinPipe()
+    started: list[BoxedServer] = []
+    try:
+        async with Runs.open(configured) as runs:
+            boxes = boxes_of(runs.executor, wanted.places)
+
+            async def start() -> None:
+                started.append(await boxes.start(server, SYSTEM, source.descriptor))
+
+            with _signals(started):
+                await runs.pipeline.server_start(server, SYSTEM, start)
+                return await _live(started[0])
+    except RingfenceError as exc:
+        _say(str(exc))
+        return common.NO_BOX
+
+
+async def _live(server: BoxedServer) -> int:
+    try:
+        async with anyio.create_task_group() as group:
+            for stream in _NUMBERS:
+                group.start_soon(_pass_on, server, stream)
+            report = await server.over()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await server.stop()
+    if report.ended not in ("exited", "signalled"):
+        limit = f", limit: {report.limit}" if report.limit is not None else ""
+        _say(f"the box ended the server ({report.ended}{limit})")
+    if report.ended != "exited" or report.exit_status:
+        for want in server.lacked():
+            _say(f"it wanted {want.what}: {want.option or want.line}")
+    return 128 + report.signal if report.signal is not None else report.exit_status or 0
+
+
+async def _pass_on(server: BoxedServer, stream: Stream) -> None:
+    while chunk := await server.receive(stream):
+        try:
+            # If the client does not read, only this stream waits.
+            await anyio.to_thread.run_sync(_write, _NUMBERS[stream], chunk)
+        except OSError:
+            server.signal(signal.SIGTERM)  # the client is gone
+            return
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+@contextmanager
+def _signals(started: list[BoxedServer]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+
+    def heard(number: int) -> None:
+        if not started:
+            raise SystemExit(128 + number)
+        started[0].signal(number)
+
+    for number in _PASSED_ON:
+        loop.add_signal_handler(number, heard, number)
+    try:
+        yield
+    finally:
+        for number in _PASSED_ON:
+            loop.remove_signal_handler(number)
+
+
+def _say(text: str) -> None:
+    print(f"ringfence wrap: {safe(text, lines=True)}", file=sys.stderr, flush=True)

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringfence.config.compare import loosens
+    from ringfence.config.folders import overlaps
     from ringfence.config.loading import load, loads
-    from ringfence.config.overlap import overlaps
     from ringfence.config.paths import (
         default_paths,
         key_folder,
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
         state_folder,
     )
     from ringfence.config.settings import Config, GatewaySettings, PolicySettings, SandboxSettings, sealed
-    from ringfence.config.unbuilt import is_loopback
-    from ringfence.config.words import listen_address
+    from ringfence.config.validators import is_loopback, listen_address
 
 __all__ = [
     "Config",
@@ -39,17 +38,16 @@ __all__ = [
     "state_folder",
 ]
 
-# Nothing is loaded before it is asked for: where no file is read, nobody waits for what reads one.
+# A module is loaded when one of its names is first used: a program that reads no file does not wait for the parser.
 _HOMES = {
     **dict.fromkeys(("Config", "GatewaySettings", "PolicySettings", "SandboxSettings", "sealed"), "settings"),
     **dict.fromkeys(
         ("default_paths", "key_folder", "not_obeyed", "own_paths", "process_environment", "state_folder"), "paths"
     ),
     **dict.fromkeys(("load", "loads"), "loading"),
-    "is_loopback": "unbuilt",
-    "listen_address": "words",
+    **dict.fromkeys(("is_loopback", "listen_address"), "validators"),
     "loosens": "compare",
-    "overlaps": "overlap",
+    "overlaps": "folders",
 }
 
 if not TYPE_CHECKING:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ringfence.config import containers, jsonc, words
-from ringfence.config.containers import Run
-from ringfence.config.source import read_file
-from ringfence.errors import ConfigError, Problem
-from ringfence.redaction import Values
+from ringfence.config import docker_run, validators
+from ringfence.config.docker_run import ContainerRun
+from ringfence.config.yaml import read_file
+from ringfence.core import canonical
+from ringfence.core.errors import ConfigError, Problem
+from ringfence.secrets.redaction import SecretMatcher
 
 MOST_SERVERS = 100
 MOST_WORDS = 256
@@ -73,7 +74,7 @@ class ClientServer:
     unusable: tuple[str, ...] = ()
     """Why it cannot be taken over as it stands."""
     notes: tuple[str, ...] = ()
-    container: Run | None = None
+    container: ContainerRun | None = None
     """Where the command runs an image: what it comes to. Its variables are in `env`."""
 
 
@@ -96,7 +97,7 @@ def read(path: Path) -> ClientFile:
 
 def parse(text: str, path: Path) -> ClientFile:
     """The same from text that was read already."""
-    value, problems = jsonc.parse(text, str(path))
+    value, problems = parse_jsonc(text, str(path))
     if problems:
         raise ConfigError(problems)
     reader = _Reader(path)
@@ -112,7 +113,7 @@ def looks_secret(name: str, value: str) -> bool:
         return False
     if _SECRET_NAME.search(name) and value.lower() not in ("true", "false", "0", "1", "none", "null"):
         return True
-    if Values().redact(value)[1]:
+    if SecretMatcher().redact(value)[1]:
         return True
     if value.startswith(("/", "~/", "./", "../")):
         return False  # a path; folders of caches have such names
@@ -205,8 +206,8 @@ class _Reader:
             unusable.append("it is Ringfence itself")
         cwd = self._text(f"{where}.cwd", entry["cwd"]) if entry.get("cwd") is not None else None
         notes = list(_notes(entry))
-        env = self._settings(f"{where}.env", entry.get("env"), words.variable)
-        container = containers.taken_apart(command) if containers.is_container(command) else None
+        env = self._settings(f"{where}.env", entry.get("env"), validators.variable)
+        container = docker_run.parse_run(command) if docker_run.is_container(command) else None
         if container is not None:
             unusable += container.refused
             notes += container.notes
@@ -217,7 +218,7 @@ class _Reader:
             url=url,
             cwd=None if cwd is None else self._expanded(cwd, "its working folder", unusable),
             env=env,
-            headers=self._settings(f"{where}.headers", entry.get("headers"), words.header),
+            headers=self._settings(f"{where}.headers", entry.get("headers"), validators.header),
             unusable=tuple(unusable),
             notes=tuple(notes),
             container=container,
@@ -234,7 +235,7 @@ class _Reader:
         found += [self._text(f"{where}.args[{index}]", word) for index, word in enumerate(args)]
         if not found[0]:
             self._problem(f"{where}.command", "is empty")
-        run = containers.taken_apart(tuple(found)) if containers.is_container(tuple(found)) else Run()
+        run = docker_run.parse_run(tuple(found)) if docker_run.is_container(tuple(found)) else ContainerRun()
         for index, word in enumerate(found):
             if index in run.hidden:  # a variable like those of `env`
                 found[index] = run.shown[index]
@@ -249,19 +250,19 @@ class _Reader:
         return tuple(self._expanded(word, f"argument {index}", unusable) for index, word in enumerate(found))
 
     def _of_container(
-        self, entry: Mapping[str, Any], run: Run, given: tuple[Setting, ...], notes: list[str]
+        self, entry: Mapping[str, Any], run: ContainerRun, given: tuple[Setting, ...], notes: list[str]
     ) -> tuple[Setting, ...]:
-        """The variables that it gives to its container; whoever runs it has those that `env` names."""
+        """The variables that it gives to its container; the engine has those that `env` names."""
         known = {setting.name: setting for setting in given}
         whole = (str(entry["command"]), *map(str, entry.get("args", [])))
         found: dict[str, Setting] = {}
         for path in run.env_files:
-            for name, value in containers.variables(self._path, path, notes):
+            for name, value in docker_run.variables(self._path, path, notes):
                 found[name] = _setting(name, value)
-        for variable in containers.taken_apart(whole).env:
+        for variable in docker_run.parse_run(whole).env:
             name = variable.name
             try:
-                words.variable(name)
+                validators.variable(name)
             except ValueError:
                 notes.append(f"the variable {name[:40]!r} is left out: that is no name for one")
                 continue
@@ -276,7 +277,7 @@ class _Reader:
             return None
         url = self._text(f"{where}.url", entry["url"])
         try:
-            words.url(url)
+            validators.url(url)
         except ValueError as exc:
             unusable.append("its url is none that can be taken over" + ("" if "user" in str(exc) else f": {exc}"))
             return "[not shown]"
@@ -350,6 +351,45 @@ def _notes(entry: Mapping[str, Any]) -> list[str]:
     if "envFile" in entry:
         notes.append("envFile is not read: name what it needs under secrets:, or under env:")
     return notes
+
+
+# ── JSON with comments ────────────────────────────────────────────────────────────────────────────
+#
+# As editors write it: with comments, and with a comma after the last item; otherwise read strictly. Comments and such
+# commas become spaces, so that every line and column stays what it was.
+
+
+_AT = re.compile(r"line (\d+) column (\d+)")
+_PIECE = re.compile(r'"(?:[^"\\\n]|\\.)*"?|//[^\n]*|/\*.*?(?:\*/|\Z)|,', re.DOTALL)
+_FILLER = re.compile(r"(?:\s|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
+_DEEPEST = 32
+
+
+def parse_jsonc(text: str, file: str) -> tuple[Any, list[Problem]]:
+    """One value, or what is wrong with the text: duplicate keys, NaN, lone surrogates and deep nesting are refused."""
+    text = text.removeprefix("\ufeff")
+    try:
+        return canonical.loads(_plain(text), max_depth=_DEEPEST), []
+    except canonical.NotCanonical as exc:
+        said = str(exc)
+        at = _AT.search(said)
+        line, column = (int(at[1]), int(at[2])) if at else (1, 1)
+        said = _AT.sub("", said).removesuffix(": ").split(":  (char")[0]
+        return None, [Problem(file, line, column, said)]
+
+
+def _plain(text: str) -> str:
+    def kept(match: re.Match[str]) -> str:
+        piece = match[0]
+        if piece.startswith('"'):
+            return piece
+        if piece == ",":
+            after = _FILLER.match(text, match.end())
+            assert after is not None  # it may match nothing, and then it is empty
+            return " " if text[after.end() : after.end() + 1] in ("}", "]") else ","
+        return re.sub(r"[^\n]", " ", piece)
+
+    return _PIECE.sub(kept, text)
 
 
 __all__ = ["Client", "ClientFile", "ClientServer", "Setting", "looks_secret", "parse", "read"]

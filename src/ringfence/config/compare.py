@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from ringfence.box import Commands, Listening, Mount
 from ringfence.config.settings import Config
-from ringfence.model import (
+from ringfence.core.box import CommandRules, Listening, Mount
+from ringfence.core.model import (
     Action,
     ApprovalRule,
     Contract,
@@ -27,7 +27,7 @@ from ringfence.model import (
     ServerSpec,
     Transport,
 )
-from ringfence.policy import PRESETS
+from ringfence.governance.policy import PRESETS
 
 Holds = Callable[[Any, Any], bool]
 """Whether going from the old value to the new one permits nothing more."""
@@ -96,15 +96,16 @@ def _listening(old: Listening, new: Listening) -> bool:
     return not new.allowed or (old.allowed and _within(old.ports, new.ports))
 
 
-def _commands(old: Commands | None, new: Commands | None) -> bool:
+def _commands(old: CommandRules | None, new: CommandRules | None) -> bool:
     """Whether no program is there, or there without being asked for, that was not."""
-    before, after = old or Commands(), new or Commands()
+    before = old or CommandRules()
+    after = new or CommandRules()
     every = {name for each in (before, after) for name in (*(each.allow or ()), *each.ask, *each.deny)}
-    # The empty name stands for all that nobody names.
+    # The empty name stands for everything that is not named.
     return all(_standing(after, name) <= _standing(before, name) for name in (*every, ""))
 
 
-def _standing(commands: Commands, name: str) -> int:
+def _standing(commands: CommandRules, name: str) -> int:
     """0: it is absent, 1: it is asked for, 2: it is there."""
     if name in commands.deny:
         return 0
@@ -135,7 +136,7 @@ def _result(old: ResultPolicy, new: ResultPolicy) -> bool:
 
 
 def _approval_rule(old: ApprovalRule, new: ApprovalRule) -> bool:
-    """Whether whoever had to ask must ask still, and nobody may answer who could not."""
+    """Whether a call that had to ask must still ask, and no person may answer who could not before."""
     return (
         new.when in (None, old.when)
         and (not old.roles or (bool(new.roles) and _within(old.roles, new.roles)))
@@ -151,7 +152,8 @@ def _approval_rule(old: ApprovalRule, new: ApprovalRule) -> bool:
 def _changes(what: str, old: Any, new: Any, holds: Mapping[str, Holds]) -> Iterator[str]:
     """A sentence for each field that is looser; fields without an order of their own may not change at all."""
     for each in fields(old):
-        before, after = getattr(old, each.name), getattr(new, each.name)
+        before = getattr(old, each.name)
+        after = getattr(new, each.name)
         if before != after and not holds.get(each.name, _equal)(before, after):
             yield f"{what}: {each.name} changes from {_shown(before)} to {_shown(after)}"
 
@@ -224,7 +226,7 @@ def _servers(old: Config, new: Config) -> Iterator[str]:
         else:
             before: ServerSpec = old.servers[name]
             yield from _changes(f"server {name!r}", before, server, _SERVER)
-    # A tool that two servers had belongs to nobody; with one of them gone it belongs to the other.
+    # A tool that two servers had belongs to neither; with one of them gone it belongs to the other.
     open_ended = [name for name, contract in new.contracts.items() if contract.server is None]
     if open_ended and set(old.servers) - set(new.servers):
         yield f"a server is gone, and {', '.join(open_ended)} may now find its tool on another"
@@ -283,7 +285,8 @@ def _approval_of(what: str, before: Contract, after: Contract, old: Config, new:
     if before.approval in ("none", after.approval):
         return
     always = {"always": ApprovalRule("always")}
-    had, has = {**old.approvals, **always}[before.approval], {**new.approvals, **always}.get(after.approval)
+    had = {**old.approvals, **always}[before.approval]
+    has = {**new.approvals, **always}.get(after.approval)
     if has is None or not _approval_rule(had, has):
         yield f"{what}: approval changes from {before.approval} to {after.approval}"
 
@@ -323,7 +326,8 @@ _RESTRICTING = (Action.DENY, Action.ASK, Action.SANDBOX)
 
 
 def _rules(old: Config, new: Config) -> Iterator[str]:
-    before, after = _in_force(old), _in_force(new)
+    before = _in_force(old)
+    after = _in_force(new)
     meant = [_meaning(rule) for rule in after]
     for rule in before:
         if _meaning(rule) in meant or _meaning(replace(rule, action=Action.DENY, approval=None)) in meant:

@@ -1,18 +1,24 @@
-"""Folders of the host that are named to be mounted: where they really are, and whether credentials lie there.
+"""Folders of the host: which of them may be mounted, and whether a mount exposes what governs the mount.
 
-A link on the way is followed once, when the configuration is read, and only where no box could have put it: one that
-lies in a folder which the same configuration lets a box write to is refused. From then on the real path counts.
+A symbolic link in a mount's path is followed once, when the configuration is read. A link that lies in a folder which
+the same configuration lets a box write to is refused: the box may have put it there. From then on the real path counts.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ringfence.box import Mount
 from ringfence.config import paths
+from ringfence.core.box import Mount
+from ringfence.core.errors import Problem
+from ringfence.core.model import ServerSpec
+
+if TYPE_CHECKING:
+    from ringfence.config.settings import Config
 
 _IN_A_HOME = {
     ".ssh": "keys of SSH",
@@ -53,7 +59,7 @@ _IN_A_HOME = {
     ".config/ringfence": "Ringfence's own configuration and keys",
     ".local/state/ringfence": "Ringfence's own state",
 }
-"""By where it lies below somebody's home folder."""
+"""Keyed by the path below a home folder."""
 _SYSTEM = {
     "/etc/shadow": "passwords of the system",
     "/etc/ssh": "keys of SSH",
@@ -80,7 +86,9 @@ def declared(mount: Mount, base: Path, writable: Sequence[str] = ()) -> Mount:
 def real_path(path: str, writable: Iterable[str] = ()) -> str:
     """Where a path leads, link by link. Raises ValueError for a link that a box may have put there, and for a loop."""
     writable = list(writable)
-    rest, found, links = [part for part in path.split("/") if part], "", 0
+    rest = [part for part in path.split("/") if part]
+    found = ""
+    links = 0
     while rest:
         part = rest.pop(0)
         if part == "..":
@@ -117,7 +125,7 @@ def touches_credentials(path: str) -> str | None:
 
 
 def _homes() -> list[str]:
-    """Of whoever runs this, and whatever looks like one."""
+    """The home of the current user, and every folder that looks like a home."""
     homes = [os.path.realpath(paths.home()), "/root"]
     for folder in _HOMES:
         try:
@@ -129,3 +137,66 @@ def _homes() -> list[str]:
 
 def _within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+# ── Governing files in folders that a box may write ───────────────────────────────────────────────
+
+
+def overlaps(config: Config) -> list[Problem]:
+    """Configuration, policy files, state or keys under a folder that a box or server may write; keys in the state."""
+    governing = [
+        ("the configuration", config.path),
+        *(("the policy file", path) for path in config.policy.files),
+        ("the state", config.gateway.state),
+        ("the signing key", paths.key_folder()),
+    ]
+    file = str(config.path)
+    problems = [
+        Problem(file, 1, 1, f"{what} ({path}) lies under {folder}, which {who} may write")
+        for folder, who in _writable(config)
+        for what, path in governing
+        if _under(path, folder)
+    ]
+    if _under(paths.key_folder(), config.gateway.state):
+        text = f"the signing key ({paths.key_folder()}) lies in the state folder, whose writers could then sign"
+        problems.append(Problem(file, 1, 1, text))
+    return problems
+
+
+def _writable(config: Config) -> Iterator[tuple[Path, str]]:
+    for name, contract in config.contracts.items():
+        for mount in contract.mounts:
+            if mount.mode == "rw":
+                yield Path(mount.host), f"capability {name!r}"
+    for name, server in config.servers.items():
+        boxed = (Path(mount.host) for mount in server.mounts if mount.mode == "rw")
+        for folder in _given_folders(server, config.path.parent) if server.placement == "unsafe_host" else boxed:
+            yield folder, f"server {name!r}"
+
+
+def _given_folders(server: ServerSpec, home: Path) -> Iterator[Path]:
+    """The folders that a command in no box is pointed at: those among its arguments, and where it is told to run.
+
+    A command that runs beside the configuration only by default was not pointed at that folder.
+    """
+    if not server.command or server.cwd is None:
+        return
+    if Path(server.cwd) != home:
+        yield Path(server.cwd)
+    for argument in server.command[1:]:
+        text = argument.rpartition("=")[2] if argument.startswith("-") else argument
+        folder = Path(server.cwd) / text
+        if text and _is_folder(folder):
+            yield folder
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # too long to be a path, for one
+        return False
+
+
+def _under(path: Path, folder: Path) -> bool:
+    # Links are followed on both sides: what counts is where the bytes lie.
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from ringfence import contract
-from ringfence.box import Mount, SetUp
-from ringfence.config import draft as drafts
-from ringfence.config import names, narrowing, paths, placing, rules, schema, source, unbuilt, words
-from ringfence.config.draft import Draft
-from ringfence.config.packaged import check as check_images
-from ringfence.config.packaged import packaged
-from ringfence.config.packaged import warn as warn_of_fetching
-from ringfence.config.settings import SANDBOX_NETWORK, Config, GatewaySettings, SandboxSettings, sealed
-from ringfence.config.shaping import Shaped
-from ringfence.errors import ConfigError
-from ringfence.model import ApprovalRule, Contract, NetworkSpec, Person, SecretSpec, ServerSpec, VaultSpec
-from ringfence.sandbox.tools import BOX_MAKERS
+from ringfence.config import checks, paths, schema, validators, yaml
+from ringfence.config.draft import Draft, Shaped, read_draft, shaped
+from ringfence.config.settings import SANDBOX_NETWORK, Config, GatewaySettings, PolicySettings, SandboxSettings, sealed
+from ringfence.config.validators import did_you_mean
+from ringfence.config.yaml import Where, YamlSource
+from ringfence.core.box import Mount, SetUp
+from ringfence.core.errors import ConfigError, Problem
+from ringfence.core.model import (
+    Action,
+    ApprovalRule,
+    Contract,
+    NetworkSpec,
+    PackageSpec,
+    Person,
+    Rule,
+    SecretSpec,
+    ServerSpec,
+    VaultSpec,
+)
+from ringfence.governance import contract, policy
+from ringfence.packages.cache import AT, folder_of
+from ringfence.sandbox.tools.toolkit import BOX_MAKERS
 
-_LOOPBACK = schema.Gateway().listen
+_LOOPBACK = schema.GatewaySection().listen
 """Where the gateway is where the command line wants it at an address, and the file at a socket."""
 
 
 def load(path: Path) -> Config:
     """Read a configuration file. Raises ConfigError with every problem at once, sorted by place."""
     absolute = paths.resolve(str(path), Path())
-    text, problems = source.read_file(absolute, str(path))
+    text, problems = yaml.read_file(absolute, str(path))
     if text is None:
         raise ConfigError(problems)
     return _config(text, str(path), absolute, (absolute,))
@@ -41,21 +51,17 @@ def loads(text: str, *, file: str, base: Path) -> Config:
 
 
 def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Path | None = None) -> Config:
-    read = source.parse(text, file)
+    read = yaml.parse(text, file)
     if read.value is None and not read.problems:
         read.value = {}
     if not isinstance(read.value, dict):
         if not read.problems:
-            found = source.kind(read.value)
+            found = yaml.kind(read.value)
             read.problems.append(read.problem((), f"a configuration is a mapping, this is {found}"))
         raise ConfigError(sorted(read.problems))
-    draft = drafts.read(read, path.parent if base is None else paths.resolve("", base))
-    names.check(draft)
-    placing.check(draft)
-    unbuilt.check(draft)
-    check_images(draft)
-    warn_of_fetching(draft)
-    policy = rules.read(draft)
+    draft = read_draft(read, path.parent if base is None else paths.resolve("", base))
+    checks.check(draft)
+    policy = read_policy(draft)
     contracts = {name: _contract(draft, name, found) for name, found in draft.capabilities.items()}
     problems = sorted({*read.problems, *draft.elsewhere})
     if problems:
@@ -66,7 +72,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         gateway=_gateway(draft),
         people={name: _person(name, found.shape) for name, found in draft.people.items()},
         servers={
-            name: packaged(_server(draft, name, found.shape), found.shape.packages, _gateway(draft).state)
+            name: _packaged(_server(draft, name, found.shape), found.shape.packages, _gateway(draft).state)
             for name, found in draft.servers.items()
         },
         contracts=contracts,
@@ -83,7 +89,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
     return sealed(config)
 
 
-def _contract(draft: Draft, name: str, capability: Shaped[schema.Capability]) -> Contract:
+def _contract(draft: Draft, name: str, capability: Shaped[schema.CapabilityEntry]) -> Contract:
     given = dict(capability.given)
     # Where several servers are declared, which of them has the tool is known only when they have been asked.
     if capability.shape.transport == "mcp" and "server" not in given and len(draft.servers) == 1:
@@ -96,38 +102,38 @@ def _contract(draft: Draft, name: str, capability: Shaped[schema.Capability]) ->
     if mounts:
         given["filesystem"] = {"mounts": [asdict(mount) for mount in _mounts(draft, mounts)]}
     named = draft.servers.get(given.get("server", ""))
-    given |= narrowing.inherited(capability, named)
+    given |= checks.inherited(capability, named)
     if named is not None and named.shape.placement == "session" and capability.shape.transport == "mcp":
         given["result"] = {**(given.get("result") or {}), "trust": "untrusted"}  # it is the agent's own word
     built, problems = contract.build(name, given)
     for where, text in problems:
-        # A condition was told by names, at its exact place. And where keys did not fit, those that contradict each
+        # `checks` has reported a condition at its exact place. And where keys did not fit, those that contradict each
         # other may only seem to; a pattern is bad by itself.
         if where != ("idempotent", "key") and (not capability.broken or where[0] == "redact"):
             draft.problem((*capability.where, *where), text)
     return built
 
 
-def _mounts(draft: Draft, shapes: list[schema.Mount]) -> Iterator[Mount]:
+def _mounts(draft: Draft, shapes: list[schema.MountEntry]) -> Iterator[Mount]:
     for shape in shapes:
-        with suppress(ValueError):  # told by placing
-            yield placing.mount(draft, shape)
+        with suppress(ValueError):  # reported by `checks`
+            yield checks.mount(draft, shape)
 
 
 def _gateway(draft: Draft) -> GatewaySettings:
     shape = draft.gateway.shape
-    socket = placing.socket(draft)
-    host, port = words.listen_address(shape.listen if socket is None else _LOOPBACK)
+    socket = checks.socket(draft)
+    host, port = validators.listen_address(shape.listen if socket is None else _LOOPBACK)
     state = paths.state_folder() if shape.state is None else paths.resolve(shape.state, draft.base)
-    kept = None if shape.retention is None else words.retention_seconds(shape.retention)
+    kept = None if shape.retention is None else validators.retention_seconds(shape.retention)
     return GatewaySettings(host, port, state, shape.approval_wait_seconds, shape.code_mode, socket, kept)
 
 
-def _person(name: str, shape: schema.Person) -> Person:
+def _person(name: str, shape: schema.PersonEntry) -> Person:
     return Person(name=name, roles=frozenset(shape.roles), os_user=shape.os_user)
 
 
-def _server(draft: Draft, name: str, shape: schema.Server) -> ServerSpec:
+def _server(draft: Draft, name: str, shape: schema.ServerEntry) -> ServerSpec:
     cwd = None
     if shape.command is not None:
         cwd = str(paths.resolve(shape.cwd or "", draft.base))
@@ -147,9 +153,20 @@ def _server(draft: Draft, name: str, shape: schema.Server) -> ServerSpec:
         placement=shape.placement,
         mounts=tuple(_mounts(draft, shape.mounts)),
         network=shape.network,
-        limits=placing.limits(shape.limits),
+        limits=checks.server_limits(shape.limits),
         listens=shape.listen == "allowed",
     )
+
+
+def _packaged(server: ServerSpec, shape: schema.PackagesSection | None, state: Path) -> ServerSpec:
+    """The server with its packages in sight. They lie in our own state, which no mount can name."""
+    if shape is None:
+        return server
+    folder = str(folder_of(state, shape.tree))
+    spec = PackageSpec(shape.kind, tuple(shape.names), shape.tree, folder)
+    if spec.kind == "image":  # which is the root of its box
+        return replace(server, packages=spec)
+    return replace(server, packages=spec, mounts=(*server.mounts, Mount(folder, AT, "ro")))
 
 
 def _networks(draft: Draft) -> dict[str, NetworkSpec]:
@@ -160,7 +177,7 @@ def _networks(draft: Draft) -> dict[str, NetworkSpec]:
     return networks
 
 
-def _network(name: str, shape: schema.Network) -> NetworkSpec:
+def _network(name: str, shape: schema.NetworkEntry) -> NetworkSpec:
     return NetworkSpec(
         name,
         tuple(shape.allow),
@@ -174,7 +191,7 @@ def _network(name: str, shape: schema.Network) -> NetworkSpec:
     )
 
 
-def _secret(draft: Draft, name: str, shape: schema.Secret) -> SecretSpec:
+def _secret(draft: Draft, name: str, shape: schema.SecretEntry) -> SecretSpec:
     options: dict[str, str | tuple[str, ...]] = {}
     for option in schema.SECRET_OPTIONS[shape.source]:
         value = cast("str | list[str]", getattr(shape, option))
@@ -203,7 +220,7 @@ def _patterns(given: list[str] | None) -> tuple[str, ...] | None:
     return None if given is None else tuple(given)
 
 
-def _place(draft: Draft, secret: Shaped[schema.Secret]) -> tuple[str, int, int]:
+def _place(draft: Draft, secret: Shaped[schema.SecretEntry]) -> tuple[str, int, int]:
     place = draft.source.place(secret.where, key=True)
     return draft.source.file, place.line, place.column
 
@@ -216,7 +233,7 @@ def _vault(draft: Draft) -> VaultSpec | None:
     return VaultSpec(shape.address, shape.token_env, file, shape.namespace, tuple(shape.addresses))
 
 
-def _approval(name: str, shape: schema.Approval) -> ApprovalRule:
+def _approval(name: str, shape: schema.ApprovalEntry) -> ApprovalRule:
     return ApprovalRule(
         name=name,
         when=shape.when,
@@ -227,7 +244,7 @@ def _approval(name: str, shape: schema.Approval) -> ApprovalRule:
     )
 
 
-def _sandbox(shape: schema.Sandbox, base: Path) -> SandboxSettings:
+def _sandbox(shape: schema.SandboxSection, base: Path) -> SandboxSettings:
     return SandboxSettings(
         backend=shape.backend,
         default_timeout_seconds=shape.default_timeout_seconds,
@@ -264,4 +281,122 @@ def _sandbox(shape: schema.Sandbox, base: Path) -> SandboxSettings:
         session_retain_seconds=shape.session_retain_seconds,
         session_retain_mb=shape.session_retain_mb,
         session_paused_seconds=shape.session_paused_seconds,
+    )
+
+
+# ── Policy: the rules of the file and of the policy files that it names ───────────────────────────
+
+
+@dataclass(slots=True)
+class _Rules:
+    draft: Draft
+    rules: list[Rule] = field(default_factory=list)
+    first: dict[str, Problem] = field(default_factory=dict)
+    """Where each id was seen first."""
+
+
+def read_policy(draft: Draft) -> PolicySettings:
+    """All rules, in order; their problems go where the draft's do."""
+    found = _Rules(draft)
+    shape = draft.policy.shape
+    _take(found, draft.source, (*draft.policy.where, "rules"), len(shape.rules or ()))
+    files = []
+    for index, name in enumerate(shape.files):
+        path = paths.resolve(name, draft.base)
+        files.append(path)
+        _take_file(found, path, _shown(draft, name, path), (*draft.policy.where, "files", index))
+    return PolicySettings(shape.preset, shape.default, tuple(found.rules), tuple(files))
+
+
+def _shown(draft: Draft, name: str, path: Path) -> str:
+    """The policy file's name as a person would type it from where they named the configuration."""
+    if os.path.isabs(name) or name.startswith("~"):
+        return str(path)
+    return yaml.one_line(os.path.normpath(os.path.join(os.path.dirname(draft.source.file), name)))
+
+
+def _take_file(found: _Rules, path: Path, file: str, named_at: Where) -> None:
+    text, problems = yaml.read_file(path, file)
+    if text is None:
+        # What is not there has no lines; the place to mend is where it was named.
+        unreadable = all(problem.line == 1 and problem.column == 1 for problem in problems)
+        if unreadable:
+            for problem in problems:
+                found.draft.problem(named_at, f"{file} {problem.text}")
+        else:
+            found.draft.elsewhere.extend(problems)
+        return
+    read_source = yaml.parse(text, file)
+    if read_source.value is None and not read_source.problems:
+        read_source.value = {}
+    if isinstance(read_source.value, dict):
+        whole = shaped(schema.PolicyFileTop, read_source, ())
+        _take(found, read_source, ("rules",), len(whole.shape.rules or ()))
+    elif not read_source.problems:
+        read_source.problems.append(read_source.problem((), "a policy file is a mapping with rules: at its top"))
+    found.draft.elsewhere.extend(read_source.problems)
+
+
+def _take(found: _Rules, at: YamlSource, where: Where, count: int) -> None:
+    for index in range(count):
+        written = shaped(schema.RuleEntry, at, (*where, index))
+        rule = _rule(written.shape)
+        _check_id(found, at, written)
+        for path, text, line, column in policy.rule_problems(rule):
+            where_in = (*written.where, *path)
+            if path == ("when",):
+                at.problems.append(at.problem_inside(where_in, f"bad expression: {text}", line, column))
+            elif path != ("approval",) or "action" not in written.broken:
+                at.problems.append(at.problem(where_in, text))
+        for key, text in checks.unbuilt_rule_keys(written.shape):
+            at.problems.append(at.problem((*written.where, key), text, key=True))
+        _check_names(found.draft, at, written)
+        found.rules.append(rule)
+
+
+def _check_id(found: _Rules, at: YamlSource, written: Shaped[schema.RuleEntry]) -> None:
+    if "id" in written.broken:
+        return
+    name = written.shape.id
+    where = (*written.where, "id")
+    owner = next((preset for preset, rules in policy.PRESETS.items() if any(rule.id == name for rule in rules)), None)
+    if owner is not None:
+        at.problems.append(at.problem(where, f"the rule id {name!r} belongs to preset {owner!r}: choose another"))
+    if name in found.first:
+        first = found.first[name]
+        text = f"duplicate rule id {name!r} (first at {first.file}:{first.line}:{first.column})"
+        at.problems.append(at.problem(where, text))
+    else:
+        found.first[name] = at.problem(where, "")
+
+
+def _check_names(draft: Draft, at: YamlSource, written: Shaped[schema.RuleEntry]) -> None:
+    shape = written.shape
+    where = written.where
+    if shape.approval is not None and shape.approval not in (known := [*draft.approvals, "always"]):
+        text = f"no approval named {shape.approval!r}{did_you_mean(shape.approval, known)}"
+        at.problems.append(at.problem((*where, "approval"), text))
+    for index, name in enumerate(shape.servers):
+        if not set("*?[") & set(name) and name not in draft.servers:
+            text = f"no server named {name!r}{did_you_mean(name, draft.servers)}"
+            at.problems.append(at.problem((*where, "servers", index), text))
+
+
+def _rule(shape: schema.RuleEntry) -> Rule:
+    return Rule(
+        id=shape.id,
+        action=Action(shape.action),
+        name=shape.name,
+        description=shape.description,
+        priority=shape.priority,
+        tool_patterns=tuple(shape.tool_patterns),
+        argument_patterns=dict(shape.argument_patterns),
+        when=shape.when,
+        agents=tuple(shape.agents),
+        servers=tuple(shape.servers),
+        environments=tuple(shape.environments),
+        approval=shape.approval,
+        owasp_asi_id=shape.owasp_asi_id,
+        normalize=shape.normalize,
+        enabled=shape.enabled,
     )

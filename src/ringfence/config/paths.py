@@ -1,4 +1,4 @@
-"""Where things lie when nobody says otherwise. The only file that reads the environment.
+"""Where things lie by default. The only file that reads the environment.
 
 The environment gives paths and nothing else: what the configuration file says, no variable changes.
 """
@@ -10,8 +10,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from ringfence.errors import ConfigError, Problem
-from ringfence.system import open_to_others, stranger
+from ringfence.core.errors import ConfigError, Problem
+from ringfence.core.system import open_to_others, stranger
 
 CONFIG_NAME = "ringfence.yaml"
 
@@ -54,8 +54,8 @@ def key_folder() -> Path:
 
 def socket_folders(state: Path) -> tuple[Path, ...]:
     """Where sockets that belong to a state folder can lie, the best first, and none where another user could have made
-    a folder of that name before us, as in /tmp. The folder itself comes first, since nobody tidies it up; the others
-    are for file systems that have no sockets."""
+    a folder of that name before us, as in /tmp. The folder itself comes first, since no service cleans it up; the
+    others are for file systems that have no sockets."""
     state = Path(os.path.realpath(state))
     name = hashlib.sha256(os.fsencode(state)).hexdigest()[:16]
     user = os.geteuid()
@@ -67,7 +67,7 @@ def socket_folders(state: Path) -> tuple[Path, ...]:
 
 
 def _is_private(folder: Path, user: int) -> bool:
-    """Whether a folder is this user's own, and nobody else may write to it."""
+    """Whether a folder belongs to this user, and no other user may write to it."""
     with suppress(OSError):
         info = os.stat(folder)
         return folder.is_absolute() and info.st_uid == user and not info.st_mode & 0o022

@@ -1,6 +1,6 @@
 """The shapes of `ringfence.yaml`: every key, its type and its default. `docs/configuration.md` says what each means.
 
-A shape knows nothing of names defined elsewhere in the file; `names` does.
+A shape knows nothing of names that are defined elsewhere in the file; `checks` does.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pydantic import (
     Tag,
 )
 
-from ringfence.config import words
+from ringfence.config import validators
 
 
 def _idempotent_form(value: Any) -> str:
-    return "a mapping" if isinstance(value, dict | Idempotent) else "true or false"
+    return "a mapping" if isinstance(value, dict | IdempotentSection) else "true or false"
 
 
 def _listen_form(value: Any) -> str:
@@ -30,19 +30,19 @@ def _listen_form(value: Any) -> str:
 
 Text = Annotated[str, Field(min_length=1)]
 Condition = Annotated[str, Field(min_length=1, max_length=10_000)]
-Word = Annotated[str, AfterValidator(words.word)]
-Glob = Annotated[str, AfterValidator(words.glob)]
-PackagePattern = Annotated[str, AfterValidator(words.package)]
-HostPattern = Annotated[str, AfterValidator(words.host_pattern)]
-Variable = Annotated[str, AfterValidator(words.variable)]
-Method = Annotated[str, AfterValidator(words.method)]
-Range = Annotated[str, AfterValidator(words.address_range)]
-Module = Annotated[str, AfterValidator(words.module)]
-Url = Annotated[str, AfterValidator(words.url)]
-Command = Annotated[list[Text], Field(min_length=1), BeforeValidator(words.argv)]
-SecretNames = Annotated[list[Word], BeforeValidator(words.secret_names)]
-Program = Annotated[str, AfterValidator(words.program)]
-MetaKey = Annotated[str, AfterValidator(words.meta_key)]
+Word = Annotated[str, AfterValidator(validators.word)]
+Glob = Annotated[str, AfterValidator(validators.glob)]
+PackagePattern = Annotated[str, AfterValidator(validators.package)]
+HostPattern = Annotated[str, AfterValidator(validators.host_pattern)]
+Variable = Annotated[str, AfterValidator(validators.variable)]
+Method = Annotated[str, AfterValidator(validators.method)]
+Range = Annotated[str, AfterValidator(validators.address_range)]
+Module = Annotated[str, AfterValidator(validators.module)]
+Url = Annotated[str, AfterValidator(validators.url)]
+Command = Annotated[list[Text], Field(min_length=1), BeforeValidator(validators.argv)]
+SecretNames = Annotated[list[Word], BeforeValidator(validators.secret_names)]
+ProgramName = Annotated[str, AfterValidator(validators.program)]
+MetaKey = Annotated[str, AfterValidator(validators.meta_key)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -61,39 +61,39 @@ class Shape(BaseModel):
 # ── Sections ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class Gateway(Shape):
-    listen: Annotated[str, AfterValidator(words.listen)] = "127.0.0.1:8700"
+class GatewaySection(Shape):
+    listen: Annotated[str, AfterValidator(validators.listen)] = "127.0.0.1:8700"
     state: Text | None = None
     approval_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
-    code_mode: Annotated[Literal["off", "optional", "on"], BeforeValidator(words.switch)] = "off"
-    retention: Annotated[str | int, AfterValidator(words.retention)] | None = None
+    code_mode: Annotated[Literal["off", "optional", "on"], BeforeValidator(validators.switch)] = "off"
+    retention: Annotated[str | int, AfterValidator(validators.retention)] | None = None
 
 
-class Person(Shape):
+class PersonEntry(Shape):
     roles: list[Word] = []
     os_user: Text | None = None
 
 
-class Agent(Shape):
+class AgentEntry(Shape):
     roles: list[Word] = []
     capabilities: list[Glob] = []
 
 
-class Mount(Shape):
+class MountEntry(Shape):
     host: Text
-    at: Annotated[str, AfterValidator(words.path_inside)]
+    at: Annotated[str, AfterValidator(validators.path_inside)]
     mode: Literal["ro", "rw"] = "ro"
     unsafe: Text | None = None
 
 
-class Packages(Shape):
+class PackagesSection(Shape):
     kind: Literal["npm", "pypi", "image"] = Field(alias="from")
     names: Annotated[list[Text], Field(min_length=1)]
-    tree: Annotated[str, AfterValidator(words.digest)]
+    tree: Annotated[str, AfterValidator(validators.digest)]
     placeholders: ClassVar[dict[str, Any]] = {"from": "npm", "names": ["_"], "tree": "sha256:" + "0" * 64}
 
 
-class ServerLimits(Shape):
+class LimitsSection(Shape):
     memory_mb: Annotated[int, Field(ge=16, le=16_777_216)] | None = None
     disk_mb: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     processes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
@@ -101,16 +101,16 @@ class ServerLimits(Shape):
     meant: ClassVar[dict[str, str]] = {"max_memory_mb": "memory_mb", "max_processes": "processes"}
 
 
-class Server(Shape):
+class ServerEntry(Shape):
     command: Command | None = None
     url: Url | None = None
     openapi: Text | None = None
     base_url: Url | None = None
-    mounts: list[Mount] = []
+    mounts: list[MountEntry] = []
     network: Word = "denied"
     secrets: SecretNames = []
     placement: Word = "own"
-    limits: ServerLimits | None = None
+    limits: LimitsSection | None = None
     resources: list[Glob] = []
     prompts: list[Glob] = []
     sampling: Literal["deny", "ask", "allow"] = "deny"
@@ -118,64 +118,64 @@ class Server(Shape):
     pins: Literal["accepted", "first_use"] = "accepted"
     env: dict[Variable, str] = {}
     cwd: Text | None = None
-    packages: Packages | None = None
+    packages: PackagesSection | None = None
     listen: Literal["denied", "allowed"] = "denied"
     start_timeout_seconds: Annotated[float, Field(gt=0, le=600)] = 30.0
     meant: ClassVar[dict[str, str]] = {"args": "command", "timeout_seconds": "start_timeout_seconds"}
 
 
-class Commands(Shape):
-    allow: list[Program] | None = None
-    ask: list[Program] = []
-    deny: list[Program] = []
+class CommandsSection(Shape):
+    allow: list[ProgramName] | None = None
+    ask: list[ProgramName] = []
+    deny: list[ProgramName] = []
     meant: ClassVar[dict[str, str]] = {"allowed": "allow", "denied": "deny", "asked": "ask"}
 
 
-class Filesystem(Shape):
-    mounts: list[Mount] = []
+class FilesystemSection(Shape):
+    mounts: list[MountEntry] = []
 
 
-class Retry(Shape):
+class RetrySection(Shape):
     attempts: Annotated[int, Field(ge=0, le=10)] = 0
     on: Annotated[list[Literal["unavailable"]], Field(min_length=1)] = ["unavailable"]
 
 
-class Idempotent(Shape):
+class IdempotentSection(Shape):
     key: Condition
 
 
-class Rate(Shape):
+class RateSection(Shape):
     per_minute: Count | None = None
     burst: Count | None = None
     concurrent: Count | None = None
     per_day: Count | None = None
 
 
-class Log(Shape):
+class LogSection(Shape):
     arguments: Literal["digest", "names", "redacted"] = "digest"
     result: Literal["digest", "names", "redacted"] = "digest"
 
 
-class Result(Shape):
+class ResultSection(Shape):
     max_bytes: Annotated[int, Field(ge=1, le=100_000_000)] = 1_000_000
     fields: list[Text] | None = None
     trust: Literal["trusted", "partial", "untrusted"] = "partial"
 
 
-class Effects(Shape):
+class EffectsSection(Shape):
     reversible: bool = False
     compensate: Word | None = None
     preview: Word | None = None
 
 
-class Capability(Shape):
+class CapabilityEntry(Shape):
     transport: Literal["mcp", "sandboxed_exec", "direct"] = "mcp"
     server: Word | None = None
     tool: Text | None = None
     mode: Literal["read", "write", "high_risk"] = "write"
     description: str | None = None
     network: Word = "denied"
-    filesystem: Annotated[Filesystem | None, BeforeValidator(words.filesystem)] = None
+    filesystem: Annotated[FilesystemSection | None, BeforeValidator(validators.filesystem)] = None
     secrets: SecretNames = []
     environments: Annotated[list[Word], Field(min_length=1)] | None = None
     isolation: Literal["none", "process", "gvisor", "microvm"] | None = None
@@ -185,44 +185,45 @@ class Capability(Shape):
         Annotated[Literal["denied", "allowed"], Tag("a word")] | Annotated[dict[Word, Port], Tag("a mapping")],
         Discriminator(_listen_form),
     ] = "denied"
-    commands: Commands | None = None
+    commands: CommandsSection | None = None
     timeout_seconds: Seconds = 30.0
-    retry: Retry = Retry()
+    retry: RetrySection = RetrySection()
     idempotent: Annotated[
-        Annotated[bool, Tag("true or false")] | Annotated[Idempotent, Tag("a mapping")], Discriminator(_idempotent_form)
+        Annotated[bool, Tag("true or false")] | Annotated[IdempotentSection, Tag("a mapping")],
+        Discriminator(_idempotent_form),
     ] = False
-    rate: Rate = Rate()
+    rate: RateSection = RateSection()
     approval: Word | None = None
-    log: Log = Log()
+    log: LogSection = LogSection()
     redact: list[Text] = []
-    result: Result = Result()
-    effects: Effects = Effects()
+    result: ResultSection = ResultSection()
+    effects: EffectsSection = EffectsSection()
     labels: list[Word] = []
     meta: list[MetaKey] = []
     record: Literal["facts", "full"] = "facts"
 
 
-class Network(Shape):
+class NetworkEntry(Shape):
     allow: list[HostPattern] = []
-    methods: Annotated[list[Annotated[str, AfterValidator(words.method)]], Field(min_length=1)] | None = None
-    paths: Annotated[list[Annotated[str, AfterValidator(words.path_prefix)]], Field(min_length=1)] | None = None
-    addresses: list[Annotated[str, AfterValidator(words.address_range)]] = []
+    methods: Annotated[list[Annotated[str, AfterValidator(validators.method)]], Field(min_length=1)] | None = None
+    paths: Annotated[list[Annotated[str, AfterValidator(validators.path_prefix)]], Field(min_length=1)] | None = None
+    addresses: list[Annotated[str, AfterValidator(validators.address_range)]] = []
     max_bytes_out: Count | None = None
     max_bytes_in: Count | None = None
     per_minute: Count | None = None
     inspect: bool = False
 
 
-class Secret(Shape):
+class SecretEntry(Shape):
     source: Literal["env", "file", "command", "keyring", "vault"] = Field(alias="from")
     name: Text | None = None
     path: Text | None = None
     command: Command | None = None
     service: Text | None = None
     field: Text | None = None
-    hosts: list[Annotated[str, AfterValidator(words.secret_host)]] = []
-    header: Annotated[str, AfterValidator(words.header)] | None = None
-    format: Annotated[str, AfterValidator(words.header_format)] | None = None
+    hosts: list[Annotated[str, AfterValidator(validators.secret_host)]] = []
+    header: Annotated[str, AfterValidator(validators.header)] | None = None
+    format: Annotated[str, AfterValidator(validators.header_format)] | None = None
     methods: Annotated[list[Method], Field(min_length=1)] = ["GET", "HEAD"]
     env: Variable | None = None
     lifetime_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
@@ -245,7 +246,7 @@ SECRET_OPTIONS: dict[str, tuple[str, ...]] = {
 """What each source of a secret must be told."""
 
 
-class Vault(Shape):
+class VaultSection(Shape):
     address: Url | None = None
     token_env: Variable = "VAULT_TOKEN"  # noqa: S105 - the name of a variable
     token_file: Text | None = None
@@ -253,7 +254,7 @@ class Vault(Shape):
     addresses: list[Range] = []
 
 
-class Approval(Shape):
+class ApprovalEntry(Shape):
     when: Condition | None = None
     roles: list[Word] = []
     expires_seconds: Annotated[float, Field(gt=0, le=2_592_000)] = 3600.0
@@ -261,7 +262,7 @@ class Approval(Shape):
     people: Annotated[int, Field(ge=1, le=100)] = 1
 
 
-class Rule(Shape):
+class RuleEntry(Shape):
     id: Word
     name: str = ""
     description: str = ""
@@ -282,18 +283,18 @@ class Rule(Shape):
     placeholders: ClassVar[dict[str, Any]] = {"id": "_", "action": "deny"}
 
 
-class Policy(Shape):
-    preset: Annotated[str, AfterValidator(words.preset)] = "standard"
+class PolicySection(Shape):
+    preset: Annotated[str, AfterValidator(validators.preset)] = "standard"
     default: Literal["deny", "allow_read"] = "deny"
     rules: list[Any] | None = []
     files: list[Text] = []
 
 
-class PolicyFile(Shape):
+class PolicyFileTop(Shape):
     rules: list[Any] | None = []
 
 
-class Template(Shape):
+class TemplateEntry(Shape):
     packages: list[Module] = []
     install: list[Text] = []
     setup: str = ""
@@ -301,7 +302,7 @@ class Template(Shape):
     files: dict[str, str] = {}
 
 
-class Sandbox(Shape):
+class SandboxSection(Shape):
     backend: Literal["process", "wasm", "oci", "gvisor", "docker", "microvm", "firecracker", "microsandbox", "auto"] = (
         "process"
     )
@@ -313,7 +314,7 @@ class Sandbox(Shape):
     max_output_mb: Annotated[int, Field(ge=1, le=1_000_000)] = 64
     capture_bytes: Annotated[int, Field(ge=0, le=64 * 1024 * 1024)] = 1_000_000
     accept_missing: list[Word] = []
-    templates: dict[Word, Template] = {}
+    templates: dict[Word, TemplateEntry] = {}
     allow_packages: list[PackagePattern] = []
     require_packages: Literal["any", "pinned", "hashed"] = "any"
     install_inside: bool = False
@@ -336,10 +337,10 @@ class Sandbox(Shape):
     firecracker_rootfs_path: Text | None = None
 
 
-class File(Shape):
+class ConfigFileTop(Shape):
     """The whole file; each entry of the mappings is read by itself, see ENTRIES."""
 
-    version: Annotated[int, AfterValidator(words.version)] = 1
+    version: Annotated[int, AfterValidator(validators.version)] = 1
     environment: Word = "development"
     gateway: Any = None
     people: Any = None
@@ -355,13 +356,18 @@ class File(Shape):
     meant: ClassVar[dict[str, str]] = {"rules": "policy.rules", "mcpServers": "servers", "tools": "capabilities"}
 
 
-SECTIONS: dict[str, type[Shape]] = {"gateway": Gateway, "policy": Policy, "sandbox": Sandbox, "vault": Vault}
+SECTIONS: dict[str, type[Shape]] = {
+    "gateway": GatewaySection,
+    "policy": PolicySection,
+    "sandbox": SandboxSection,
+    "vault": VaultSection,
+}
 ENTRIES: dict[str, type[Shape]] = {
-    "people": Person,
-    "agents": Agent,
-    "servers": Server,
-    "capabilities": Capability,
-    "networks": Network,
-    "secrets": Secret,
-    "approvals": Approval,
+    "people": PersonEntry,
+    "agents": AgentEntry,
+    "servers": ServerEntry,
+    "capabilities": CapabilityEntry,
+    "networks": NetworkEntry,
+    "secrets": SecretEntry,
+    "approvals": ApprovalEntry,
 }

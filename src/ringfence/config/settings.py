@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ringfence import canonical
-from ringfence.box import SetUp
-from ringfence.errors import Problem
-from ringfence.model import ApprovalRule, Contract, NetworkSpec, Person, Rule, SecretSpec, ServerSpec, VaultSpec
+from ringfence.core import canonical
+from ringfence.core.box import SetUp
+from ringfence.core.errors import Problem
+from ringfence.core.model import ApprovalRule, Contract, NetworkSpec, Person, Rule, SecretSpec, ServerSpec, VaultSpec
 
 SANDBOX_NETWORK = "sandbox"
 """The network that `sandbox.network_enabled` gives to boxes whose contract names none."""

@@ -1,4 +1,8 @@
-"""A `ringfence.yaml` written for a person to read and go on with. Whatever comes from elsewhere is quoted."""
+"""A `ringfence.yaml` written for a person to read and to go on with: its text, and a first contract for each tool.
+
+Whatever comes from elsewhere is quoted. What a server says about its tool is a hint for the draft and for nothing else:
+policy never sees it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringfence import invisible
+from ringfence.core import invisible
+from ringfence.core.model import Json
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _MEANS_SOMETHING = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
@@ -42,7 +47,7 @@ policy: {preset: standard}
 
 
 @dataclass(slots=True)
-class Entry:
+class WrittenEntry:
     """A server, a capability or a secret, and what a reader should know of it."""
 
     name: str
@@ -50,7 +55,7 @@ class Entry:
     remarks: list[str] = field(default_factory=list)
 
 
-def configuration(intro: Iterable[str], sections: Mapping[str, Iterable[Entry]]) -> str:
+def configuration(intro: Iterable[str], sections: Mapping[str, Iterable[WrittenEntry]]) -> str:
     """The text of a configuration; sections without entries are left out."""
     lines = [*_comments(intro, ""), "version: 1"]
     for section, entries in sections.items():
@@ -64,7 +69,7 @@ def configuration(intro: Iterable[str], sections: Mapping[str, Iterable[Entry]])
     return "\n".join([*lines, ""])
 
 
-def _entry(entry: Entry) -> list[str]:
+def _entry(entry: WrittenEntry) -> list[str]:
     short = f"  {scalar(entry.name)}: {flow(entry.keys)}"
     if len(short) <= _WIDTH:
         return [short]
@@ -93,7 +98,7 @@ def flow(value: Any) -> str:
 
 
 def scalar(text: str) -> str:
-    """Text as YAML 1.2 reads it back, and as nobody reads it wrong: what cannot be seen is escaped."""
+    """Text as YAML 1.2 reads it back and as a person reads it: what cannot be seen is escaped."""
     if _BARE.fullmatch(text) and text.lower() not in _MEANS_SOMETHING:
         return text
     quoted = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -110,3 +115,36 @@ def _escaped(character: str) -> str:
 def _comments(remarks: Iterable[str], margin: str) -> list[str]:
     # Of several lines each is a comment; of characters that only seem to end one, none is left.
     return [f"{margin}# {invisible.visible(line)}".rstrip() for remark in remarks for line in remark.split("\n")]
+
+
+# ── A first contract for a tool ───────────────────────────────────────────────────────────────────
+
+
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+_CHANGES = frozenset(
+    {
+        *("add", "append", "apply", "archive", "assign", "cancel", "clear", "close", "commit", "copy"),
+        *("create", "delete", "deploy", "destroy", "disable", "drop", "edit", "enable", "erase", "exec"),
+        *("execute", "fill", "import", "insert", "install", "invoke", "kill", "merge", "modify", "move"),
+        *("open", "patch", "post", "publish", "purge", "push", "put", "remove", "rename", "replace", "reset"),
+        *("restore", "revoke", "run", "save", "schedule", "send", "set", "start", "stop", "submit", "transfer"),
+        *("truncate", "type", "update", "upload", "upsert", "write"),
+    }
+)
+"""Verbs of tools that do more than read, whatever the server says."""
+
+
+def draft_contract(definition: Json) -> dict[str, Any]:
+    """The keys of a capability. It reads only where the server says so and its name does not say otherwise; whatever
+    the server itself calls destructive, a person is asked about."""
+    hints = definition.get("annotations")
+    hints = hints if isinstance(hints, dict) else {}
+    if hints.get("readOnlyHint") is True and hints.get("destructiveHint") is not True and not _changes(definition):
+        return {"mode": "read"}
+    if hints.get("destructiveHint") is True:
+        return {"mode": "write", "approval": "always"}
+    return {"mode": "write"}
+
+
+def _changes(definition: Json) -> bool:
+    return any(word.lower() in _CHANGES for word in _WORD.findall(str(definition.get("name", "")))[:3])

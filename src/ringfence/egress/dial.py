@@ -10,14 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from ringfence.core.errors import Refused, Unavailable
+from ringfence.core.model import Status
 from ringfence.egress import names
-from ringfence.egress.addresses import Range, refusal
-from ringfence.egress.ledger import Entry
-from ringfence.egress.names import Address, Endpoint, Host, canonical_address
-from ringfence.egress.refusal import Denied, Failed
-from ringfence.egress.wire import Limits, Outside
-from ringfence.errors import Refused, Unavailable
-from ringfence.model import Status
+from ringfence.egress.ledger import Failed, Forbidden, LedgerEntry
+from ringfence.egress.names import Address, Endpoint, Host, Range, address_refusal, canonical_address
+from ringfence.egress.wire import OutsideWire, ProxyLimits
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 """A name to the addresses behind it. Raises OSError."""
@@ -48,20 +46,20 @@ async def system_dial(address: str, port: int, tls: ssl.SSLContext | None, name:
 class Dialler:
     """One for each box, so that the lookups of one cannot crowd out those of another."""
 
-    def __init__(self, resolve: Resolve, limits: Limits, dial: Dial = system_dial) -> None:
+    def __init__(self, resolve: Resolve, limits: ProxyLimits, dial: Dial = system_dial) -> None:
         self._resolve = resolve
         self._limits = limits
         self._dial = dial
         self._lookups = asyncio.Semaphore(_LOOKUPS_MOST)
 
     async def addresses(self, host: Host, named: Iterable[Range], rule: str = "") -> list[Address]:
-        """What may be dialled for this host; one answer that may not refuses all of them. Raises Denied, Failed."""
+        """What may be dialled for this host; one answer that may not refuses all of them. Raises Forbidden, Failed."""
         answers = [host.address] if host.address is not None else await self._lookup(host)
         ranges = tuple(named)
         for address in answers:
-            if kind := refusal(address, ranges):
+            if kind := address_refusal(address, ranges):
                 # Not which one: a box has no business with the names of an inner network.
-                raise Denied(rule, f"address_{kind}", f"no rule names the address of {host}")
+                raise Forbidden(rule, f"address_{kind}", f"no rule names the address of {host}")
         return answers
 
     async def _lookup(self, host: Host) -> list[Address]:
@@ -77,8 +75,8 @@ class Dialler:
         return answers
 
     async def connect(
-        self, place: Endpoint, addresses: Sequence[Address], entry: Entry, tls: ssl.SSLContext | None = None
-    ) -> Outside:
+        self, place: Endpoint, addresses: Sequence[Address], entry: LedgerEntry, tls: ssl.SSLContext | None = None
+    ) -> OutsideWire:
         """To the first of them that answers, within the time for all. Raises Failed."""
         problem: Exception | None = None
         try:
@@ -96,10 +94,12 @@ class Dialler:
             problem = error
         raise Failed("connect", f"{place.host} port {place.port} does not answer") from problem
 
-    async def _open(self, place: Endpoint, address: Address, entry: Entry, tls: ssl.SSLContext | None) -> Outside:
+    async def _open(
+        self, place: Endpoint, address: Address, entry: LedgerEntry, tls: ssl.SSLContext | None
+    ) -> OutsideWire:
         # An address in numbers is never looked up again.
         name = place.host.text if tls is not None else None
-        made = Outside(*await self._dial(str(address), place.port, tls, name), entry)
+        made = OutsideWire(*await self._dial(str(address), place.port, tls, name), entry)
         entry.sent |= tls is not None  # the handshake names the host
         return made
 
@@ -112,10 +112,10 @@ async def check_url(text: str, named: Iterable[str] = (), resolve: Resolve = sys
     try:
         host = names.url(text).endpoint.host
         ranges = tuple(ipaddress.ip_network(entry) for entry in named)
-        return [str(address) for address in await Dialler(resolve, Limits()).addresses(host, ranges)]
+        return [str(address) for address in await Dialler(resolve, ProxyLimits()).addresses(host, ranges)]
     except ValueError as error:
         raise Refused(Status.DENIED, "bad_url", str(error)) from error
-    except Denied as denied:
+    except Forbidden as denied:
         raise Refused(Status.DENIED, denied.reason, denied.detail) from denied
     except Failed as failed:
         raise Unavailable(failed.reason, failed.detail) from failed

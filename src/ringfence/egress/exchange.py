@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NoReturn
 
-from ringfence.box import NetworkRule
+from ringfence.core.box import NetworkRule, Reply
+from ringfence.core.brokering import OutboundRequest
+from ringfence.core.errors import Refused, Unavailable
 from ringfence.egress import http1, names
-from ringfence.egress.answering import written
-from ringfence.egress.body import ending, framed, pieces
-from ringfence.egress.cleaning import CHUNKED, Watch, cleaned, cleaned_head
-from ringfence.egress.http1 import NO_BODY, Framing, Request, Response
-from ringfence.egress.ledger import Entry
-from ringfence.egress.meter import Meter
+from ringfence.egress.dial import Dialler
+from ringfence.egress.http1 import NO_BODY, Framing, HttpRequest, HttpResponse, frame, frame_end, read_body
+from ringfence.egress.ledger import EgressLedger, Failed, Forbidden, LedgerEntry, Malformed, RuleMeter, Stopped
 from ringfence.egress.names import BadName, Endpoint
-from ringfence.egress.refusal import Denied, Failed, Malformed, Stopped
-from ringfence.egress.rules import DENIED, judge
-from ringfence.egress.scope import Brokered, Scope
-from ringfence.egress.wire import Closed, Outside, Wire
-from ringfence.errors import Refused, Unavailable
-from ringfence.loans import Asked
+from ringfence.egress.rules import DENIED, Rules, judge
+from ringfence.egress.substitution import CHUNKED, Substitute, Substitution, WordScan, cleaned, cleaned_head
+from ringfence.egress.tls import Authority
+from ringfence.egress.wire import Closed, HttpWire, OutsideWire, ProxyLimits
 
 _HEADS_MOST = 8
 _LINGER_BYTES = 256 * 1024
@@ -36,30 +35,53 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
+class EgressContext:
+    """What all connections of one box share."""
+
+    rules: Rules
+    meters: Mapping[str, RuleMeter]
+    ledger: EgressLedger
+    dialler: Dialler
+    limits: ProxyLimits
+    authority: Authority | None
+    """None where no rule has TLS end here."""
+    trust: ssl.SSLContext
+    broker: Substitute | None = None
+
+    async def connect(self, place: Endpoint, rule: NetworkRule, entry: LedgerEntry, *, tls: bool) -> OutsideWire:
+        """Raises Forbidden, Failed."""
+        named = self.rules.named(rule, place.port)
+        addresses = await self.dialler.addresses(place.host, named, rule.name)
+        return await self.dialler.connect(place, addresses, entry, self.trust if tls else None)
+
+
+@dataclass(frozen=True, slots=True)
 class _Sending:
     """A request that may go, as it goes."""
 
-    request: Request
+    request: HttpRequest
     place: Endpoint
     rule: NetworkRule
     head: bytes
-    meter: Meter
-    entry: Entry
-    given: Brokered
+    meter: RuleMeter
+    entry: LedgerEntry
+    given: Substitution
 
 
-class Exchange:
-    def __init__(self, scope: Scope, wire: Wire, inside: Endpoint | None = None) -> None:
-        self._scope = scope
+class ProxyExchange:
+    """One connection of a client."""
+
+    def __init__(self, context: EgressContext, wire: HttpWire, inside: Endpoint | None = None) -> None:
+        self._context = context
         self._wire = wire
         self._inside = inside
         self._scheme = "http" if inside is None else "https"
-        self._outside: Outside | None = None
+        self._outside: OutsideWire | None = None
         self._outside_for: tuple[Endpoint, str] | None = None
         self._answering = False
 
-    async def serve(self) -> Request | None:
-        """Until the client leaves or is sent away; a CONNECT is handed back to whoever can open a tunnel."""
+    async def serve(self) -> HttpRequest | None:
+        """Until the client leaves or is sent away; a CONNECT is handed back to the caller, which opens the tunnel."""
         try:
             while (request := await self._next()) is not None:
                 if request.method == "CONNECT" and self._inside is None:
@@ -73,8 +95,8 @@ class Exchange:
         finally:
             await self._leave()
 
-    async def _next(self) -> Request | None:
-        limits = self._scope.limits
+    async def _next(self) -> HttpRequest | None:
+        limits = self._context.limits
         self._wire.wait_at_most(limits.idle_seconds)
         try:
             if not self._wire.pending and not await self._wire.more():
@@ -88,16 +110,16 @@ class Exchange:
         except Closed:
             return None
         except Malformed as stopped:
-            entry = Entry(inspected=True)
+            entry = LedgerEntry(inspected=True)
             if self._inside is not None:
                 entry.aim(self._inside)
             await self.refuse(stopped, entry)
             return None
 
-    async def refuse(self, stopped: Stopped, entry: Entry, *, keep: bool = False) -> None:
+    async def refuse(self, stopped: Stopped, entry: LedgerEntry, *, keep: bool = False) -> None:
         """Answers and records; unless kept, nothing that still comes is taken for a request."""
         entry.stop(stopped)
-        self._scope.ledger.close(entry)
+        self._context.ledger.close(entry)
         with contextlib.suppress(Closed):
             answer = http1.refusal(stopped.status, entry.rule, stopped.reason, stopped.detail, not keep)
             await self._wire.send(answer)
@@ -113,14 +135,14 @@ class Exchange:
                 while left > 0 and (data := await self._wire.some()):
                     left -= len(data)
 
-    async def _one(self, request: Request) -> bool:
+    async def _one(self, request: HttpRequest) -> bool:
         """True where the connection can take another request."""
-        entry = self._scope.ledger.open(inspected=True)
+        entry = self._context.ledger.open(inspected=True)
         self._answering = False
         try:
             sending = await self._prepare(request, entry)
             whole = await (self._carry(sending) if sending.rule.installs is None else self._answer(sending))
-            self._scope.ledger.close(entry)
+            self._context.ledger.close(entry)
             if not whole:
                 await self._linger()
             return whole and not request.close
@@ -137,22 +159,22 @@ class Exchange:
             entry.reason = "ended"
             raise
         finally:
-            self._scope.ledger.close(entry)
+            self._context.ledger.close(entry)
         return False
 
     # ── before it leaves ─────────────────────────────────────────────────────────────────────────
 
-    async def _prepare(self, request: Request, entry: Entry) -> _Sending:
+    async def _prepare(self, request: HttpRequest, entry: LedgerEntry) -> _Sending:
         place, target = self._aim(request, entry)
-        candidates = self._scope.rules.reaching(place)
+        candidates = self._context.rules.reaching(place)
         if not candidates:
-            raise Denied(DENIED, "host", f"no rule names {place.host} port {place.port}")
+            raise Forbidden(DENIED, "host", f"no rule names {place.host} port {place.port}")
         verdict = judge(candidates, request.method, target, (name.lower() for name, _ in request.headers))
         entry.rule = verdict.rule
         if verdict.granted is None:
-            raise Denied(verdict.rule, verdict.reason or "denied")
+            raise Forbidden(verdict.rule, verdict.reason or "denied")
         rule = verdict.granted
-        meter = self._scope.meters[rule.name]
+        meter = self._context.meters[rule.name]
         meter.admit(request.framing.length)
         given = await self._brokered(request, place, target, rule)
         without = given.strip | {name.lower() for name in given.put} | {"host", "expect"}
@@ -162,31 +184,33 @@ class Exchange:
         entry.allow(rule.name)
         return _Sending(request, place, rule, head, meter, entry, given)
 
-    def _aim(self, request: Request, entry: Entry) -> tuple[Endpoint, str]:
+    def _aim(self, request: HttpRequest, entry: LedgerEntry) -> tuple[Endpoint, str]:
         """Whom it is for, said twice and both times the same."""
         hosts = request.values("host")
         try:
             if self._inside is not None:
-                place, target = self._inside, request.target
+                place = self._inside
+                target = request.target
                 entry.aim(place)
             else:
                 url = names.url(request.target)
                 if url.scheme != "http":
                     raise Malformed("https_target", "https goes through CONNECT")
-                place, target = url.endpoint, url.target
+                place = url.endpoint
+                target = url.target
                 entry.aim(place)
             if len(hosts) != 1:
                 raise Malformed("host_repeated" if hosts else "host_missing", "one Host header, once")
             if names.endpoint(hosts[0], names.default_port(self._scheme)) != place:
-                raise Denied("protocol", "host_mismatch", "Host is not whom the request is for")
+                raise Forbidden("protocol", "host_mismatch", "Host is not whom the request is for")
         except BadName as error:
             raise Malformed("target", str(error)) from error
         return place, http1.origin_form(target)
 
-    async def _brokered(self, request: Request, place: Endpoint, target: str, rule: NetworkRule) -> Brokered:
-        given = Brokered()
-        if self._scope.broker is not None:
-            asked = Asked(
+    async def _brokered(self, request: HttpRequest, place: Endpoint, target: str, rule: NetworkRule) -> Substitution:
+        given = Substitution()
+        if self._context.broker is not None:
+            asked = OutboundRequest(
                 scheme=self._scheme,
                 host=place.host.text,
                 port=place.port,
@@ -196,29 +220,31 @@ class Exchange:
                 rule=rule.name,
             )
             try:
-                given = await self._scope.broker(asked)
+                given = await self._context.broker(asked)
             except Refused as error:
-                raise Denied(rule.name, error.reason_code, error.message) from error
+                raise Forbidden(rule.name, error.reason_code, error.message) from error
             except Unavailable as error:
                 raise Failed(error.reason_code, error.message) from error
         if given.put and self._scheme != "https":
-            raise Denied(rule.name, "secret_in_clear", "a secret goes over TLS alone")
+            raise Forbidden(rule.name, "secret_in_clear", "a secret goes over TLS alone")
         if not all(http1.is_header(name, value) for name, value in given.put.items()):
             raise Failed("bad_secret", "a value cannot stand in a header")
         return given
 
     async def _answer(self, sending: _Sending) -> bool:
         """By ourselves: nothing leaves. Raises Stopped, and Closed for the client."""
-        request, desk = sending.request, self._scope.rules.desk
+        request = sending.request
+        desk = self._context.rules.desk
         if request.method not in ("GET", "HEAD") or request.framing != NO_BODY:
-            raise Denied(sending.rule.name, "method", "there is nothing to be sent here")
+            raise Forbidden(sending.rule.name, "method", "there is nothing to be sent here")
         if desk is None:
             raise Failed("no_index", "there is no index here")
         reply = await desk.answer(self._aim(request, sending.entry)[1])
         if reply.refused:
-            sending.entry.verdict, sending.entry.reason = "denied", reply.refused
+            sending.entry.verdict = "denied"
+            sending.entry.reason = reply.refused
         self._answering = True
-        async for piece in written(reply, request):
+        async for piece in write_reply(reply, request):
             await self._wire.send(piece)
         return True
 
@@ -260,15 +286,15 @@ class Exchange:
             return await self._carry(sending)
         raise Failed("no_answer", "the connection ended before an answer")
 
-    async def _reach(self, sending: _Sending) -> tuple[Outside, bool]:
+    async def _reach(self, sending: _Sending) -> tuple[OutsideWire, bool]:
         key = (sending.place, sending.rule.name)
         if self._outside is not None and self._outside_for == key and not self._outside.ended:
             self._outside.entry = sending.entry
             return self._outside, True
         await self._leave()
         tls = self._inside is not None
-        self._outside = await self._scope.connect(sending.place, sending.rule, sending.entry, tls=tls)
-        self._outside.wait_at_most(self._scope.limits.idle_seconds)
+        self._outside = await self._context.connect(sending.place, sending.rule, sending.entry, tls=tls)
+        self._outside.wait_at_most(self._context.limits.idle_seconds)
         self._outside_for = key
         return self._outside, False
 
@@ -279,36 +305,38 @@ class Exchange:
         elif outside is not None:
             await outside.leave()
 
-    async def _upload(self, sending: _Sending, outside: Outside) -> bool:
+    async def _upload(self, sending: _Sending, outside: OutsideWire) -> bool:
         """True where all of it went out; False where the other side takes no more, since it may have answered first.
 
-        Raises Malformed, Denied, and Closed where the client leaves: then the request must not look whole.
+        Raises Malformed, Forbidden, and Closed where the client leaves: then the request must not look whole.
         """
         framing = sending.request.framing
-        watch = Watch(sending.given.forbid)
+        watch = WordScan(sending.given.forbid)
         try:
-            async for piece in pieces(self._wire, framing):
+            async for piece in read_body(self._wire, framing):
                 if (word := watch.sees(piece)) is not None:
                     await self._caught(sending, word)
-                data = framed(piece, framing)
+                data = frame(piece, framing)
                 sending.meter.outward(len(data), sending.entry)
                 if not await _sent(outside, data):
                     return False
-            return await _sent(outside, ending(framing))
+            return await _sent(outside, frame_end(framing))
         except Stopped:
             outside.abort()
             raise
 
     async def _caught(self, sending: _Sending, word: bytes) -> NoReturn:
-        """What stands for a secret is in a body: on record first, where somebody keeps one. Raises Denied."""
+        """A placeholder stands in a body: on record first, where there is a record. Raises Forbidden."""
         if sending.given.caught is not None:
             with contextlib.suppress(Refused, Unavailable):
                 await sending.given.caught(word)
-        raise Denied(sending.rule.name, "placeholder", "what stands for a secret goes into its header alone")
+        raise Forbidden(sending.rule.name, "placeholder", "what stands for a secret goes into its header alone")
 
-    async def _answered(self, outside: Outside, method: str, upload: asyncio.Task[bool] | None) -> Response | None:
+    async def _answered(
+        self, outside: OutsideWire, method: str, upload: asyncio.Task[bool] | None
+    ) -> HttpResponse | None:
         """The head of the answer, or None where the other side ended without one. Raises Failed."""
-        seconds = self._scope.limits.answer_seconds
+        seconds = self._context.limits.answer_seconds
         outside.wait_at_most(seconds)
         if upload is None:
             return await self._response(outside, method)
@@ -328,10 +356,10 @@ class Exchange:
             await asyncio.gather(reading, return_exceptions=True)
             outside.wait_at_most(seconds)
 
-    async def _response(self, outside: Outside, method: str) -> Response | None:
+    async def _response(self, outside: OutsideWire, method: str) -> HttpResponse | None:
         for _ in range(_HEADS_MOST):
             try:
-                head = await outside.head(self._scope.limits.head_bytes)
+                head = await outside.head(self._context.limits.head_bytes)
             except (Malformed, Closed) as error:
                 raise Failed("bad_response", str(error)) from error
             if not head:
@@ -341,7 +369,7 @@ class Exchange:
                 return answer
         raise Failed("bad_response", "too many interim answers")
 
-    async def _download(self, sending: _Sending, outside: Outside, answer: Response) -> None:
+    async def _download(self, sending: _Sending, outside: OutsideWire, answer: HttpResponse) -> None:
         clean = sending.given.clean
         if clean is not None:
             answer = cleaned_head(answer, clean)
@@ -357,17 +385,17 @@ class Exchange:
         async with contextlib.aclosing(incoming):
             async for piece in incoming:
                 self._answering = True
-                await self._wire.send(waiting + framed(piece, framing))
+                await self._wire.send(waiting + frame(piece, framing))
                 waiting = b""
-        waiting += ending(framing)
+        waiting += frame_end(framing)
         if waiting:
             self._answering = True
             await self._wire.send(waiting)
 
 
-async def _incoming(outside: Outside, framing: Framing, sending: _Sending) -> AsyncGenerator[bytes]:
+async def _incoming(outside: OutsideWire, framing: Framing, sending: _Sending) -> AsyncGenerator[bytes]:
     try:
-        async for piece in pieces(outside, framing, extensions=True):
+        async for piece in read_body(outside, framing, extensions=True):
             sending.meter.inward(len(piece), sending.entry)
             yield piece
     except Malformed as error:
@@ -376,7 +404,7 @@ async def _incoming(outside: Outside, framing: Framing, sending: _Sending) -> As
         raise Failed("bad_response", "it ended before its end") from error
 
 
-async def _sent(outside: Outside, data: bytes) -> bool:
+async def _sent(outside: OutsideWire, data: bytes) -> bool:
     try:
         await outside.send(data)
     except Closed:
@@ -396,3 +424,36 @@ async def _finished(upload: asyncio.Task[bool] | None) -> bool:
         return True
     await asyncio.wait({upload}, timeout=_UPLOAD_SECONDS)
     return upload.done() and upload.exception() is None and upload.result()
+
+
+# ── Our own answers ──────────────────────────────────────────────────────────────────────────────
+
+_PIECE = 1024 * 1024
+
+
+async def write_reply(reply: Reply, request: HttpRequest) -> AsyncIterator[bytes]:
+    """As it goes to the client, piece by piece. Raises Failed."""
+    length = len(reply.body) if isinstance(reply.body, bytes) else await asyncio.to_thread(_size, reply.body)
+    headers = (("Content-Type", reply.kind), ("Content-Length", str(length)))
+    whole = request.method == "GET" and length > 0
+    framing = Framing("length", length) if whole else http1.NO_BODY
+    head = HttpResponse(reply.status, reply.words, headers, framing, request.close)
+    yield http1.write_response(head, request.method, request.close)
+    if not whole:
+        return
+    if isinstance(reply.body, bytes):
+        yield reply.body
+        return
+    with reply.body.open("rb") as stream:
+        while length > 0 and (piece := await asyncio.to_thread(stream.read, min(length, _PIECE))):
+            length -= len(piece)
+            yield piece
+    if length:
+        raise Failed("no_answer", "what was to be sent is shorter than it was")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        raise Failed("no_answer", "what was to be sent is gone") from None

@@ -1,17 +1,18 @@
-"""HTTP/1.1 heads: read strictly, written anew.
+"""HTTP/1.1: heads are read strictly and written anew, bodies are read by their framing and framed anew.
 
 What reaches the other side is never what was received but what was understood: two parsers that disagree about where a
-message ends are how requests are smuggled. Everything here is pure; bytes come from `wire`, bodies from `body`.
+message ends are how requests are smuggled. Heads are parsed without I/O; only `read_body` reads from a connection.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from ringfence.egress.refusal import Failed, Malformed
+from ringfence.egress.ledger import Failed, Malformed
+from ringfence.egress.wire import Closed, HttpWire
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -44,7 +45,7 @@ NO_BODY = Framing("none")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     method: str
     target: str
     minor: int
@@ -58,7 +59,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class HttpResponse:
     status: int
     phrase: str
     headers: Headers
@@ -66,7 +67,7 @@ class Response:
     close: bool
 
 
-def request(head: bytes) -> Request:
+def request(head: bytes) -> HttpRequest:
     """The head of a request, up to and with its empty line. Raises Malformed."""
     first, *rest = _lines(head)
     match = _REQUEST.fullmatch(first)
@@ -76,7 +77,9 @@ def request(head: bytes) -> Request:
         reason = "http2" if match[1] == b"PRI" else "http_version"
         raise Malformed(reason, "only HTTP/1.1 is spoken here", 505)
     headers = _headers(rest)
-    method, target, minor = match[1].decode(), match[2].decode(), int(match[4])
+    method = match[1].decode()
+    target = match[2].decode()
+    minor = int(match[4])
     # A 1.0 client may open a tunnel; for requests its framing is not ours.
     if minor == 0 and method != "CONNECT":
         raise Malformed("http_version", "only HTTP/1.1 is spoken here", 505)
@@ -94,7 +97,7 @@ def request(head: bytes) -> Request:
     framing = _framing(headers)
     if method == "CONNECT" and framing != NO_BODY:
         raise Malformed("connect_body", "CONNECT has no body")
-    return Request(method, target, minor, headers, framing, "close" in options, bool(expect))
+    return HttpRequest(method, target, minor, headers, framing, "close" in options, bool(expect))
 
 
 def origin_form(target: str) -> str:
@@ -104,7 +107,7 @@ def origin_form(target: str) -> str:
     return target
 
 
-def response(head: bytes, method: str) -> Response:
+def response(head: bytes, method: str) -> HttpResponse:
     """The head of an answer to a request with that method. Raises Failed."""
     try:
         first, *rest = _lines(head)
@@ -127,14 +130,14 @@ def response(head: bytes, method: str) -> Response:
         framing = Framing("close")
     kept = "keep-alive" in options if match[1] == b"0" else "close" not in options
     phrase = (match[3] or b"").decode("latin-1")
-    return Response(status, phrase, headers, framing, not kept or framing.kind == "close")
+    return HttpResponse(status, phrase, headers, framing, not kept or framing.kind == "close")
 
 
 def write_request(method: str, target: str, headers: Headers, framing: Framing) -> bytes:
     return _write(f"{method} {target} HTTP/1.1", headers, framing)
 
 
-def write_response(answer: Response, method: str, close: bool) -> bytes:
+def write_response(answer: HttpResponse, method: str, close: bool) -> bytes:
     """The head for the client: a body that ended with the connection is sent in chunks."""
     extra: Headers = (("Connection", "close"),) if close else ()
     framing = Framing("chunked") if answer.framing.kind == "close" else answer.framing
@@ -224,3 +227,67 @@ def _framing(headers: Headers) -> Framing:
             raise Malformed("content_length", "one number, once")
         return Framing("length", int(lengths[0])) if int(lengths[0]) else NO_BODY
     return NO_BODY
+
+
+# ── Bodies ───────────────────────────────────────────────────────────────────────────────────────
+
+_SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
+_LINE_MOST = 256
+_TRAILERS_MOST = 32
+_TRAILER_MOST = 8192
+
+
+async def read_body(wire: HttpWire, framing: Framing, *, extensions: bool = False) -> AsyncIterator[bytes]:
+    """The body, piece by piece, without trailers. With `extensions` those of chunks are dropped, else refused.
+
+    Raises Malformed, and Closed where the connection ends before the body does.
+    """
+    if framing.kind == "length":
+        async for piece in _so_many(wire, framing.length):
+            yield piece
+    elif framing.kind == "chunked":
+        async for piece in _chunks(wire, extensions):
+            yield piece
+    elif framing.kind == "close":
+        while piece := await wire.some():
+            yield piece
+
+
+async def _so_many(wire: HttpWire, left: int) -> AsyncIterator[bytes]:
+    while left:
+        piece = await wire.some(min(left, 65536))
+        if not piece:
+            raise Closed
+        left -= len(piece)
+        yield piece
+
+
+async def _chunks(wire: HttpWire, extensions: bool) -> AsyncIterator[bytes]:
+    while True:
+        size, semicolon, _ = (await wire.line(_LINE_MOST)).partition(b";")
+        if semicolon and not extensions:
+            raise Malformed("chunk_extension", "chunks have no extensions here")
+        if not _SIZE.fullmatch(size.rstrip(b" \t") if extensions else size):
+            raise Malformed("chunk_syntax")
+        left = int(size, 16)
+        if left == 0:
+            break
+        async for piece in _so_many(wire, left):
+            yield piece
+        if await wire.line(_LINE_MOST) != b"":
+            raise Malformed("chunk_syntax", "a chunk is longer than it says")
+    for _ in range(_TRAILERS_MOST):
+        if not await wire.line(_TRAILER_MOST):
+            return
+    raise Malformed("too_many_headers", "too many trailers")
+
+
+def frame(piece: bytes, framing: Framing) -> bytes:
+    """A piece as it goes to the other side, which knows no connection that just ends."""
+    if framing.kind in ("chunked", "close"):
+        return b"%x\r\n%b\r\n" % (len(piece), piece)
+    return piece
+
+
+def frame_end(framing: Framing) -> bytes:
+    return b"0\r\n\r\n" if framing.kind in ("chunked", "close") else b""

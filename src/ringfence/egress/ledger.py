@@ -1,18 +1,61 @@
-"""The record of all that a box asked of the network: each request as it ends, and the sum of them."""
+"""What becomes of a box's requests: the errors that stop one, the record of each and their sums, a rule's budget."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+from ringfence.core.box import NetworkRule
 from ringfence.egress.names import Endpoint
-from ringfence.egress.refusal import Stopped
+
+
+class Stopped(Exception):
+    """The request goes no further; the client gets the status, the record the rule and the reason.
+
+    None of these errors leaves this package.
+    """
+
+    verdict = "denied"
+
+    def __init__(self, status: int, rule: str, reason: str, detail: str = "") -> None:
+        super().__init__(detail or reason)
+        self.status = status
+        self.rule = rule
+        self.reason = reason
+        self.detail = detail
+
+
+class Forbidden(Stopped):
+    """A rule does not let it through."""
+
+    def __init__(self, rule: str, reason: str, detail: str = "") -> None:
+        super().__init__(403, rule, reason, detail)
+
+
+class Malformed(Stopped):
+    """Not the HTTP that we speak: refused for every host."""
+
+    def __init__(self, reason: str, detail: str = "", status: int = 400) -> None:
+        super().__init__(status, "protocol", reason, detail)
+
+
+class Failed(Stopped):
+    """It was allowed, and the host outside did not answer as it should."""
+
+    verdict = "failed"
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(502, "", reason, detail)
+
+
+# ── The record ───────────────────────────────────────────────────────────────────────────────────
 
 _PLACES_MOST = 200
 
 
-class Fact(TypedDict):
+class EgressFact(TypedDict):
     host: str
     port: int
     verdict: Literal["allowed", "denied", "failed"]
@@ -25,7 +68,7 @@ class Fact(TypedDict):
 
 
 @dataclass(slots=True)
-class Entry:
+class LedgerEntry:
     """One request, or one tunnel, while it lasts."""
 
     inspected: bool
@@ -45,10 +88,13 @@ class Entry:
     closed: bool = False
 
     def aim(self, place: Endpoint) -> None:
-        self.host, self.port = place.host.text, place.port
+        self.host = place.host.text
+        self.port = place.port
 
     def allow(self, rule: str) -> None:
-        self.verdict, self.rule, self.reason = "allowed", rule, None
+        self.verdict = "allowed"
+        self.rule = rule
+        self.reason = None
         self.granted = rule
 
     def stop(self, stopped: Stopped) -> None:
@@ -57,19 +103,21 @@ class Entry:
         self.reason = stopped.reason
 
 
-class Ledger:
-    def __init__(self, on_fact: Callable[[Fact], None]) -> None:
-        self._on_fact = on_fact
-        self._sums: dict[tuple[object, ...], Fact] = {}
-        self._open: dict[int, Entry] = {}
+class EgressLedger:
+    """The record of all that one box asked of the network: each request as it ends, and the sum of them."""
 
-    def open(self, *, inspected: bool) -> Entry:
+    def __init__(self, on_fact: Callable[[EgressFact], None]) -> None:
+        self._on_fact = on_fact
+        self._sums: dict[tuple[object, ...], EgressFact] = {}
+        self._open: dict[int, LedgerEntry] = {}
+
+    def open(self, *, inspected: bool) -> LedgerEntry:
         """One that begins now."""
-        entry = Entry(inspected)
+        entry = LedgerEntry(inspected)
         self._open[id(entry)] = entry
         return entry
 
-    def close(self, entry: Entry) -> None:
+    def close(self, entry: LedgerEntry) -> None:
         """Once: what ends a request and what tidies up after it may both say so."""
         self._open.pop(id(entry), None)
         if entry.closed:
@@ -79,7 +127,7 @@ class Ledger:
             _add(self._sums, fact)
             self._on_fact(fact)
 
-    def facts(self) -> list[Fact]:
+    def facts(self) -> list[EgressFact]:
         """One for each place, verdict and reason; what was let through and is under way among them."""
         sums = {key: fact.copy() for key, fact in self._sums.items()}
         for entry in self._open.values():
@@ -88,17 +136,17 @@ class Ledger:
         return list(sums.values())
 
 
-def _facts(entry: Entry) -> list[Fact]:
+def _facts(entry: LedgerEntry) -> list[EgressFact]:
     """One that was refused after something of it was sent is two: the refusal, and what was let out, with its bytes."""
     fact = _fact(entry)
     if entry.verdict != "denied" or not entry.sent:
         return [fact]
-    let_out: Fact = {**fact, "verdict": "allowed", "rule": entry.granted, "reason": None}
+    let_out: EgressFact = {**fact, "verdict": "allowed", "rule": entry.granted, "reason": None}
     return [{**fact, "bytes_in": 0, "bytes_out": 0}, let_out]
 
 
-def _fact(entry: Entry) -> Fact:
-    return Fact(
+def _fact(entry: LedgerEntry) -> EgressFact:
+    return EgressFact(
         host=entry.host,
         port=entry.port,
         verdict=entry.verdict,
@@ -111,7 +159,7 @@ def _fact(entry: Entry) -> Fact:
     )
 
 
-def _add(sums: dict[tuple[object, ...], Fact], fact: Fact) -> None:
+def _add(sums: dict[tuple[object, ...], EgressFact], fact: EgressFact) -> None:
     key = (fact["host"], fact["port"], fact["verdict"], fact["rule"], fact["reason"], fact["inspected"])
     if key not in sums and len(sums) >= _PLACES_MOST:
         # A box that asks for ever new names must not fill our memory: the rest is counted together.
@@ -124,3 +172,48 @@ def _add(sums: dict[tuple[object, ...], Fact], fact: Fact) -> None:
     known["count"] += 1
     known["bytes_in"] += fact["bytes_in"]
     known["bytes_out"] += fact["bytes_out"]
+
+
+# ── The budget of a rule ─────────────────────────────────────────────────────────────────────────
+
+
+class RuleMeter:
+    """What a rule has left: bytes in each direction, requests by the minute. All connections of a box share it."""
+
+    def __init__(self, rule: NetworkRule, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rule = rule
+        self._clock = clock
+        self._out = 0
+        self._in = 0
+        self._tokens = float(rule.per_minute or 0)
+        self._filled = clock()
+
+    def admit(self, length: int = 0) -> None:
+        """One more request, with a body of at least that length. Raises Forbidden."""
+        rule = self._rule
+        if rule.max_bytes_out is not None and self._out + max(length, 1) > rule.max_bytes_out:
+            raise Forbidden(rule.name, "max_bytes_out")
+        if rule.max_bytes_in is not None and self._in >= rule.max_bytes_in:
+            raise Forbidden(rule.name, "max_bytes_in")
+        if rule.per_minute is not None:
+            now = self._clock()
+            self._tokens = min(rule.per_minute, self._tokens + (now - self._filled) * rule.per_minute / 60)
+            self._filled = now
+            if self._tokens < 1:
+                raise Forbidden(rule.name, "rate")
+            self._tokens -= 1
+
+    def outward(self, size: int, entry: LedgerEntry) -> None:
+        """Before they are sent. Raises Forbidden: not one byte goes over the budget."""
+        most = self._rule.max_bytes_out
+        if most is not None and self._out + size > most:
+            raise Forbidden(self._rule.name, "max_bytes_out")
+        self._out += size
+        entry.bytes_out += size
+
+    def inward(self, size: int, entry: LedgerEntry) -> None:
+        """After they came, before the box gets them. Raises Forbidden."""
+        self._in += size
+        entry.bytes_in += size
+        if self._rule.max_bytes_in is not None and self._in > self._rule.max_bytes_in:
+            raise Forbidden(self._rule.name, "max_bytes_in")

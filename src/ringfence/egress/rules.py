@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
-from ringfence.box import Desk, NetworkRule
+from ringfence.core.box import Desk, NetworkRule
 from ringfence.egress import names
-from ringfence.egress.addresses import Range
-from ringfence.egress.names import Endpoint, Host
+from ringfence.egress.names import Endpoint, Host, Range
 
 DENIED = "denied"
 """The name of the rule that denies what no other names."""
@@ -35,7 +34,7 @@ PATH_OVERRIDES = frozenset({"x-original-url", "x-rewrite-url"})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RuleVerdict:
     rule: str
     reason: str | None = None
     granted: NetworkRule | None = None
@@ -131,16 +130,16 @@ class Rules:
         return any(pattern.covers(host, pattern.port or 0) for pattern in patterns)
 
 
-def judge(candidates: tuple[NetworkRule, ...], method: str, target: str, headers: Iterable[str]) -> Verdict:
+def judge(candidates: tuple[NetworkRule, ...], method: str, target: str, headers: Iterable[str]) -> RuleVerdict:
     """One request to a host that these rules are for; `headers` are the names of its headers in lower case."""
     present = frozenset(headers)
-    refused = Verdict(DENIED, "host")
+    refused = RuleVerdict(DENIED, "host")
     for rule in candidates:
         reason = _objection(rule, method, target, present)
         if reason is None:
-            return Verdict(rule.name, None, rule)
+            return RuleVerdict(rule.name, None, rule)
         if refused.rule == DENIED:
-            refused = Verdict(rule.name, reason)
+            refused = RuleVerdict(rule.name, reason)
     return refused
 
 

@@ -1,7 +1,7 @@
 """The two ends of TLS that are ours: an authority for one run towards the box, and the system's trust towards outside.
 
 The keys of the authority and of its certificates exist in this process alone and end with it. Only the box of the run
-is given the certificate, so nobody else would believe what it signs.
+is given the certificate, so no other client believes what it signs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from ringfence.core.errors import Unavailable
 from ringfence.egress import names
 from ringfence.egress.names import BadName, Host
-from ringfence.errors import Unavailable
 
 _CONTEXTS_MOST = 256
 _SLACK = datetime.timedelta(hours=1)
@@ -37,7 +37,8 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         # One key for all certificates: they are all ours, and making keys is what takes the time.
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
-        self._begins, self._ends = now - _SLACK, now + lifetime
+        self._begins = now - _SLACK
+        self._ends = now + lifetime
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Ringfence, one run")])
         usage = x509.KeyUsage(
             digital_signature=False,
@@ -65,7 +66,7 @@ class Authority:
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def check(self) -> None:
-        """Raises Unavailable once nobody would believe it any more."""
+        """Raises Unavailable once the certificate has expired."""
         if datetime.datetime.now(datetime.UTC) >= self._ends:
             raise Unavailable("authority_expired", "the authority of this run has expired")
 
@@ -103,7 +104,7 @@ class Authority:
             name = x509.IPAddress(ipaddress.ip_address(host.text))
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return (
-            # A common name has 64 characters at most and is read by nobody: the alternative name is critical then.
+            # A common name has 64 characters at most and no client reads it: the alternative name is critical then.
             self._builder(x509.Name([]), self._certificate.subject, self._leaf_key.public_key())
             .add_extension(x509.SubjectAlternativeName([name]), critical=True)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

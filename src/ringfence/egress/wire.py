@@ -8,8 +8,7 @@ import re
 import ssl
 from dataclasses import dataclass
 
-from ringfence.egress.ledger import Entry
-from ringfence.egress.refusal import Malformed
+from ringfence.egress.ledger import LedgerEntry, Malformed
 
 _PIECE = 64 * 1024
 _STUCK_SECONDS = 300.0
@@ -20,7 +19,7 @@ _METHOD_START = re.compile(rb"[A-Z]")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProxyLimits:
     """What one box may ask of the proxy, and for how long."""
 
     connections: int = 256
@@ -39,7 +38,7 @@ class Closed(Exception):
     """The other side is gone."""
 
 
-class Wire:
+class HttpWire:
     """A plain connection. All that is read comes through here, so what was read too far is never lost."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -160,10 +159,10 @@ class Wire:
         self._writer.close()
 
 
-class Outside(Wire):
+class OutsideWire(HttpWire):
     """A connection to a host outside: what is written to it is known of the request that it carries."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, entry: Entry) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, entry: LedgerEntry) -> None:
         super().__init__(reader, writer)
         self.entry = entry
         """Whose bytes these are; another's once it carries the next request."""
@@ -174,13 +173,14 @@ class Outside(Wire):
         await super().send(data)
 
 
-class ServedTls(Wire):
+class ServedTls(HttpWire):
     """A connection whose TLS ends here. It begins with bytes that were already read."""
 
-    def __init__(self, inner: Wire, context: ssl.SSLContext) -> None:
+    def __init__(self, inner: HttpWire, context: ssl.SSLContext) -> None:
         super().__init__(inner._reader, inner._writer)
         self._inner = inner
-        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._in = ssl.MemoryBIO()
+        self._out = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
 
     def wait_at_most(self, seconds: float | None) -> None:

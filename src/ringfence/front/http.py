@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Protocol
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.server.connection import Connection
-from mcp.server.runner import ServerRunner, modern_error_data
+from mcp.server.runner import ServerRunner, aclose_shielded, modern_error_data
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.inbound import (
     ERROR_CODE_HTTP_STATUS,
     InboundLadderRejection,
@@ -23,27 +29,370 @@ from mcp.shared.inbound import (
     unsupported_protocol_version_rejection,
     validate_mcp_param_headers,
 )
+from mcp.shared.message import ServerMessageMetadata
+from mcp.shared.transport_context import TransportContext
 from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from starlette.types import Message, Receive, Scope, Send
 
-from ringfence import canonical
-from ringfence.front.exchange import Exchange, encode
-from ringfence.front.inbound import Asked, Inbound, with_params
+from ringfence.core import canonical
+from ringfence.core.model import Json, Principal
+from ringfence.front import results
+from ringfence.front.inbound import ClientRequest, Inbound, wants, with_params
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusal, Refusals, reason_of
-from ringfence.front.session import Session, Sessions
-from ringfence.model import Json, Principal
+from ringfence.upstream.connection import ROOTS_CHANGED
 from ringfence.upstream.link import HANDSHAKES
-from ringfence.upstream.roots import CHANGED as ROOTS_CHANGED
 
 log = logging.getLogger("ringfence.front")
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _CANCELLED = -32800
 _BODY_SECONDS = 30.0
+IDLE_SECONDS = 1800.0
+MAX_SESSIONS = 10_000
+_BACKLOG = 256
+PING_SECONDS = 15.0
+ATTEND_SECONDS = 0.02
+"""A call that takes longer is worth watching whether its client is still there."""
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
 PEER = "ringfence.peer"
-"""Where the scope of a request says which user made its connection; None where nobody can tell."""
+"""Where the scope of a request says which user made its connection; None where the kernel does not tell."""
 Identify = Callable[[Scope], Principal | None]
+
+
+# ── One request and its answer ────────────────────────────────────────────────────────────────────
+
+
+def encode(message: Json) -> bytes:
+    return canonical.message(message, "surrogatepass")
+
+
+def event(message: Json) -> bytes:
+    return b"event: message\r\ndata: " + encode(message) + b"\r\n\r\n"
+
+
+class Asks(Protocol):
+    """Pairs a request of ours with the answer that the client posts later."""
+
+    async def ask(self, exchange: HttpExchange, method: str, params: Mapping[str, Any] | None) -> Json: ...
+
+
+class HttpExchange:
+    """The SDK's dispatch context for one HTTP request, and the writer of its response: plain JSON if the call just
+    ends, a stream of events once it has more to say."""
+
+    def __init__(self, request_id: Any, params: Any, asks: Asks | None, send: Send) -> None:
+        self.request_id = request_id
+        self.transport = TransportContext(kind="streamable-http", can_send_request=asks is not None)
+        self.message_metadata = ServerMessageMetadata()
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._asks = asks
+        self._send = send
+        self._streaming = False
+        self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._pinging: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        meta = params.get("_meta") if isinstance(params, dict) else None
+        token = meta.get("progressToken") if isinstance(meta, dict) else None
+        self._progress_token = token if isinstance(token, str | int) and not isinstance(token, bool) else None
+
+    # ── what the SDK asks of a dispatch context ───────────────────────────────────────────────────
+
+    @cached_property
+    def cancel_requested(self) -> anyio.Event:
+        return anyio.Event()  # made on first use: a call that just ends never looks at it
+
+    @property
+    def can_send_request(self) -> bool:
+        return self._asks is not None and not self._over
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> Json:
+        if self._asks is None or self._over:
+            raise NoBackChannelError(method)
+        return await self._asks.ask(self, method, params)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
+        message: Json = {"jsonrpc": "2.0", "method": method}
+        if params is not None:
+            message["params"] = dict(params)
+        await self.emit(message)
+
+    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        if self._progress_token is None:
+            return
+        params: Json = {"progressToken": self._progress_token, "progress": progress}
+        if total is not None:
+            params["total"] = total
+        if message is not None:
+            params["message"] = message
+        await self.notify("notifications/progress", params)
+
+    # ── the response ──────────────────────────────────────────────────────────────────────────────
+
+    async def emit(self, message: Json) -> None:
+        """Send something before the answer; from then on the response is a stream."""
+        if self._over:
+            return
+        await self._open_stream()
+        await self._body(event(message), more=True)
+
+    async def finish(self, message: Json, status: int) -> None:
+        """Send the answer itself."""
+        if self._over:
+            return
+        self._over = True
+        if self._streaming:
+            await self._body(event(message), more=False)
+            return
+        body = encode(message)
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *self.headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._body(body, more=False)
+
+    @contextmanager
+    def attended(self, receive: Receive, scope: anyio.CancelScope | None) -> Iterator[None]:
+        """While this holds, a silent stream is pinged, and when the client goes away `scope` is cancelled, where
+        going away is the client's word for it."""
+        # A timer, not a task: this is on the path of every call, and most are over before a task would be worth it.
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(ATTEND_SECONDS, self._attend, loop, receive, scope)
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
+
+    def _attend(self, loop: asyncio.AbstractEventLoop, receive: Receive, scope: anyio.CancelScope | None) -> None:
+        self._watching = loop.create_task(self._watch(receive, scope))
+        self._timer = loop.call_later(PING_SECONDS, self._ping_soon, loop)
+
+    async def _watch(self, receive: Receive, scope: anyio.CancelScope | None) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not self._over:
+            self._over = True
+            if scope is not None:
+                self.cancel_requested.set()
+                scope.cancel()
+
+    def _ping_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._pinging = loop.create_task(self._ping())
+        self._timer = loop.call_later(PING_SECONDS, self._ping_soon, loop)
+
+    async def _ping(self) -> None:
+        if not self._over:
+            await self._open_stream()
+            await self._body(b": ping\r\n\r\n", more=True)
+
+    async def _open_stream(self) -> None:
+        if not self._streaming:
+            self._streaming = True
+            headers = [*_EVENT_HEADERS, *self.headers]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _body(self, body: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+# ── Sessions of handshake-era clients ─────────────────────────────────────────────────────────────
+
+
+class HttpSession:
+    """One handshake-era client. Its id is a name, never a credential: the principal must match as well."""
+
+    def __init__(self, front: McpFront, principal: Principal) -> None:
+        self.id = secrets.token_hex(16)
+        self.principal = principal
+        self.log_level = ["debug"]
+        self.watching: set[str] = set()
+        self.last_used = anyio.current_time()
+        self.busy = 0
+        self.connection = Connection.for_loop(self, session_id=self.id)
+        self.runner: ServerRunner[Any] = ServerRunner(
+            front.server, self.connection, None, init_options=front.init_options
+        )
+        self.in_flight: dict[Any, tuple[anyio.CancelScope, HttpExchange]] = {}
+        self._questions: dict[str, tuple[anyio.Event, list[Json]]] = {}
+        self._outbox: MemoryObjectSendStream[Json]
+        self._inbox: MemoryObjectReceiveStream[Json]
+        self._outbox, self._inbox = anyio.create_memory_object_stream[Json](_BACKLOG)
+        self._listening = False
+        self._declared: Json | None = None
+
+    def inbound(self, fault: str | None) -> Inbound:
+        return Inbound(
+            self.principal,
+            "mcp-http",
+            session=self.id,
+            fault=fault,
+            log_level=self.log_level,
+            watching=self.watching,
+        )
+
+    @property
+    def declared(self) -> Json:
+        """What the client declared in its handshake."""
+        if self._declared is None:
+            self._declared = results.declared(self.connection.client_capabilities)
+        return self._declared
+
+    # ── the client's messages ─────────────────────────────────────────────────────────────────────
+
+    def answered(self, message: Json) -> None:
+        """The client posts the answer to a question of ours."""
+        waiting = self._questions.get(str(message.get("id")))
+        if waiting is not None:
+            waiting[1].append(message)
+            waiting[0].set()
+
+    def cancel(self, request_id: Any) -> None:
+        entry = self.in_flight.get(request_id) if isinstance(request_id, str | int) else None
+        if entry is not None:
+            entry[1].cancel_requested.set()
+            entry[0].cancel()
+
+    # ── questions on a call's own stream ──────────────────────────────────────────────────────────
+
+    async def ask(self, exchange: HttpExchange, method: str, params: Mapping[str, Any] | None) -> Json:
+        ident = "rf-" + secrets.token_hex(8)
+        answered = anyio.Event()
+        box: list[Json] = []
+        self._questions[ident] = (answered, box)
+        try:
+            await exchange.emit({"jsonrpc": "2.0", "id": ident, "method": method, "params": dict(params or {})})
+            await answered.wait()
+        finally:
+            del self._questions[ident]
+        reply = box[0]
+        error = reply.get("error")
+        if isinstance(error, dict):
+            code = error.get("code")
+            raise MCPError(code if isinstance(code, int) else -32603, str(error.get("message", "")), error.get("data"))
+        result = reply.get("result")
+        if not isinstance(result, dict):
+            raise MCPError(-32603, "the client's answer is no result")
+        return result
+
+    # ── the SDK's standalone channel ──────────────────────────────────────────────────────────────
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> Json:
+        raise NoBackChannelError(method)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
+        """Queued for the standing stream; a client that never opens one, or stops reading, loses the oldest."""
+        message: Json = {"jsonrpc": "2.0", "method": method}
+        if params:
+            message["params"] = dict(params)
+        try:
+            self._outbox.send_nowait(message)
+        except anyio.WouldBlock:
+            self._inbox.receive_nowait()
+            self._outbox.send_nowait(message)
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            log.debug("session %s is closed; %s is dropped", self.id, method)
+
+    async def stream(self, receive: Receive, send: Send) -> bool:
+        """Serve the standing stream; False if another request has it."""
+        if self._listening:
+            return False
+        self._listening = True
+        headers = [
+            (b"content-type", b"text/event-stream"),
+            (b"cache-control", b"no-cache, no-transform"),
+            (b"mcp-session-id", self.id.encode()),
+        ]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b": open\r\n\r\n", "more_body": True})
+            async with anyio.create_task_group() as group:
+
+                async def until_gone() -> None:
+                    while (await receive())["type"] != "http.disconnect":
+                        pass
+                    group.cancel_scope.cancel()
+
+                group.start_soon(until_gone)
+                while True:
+                    body = b": ping\r\n\r\n"
+                    with anyio.move_on_after(PING_SECONDS):
+                        body = event(await self._inbox.receive())
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+        except* (anyio.EndOfStream, anyio.ClosedResourceError):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._listening = False
+        return True
+
+    async def close(self) -> None:
+        for scope, _ in list(self.in_flight.values()):
+            scope.cancel()
+        self._outbox.close()
+        self._inbox.close()
+        await aclose_shielded(self.connection)
+
+
+class HttpSessions:
+    """All of them, by id."""
+
+    def __init__(self, front: McpFront) -> None:
+        self._front = front
+        self._sessions: dict[str, HttpSession] = {}
+
+    def create(self, principal: Principal) -> HttpSession | None:
+        if len(self._sessions) >= MAX_SESSIONS:
+            return None
+        return HttpSession(self._front, principal)
+
+    def keep(self, session: HttpSession) -> None:
+        self._sessions[session.id] = session
+
+    def get(self, ident: str, principal: Principal) -> HttpSession | None:
+        """The session of that id, if it is this principal's; to others it does not exist."""
+        session = self._sessions.get(ident)
+        if session is None or session.principal.key != principal.key:
+            return None
+        session.principal = principal  # whom the agent acts for may have changed with the configuration
+        session.last_used = anyio.current_time()
+        return session
+
+    async def end(self, session: HttpSession) -> None:
+        self._sessions.pop(session.id, None)
+        await session.close()
+        await self._front.ended(session.id, session.principal, session.watching)
+
+    async def close(self) -> None:
+        """The gateway stops: every session ends."""
+        for session in list(self._sessions.values()):
+            await self.end(session)
+
+    async def tell(self, principal: Principal | None, method: str, params: Json) -> None:
+        """A notification to every session of a principal, or of everybody."""
+        for session in list(self._sessions.values()):
+            mine = principal is None or session.principal.key == principal.key
+            if mine and wants(method, params, session.watching, session.log_level[0]):
+                await session.notify(method, params)
+
+    async def sweep(self) -> None:
+        """Runs for as long as the gateway: idle sessions end."""
+        while True:
+            await anyio.sleep(30.0)
+            now = anyio.current_time()
+            for session in list(self._sessions.values()):
+                if not session.busy and now - session.last_used > IDLE_SECONDS:
+                    await self.end(session)
+
+
+# ── The endpoint ──────────────────────────────────────────────────────────────────────────────────
 
 
 class _Visit:
@@ -81,7 +430,7 @@ class HttpFront:
         self._identify = identify
         self._own = frozenset(host if port is None else f"{host}:{port}" for host in hosts)
         self._origins = frozenset(f"http://{own}" for own in self._own)
-        self.sessions = Sessions(front)
+        self.sessions = HttpSessions(front)
 
     @property
     def refusals(self) -> Refusals:
@@ -136,7 +485,7 @@ class HttpFront:
         else:
             await self._request(session, value, fault, visit)
 
-    async def _find(self, visit: _Visit, principal: Principal) -> Session | None:
+    async def _find(self, visit: _Visit, principal: Principal) -> HttpSession | None:
         ident = visit.headers.get("mcp-session-id")
         if ident is None:
             await visit.error(400, INVALID_REQUEST, "not_initialized", "Mcp-Session-Id is missing")
@@ -146,7 +495,7 @@ class HttpFront:
             await visit.error(404, INVALID_REQUEST, "unknown_session", "Session not found")
         return session
 
-    async def _notification(self, session: Session, value: Json) -> None:
+    async def _notification(self, session: HttpSession, value: Json) -> None:
         params = value.get("params")
         params = params if isinstance(params, dict) else {}
         if value["method"] == "notifications/cancelled":
@@ -155,10 +504,10 @@ class HttpFront:
         if value["method"] == ROOTS_CHANGED:
             self._front.roots_changed(session.id)
             return
-        exchange = Exchange(None, params, None, _nowhere)
+        exchange = HttpExchange(None, params, None, _nowhere)
         await session.runner.on_notify(exchange, value["method"], params)
 
-    async def _request(self, session: Session, value: Json, fault: str | None, visit: _Visit) -> bool:
+    async def _request(self, session: HttpSession, value: Json, fault: str | None, visit: _Visit) -> bool:
         """Serve one request; True if it was answered with a result."""
         ident = value["id"]
         taken = ident in session.in_flight
@@ -168,7 +517,7 @@ class HttpFront:
                 await visit.note("id_in_use")
                 await _error(visit.send, 400, INVALID_REQUEST, fault, ident)
                 return False
-        exchange = Exchange(ident, value.get("params"), session, visit.send)
+        exchange = HttpExchange(ident, value.get("params"), session, visit.send)
         exchange.headers.append((b"mcp-session-id", session.id.encode()))
         inbound = session.inbound(fault)
         inbound.outbound = exchange
@@ -190,11 +539,12 @@ class HttpFront:
                 session.in_flight.pop(ident, None)
         return "result" in reply
 
-    def _served(self, session: Session, value: Json, exchange: Exchange, inbound: Inbound) -> Awaitable[Json]:
-        method, params = value["method"], _params(value)
+    def _served(self, session: HttpSession, value: Json, exchange: HttpExchange, inbound: Inbound) -> Awaitable[Json]:
+        method = value["method"]
+        params = _params(value)
         version = session.connection.protocol_version
         if session.connection.client_params is not None and self._front.answers(method, version):
-            return self._front.answer(Asked(method, params or {}, version, inbound, session.declared))
+            return self._front.answer(ClientRequest(method, params or {}, version, inbound, session.declared))
         return session.runner.on_request(exchange, method, params)
 
     async def _unserved(self, visit: _Visit, value: Json, inbound: Inbound, code: int) -> None:
@@ -248,7 +598,7 @@ class HttpFront:
         await _respond(visit.send, ERROR_CODE_HTTP_STATUS.get(rejection.code, 400), body, b"application/json")
 
     async def _single(self, value: Json, route: InboundModernRoute, inbound: Inbound, visit: _Visit) -> None:
-        exchange = Exchange(value["id"], value.get("params"), None, visit.send)
+        exchange = HttpExchange(value["id"], value.get("params"), None, visit.send)
         inbound.outbound = exchange
         exchange.message_metadata.request_context = inbound
         # Closing the connection is how a client of this era cancels.
@@ -260,12 +610,14 @@ class HttpFront:
             await exchange.finish({"jsonrpc": "2.0", "id": value["id"], **reply}, status)
 
     def _served_alone(
-        self, value: Json, route: InboundModernRoute, exchange: Exchange, inbound: Inbound
+        self, value: Json, route: InboundModernRoute, exchange: HttpExchange, inbound: Inbound
     ) -> Awaitable[Json]:
-        method, params, version = value["method"], value["params"], route.protocol_version
+        method = value["method"]
+        params = value["params"]
+        version = route.protocol_version
         if self._front.answers(method, version):
             declared = route.client_capabilities if isinstance(route.client_capabilities, dict) else {}
-            return self._front.answer(Asked(method, params, version, inbound, declared))
+            return self._front.answer(ClientRequest(method, params, version, inbound, declared))
         connection = Connection.from_envelope(version, route.client_info, route.client_capabilities)
         runner: ServerRunner[Any] = ServerRunner(self._front.server, connection, None)
         return runner.on_request(exchange, method, params)
@@ -281,7 +633,7 @@ class HttpFront:
         params = value["params"]
         arguments = params.get("arguments") or {}
         if isinstance(params.get("name"), str) and isinstance(arguments, dict):
-            schema = self._front.shelf.header_schema(params["name"])
+            schema = self._front.listing.header_schema(params["name"])
             if schema is not None:
                 return validate_mcp_param_headers(schema, arguments, headers) or route
         return route
@@ -330,7 +682,8 @@ async def _read(visit: _Visit) -> tuple[Json, str | None] | None:
     try:
         value = canonical.loads(body)
     except canonical.NotCanonical as exc:
-        value, fault = exc.value, str(exc)
+        value = exc.value
+        fault = str(exc)
         if not isinstance(value, dict) or value.get("method") != "tools/call":
             await visit.error(400, PARSE_ERROR, "not_json", f"Parse error: {exc}")
             return None

@@ -1,18 +1,23 @@
-"""What a transport knows of one message, and the channel back to the client that sent it."""
+"""One message of a client: what its transport knows of it, the channel back, and calls that wait for the next one."""
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import anyio.abc
 from mcp.shared.dispatcher import DispatchContext
 from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp_types import INVALID_PARAMS
 
-from ringfence.errors import Refused
-from ringfence.model import Json, Origin, Principal, Status
+from ringfence.core import canonical
+from ringfence.core.errors import Refused
+from ringfence.core.model import Call, Json, Origin, Outcome, Principal, Status
+from ringfence.governance.pipeline import Pipeline
 
 log = logging.getLogger("ringfence.front")
 
@@ -20,6 +25,9 @@ LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert"
 LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
 ANSWER_SECONDS = 600.0
 """How long a client may take to answer a question; one that went away would keep its call for ever."""
+WAIT_SECONDS = 600.0
+"""How long a paused call waits for its client's next request."""
+MAX_WAITING = 1000
 
 
 @dataclass(slots=True)
@@ -52,7 +60,7 @@ def with_params(value: Any, fault: str | None) -> tuple[Any, str | None]:
 
 
 @dataclass(slots=True)
-class Asked:
+class ClientRequest:
     """A request that concerns what lies behind the gateway, whichever transport and revision it came by."""
 
     method: str
@@ -97,7 +105,7 @@ class ClientChannel:
 
 
 def loud_enough(params: Json, wanted: str | None) -> bool:
-    """Whether a log line reaches the level that the client asked for; nobody asked: no."""
+    """Whether a log line reaches the level that the client asked for; where it asked for none: no."""
     level = params.get("level")
     if wanted not in LOG_LEVELS or level not in LOG_LEVELS:
         return False
@@ -149,3 +157,86 @@ class PausableChannel:
             await self.outbound.progress(params.get("progress", 0), params.get("total"), params.get("message"))
         elif method != "notifications/message" or loud_enough(params, self.log_level):
             await self.outbound.notify(method, params)
+
+
+# ── Calls that wait for the client between two requests (2026-07-28) ──────────────────────────────
+#
+# The client holds only a handle. It is random, known to one principal, good once, for the same request alone and for a
+# limited time; the state itself never leaves the gateway, so there is nothing in it to tamper with.
+
+
+@dataclass(slots=True)
+class _Run:
+    """One call that may pause."""
+
+    channel: PausableChannel
+    scope: anyio.CancelScope
+    binding: str
+    outcome: Outcome | None = None
+    handle: str | None = None
+    """What the client holds while the call waits for it."""
+
+
+class PausedCalls:
+    """Runs such calls in tasks of their own and pairs each answer with its call."""
+
+    def __init__(self, pipeline: Pipeline, group: anyio.abc.TaskGroup) -> None:
+        self._pipeline = pipeline
+        self._group = group
+        self._waiting: dict[str, _Run] = {}
+
+    async def begin(self, call: Call, channel: PausableChannel) -> Outcome | Json:
+        run = _Run(channel, anyio.CancelScope(), _binding(call))
+        self._group.start_soon(self._drive, run, call)
+        return await self._next(run)
+
+    async def resume(self, handle: str, call: Call, channel: PausableChannel) -> Outcome | Json:
+        run = self._waiting.get(handle)
+        if run is None or run.binding != _binding(call):
+            raise MCPError(INVALID_PARAMS, "requestState is unknown, expired, or belongs to another request")
+        if call.inputs is None:
+            raise MCPError(INVALID_PARAMS, "inputResponses must be an object")
+        del self._waiting[handle]
+        run.handle = None
+        run.scope.deadline = float("inf")
+        run.channel.outbound = channel.outbound
+        run.channel.log_level = channel.log_level
+        run.channel.answer(call.inputs)
+        return await self._next(run)
+
+    async def _drive(self, run: _Run, call: Call) -> None:
+        try:
+            with run.scope:
+                run.outcome = await self._pipeline.handle(call, run.channel)
+        finally:
+            if run.handle is not None:  # the client did not come back in time; what is over cannot be resumed
+                self._waiting.pop(run.handle, None)
+            run.channel.moved.set()
+
+    async def _next(self, run: _Run) -> Outcome | Json:
+        """Wait until the call ends or asks."""
+        try:
+            await run.channel.moved.wait()
+        except anyio.get_cancelled_exc_class():
+            run.scope.cancel()  # the client closed the request: that is its way to cancel
+            raise
+        if run.outcome is not None:
+            return run.outcome
+        questions = run.channel.questions
+        if questions is None:
+            raise MCPError(INVALID_PARAMS, "the call was cancelled")
+        if len(self._waiting) >= MAX_WAITING:
+            run.scope.cancel()
+            raise MCPError(-32603, "too many calls wait for an answer")
+        run.handle = handle = "rfs_" + secrets.token_urlsafe(24)
+        self._waiting[handle] = run
+        run.channel.outbound = None
+        run.scope.deadline = anyio.current_time() + WAIT_SECONDS
+        answer: Json = {"resultType": "input_required", "requestState": handle}
+        if questions:
+            answer["inputRequests"] = dict(questions)
+        return answer
+
+
+def _binding(call: Call) -> str:
+    return canonical.digest([call.principal.key, call.method, call.tool, call.arguments])

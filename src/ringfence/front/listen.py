@@ -25,12 +25,12 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ringfence import system
-from ringfence.errors import Unavailable
+from ringfence.core import system
+from ringfence.core.errors import Unavailable
+from ringfence.core.model import Principal
 from ringfence.front.http import PEER, HttpFront, Identify
 from ringfence.front.refusals import Refusal, Refusals
 from ringfence.identity import peer_uid
-from ringfence.model import Principal
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 AT_A_SOCKET = frozenset({"localhost"})
@@ -42,7 +42,7 @@ _TELLS = system.tells_peers()
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What is borne of somebody before they have made a request."""
+    """What a client may send before it has made a request."""
 
     head_bytes: int
     """Of a request: its line and its headers."""
@@ -55,7 +55,7 @@ class _Terms:
 OWN_TERMS = _Terms(head_bytes=64 * 1024, head_seconds=30.0)
 STRANGE_TERMS = _Terms(head_bytes=8 * 1024, head_seconds=10.0, once=True)
 _CONTENT_PAYS = 5
-"""A byte of a body stands for itself and four around it: chunks are small where somebody writes little at a time."""
+"""A byte of a body stands for itself and four around it: chunks are small where a client writes little at a time."""
 MOST_OWN = 2000
 MOST_STRANGERS = 128
 MOST_OF_A_STRANGER = 32
@@ -65,7 +65,7 @@ MOST_OF_A_STRANGER = 32
 class Admission:
     """Connections, counted by user before a byte of them is read: what others take is never taken from our own user.
 
-    Without an owner nobody is a stranger: so it is where the kernel does not tell whose a connection is.
+    Without an owner no client is a stranger: so it is where the kernel does not tell whose a connection is.
     """
 
     def __init__(self, refusals: Refusals, owner: int | None) -> None:
@@ -233,7 +233,7 @@ def _answer(status: int, text: str) -> bytes:
 
 
 def same_user(agent: Callable[[], Principal], token: str | None = None) -> Identify:
-    """An identifier of callers: whoever is of our own user is the local agent; nobody else is anybody.
+    """Identifies callers: a process of our own user is the local agent; all others are unknown.
 
     With a token a caller shows it; without one the kernel says whose the connection is.
     """
@@ -258,8 +258,8 @@ def _by_uid(agent: Callable[[], Principal]) -> Identify:
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Listen before anything is announced: a taken port is a clear error, port 0 gets its number, and whoever comes
-    at once waits in the queue instead of being refused."""
+    """Listen before anything is announced: a taken port is a clear error, port 0 gets its number, and a client that
+    comes at once waits in the queue instead of being refused."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named TCP, or the event loop does not switch Nagle off and every answer waits for an acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -276,7 +276,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def unix_socket(path: Path) -> Iterator[socket.socket]:
-    """Listen at a path that nobody else can put anything at, for our own user alone. Raises Unavailable.
+    """Listen at a path where no other user can put anything, for our own user alone. Raises Unavailable.
 
     What a gateway left that did not end well is cleared away; whatever else is there stays.
     """
@@ -311,7 +311,7 @@ def _locked(path: Path) -> Iterator[None]:
         if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022 or _open_above(path.parent):
             text = f"others can write to {path.parent}, and could put a socket of theirs in the place of ours"
             raise Unavailable("listen", f"{text}: name a socket in a folder of your own")
-        # A file of our own: the folder itself can be locked by whoever may look into it.
+        # A file of our own: the folder itself can be locked by every user who may look into it.
         name = f"{path.name}.lock"
         lock = _own_lock(folder, name, path)
         try:
@@ -337,7 +337,7 @@ def _own_lock(folder: int, name: str, path: Path) -> int:
 
 
 def _open_above(path: Path) -> bool:
-    """Whether anybody else may rename a folder on the way there."""
+    """Whether another user may rename a folder on the way there."""
     return any(_others_may_rename_in(parent.stat()) for parent in path.resolve().parents)
 
 
@@ -360,7 +360,7 @@ def _clear(path: Path) -> None:
     path.unlink()
 
 
-class Site:
+class GatewayApp:
     """The paths that we serve. A plain ASGI application: `/mcp` is the hot one, and there are three others."""
 
     def __init__(self, mcp: HttpFront) -> None:
@@ -392,7 +392,7 @@ _NO_CONSOLE = """The console is not part of this version. Answer approvals in a 
 class Listener(uvicorn.Server):
     """uvicorn without its own signal handling: the caller decides when to stop."""
 
-    def __init__(self, app: Site) -> None:
+    def __init__(self, app: GatewayApp) -> None:
         self._stopping = asyncio.Event()
         admission = Admission(app.refusals, os.getuid() if _TELLS else None)
         super().__init__(
@@ -415,7 +415,7 @@ class Listener(uvicorn.Server):
         return _no_capture()  # type: ignore[return-value]
 
     async def main_loop(self) -> None:
-        """Until somebody says so, or cancels it; uvicorn would look ten times a second whether anybody did."""
+        """Until it is told to stop, or cancelled; uvicorn would look ten times a second."""
         self.server_state.default_headers = list(self.config.encoded_headers)
         await self._stopping.wait()
 

@@ -21,20 +21,26 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, Ser
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, SubscriptionsListenRequestParams, SubscriptionsListenResult
 
-from ringfence import canonical
-from ringfence.carried import trace_problem
-from ringfence.front import wire
-from ringfence.front.inbound import LOG_LEVEL_KEY, LOG_LEVELS, Asked, ClientChannel, Inbound, PausableChannel
-from ringfence.front.paused import Paused
+from ringfence.core import canonical
+from ringfence.core.model import Call, CallKind, Json, Outcome, Principal
+from ringfence.front import results
+from ringfence.front.inbound import (
+    LOG_LEVEL_KEY,
+    LOG_LEVELS,
+    ClientChannel,
+    ClientRequest,
+    Inbound,
+    PausableChannel,
+    PausedCalls,
+)
+from ringfence.front.listing import Listing
 from ringfence.front.refusals import Refusals
-from ringfence.front.shelf import Shelf
-from ringfence.model import Call, CallKind, Json, Outcome, Principal
-from ringfence.pipeline import Pipeline
-from ringfence.rulebook import normal_uri
-from ringfence.sandbox.tools import SERVER
-from ringfence.upstream.asking import Silent
+from ringfence.governance.call_meta import trace_problem
+from ringfence.governance.pipeline import Pipeline
+from ringfence.governance.rulebook import normal_uri
+from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.upstream.link import MODERN
-from ringfence.upstream.pool import Pool
+from ringfence.upstream.pool import ConnectionPool, SilentChannel
 
 log = logging.getLogger("ringfence.front")
 
@@ -46,18 +52,18 @@ _QUESTIONS = ("elicitation", "sampling", "roots")
 class McpFront:
     """Turns MCP requests into calls. One object serves every transport and both revisions."""
 
-    def __init__(self, pipeline: Pipeline, pool: Pool, group: anyio.abc.TaskGroup, version: str) -> None:
+    def __init__(self, pipeline: Pipeline, pool: ConnectionPool, group: anyio.abc.TaskGroup, version: str) -> None:
         self._pipeline = pipeline
         self._pool = pool
-        self.shelf = Shelf(pipeline)
-        self._paused = Paused(pipeline, group)
+        self.listing = Listing(pipeline)
+        self._paused = PausedCalls(pipeline, group)
         self._watchers: Counter[tuple[str, str]] = Counter()
         self._buses: dict[str, InMemorySubscriptionBus] = {}
         self._listeners: dict[str, ListenHandler] = {}
         self.refusals = Refusals()
         self.left_files: Callable[[Principal], Awaitable[None]] = _nobody
         """Called when a session of this principal left new files."""
-        self._methods: dict[str, Callable[[Asked, Inbound], Awaitable[Json]]] = {
+        self._methods: dict[str, Callable[[ClientRequest, Inbound], Awaitable[Json]]] = {
             "tools/list": self._list_tools,
             "tools/call": self._call_tool,
             "resources/list": self._list_resources,
@@ -73,7 +79,7 @@ class McpFront:
         self.server: Server[Any] = Server(
             "ringfence",
             version=version,
-            get_tool_input_schema=self.shelf.header_schema,
+            get_tool_input_schema=self.listing.header_schema,
             on_subscriptions_listen=self._listen,
         )
         for method in self._methods:
@@ -95,8 +101,8 @@ class McpFront:
         if ctx.protocol_version != MODERN and ctx.session.client_params is None:
             inbound.reason = "not_initialized"
             raise MCPError(INVALID_PARAMS, "the session is not initialized")
-        declared = wire.declared(ctx.session.client_capabilities)
-        return await self.answer(Asked(ctx.method, ctx.params or {}, ctx.protocol_version, inbound, declared))
+        declared = results.declared(ctx.session.client_capabilities)
+        return await self.answer(ClientRequest(ctx.method, ctx.params or {}, ctx.protocol_version, inbound, declared))
 
     def answers(self, method: str, version: str) -> bool:
         """Whether a method is ours; the others are the SDK's."""
@@ -106,18 +112,19 @@ class McpFront:
         """A method's name, if it is none that its caller made up."""
         return method if method in self._methods or method in ("initialize", "ping", "server/discover") else None
 
-    async def answer(self, asked: Asked) -> Json:
+    async def answer(self, asked: ClientRequest) -> Json:
         """The result of a method that is ours. Raises MCPError."""
         result = await self._methods[asked.method](asked, asked.inbound)
         if asked.version == MODERN:
-            return wire.stamp(result, asked.method, self._stamp)
-        return wire.unstamp(result)
+            return results.stamp(result, asked.method, self._stamp)
+        return results.unstamp(result)
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
 
-    async def _call_tool(self, asked: Asked, inbound: Inbound) -> Json:
+    async def _call_tool(self, asked: ClientRequest, inbound: Inbound) -> Json:
         params = asked.params
-        name, arguments = params.get("name"), params.get("arguments")
+        name = params.get("name")
+        arguments = params.get("arguments")
         fault = inbound.fault
         if not isinstance(name, str):
             fault, name = fault or "the tool's name must be a string", ""
@@ -125,59 +132,62 @@ class McpFront:
             arguments = {}
         if not isinstance(arguments, dict):
             fault, arguments = fault or "arguments must be an object", {}
-        session = wire.meta_of(params).get("ringfence/session")
-        if session is not None and "session" not in arguments and self.shelf.takes_session(name):
+        session = results.meta_of(params).get("ringfence/session")
+        if session is not None and "session" not in arguments and self.listing.takes_session(name):
             arguments = {**arguments, "session": session}
         call = self._make(asked, "tool", name, arguments)
-        outcome = await self._run(asked, inbound, call if fault is None else wire.with_fault(call, fault))
+        outcome = await self._run(asked, inbound, call if fault is None else results.with_fault(call, fault))
         if isinstance(outcome, dict):
             return outcome
         if outcome.ran is not None and outcome.within is not None and outcome.ran.report.files:
             await self.left_files(inbound.principal)
-        return wire.tool_result(outcome, call, asked.version)
+        return results.tool_result(outcome, call, asked.version)
 
-    async def _resource(self, asked: Asked, inbound: Inbound) -> Json:
+    async def _resource(self, asked: ClientRequest, inbound: Inbound) -> Json:
         uri = asked.params.get("uri")
         if not isinstance(uri, str):
             raise MCPError(INVALID_PARAMS, "uri must be a string")
-        server = await self.shelf.resource_server(inbound.principal, uri)
+        server = await self.listing.resource_server(inbound.principal, uri)
         return await self._item(asked, inbound, self._make(asked, "resource", uri, {"uri": uri}, server))
 
-    async def _prompt(self, asked: Asked, inbound: Inbound) -> Json:
+    async def _prompt(self, asked: ClientRequest, inbound: Inbound) -> Json:
         params = asked.params
         name = params.get("name")
         if not isinstance(name, str):
             raise MCPError(INVALID_PARAMS, "name must be a string")
-        server, own = self.shelf.prompt(name) or (None, name)
+        server, own = self.listing.prompt(name) or (None, name)
         wanted: Json = {"name": own}
         if isinstance(params.get("arguments"), dict):
             wanted["arguments"] = params["arguments"]
         return await self._item(asked, inbound, self._make(asked, "prompt", name, wanted, server))
 
-    async def _complete(self, asked: Asked, inbound: Inbound) -> Json:
+    async def _complete(self, asked: ClientRequest, inbound: Inbound) -> Json:
         params = {k: v for k, v in asked.params.items() if k in ("ref", "argument", "context")}
         ref = params.get("ref")
         ref = ref if isinstance(ref, dict) else {}
         server: str | None = None
         if ref.get("type") == "ref/prompt":
-            found = self.shelf.prompt(str(ref.get("name")))
+            found = self.listing.prompt(str(ref.get("name")))
             if found is not None:
                 server, params["ref"] = found[0], {**ref, "name": found[1]}
         elif isinstance(ref.get("uri"), str):
-            server = await self.shelf.resource_server(inbound.principal, ref["uri"])
+            server = await self.listing.resource_server(inbound.principal, ref["uri"])
         target = str(ref.get("name") or ref.get("uri") or "")
         return await self._item(asked, inbound, self._make(asked, "completion", target, params, server))
 
-    async def _item(self, asked: Asked, inbound: Inbound, call: Call) -> Json:
+    async def _item(self, asked: ClientRequest, inbound: Inbound, call: Call) -> Json:
         outcome = await self._run(asked, inbound, call)
         if isinstance(outcome, dict):
             return outcome
         if outcome.ok and outcome.result is not None:
-            return wire.with_meta(outcome.result, outcome, call)
-        raise wire.item_error(outcome, call, asked.version)
+            return results.with_meta(outcome.result, outcome, call)
+        raise results.item_error(outcome, call, asked.version)
 
-    def _make(self, asked: Asked, kind: CallKind, tool: str, arguments: Json, server: str | None = None) -> Call:
-        inbound, meta = asked.inbound, wire.meta_of(asked.params)
+    def _make(
+        self, asked: ClientRequest, kind: CallKind, tool: str, arguments: Json, server: str | None = None
+    ) -> Call:
+        inbound = asked.inbound
+        meta = results.meta_of(asked.params)
         key = meta.get("ringfence/idempotency_key")
         inputs = asked.params.get("inputResponses")
         # A server of 2026-07-28 logs only what is asked for; a client of before asked once for its session.
@@ -198,24 +208,26 @@ class McpFront:
             trace=parent if trace_problem("traceparent", parent) is None else None,
             fault=inbound.fault or _key_problem(key),
             method=asked.method,
-            meta=wire.forwardable(meta),
+            meta=results.forwardable(meta),
             log_level=level if level in LOG_LEVELS else None,
             inputs=inputs if isinstance(inputs, dict) else None,
         )
 
-    async def _run(self, asked: Asked, inbound: Inbound, call: Call) -> Outcome | Json:
+    async def _run(self, asked: ClientRequest, inbound: Inbound, call: Call) -> Outcome | Json:
         """The outcome, or the `input_required` answer of a call that waits for its client."""
         assert inbound.outbound is not None
         inbound.called = True
         if asked.version != MODERN:
             own = ClientChannel(inbound.outbound, asked.capabilities, inbound.log_level[0])
             return await self._pipeline.handle(call, own)
-        capabilities, level = asked.capabilities, wire.meta_of(asked.params).get(LOG_LEVEL_KEY)
+        capabilities = asked.capabilities
+        level = results.meta_of(asked.params).get(LOG_LEVEL_KEY)
         state = asked.params.get("requestState")
         if state is None and not any(q in capabilities for q in _QUESTIONS):
             return await self._pipeline.handle(call, ClientChannel(inbound.outbound, capabilities, level))
         channel = PausableChannel(capabilities)
-        channel.outbound, channel.log_level = inbound.outbound, level
+        channel.outbound = inbound.outbound
+        channel.log_level = level
         if state is None:
             return await self._paused.begin(call, channel)
         inbound.called = False  # until the call is found that this goes on with
@@ -225,29 +237,29 @@ class McpFront:
 
     # ── lists ─────────────────────────────────────────────────────────────────────────────────────
 
-    async def _list_tools(self, asked: Asked, inbound: Inbound) -> Json:
-        return {"tools": self.shelf.tools()}
+    async def _list_tools(self, asked: ClientRequest, inbound: Inbound) -> Json:
+        return {"tools": self.listing.tools()}
 
-    async def _list_prompts(self, asked: Asked, inbound: Inbound) -> Json:
-        return {"prompts": self.shelf.prompts()}
+    async def _list_prompts(self, asked: ClientRequest, inbound: Inbound) -> Json:
+        return {"prompts": self.listing.prompts()}
 
-    async def _list_resources(self, asked: Asked, inbound: Inbound) -> Json:
-        return {"resources": await self.shelf.resources(inbound.principal, templates=False, origin=inbound.origin)}
+    async def _list_resources(self, asked: ClientRequest, inbound: Inbound) -> Json:
+        return {"resources": await self.listing.resources(inbound.principal, templates=False, origin=inbound.origin)}
 
-    async def _list_templates(self, asked: Asked, inbound: Inbound) -> Json:
-        found = await self.shelf.resources(inbound.principal, templates=True, origin=inbound.origin)
+    async def _list_templates(self, asked: ClientRequest, inbound: Inbound) -> Json:
+        found = await self.listing.resources(inbound.principal, templates=True, origin=inbound.origin)
         return {"resourceTemplates": found}
 
     # ── what clients want to be told ──────────────────────────────────────────────────────────────
 
-    async def _subscribe(self, asked: Asked, inbound: Inbound) -> Json:
+    async def _subscribe(self, asked: ClientRequest, inbound: Inbound) -> Json:
         uri = _watchable(asked.params.get("uri"))
         if uri not in inbound.watching:
             await self._watch(inbound, uri, asked.version)
             inbound.watching.add(uri)
         return {}
 
-    async def _unsubscribe(self, asked: Asked, inbound: Inbound) -> Json:
+    async def _unsubscribe(self, asked: ClientRequest, inbound: Inbound) -> Json:
         uri = _watchable(asked.params.get("uri"))
         if uri in inbound.watching:
             inbound.watching.discard(uri)
@@ -257,7 +269,7 @@ class McpFront:
     async def _watch(self, inbound: Inbound, uri: str, version: str) -> None:
         """A call like any other, also where the server was told already. Raises MCPError."""
         principal = inbound.principal
-        server = await self.shelf.resource_server(principal, uri)
+        server = await self.listing.resource_server(principal, uri)
         if server == SERVER:  # what a session leaves is told of as a change of the list
             raise MCPError(INVALID_PARAMS, f"no resource {uri!r} is offered that could be subscribed to")
         call = _aside("resource", "resources/subscribe", inbound, uri, {"uri": uri})
@@ -265,7 +277,7 @@ class McpFront:
         assert inbound.outbound is not None
         outcome = await self._pipeline.handle(call, ClientChannel(inbound.outbound, {}, None))
         if not outcome.ok:
-            raise wire.item_error(outcome, call, version)
+            raise results.item_error(outcome, call, version)
         self._watchers[principal.key, uri] += 1
 
     async def forget(self, principal: Principal, uris: set[str]) -> None:
@@ -276,21 +288,23 @@ class McpFront:
             if self._watchers[key] > 0:
                 continue
             del self._watchers[key]
-            server = await self.shelf.resource_server(principal, uri)
+            server = await self.listing.resource_server(principal, uri)
             if server is not None:
                 call = _aside("resource", "resources/unsubscribe", Inbound(principal, "system"), uri, {"uri": uri})
-                outcome = await self._pipeline.handle(replace(call, server=server), Silent())
+                outcome = await self._pipeline.handle(replace(call, server=server), SilentChannel())
                 if not outcome.ok:
                     log.debug("server %s did not take the end of a subscription: %s", server, outcome.message)
 
-    async def _set_level(self, asked: Asked, inbound: Inbound) -> Json:
+    async def _set_level(self, asked: ClientRequest, inbound: Inbound) -> Json:
         level = asked.params.get("level")
         if level not in LOG_LEVELS:
             raise MCPError(INVALID_PARAMS, f"level must be one of {', '.join(LOG_LEVELS)}")
         inbound.log_level[0] = str(level)  # what reaches the client is cut here, whatever servers make of it
         for server in self._pool.logging(inbound.principal):
             call = _aside("logging", asked.method, inbound, asked.method, {"level": level})
-            outcome = await self._pipeline.handle(replace(call, server=server, session=inbound.session), Silent())
+            outcome = await self._pipeline.handle(
+                replace(call, server=server, session=inbound.session), SilentChannel()
+            )
             if not outcome.ok:
                 log.debug("server %s did not take the log level: %s", server, outcome.message)
         return {}

@@ -1,8 +1,8 @@
-"""Requests that are refused before they are calls, on record, whoever sends them and however many.
+"""Requests that are refused before they are calls: all of them are on record, whatever their sender and number.
 
 Of a caller who is known each is a record of its own. Before that, and from a known caller who floods, they are counted:
 by user, reason and minute, with the first and the last. How many records can come of them is bounded either way, so
-that nobody can make the log grow by being refused.
+that no sender can make the log grow by being refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mcp_types import (
     UNSUPPORTED_PROTOCOL_VERSION,
 )
 
-from ringfence.errors import StoreError
-from ringfence.model import Json, Origin, Principal
+from ringfence.core.errors import StoreError
+from ringfence.core.model import Json, Origin, Principal
 from ringfence.store import Store
 
 log = logging.getLogger("ringfence.front")
@@ -58,7 +58,7 @@ class Refusal:
     uid: int | None = None
     """The user at the other end, as the kernel has it; None where it does not say."""
     principal: Principal | None = None
-    """None: the caller did not get as far as to be somebody."""
+    """None: the caller was refused before it was identified."""
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Refusals:
         self._noted = anyio.Event()
 
     def count(self, refused: Refusal) -> None:
-        """Of somebody who is not known yet: for the next minute's records."""
+        """Of a caller who is not known yet: for the next minute's records."""
         self._unknown.add(refused)
         self._noted.set()
 

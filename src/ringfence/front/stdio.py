@@ -30,12 +30,12 @@ from mcp_types import (
     JSONRPCRequest,
 )
 
-from ringfence import canonical
+from ringfence.core import canonical
+from ringfence.core.model import Json, Principal
 from ringfence.front.inbound import Inbound, wants, with_params
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusal, reason_of
-from ringfence.model import Json, Principal
-from ringfence.upstream.roots import CHANGED as ROOTS_CHANGED
+from ringfence.upstream.connection import ROOTS_CHANGED
 from ringfence.upstream.stdio import Lines, TooLong, to_message
 
 log = logging.getLogger("ringfence.front")
@@ -63,7 +63,8 @@ class StdioFront:
     async def run(self) -> None:
         """Serve until the client closes our stdin."""
         # The wire keeps its descriptors to itself: whatever else prints goes to stderr.
-        source, sink = os.dup(0), os.dup(1)
+        source = os.dup(0)
+        sink = os.dup(1)
         os.dup2(2, 1)
         sys.stdout = sys.stderr
         inbound_send, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -131,7 +132,8 @@ class StdioFront:
     @contextmanager
     def _answering(self, dctx: DispatchContext[TransportContext], method: str) -> Iterator[None]:
         """A request under way. Its id is its own until it ends; a call that takes it as well is at fault."""
-        inbound, ident = _inbound(dctx), dctx.request_id
+        inbound = _inbound(dctx)
+        ident = dctx.request_id
         inbound.outbound = dctx
         taken = ident in self._busy
         if taken:
@@ -177,11 +179,12 @@ class StdioFront:
         try:
             value = canonical.loads(line)
         except canonical.NotCanonical as exc:
-            value, fault = exc.value, str(exc)
+            value = exc.value
+            fault = str(exc)
         value, fault = with_params(value, fault)
         message = to_message(value)
         if isinstance(message, JSONRPCNotification) and not message.method.startswith("notifications/"):
-            message = None  # a request that nobody could be answered
+            message = None  # a request without an id, so there is no answer to it
         is_call = isinstance(message, JSONRPCRequest) and message.method == "tools/call"
         if message is None or (fault is not None and not is_call):
             ident = value.get("id") if isinstance(value, dict) else None
@@ -189,7 +192,8 @@ class StdioFront:
             await errors.send(_problem(ident, fault or "not a JSON-RPC message"))
             return
         inbound = Inbound(self._principal(), "mcp-stdio", session=self._session, fault=fault)
-        inbound.log_level, inbound.watching = self._level, self._watching
+        inbound.log_level = self._level
+        inbound.watching = self._watching
         await out.send(SessionMessage(message, ServerMessageMetadata(request_context=inbound)))
 
     async def _refused(self, reason: str, method: str | None = None) -> None:

@@ -1,13 +1,19 @@
-"""What the operator's registries have of Python packages, looked at and fetched through install boxes when somebody
-wants it, and kept: files by the sha256 that the index gives, each checked before it is kept and whenever it is used.
+"""The index of Python packages that boxes install from, as pip and uv expect it.
 
-Of sources a wheel is built, where that may be, in a box that reaches nothing; it is kept under the sha256 of the
+`PackageIndex` looks up and fetches what the operator's registries have, through install boxes, when a box asks for it.
+It keeps files under the sha256 that the registry's index gives, and checks each file before it is kept and at every
+use. If that is allowed, a wheel is built from sources, in a box without a network; it is kept under the sha256 of the
 sources.
+
+`BoxIndex` is what one box sees of it, under a host name of its own: the pages and files of a "simple" index. A page
+lists nothing that the box may not install; the reason stands where clients show it, in the version of a wheel that
+cannot be had.
 """
 
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 import re
@@ -16,23 +22,23 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from ringfence.box import BoxReport, Input
-from ringfence.errors import Unavailable
-from ringfence.packages import archives, registries
-from ringfence.packages.entries import normal
-from ringfence.packages.errands import Errand, InstallBoxes
+from ringfence.core.box import BoxReport, Input, Installs, Reply
+from ringfence.core.errors import Unavailable
+from ringfence.packages import registries
+from ringfence.packages.allowlist import Allowlist, normalized
+from ringfence.packages.cache import PackageCache
+from ringfence.packages.install_boxes import BoxJob, InstallBoxes, altered, check_names, file_digest, read_json
 from ringfence.packages.registries import Registry
-from ringfence.packages.shelf import Shelf
 
-_SCRIPT = "ringfence.packages.inside_index"
+_SCRIPT = "ringfence.packages.inside.index"
 _TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 _FRESH_SECONDS = 300.0
 _SETTLED_SECONDS = 30.0
-"""As long as nobody asks anew which registries the operator has: one installation is many questions."""
+"""How long the operator's registries are not asked for again: one installation is many requests."""
 _MOST_NAMES = 2_000
 _MOST_AT_ONCE = 3
 _MOST_EXPECTED = 50
@@ -45,20 +51,32 @@ _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _URL = re.compile(r"[!-~]{1,2000}", re.ASCII)
 _PYTHON = re.compile(r"[0-9A-Za-z.,*=<>!~ ()'|-]{1,200}", re.ASCII)
 
+# What a box asks for, and what it is told.
+_PAGE_PATH = re.compile(r"/simple/([A-Za-z0-9._-]{1,100})/?", re.ASCII)
+_FILE_PATH = re.compile(r"/files/([0-9a-f]{64})/[^/]+", re.ASCII)
+_REFUSED_PATH = re.compile(r"/refused/([a-z0-9-]{1,100})/[^/]+", re.ASCII)
+_MOST_ASKED = 500
+"""A box that may install anything could otherwise tell a registry anything, name by name."""
+_HTML = "text/html; charset=utf-8"
+_NOT_FOUND = Reply(b"there is no such thing here\n", status=404, words="Not Found")
+_REASON = "package_denied"
+_DENIED = "0+not.in.sandbox.allow.packages"
+_FAILED = "0+the.registry.did.not.answer"
+
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """One file that an index has."""
+class IndexFile:
+    """One file that a registry's index lists."""
 
     name: str
     version: str
     file: str
     sha256: str
     python: str = ""
-    """Which versions of Python it is for."""
+    """The versions of Python that it is for."""
     yanked: bool = False
     url: str = ""
-    """Where an install box finds it; nobody else goes there."""
+    """Where an install box finds it; nothing else goes there."""
 
     @property
     def sources(self) -> bool:
@@ -66,41 +84,41 @@ class Offer:
 
     @property
     def wheel(self) -> str:
-        """What whoever installs it is to take it for."""
+        """The file name that the installing client sees."""
         if not self.sources:
             return self.file
         return f"{self.name.replace('-', '_')}-{self.version.replace('-', '_')}-1built-{_TAG}-none-any.whl"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A wheel that is here."""
+class Wheel:
+    """A wheel in the cache."""
 
     path: Path
     sha256: str
     needs: tuple[str, ...]
-    """Names of what may come along with it."""
+    """Names of the packages that it may need."""
     soon: tuple[str, ...] = ()
-    """Those of them that are likely to be asked for next."""
+    """Those that the client is likely to ask for next."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    offers: tuple[Offer, ...]
+    offers: tuple[IndexFile, ...]
     until: float
 
 
-class Index:
+class PackageIndex:
     """One for all boxes of a process."""
 
     def __init__(
         self,
-        shelf: Shelf,
+        cache: PackageCache,
         boxes: InstallBoxes,
         builds: Callable[[tuple[str, ...]], Awaitable[Path]] | None = None,
     ) -> None:
-        """`builds` gives a folder with the packages that a build needs; None: nothing is built."""
-        self._shelf = shelf
+        """`builds` returns a folder with the packages that a build needs; None: nothing is built."""
+        self._cache = cache
         self._boxes = boxes
         self._builds = builds
         self._pages: dict[str, _Page] = {}
@@ -110,19 +128,19 @@ class Index:
 
     # ── Pages ──
 
-    async def offers(self, name: str) -> tuple[Offer, ...]:
-        """What there is of a package; nothing where no registry knows it. Raises Unavailable."""
+    async def offers(self, name: str) -> tuple[IndexFile, ...]:
+        """The files of a package; none if no registry knows it. Raises Unavailable."""
         if self._known(name) is None:
             try:
                 await self._once([f"list {name}"], lambda: self._list([name]))
             except Unavailable:
-                if self._known(name) is None:  # else it was another of those that were looked up together
+                if self._known(name) is None:  # otherwise another name of the same lookup failed
                     raise
         page = self._known(name)
         return () if page is None else page.offers
 
     def expect(self, names: Iterable[str]) -> None:
-        """Somebody is going to ask for these: look them up meanwhile, together."""
+        """A client is about to ask for these: look them up in advance, together."""
         new = [name for name in names if self._known(name) is None and f"list {name}" not in self._under_way]
         wanted = new[:_MOST_EXPECTED]
         if wanted:
@@ -133,12 +151,12 @@ class Index:
         return None if page is None or page.until < time.monotonic() else page
 
     async def _list(self, names: list[str]) -> None:
-        """In a box that has read no archive: whatever is in those, they do not say what an index has."""
+        """In a box that has read no archive: the contents of an archive cannot change what the index lists."""
         order = {"names": names, "sources": self._builds is not None}
-        folder = await asyncio.to_thread(self._shelf.staging)
+        folder = await asyncio.to_thread(self._cache.staging)
         try:
             report = await self._asked(names[0], "list", order, folder)
-            told = await asyncio.to_thread(archives.read_json, folder / "offers.json", _MOST_JSON)
+            told = await asyncio.to_thread(read_json, folder / "offers.json", _MOST_JSON)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
         if len(self._pages) > _MOST_NAMES:
@@ -151,8 +169,8 @@ class Index:
 
     # ── Files ──
 
-    async def wheel(self, offer: Offer) -> Held:
-        """Fetched, or built, where it is not here yet. Raises Unavailable."""
+    async def wheel(self, offer: IndexFile) -> Wheel:
+        """From the cache; otherwise fetched or built first. Raises Unavailable."""
         held = await asyncio.to_thread(self._held, offer)
         if held is None:
             await self._once([f"get {offer.sha256}"], lambda: self._get(offer))
@@ -161,24 +179,24 @@ class Index:
             raise Unavailable("install_failed", f"{offer.file} was fetched, and is not here")
         return held
 
-    def _place(self, offer: Offer) -> Path:
-        return self._shelf.wheels / (f"{offer.sha256}-{_TAG}" if offer.sources else offer.sha256)
+    def _place(self, offer: IndexFile) -> Path:
+        return self._cache.wheels / (f"{offer.sha256}-{_TAG}" if offer.sources else offer.sha256)
 
-    def _held(self, offer: Offer) -> Held | None:
+    def _held(self, offer: IndexFile) -> Wheel | None:
         """Every byte checked. Raises Unavailable."""
         place = self._place(offer)
         try:
             about = json.loads((place / "about.json").read_bytes())
-            held = Held(place / about["file"], about["sha256"], tuple(about["needs"]), tuple(about["soon"]))
+            held = Wheel(place / about["file"], about["sha256"], tuple(about["needs"]), tuple(about["soon"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        whole = held.path.is_file() and archives.hashed(held.path, "sha256").hex() == held.sha256
+        whole = held.path.is_file() and file_digest(held.path, "sha256").hex() == held.sha256
         if not whole or (not offer.sources and held.sha256 != offer.sha256):
             raise Unavailable("package_altered", f"{held.path} is not what was fetched; remove it")
         return held
 
-    async def _get(self, offer: Offer) -> None:
-        folder = await asyncio.to_thread(self._shelf.staging)
+    async def _get(self, offer: IndexFile) -> None:
+        folder = await asyncio.to_thread(self._cache.staging)
         try:
             await self._fetch(offer, folder / "got")
             found = folder / "got"
@@ -189,43 +207,44 @@ class Index:
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
 
-    async def _fetch(self, offer: Offer, into: Path) -> None:
+    async def _fetch(self, offer: IndexFile, into: Path) -> None:
         order = {"url": offer.url, "file": offer.file, "sha256": offer.sha256, "sources": self._builds is not None}
         await self._asked(offer.name, "get", order, into)
         path = into / "files" / offer.file
         if path.is_symlink() or not path.is_file():
             raise Unavailable("install_failed", f"an install box did not bring {offer.file}")
-        if (await asyncio.to_thread(archives.hashed, path, "sha256")).hex() != offer.sha256:
-            raise archives.other(offer.file)
+        if (await asyncio.to_thread(file_digest, path, "sha256")).hex() != offer.sha256:
+            raise altered(offer.file)
 
-    async def _build(self, offer: Offer, got: Path, into: Path) -> None:
+    async def _build(self, offer: IndexFile, got: Path, into: Path) -> None:
         if self._builds is None:
             raise Unavailable("no_build", f"{offer.name} {offer.version} has only sources (sandbox.build_packages)")
         needs = await asyncio.to_thread(_texts, got, "build")
         try:
-            archives.check("pypi", needs)
+            check_names("pypi", needs)
         except ValueError as exc:
             raise Unavailable("install_failed", f"{offer.file} cannot be built: {exc}") from None
         tools = (await self._builds(needs),) if needs else ()
         source = (Input(f"files/{offer.file}", got / "files" / offer.file),)
-        errand = Errand(_SCRIPT, "build", {"file": offer.file}, into, inputs=source, packages=tools)
-        await self._boxes.run(f"{offer.name} {offer.version}", errand)
+        job = BoxJob(_SCRIPT, "build", {"file": offer.file}, into, inputs=source, packages=tools)
+        await self._boxes.run(f"{offer.name} {offer.version}", job)
 
-    def _keep(self, offer: Offer, found: Path) -> None:
+    def _keep(self, offer: IndexFile, found: Path) -> None:
         files = [path for path in (found / "files").iterdir() if path.suffix == ".whl" and path.is_file()]
         if len(files) != 1 or files[0].is_symlink() or not _FILE.fullmatch(files[0].name):
             raise Unavailable("install_failed", f"{offer.file} did not come to one wheel")
         if offer.sources and not _is(offer, files[0].name):
             raise Unavailable("install_failed", f"{offer.file} came to another package than its own")
-        place, made = self._place(offer), self._shelf.staging()
-        about: dict[str, Any] = {"file": files[0].name, "sha256": archives.hashed(files[0], "sha256").hex()}
+        place = self._place(offer)
+        made = self._cache.staging()
+        about: dict[str, Any] = {"file": files[0].name, "sha256": file_digest(files[0], "sha256").hex()}
         about |= {"needs": _names(found, "needs"), "soon": _names(found, "soon")}
         os.rename(files[0], made / files[0].name)
         (made / "about.json").write_text(json.dumps(about), encoding="ascii")
         place.parent.mkdir(mode=0o700, exist_ok=True)
         try:
             os.rename(made, place)
-        except OSError:  # somebody else was faster
+        except OSError:  # another process was faster
             shutil.rmtree(made, ignore_errors=True)
 
     # ── Parts ──
@@ -235,10 +254,10 @@ class Index:
         if known is None or until < time.monotonic():
             known = await registries.pip(self._boxes.interpreter)
             self._registry = known, time.monotonic() + _SETTLED_SECONDS
-        return await self._boxes.run(name, Errand(_SCRIPT, verb, order, into, known))
+        return await self._boxes.run(name, BoxJob(_SCRIPT, verb, order, into, known))
 
     async def _once(self, keys: list[str], work: Callable[[], Awaitable[None]]) -> None:
-        """Whoever asks for the same meanwhile, waits for the same."""
+        """Requests for the same key share one task."""
         task = self._under_way.get(keys[0]) or self._begun(keys, work)
         await asyncio.shield(task)
 
@@ -249,7 +268,7 @@ class Index:
         return task
 
     async def _in_turn(self, work: Callable[[], Awaitable[None]]) -> None:
-        """However many boxes ask for however much: few install boxes at a time are there for it."""
+        """Only a few install boxes run at a time, however many boxes ask."""
         async with self._turns:
             await work()
 
@@ -257,18 +276,18 @@ class Index:
         for key in keys:
             self._under_way.pop(key, None)
         if not done.cancelled():
-            done.exception()  # whoever wanted it may have left
+            done.exception()  # the caller may be gone
 
 
-def _offers(name: str, told: Any) -> tuple[Offer, ...]:
-    """Of versions that have wheels, those; of others, their sources."""
+def _offers(name: str, told: Any) -> tuple[IndexFile, ...]:
+    """The wheels of versions that have wheels; the sources of the others."""
     offers = [offer for each in (told if isinstance(told, list) else [])[:_MOST_OFFERS] for offer in _offer(name, each)]
     built = {offer.version for offer in offers if not offer.sources}
     return tuple(offer for offer in offers if not offer.sources or offer.version not in built)
 
 
-def _offer(name: str, told: Any) -> list[Offer]:
-    """What a box says that the index has; nothing where that cannot be."""
+def _offer(name: str, told: Any) -> list[IndexFile]:
+    """A file as an install box reports it; nothing if the report is malformed."""
     if not isinstance(told, dict):
         return []
     version, file, digest, python, url = (told.get(key) for key in ("version", "file", "sha256", "python", "url"))
@@ -276,12 +295,12 @@ def _offer(name: str, told: Any) -> list[Offer]:
     if not all(isinstance(value, str) and shape.fullmatch(value) for value, shape in shapes):
         return []
     yanked = told.get("yanked") is True
-    return [Offer(name, str(version), str(file), str(digest), str(python or ""), yanked, str(url))]
+    return [IndexFile(name, str(version), str(file), str(digest), str(python or ""), yanked, str(url))]
 
 
 def _texts(folder: Path, what: str) -> tuple[str, ...]:
-    """What a box says of an archive that it has read."""
-    told = archives.read_json(folder / "about.json", _MOST_JSON).get(what)
+    """What an install box reports of an archive that it has read."""
+    told = read_json(folder / "about.json", _MOST_JSON).get(what)
     return tuple(text for text in (told if isinstance(told, list) else [])[:_MOST_NEEDS] if isinstance(text, str))
 
 
@@ -289,19 +308,149 @@ def _names(folder: Path, what: str) -> list[str]:
     names: set[str] = set()
     for text in _texts(folder, what):
         with suppress(ValueError):
-            names.add(normal(text))
+            names.add(normalized(text))
     return sorted(names)
 
 
-def _is(offer: Offer, file: str) -> bool:
-    """Whether a wheel says that it is this package in this version; each is spelled in several ways."""
+def _is(offer: IndexFile, file: str) -> bool:
+    """Whether the name of a wheel is that of this package and version, each of which has several spellings."""
     said = [re.sub("[-_.+]+", "-", part).lower() for part in file.split("-")[:2]]
     return said == [offer.name, re.sub("[-_.+]+", "-", offer.version).lower()]
 
 
 def _check_answered(name: str, report: BoxReport) -> None:
-    """Nothing was found: is there nothing, or was nobody to be asked?"""
+    """Nothing was found. Raises Unavailable if that is because a registry could not be reached."""
     failed = (report.network or {}).get("failed") or (report.network or {}).get("denied") or []
     if failed:
         places = ", ".join(f"{each['host']}:{each['port']} ({each['reason']})" for each in failed[:3])
         raise Unavailable("install_failed", f"{name} could not be looked up: {places}")
+
+
+# ── What one box sees of it ───────────────────────────────────────────────────────────────────────
+
+
+class IndexSource(Protocol):
+    """What `BoxIndex` needs of `PackageIndex`. All raise Unavailable."""
+
+    async def offers(self, name: str) -> tuple[IndexFile, ...]: ...
+
+    async def wheel(self, offer: IndexFile) -> Wheel: ...
+
+    def expect(self, names: Iterable[str]) -> None: ...
+
+
+class BoxIndex:
+    """The index as one box sees it: what it may install, and what it has had. Implements `box.Desk`."""
+
+    def __init__(self, index: IndexSource, installs: Installs) -> None:
+        """Raises ValueError for malformed entries."""
+        self._index = index
+        self._entries = Allowlist(installs.names, installs.required)
+        self._along = installs.required != "hashed"
+        """Whether the dependencies of an allowed package are allowed too."""
+        self._needed: set[str] = set()
+        self._asked: set[str] = set()
+        self._shown: dict[str, IndexFile] = {}
+        self._problems: dict[str, str] = {}
+        """Only of names that were asked for: otherwise a box could make us keep any number."""
+        self.trouble: Unavailable | None = None
+        """Why the last failed request failed."""
+        self._had: dict[tuple[str, str, str, str], int] = {}
+
+    async def answer(self, target: str) -> Reply:
+        if match := _PAGE_PATH.fullmatch(target):
+            return await self._page(match[1])
+        if match := _FILE_PATH.fullmatch(target):
+            return await self._file(match[1])
+        if match := _REFUSED_PATH.fullmatch(target):
+            words = _line(self._why_not(match[1]))
+            return Reply(f"{words}\n".encode(), status=403, words=words, refused=_REASON)
+        return _NOT_FOUND
+
+    def handed_out(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(_fact(*key, count) for key, count in self._had.items())
+
+    async def _page(self, text: str) -> Reply:
+        try:
+            name = normalized(text)
+        except ValueError:
+            return _NOT_FOUND
+        if not self._covers(name) or (name not in self._asked and len(self._asked) >= _MOST_ASKED):
+            return _refusing(name, _DENIED)
+        self._asked.add(name)
+        self._problems.pop(name, None)
+        try:
+            offers = await self._index.offers(name)
+        except Unavailable as exc:
+            self.trouble = exc
+            self._problems[name] = _line(exc.message)
+            return _refusing(name, _FAILED)
+        if not offers:
+            return _NOT_FOUND
+        mine = [offer for offer in offers if self._may(offer)]
+        if not mine:
+            self._problems[name] = f"no version of {name} that there is may be installed here: sandbox.allow_packages"
+            return _refusing(name, _DENIED)
+        self._shown |= {offer.sha256: offer for offer in mine}
+        return _page([_link(offer) for offer in mine])
+
+    def _covers(self, name: str) -> bool:
+        return self._entries.name(name) or name in self._needed
+
+    def _why_not(self, name: str) -> str:
+        if not self._covers(name):
+            return f"{name} may not be installed here: sandbox.allow_packages"
+        if name not in self._asked and len(self._asked) >= _MOST_ASKED:
+            return f"this box has asked for {_MOST_ASKED} packages: that is enough"
+        return self._problems.get(name, "it may not be installed")
+
+    def _may(self, offer: IndexFile) -> bool:
+        return offer.name in self._needed or self._entries.cover(offer.name, offer.version, frozenset({offer.sha256}))
+
+    async def _file(self, digest: str) -> Reply:
+        offer = self._shown.get(digest)
+        if offer is None:
+            return _NOT_FOUND
+        try:
+            held = await self._index.wheel(offer)
+        except Unavailable as exc:
+            self.trouble = exc
+            words = _line(exc.message)
+            # A status that clients do not retry.
+            return Reply(f"{words}\n".encode(), status=424, words=words, refused=exc.reason_code)
+        if self._along:
+            self._needed |= {name for name in held.needs if not self._entries.name(name)}
+            self._index.expect(name for name in held.soon if name in self._needed)
+        had = (offer.name, offer.version, held.sha256, offer.sha256 if offer.sources else "")
+        self._had[had] = self._had.get(had, 0) + 1
+        return Reply(held.path, "application/octet-stream")
+
+
+def _refusing(name: str, version: str) -> Reply:
+    """Clients show the versions of a page and the answer to a file that they cannot have, and nothing else."""
+    file = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    page = _page([f'<a href="/refused/{name}/{file.replace("+", "%2B")}">{file}</a>'])
+    return replace(page, refused=_REASON)
+
+
+def _fact(name: str, version: str, digest: str, sources: str, count: int) -> Mapping[str, Any]:
+    told = {"name": name, "version": version, "integrity": f"sha256:{digest}"}
+    return {**told, **({"built_from": f"sha256:{sources}"} if sources else {}), "count": count}
+
+
+def _link(offer: IndexFile) -> str:
+    more = f' data-requires-python="{html.escape(offer.python)}"' if offer.python else ""
+    more += ' data-yanked=""' if offer.yanked else ""
+    digest = "" if offer.sources else f"#sha256={offer.sha256}"
+    file = offer.wheel.replace("+", "%2B")
+    return f'<a href="/files/{offer.sha256}/{file}{digest}"{more}>{offer.wheel}</a>'
+
+
+def _page(links: list[str]) -> Reply:
+    listed = "<br>\n".join(links)
+    return Reply(f"<!DOCTYPE html><html><body>\n{listed}\n</body></html>\n".encode(), _HTML)
+
+
+def _line(text: str) -> str:
+    """As text that can stand in the first line of an HTTP response."""
+    return re.sub(r"[^ -~]+", " ", text)[:300]

@@ -1,6 +1,7 @@
-"""Where packages come from: what the operator's own npm and pip are told, asked of those two themselves.
+"""Where packages come from: the registries that the operator's own npm and pip are configured with.
 
-Never what lies in a project: a repository could send us to a registry of its own.
+npm and pip themselves are asked. The configuration of a project is never read: a repository could send us to a registry
+of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ringfence.errors import Unavailable
+from ringfence.core.errors import Unavailable
 
 _SECONDS = 30.0
 _MOST_BYTES = 4_000_000
@@ -30,7 +31,7 @@ print(json.dumps({
     "links": given.find_links or [], "cert": given.cert, "default": PyPI.simple_url, "files": PyPI.file_storage_domain,
 }))
 """
-"""Its own words for its own defaults: those of the environment and of its files included."""
+"""pip's own defaults, with those of its environment and its files."""
 _NPM_ASKED = """
 const [program, ...urls] = process.argv.slice(1);
 const home = require("path").resolve(require("fs").realpathSync(program), "../..");
@@ -51,39 +52,40 @@ config.load().then(() => {
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a registry wants to see. It is put in on the way, and never enters a box."""
+    """What a registry demands. The proxy adds it; it never enters a box."""
 
     host: str
     port: int
     path: str
-    """Under which it is for."""
+    """The path prefix that it is for."""
     header: str = field(repr=False)
     """The value of `Authorization`."""
     parts: tuple[str, ...] = field(default=(), repr=False)
-    """What must not come back."""
+    """Texts that must not come back into a box."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """How one client reaches its registries from within a box."""
+    """How npm, pip or an image's client reaches its registries from inside a box."""
 
     client: tuple[str, ...]
     """The command."""
     hosts: tuple[str, ...]
-    """`host:port`, all that the box may reach."""
+    """`host:port`: all that the box may reach."""
     trees: tuple[Path, ...] = ()
     """Folders of the host that the client or its registries lie in."""
     env: dict[str, str] = field(default_factory=dict)
     certificates: bytes = field(default=b"", repr=False)
-    """Whom the client trusts, where that is not the system's choice."""
+    """The authorities that the client trusts, if not those of the system."""
     credentials: tuple[Credential, ...] = ()
     beside: tuple[str, ...] = ()
-    """`host:port` that a registry sends its clients on to: reached where their addresses are everybody's."""
+    """`host:port` that a registry redirects to: reached only at public addresses."""
 
 
 async def npm() -> Registry:
     """Raises Unavailable."""
-    program, node = shutil.which("npm"), shutil.which("node")
+    program = shutil.which("npm")
+    node = shutil.which("node")
     if program is None or node is None:
         raise Unavailable("no_npm", "npm and node are not installed here, so npm packages cannot be fetched")
     told = await _asked([program, "config", "list", "--json"], "npm")
@@ -95,7 +97,8 @@ async def npm() -> Registry:
 
 
 def _of_npm(node: str, program: str, urls: dict[str, str], told: dict[str, Any]) -> Registry:
-    real, script = os.path.realpath(node), os.path.realpath(program)
+    real = os.path.realpath(node)
+    script = os.path.realpath(program)
     urls = {key: _without(url) for key, url in urls.items()}
     return Registry(
         client=(real, script) if script.endswith(".js") else (script,),
@@ -107,14 +110,15 @@ def _of_npm(node: str, program: str, urls: dict[str, str], told: dict[str, Any])
 
 
 async def _of_registries(node: str, program: str, urls: list[str]) -> tuple[Credential, ...]:
-    """What npm would send: it tells nobody but itself, and reads files and variables by rules of its own."""
+    """What npm would send. Only npm's own code tells, since it reads files and variables by rules of its own."""
     try:
         told = await _asked([node, "-e", _NPM_ASKED, program, *urls], "npm")
     except Unavailable:
-        return ()  # one that keeps this elsewhere; a registry that wants to know more says so
+        return ()  # an npm that keeps this elsewhere; a registry that demands a credential will say so
     found: list[Credential] = []
     for url, given in told.items():
-        token, auth = given.get("token"), given.get("auth")
+        token = given.get("token")
+        auth = given.get("auth")
         if url in urls and isinstance(token, str) and token:
             found.append(_credential(url, f"Bearer {token}", (token,)))
         elif url in urls and isinstance(auth, str) and auth:
@@ -149,7 +153,7 @@ async def pip(interpreter: Path) -> Registry:
 
 async def _asked(command: Sequence[str], who: str) -> dict[str, Any]:
     try:
-        # From the root: what lies where we stand is not the operator's own.
+        # From the root: files in the current folder are not the operator's own.
         process = await asyncio.create_subprocess_exec(
             *command,
             cwd="/",
@@ -187,11 +191,12 @@ def _hosts(urls: Iterable[str], who: str) -> Iterable[str]:
 
 
 def _in_addresses(urls: Iterable[str]) -> Iterable[Credential]:
-    """Raises Unavailable for one that would be sent in the clear."""
+    """Credentials in addresses. Raises Unavailable for one that would be sent in the clear."""
     for url in urls:
         parts = urlsplit(url)
         if parts.hostname and (parts.username is not None or parts.password is not None):
-            user, password = unquote(parts.username or ""), unquote(parts.password or "")
+            user = unquote(parts.username or "")
+            password = unquote(parts.password or "")
             yield _credential(url, _basic(f"{user}:{password}"), (user, password))
 
 
@@ -200,7 +205,7 @@ def _basic(text: str) -> str:
 
 
 def _credential(url: str, header: str, known: tuple[str, ...]) -> Credential:
-    """For all of its host: what an index names lies beside its pages, not beneath them. Raises Unavailable."""
+    """For the whole host, since an index names files beside its pages, not beneath them. Raises Unavailable."""
     parts = urlsplit(url)
     if parts.scheme != "https":
         text = f"the registry at {parts.hostname} wants a credential, and over plain HTTP everybody could read it"
@@ -210,7 +215,7 @@ def _credential(url: str, header: str, known: tuple[str, ...]) -> Credential:
 
 
 def _without(url: str) -> str:
-    """The address without who is to be let in there."""
+    """The address without user and password."""
     scheme, separator, rest = url.partition("://")
     if not separator or not urlsplit(url).hostname:
         return url
@@ -219,7 +224,7 @@ def _without(url: str) -> str:
 
 
 def _folders(places: Iterable[str]) -> Iterable[Path]:
-    """Registries that are folders. The pages of an index name files beside it."""
+    """Registries that are folders: with the folder above, since the pages of an index name files beside it."""
     for place in places:
         parts = urlsplit(place)
         if parts.scheme not in ("", "file"):

@@ -8,22 +8,21 @@ import importlib
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.sdk.blocking import Sandbox
-    from ringfence.sdk.execution import CommandResult, Execution
+    from ringfence.sdk.execution import CommandResult, Execution, Result
     from ringfence.sdk.gateway import Gateway
     from ringfence.sdk.once import run_code, run_code_async
-    from ringfence.sdk.result import Result
     from ringfence.sdk.sandbox import AsyncSandbox
 
 __all__ = ["AsyncSandbox", "CommandResult", "Execution", "Gateway", "Result", "Sandbox", "run_code", "run_code_async"]
 
-# Whoever wants a box does not load the gateway, which takes several times as long.
+# A program that uses only boxes does not load the gateway, which takes several times as long.
 _HOMES = {
     "AsyncSandbox": "ringfence.sdk.sandbox",
     "Sandbox": "ringfence.sdk.blocking",
     **dict.fromkeys(("CommandResult", "Execution"), "ringfence.sdk.execution"),
     **dict.fromkeys(("run_code", "run_code_async"), "ringfence.sdk.once"),
     "Gateway": "ringfence.sdk.gateway",
-    "Result": "ringfence.sdk.result",
+    "Result": "ringfence.sdk.execution",
 }
 
 if not TYPE_CHECKING:

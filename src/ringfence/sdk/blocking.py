@@ -1,117 +1,124 @@
-"""Sandboxes without await: a thin runner over `AsyncSandbox`, which says what each method does.
+"""Sandboxes without await, for programs that have no event loop of their own.
 
     with Sandbox.create() as sandbox:
         sandbox.run_code("x = 6")
         print(sandbox.run_code("x * 7").text)
 
-Callbacks are called in the thread that waits.
+Callbacks are called in the thread that waits. Generated from the asynchronous classes by scripts/blocking.py: change
+those, and run it.
 """
 
 from __future__ import annotations
 
-import queue
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
-from ringfence.box import FileFact
-from ringfence.errors import RingfenceError
+from ringfence.core.box import FileFact
+from ringfence.core.errors import RingfenceError
 from ringfence.sdk import engine
 from ringfence.sdk.commands import AsyncCommandHandle, AsyncCommands, CommandOptions, Processes
 from ringfence.sdk.execution import CommandResult, Execution
-from ringfence.sdk.files import AsyncFiles, AsyncWatch, Changes, Facts, Infos
+from ringfence.sdk.files import AsyncFiles, AsyncWatch, Changes, Data, Facts, FileInfos, OnProgress
 from ringfence.sdk.infos import FileChange, FileInfo, Moved, ProcessInfo, SandboxInfo, SnapshotInfo, VolumeInfo
 from ringfence.sdk.once import OnOutput
 from ringfence.sdk.sandbox import (
     AsyncSandbox,
     CodeOptions,
     ConnectOptions,
+    Sandboxes,
     SandboxOptions,
     Snapshots,
     Volumes,
 )
-from ringfence.sdk.transfer import Data, OnProgress
 
-T = TypeVar("T")
-
-Sandboxes = list[SandboxInfo]
-
-_END: Any = object()
+A = TypeVar("A")
 
 
-def _wait(work: Coroutine[Any, Any, T]) -> T:
-    return engine.engine().wait(work, queue.SimpleQueue())
+class _Blocking(Generic[A]):
+    """The blocking counterpart of an asynchronous object."""
 
-
-def _steps(pieces: AsyncIterator[T]) -> Iterator[T]:
-    async def step() -> T:
-        return await anext(pieces, _END)
-
-    try:
-        while (piece := _wait(step())) is not _END:
-            yield piece
-    finally:
-        close = getattr(pieces, "aclose", None)
-        if close is not None:
-            _wait(close())
-
-
-class Sandbox:
-    """A box that stays: variables, files and processes live on from step to step. Opened when it is first used."""
-
-    def __init__(self, **options: Unpack[SandboxOptions]) -> None:
-        self._take(AsyncSandbox(**options))
-
-    def _take(self, inner: AsyncSandbox) -> None:
-        self._inner = inner
-        self.commands = Commands(inner.commands)
-        self.files = Files(inner.files)
+    _inner: A
 
     @classmethod
-    def _of(cls, inner: AsyncSandbox) -> Self:
+    def _of(cls, inner: A) -> Self:
         made = cls.__new__(cls)
-        made._take(inner)
+        made._inner = inner
         return made
+
+
+class Sandbox(_Blocking[AsyncSandbox]):
+    """A box that stays: variables, files and processes live on from step to step. Its first use opens it."""
+
+    @property
+    def commands(self) -> Commands:
+        """Runs commands in it."""
+        return Commands._of(self._inner.commands)
+
+    @property
+    def files(self) -> Files:
+        """Reads and writes its files."""
+        return Files._of(self._inner.files)
+
+    def __init__(self, **options: Unpack[SandboxOptions]) -> None:
+        self._inner = AsyncSandbox(**options)
 
     @classmethod
     def create(cls, **options: Unpack[SandboxOptions]) -> Self:
-        return cls._of(_wait(AsyncSandbox.create(**options)))
+        """Open a sandbox.
+
+        Raises QuotaExceeded if there is no room for it, NotFound for an unknown snapshot or volume, SetUpFailed.
+        """
+        return cls._of(engine.waited(AsyncSandbox.create, **options))
 
     @classmethod
     def connect(cls, id: str, **options: Unpack[ConnectOptions]) -> Self:
-        return cls._of(_wait(AsyncSandbox.connect(id, **options)))
+        """Connect to a sandbox that was opened elsewhere, by its id. Raises SandboxNotFound, SandboxStopped."""
+        return cls._of(engine.waited(AsyncSandbox.connect, id, **options))
 
     @classmethod
     def list(cls, *, ended: bool = False) -> Sandboxes:
-        return _wait(AsyncSandbox.list(ended=ended))
+        """List your sandboxes; with `ended`, also those that ended within the last day."""
+        return engine.waited(AsyncSandbox.list, ended=ended)
+
+    def open(self) -> str:
+        """Open the sandbox, if it is not open yet, and return its id."""
+        return engine.waited(self._inner.open)
 
     @property
     def id(self) -> str:
-        """It is opened for this, where it was not used yet."""
-        return _wait(self._inner.open())
+        """Its id. The sandbox is opened for it, if it was not used yet."""
+        return self.open()
 
     @property
     def metadata(self) -> Mapping[str, str]:
+        """The labels that it was made with."""
         return self._inner.metadata
 
     def info(self) -> SandboxInfo:
-        return _wait(self._inner.info())
+        """Its state now, also when it has ended."""
+        return engine.waited(self._inner.info)
 
     def pause(self) -> SandboxInfo:
-        return _wait(self._inner.pause())
+        """Freeze everything in it. Its clocks stop too, and nothing is lost."""
+        return engine.waited(self._inner.pause)
 
     def resume(self) -> SandboxInfo:
-        return _wait(self._inner.resume())
+        """Let it go on after a pause. Policy decides anew what it may do."""
+        return engine.waited(self._inner.resume)
 
     def set_lifetime(self, seconds: float) -> SandboxInfo:
-        return _wait(self._inner.set_lifetime(seconds))
+        """End it after so many seconds from now."""
+        return engine.waited(self._inner.set_lifetime, seconds)
 
     def set_timeout(self, timeout: float) -> None:
-        _wait(self._inner.set_timeout(timeout))
+        """Set the run timeout of everything that this object runs from now on."""
+        engine.waited(self._inner.set_timeout, timeout)
 
     def kill(self) -> bool:
-        return _wait(self._inner.kill())
+        """End it, with everything that runs in it. False if it was never opened, or this object killed it before."""
+        return engine.waited(self._inner.kill)
 
     def __enter__(self) -> Self:
         return self
@@ -119,52 +126,68 @@ class Sandbox:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.kill()
+        engine.waited(self._inner.__aexit__, kind, exc, trace)
 
     def run_code(self, code: str, **options: Unpack[CodeOptions]) -> Execution:
-        return engine.waited(lambda here: self._inner.run_code(code, **cast(CodeOptions, here)), options)
+        """Run Python in the sandbox's interpreter, which keeps its state. An exception in the code is in the Execution.
 
-    def get_host(self, port: int | str) -> str:
-        return _wait(self._inner.get_host(port))
+        Raises Unavailable if it never ran, Refused if it may not run, OutcomeUnknown if it may have run.
+        """
+        return engine.waited(self._inner.run_code, code, **options)
 
     def interrupt(self, context: str | None = None) -> bool:
-        return _wait(self._inner.interrupt(context))
+        """Raise KeyboardInterrupt in the code that runs now; variables stay. False if nothing runs."""
+        return engine.waited(self._inner.interrupt, context)
+
+    def get_host(self, port: int | str) -> str:
+        """Show a port of the sandbox on this machine's loopback, to your user alone; returns `127.0.0.1:PORT`.
+
+        Name it by number, or as `listen` named it. Raises Refused if the sandbox was made without `listen`.
+        """
+        return engine.waited(self._inner.get_host, port)
 
     def snapshot(self, name: str | None = None) -> SnapshotInfo:
-        return _wait(self._inner.snapshot(name))
+        """Keep its files, environment and working folder, for `create(snapshot=…)`. Memory is not kept."""
+        return engine.waited(self._inner.snapshot, name)
 
     def fork(self, count: int = 1) -> Sequence[Sandbox | RingfenceError]:
-        made = _wait(self._inner.fork(count))
-        return [Sandbox._of(each) if isinstance(each, AsyncSandbox) else each for each in made]
+        """Make `count` sandboxes that start with the files of this one, which goes on.
+
+        Each is made or fails by itself: an error stands in the place of one that failed.
+        """
+        found: Sequence[Sandbox | RingfenceError] = _blocking(engine.waited(self._inner.fork, count))
+        return found
 
     @classmethod
     def snapshots(cls) -> Snapshots:
-        return _wait(AsyncSandbox.snapshots())
+        """List your snapshots, the newest first."""
+        return engine.waited(AsyncSandbox.snapshots)
 
     @classmethod
     def remove_snapshot(cls, snapshot: str | SnapshotInfo) -> None:
-        _wait(AsyncSandbox.remove_snapshot(snapshot))
+        """Remove a snapshot. Raises NotFound."""
+        engine.waited(AsyncSandbox.remove_snapshot, snapshot)
 
     @classmethod
     def create_volume(
         cls, name: str, max_bytes: int | None = None, mode: Literal["ro", "rw"] | None = None
     ) -> VolumeInfo:
-        return _wait(AsyncSandbox.create_volume(name, max_bytes, mode))
+        """Make a durable folder for your sandboxes: `create(volumes={"/workspace/data": name})`."""
+        return engine.waited(AsyncSandbox.create_volume, name, max_bytes, mode)
 
     @classmethod
     def volumes(cls) -> Volumes:
-        return _wait(AsyncSandbox.volumes())
+        """List your volumes."""
+        return engine.waited(AsyncSandbox.volumes)
 
     @classmethod
     def remove_volume(cls, name: str) -> None:
-        _wait(AsyncSandbox.remove_volume(name))
+        """Remove a volume, with everything in it. Raises NotFound."""
+        engine.waited(AsyncSandbox.remove_volume, name)
 
 
-class Commands:
+class Commands(_Blocking[AsyncCommands]):
     """Commands in a sandbox."""
-
-    def __init__(self, inner: AsyncCommands) -> None:
-        self._inner = inner
 
     @overload
     def run(
@@ -179,71 +202,73 @@ class Commands:
     def run(
         self, cmd: str | Sequence[str], background: bool = False, **options: Unpack[CommandOptions]
     ) -> CommandResult | CommandHandle:
-        if not background:
-            return engine.waited(lambda here: self._inner.run(cmd, False, **cast(CommandOptions, here)), options)
-        callbacks = options.pop("on_stdout", None), options.pop("on_stderr", None)
-        return CommandHandle(_wait(self._inner.run(cmd, True, **options)), *callbacks)
+        """Run a line of /bin/sh, or a command given as words. A command that fails is a result, not an exception."""
+        waited: Any = engine.waited  # which no type checker can match with overloads
+        found: CommandResult | CommandHandle = _blocking(waited(self._inner.run, cmd, background, **options))
+        return found
 
     def list(self) -> Processes:
-        return _wait(self._inner.list())
+        """List the commands that were started in the background, including those that are over."""
+        return engine.waited(self._inner.list)
 
-    def kill(self, pid: int) -> bool:
-        return _wait(self._inner.kill(pid))
+    def kill(self, pid: int, signal: int = 9) -> bool:
+        """Signal a background command and everything that it started. False if there is no such command."""
+        return engine.waited(self._inner.kill, pid, signal)
 
     def connect(self, pid: int) -> CommandHandle:
-        return CommandHandle(_wait(self._inner.connect(pid)))
+        """A handle of a background command, started here or elsewhere. Raises NotFound."""
+        found: CommandHandle = _blocking(engine.waited(self._inner.connect, pid))
+        return found
 
 
-class CommandHandle:
-    """A command in the background. It runs on whether or not anybody holds this."""
-
-    def __init__(
-        self, inner: AsyncCommandHandle, on_stdout: OnOutput | None = None, on_stderr: OnOutput | None = None
-    ) -> None:
-        self._inner = inner
-        self._callbacks = {"on_stdout": on_stdout, "on_stderr": on_stderr}
+class CommandHandle(_Blocking[AsyncCommandHandle]):
+    """A command in the background. It runs on whether or not a handle of it exists."""
 
     @property
     def info(self) -> ProcessInfo:
+        """Its state when this handle was made."""
         return self._inner.info
 
     @property
     def pid(self) -> int:
+        """Its number in the sandbox."""
         return self._inner.pid
 
     @property
     def stdout(self) -> str:
+        """Its stdout as far as this handle has read, waited or iterated."""
         return self._inner.stdout
 
     @property
     def stderr(self) -> str:
+        """Its stderr, likewise."""
         return self._inner.stderr
 
     def read(self) -> tuple[str, str]:
-        return _wait(self._inner.read())
+        """Its new stdout and stderr since the last read or wait, without waiting."""
+        return engine.waited(self._inner.read)
 
     def wait(
         self, timeout: float | None = None, on_stdout: OnOutput | None = None, on_stderr: OnOutput | None = None
     ) -> CommandResult:
-        given = {"on_stdout": on_stdout, "on_stderr": on_stderr}
-        callbacks = given if any(given.values()) else self._callbacks
-        return engine.waited(lambda here: self._inner.wait(timeout, **here), callbacks)
+        """Wait until it is over. Raises TimedOut if that takes longer; the command then goes on."""
+        return engine.waited(self._inner.wait, timeout, on_stdout=on_stdout, on_stderr=on_stderr)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        return _steps(aiter(self._inner))
+        """Yield pairs of `stdout` or `stderr` and text, as it is written, until the command is over."""
+        return engine.steps(aiter(self._inner))
 
     def kill(self) -> bool:
-        return _wait(self._inner.kill())
+        """End it with everything that it started. False if the sandbox does not know it any more."""
+        return engine.waited(self._inner.kill)
 
     def send_stdin(self, data: str | bytes, *, eof: bool = False) -> None:
-        _wait(self._inner.send_stdin(data, eof=eof))
+        """Write to its stdin; `eof` closes it afterwards."""
+        engine.waited(self._inner.send_stdin, data, eof=eof)
 
 
-class Files:
-    """The files of a sandbox."""
-
-    def __init__(self, inner: AsyncFiles) -> None:
-        self._inner = inner
+class Files(_Blocking[AsyncFiles]):
+    """The files of a sandbox. They can be used while it is paused."""
 
     @overload
     def read(
@@ -259,63 +284,85 @@ class Files:
     ) -> Iterator[bytes]: ...
 
     def read(
-        self, path: str, format: Any = "text", *, offset: int = 0, length: int | None = None
+        self, path: str, format: str = "text", *, offset: int = 0, length: int | None = None
     ) -> str | bytes | Iterator[bytes]:
-        found: Any = _wait(self._inner.read(path, format, offset=offset, length=length))
-        return _steps(found) if format == "stream" else found
+        """Read a file as `text` (UTF-8), as `bytes`, or as a `stream` of pieces. Raises NotFound."""
+        waited: Any = engine.waited  # which no type checker can match with overloads
+        found: str | bytes | Iterator[bytes] = _blocking(
+            waited(self._inner.read, path, format, offset=offset, length=length)
+        )
+        return found
 
     def write(self, path: str, data: Data, *, append: bool = False, mode: int | None = None) -> FileFact:
-        return _wait(self._inner.write(path, data, append=append, mode=mode))
+        """Write a file, and make the folders above it. It is written as a whole or not at all.
+
+        A `Path` is a file of the host. An open file and pieces are never held in memory as a whole.
+        """
+        return engine.waited(self._inner.write, path, data, append=append, mode=mode)
 
     def write_files(self, files: Mapping[str, Data] | Iterable[Mapping[str, Any]]) -> Facts:
-        return _wait(self._inner.write_files(files))
+        """Write several files, one after the other: data by path, or mappings with `path` and `data`."""
+        return engine.waited(self._inner.write_files, files)
 
     def copy(self, path: str, to: str, *, to_sandbox: str | None = None) -> FileFact:
-        return _wait(self._inner.copy(path, to, to_sandbox=to_sandbox))
+        """Copy a file, here or into another sandbox of yours, by its id. The data does not pass through us."""
+        return engine.waited(self._inner.copy, path, to, to_sandbox=to_sandbox)
 
-    def list(self, path: str = "/workspace", depth: int = 1) -> Infos:
-        return _wait(self._inner.list(path, depth))
+    def list(self, path: str = "/workspace", depth: int = 1) -> FileInfos:
+        """List a folder, sorted, and the folders in it down to `depth`. No link is followed."""
+        return engine.waited(self._inner.list, path, depth)
 
     def get_info(self, path: str) -> FileInfo:
-        return _wait(self._inner.get_info(path))
+        """What is at a path. Raises NotFound."""
+        return engine.waited(self._inner.get_info, path)
 
     def exists(self, path: str) -> bool:
-        return _wait(self._inner.exists(path))
+        """Whether there is anything at a path. A link counts, wherever it leads."""
+        return engine.waited(self._inner.exists, path)
 
     def remove(self, path: str) -> None:
-        _wait(self._inner.remove(path))
+        """Remove a file, a link, or a folder with everything in it. Raises NotFound."""
+        engine.waited(self._inner.remove, path)
 
     def rename(self, path: str, to: str) -> None:
-        _wait(self._inner.rename(path, to))
+        """Move a file, link or folder to another path; a file there is replaced. Raises NotFound."""
+        engine.waited(self._inner.rename, path, to)
 
     def make_dir(self, path: str) -> bool:
-        return _wait(self._inner.make_dir(path))
+        """Make a folder, and those above it. False if it exists already."""
+        return engine.waited(self._inner.make_dir, path)
 
     def upload(self, host: str | Path, path: str, *, on_progress: OnProgress | None = None) -> Moved:
-        return engine.waited(lambda here: self._inner.upload(host, path, **here), {"on_progress": on_progress})
+        """Copy a file of the host to a path here, or the content of a folder of the host into a folder here."""
+        return engine.waited(self._inner.upload, host, path, on_progress=on_progress)
 
     def download(self, path: str, host: str | Path, *, on_progress: OnProgress | None = None) -> Moved:
-        return engine.waited(lambda here: self._inner.download(path, host, **here), {"on_progress": on_progress})
+        """Copy a file to the host, or a folder into a folder there, or as an archive if the name ends in `.tar`.
+
+        Nothing in the box can make it write outside of that folder. Files that programs of the host act upon by
+        themselves (`.git`, `.envrc`, …) are not copied into a folder: `left_out` names them.
+        """
+        return engine.waited(self._inner.download, path, host, on_progress=on_progress)
 
     def watch(self, path: str = "/workspace", *, recursive: bool = False) -> Watch:
-        """An iterator of FileChange, which waits for each; `new()` does not wait. Stop it."""
-        return Watch(_wait(self._inner.watch(path, recursive=recursive)))
+        """Watch a folder: iterate over its changes from now on, or ask for those that are `new()`. Stop it at last."""
+        found: Watch = _blocking(engine.waited(self._inner.watch, path, recursive=recursive))
+        return found
 
 
-class Watch:
-    """What changes in a folder."""
-
-    def __init__(self, inner: AsyncWatch) -> None:
-        self._inner = inner
-
-    def __iter__(self) -> Iterator[FileChange]:
-        return _steps(self._inner)
+class Watch(_Blocking[AsyncWatch]):
+    """The changes of a folder: an iterator of FileChange, and a context manager that stops it."""
 
     def new(self) -> Changes:
-        return _wait(self._inner.new())
+        """The changes since this was last called, without waiting."""
+        return engine.waited(self._inner.new)
 
     def stop(self) -> None:
-        _wait(self._inner.stop())
+        """Stop watching."""
+        engine.waited(self._inner.stop)
+
+    def __iter__(self) -> Iterator[FileChange]:
+        return engine.steps(aiter(self._inner))
 
     def __enter__(self) -> Self:
         return self
@@ -323,4 +370,22 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        engine.waited(self._inner.__aexit__, kind, exc, trace)
+
+
+_COUNTERPARTS: dict[type[Any], type[_Blocking[Any]]] = {
+    AsyncSandbox: Sandbox,
+    AsyncCommands: Commands,
+    AsyncCommandHandle: CommandHandle,
+    AsyncFiles: Files,
+    AsyncWatch: Watch,
+}
+
+
+def _blocking(found: object) -> Any:
+    """The blocking counterpart of whatever is asynchronous in `found`."""
+    if type(found) in _COUNTERPARTS:
+        return _COUNTERPARTS[type(found)]._of(found)
+    if isinstance(found, AsyncIterator):
+        return engine.steps(found)
+    return [_blocking(each) for each in found] if isinstance(found, list) else found

@@ -1,4 +1,4 @@
-"""Commands in a sandbox: those that are waited for, and those that run on while nobody waits."""
+"""Commands in a sandbox, in the foreground and in the background."""
 
 from __future__ import annotations
 
@@ -8,49 +8,48 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-from ringfence.box import Attached, Stream
-from ringfence.errors import NotFound, TimedOut
-from ringfence.model import Json, Outcome
+from ringfence.core.box import Attached, Stream
+from ringfence.core.errors import NotFound, TimedOut
+from ringfence.core.model import Json, Outcome
 from ringfence.sdk import engine
+from ringfence.sdk.client import SessionClient, given
 from ringfence.sdk.execution import CommandResult, command_result, value
 from ringfence.sdk.infos import ProcessInfo
-from ringfence.sdk.link import Link, given
 from ringfence.sdk.once import OnOutput, known
 
 Processes = list[ProcessInfo]
 Put = Callable[[Stream, bytes], None]
 
-_KILL = 9
 _ENDED = {"timeout": ("timeout", 124), "exited": ("failed", None), "signalled": ("failed", None)}
 
 
 class CommandOptions(TypedDict, total=False):
-    """What can be said of a command."""
+    """Options of a command."""
 
     timeout: float
-    """Seconds until it is ended; of one in the background too."""
+    """Seconds until it is ended, also in the background."""
     envs: Mapping[str, str]
     cwd: str
-    """Relative to /workspace, where it runs otherwise."""
+    """Its working folder, relative to /workspace. Default: /workspace."""
     stdin: str | bytes
-    """All that it can read. One in the background that is given none is sent more with `send_stdin`."""
+    """Its whole input. A command in the background without one takes input from `send_stdin`."""
     pty: tuple[int, int]
-    """Columns and rows of a terminal for it, instead of pipes: then all output is stdout."""
+    """Columns and rows of a terminal for it, instead of pipes. All output is then stdout."""
     on_stdout: OnOutput
     on_stderr: OnOutput
-    """Of a command in the background, these hear it while somebody waits for it."""
+    """For a command in the background, both are called during `wait`."""
 
 
 def digest(data: bytes) -> Json:
-    """How arguments name bytes that go beside them."""
+    """How the arguments of a call refer to bytes that are sent beside them."""
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 class AsyncCommands:
     """Commands in a sandbox."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, client: SessionClient) -> None:
+        self._client = client
 
     @overload
     async def run(
@@ -65,46 +64,46 @@ class AsyncCommands:
     async def run(
         self, cmd: str | Sequence[str], background: bool = False, **options: Unpack[CommandOptions]
     ) -> CommandResult | AsyncCommandHandle:
-        """A line for /bin/sh, or the words of a command. A command that fails is a result, and no exception."""
+        """Run a line of /bin/sh, or a command given as words. A command that fails is a result, not an exception."""
         known(options, CommandOptions)
         stdin = options.get("stdin", b"")
         stdin = stdin.encode() if isinstance(stdin, str) else stdin
         wanted = _wanted(cmd, options, stdin)
         timeout = options.get("timeout")
-        if not background or timeout is not None:  # what runs in the background has all the time that the sandbox has
-            wanted |= given(limits=self._link.step_limits(timeout))
+        if not background or timeout is not None:  # a background command may run as long as the sandbox lives
+            wanted |= given(limits=self._client.step_limits(timeout))
         callbacks = {"stdout": options.get("on_stdout"), "stderr": options.get("on_stderr")}
         if background:
-            told = await self._link.work("run_shell", {**wanted, "background": True}, Attached(stdin=stdin))
-            return AsyncCommandHandle(self._link, ProcessInfo.of(told), callbacks)
+            told = await self._client.work("run_shell", {**wanted, "background": True}, Attached(stdin=stdin))
+            return AsyncCommandHandle(self._client, ProcessInfo.of(told), callbacks)
         if not any(callbacks.values()):
-            return command_result(await self._link.outcome("run_shell", wanted, Attached(stdin=stdin)))
+            return command_result(await self._client.outcome("run_shell", wanted, Attached(stdin=stdin)))
 
         async def telling(tell: Callable[[str, Any], None]) -> Outcome:
-            return await self._link.outcome("run_shell", wanted, Attached(stdin=stdin, tell=tell))
+            return await self._client.outcome("run_shell", wanted, Attached(stdin=stdin, tell=tell))
 
         return command_result(await engine.told(telling, callbacks))
 
     async def list(self) -> Processes:
-        """Commands that were started in the background, also those that are over."""
-        told = await self._link.ask("list_processes")
+        """List the commands that were started in the background, including those that are over."""
+        told = await self._client.ask("list_processes")
         return [ProcessInfo.of(each) for each in told["processes"]]
 
-    async def kill(self, pid: int, signal: int = _KILL) -> bool:
-        """End a command of the background with all that it started. False where there is none."""
+    async def kill(self, pid: int, signal: int = 9) -> bool:
+        """Signal a background command and everything that it started. False if there is no such command."""
         try:
-            await self._link.ask("stop_process", process=pid, signal=signal)
+            await self._client.ask("stop_process", process=pid, signal=signal)
         except NotFound:
             return False
         return True
 
     async def connect(self, pid: int) -> AsyncCommandHandle:
-        """A command of the background, whoever started it. Raises NotFound."""
+        """A handle of a background command, started here or elsewhere. Raises NotFound."""
         found = next((each for each in await self.list() if each.pid == pid), None)
         if found is None:
-            told = await self._link.ask("process_output", process=pid)  # raises, in the words of the sandbox
+            told = await self._client.ask("process_output", process=pid)  # raises, in the words of the sandbox
             found = ProcessInfo(pid, (), "", bool(told.get("running")))
-        return AsyncCommandHandle(self._link, found)
+        return AsyncCommandHandle(self._client, found)
 
 
 def _wanted(cmd: str | Sequence[str], options: CommandOptions, stdin: bytes) -> Json:
@@ -120,12 +119,16 @@ def _wanted(cmd: str | Sequence[str], options: CommandOptions, stdin: bytes) -> 
 
 
 class AsyncCommandHandle:
-    """A command in the background. It runs on whether or not anybody holds this."""
+    """A command in the background. It runs on whether or not a handle of it exists."""
 
-    def __init__(self, link: Link, info: ProcessInfo, callbacks: Mapping[str, OnOutput | None] | None = None) -> None:
+    info: ProcessInfo
+    """Its state when this handle was made."""
+
+    def __init__(
+        self, client: SessionClient, info: ProcessInfo, callbacks: Mapping[str, OnOutput | None] | None = None
+    ) -> None:
         self.info = info
-        """As it was when this was made."""
-        self._link = link
+        self._client = client
         self._callbacks = dict(callbacks or {"stdout": None, "stderr": None})
         self._seen: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._at = {"stdout": 0, "stderr": 0}
@@ -134,22 +137,24 @@ class AsyncCommandHandle:
 
     @property
     def pid(self) -> int:
+        """Its number in the sandbox."""
         return self.info.pid
 
     @property
     def stdout(self) -> str:
-        """What was seen of it so far, by reading, waiting or iterating."""
+        """Its stdout as far as this handle has read, waited or iterated."""
         return "".join(self._seen["stdout"])
 
     @property
     def stderr(self) -> str:
+        """Its stderr, likewise."""
         return "".join(self._seen["stderr"])
 
     async def read(self) -> tuple[str, str]:
-        """What it has written to stdout and stderr since this was last asked or waited for, without waiting."""
+        """Its new stdout and stderr since the last read or wait, without waiting."""
         new: list[tuple[str, str]] = []
         attached = Attached(tell=lambda stream, data: new.append((stream, self._take(stream, data))))
-        told = value(await self._link.outcome("process_output", self._place(), attached))
+        told = value(await self._client.outcome("process_output", self._place(), attached))
         self._at = {"stdout": int(told["stdout_at"]), "stderr": int(told["stderr_at"])}
         out, err = ("".join(text for stream, text in new if stream == name) for name in self._seen)
         return out, err
@@ -157,7 +162,7 @@ class AsyncCommandHandle:
     async def wait(
         self, timeout: float | None = None, on_stdout: OnOutput | None = None, on_stderr: OnOutput | None = None
     ) -> CommandResult:
-        """Until it is over. Raises TimedOut where that takes longer; the command goes on all the same."""
+        """Wait until it is over. Raises TimedOut if that takes longer; the command then goes on."""
         callbacks = {"stdout": on_stdout, "stderr": on_stderr}
         if not any(callbacks.values()):
             callbacks = dict(self._callbacks)
@@ -168,12 +173,12 @@ class AsyncCommandHandle:
         outcome = await engine.told(telling, callbacks)
         told = value(outcome)
         if told["running"]:
-            text = f"command {self.pid} of sandbox {self._link.id} still runs after {timeout} s and goes on"
+            text = f"command {self.pid} of sandbox {self._client.id} still runs after {timeout} s and goes on"
             raise TimedOut("wait_timeout", f"{text}; wait again, or kill it")
         return self._result(told, outcome)
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, str]]:
-        """Pairs of `stdout` or `stderr` and text, as it is written, until the command is over."""
+        """Yield pairs of `stdout` or `stderr` and text, as it is written, until the command is over."""
         loop = asyncio.get_running_loop()
         heard: asyncio.Queue[tuple[Stream, bytes] | None] = asyncio.Queue()
         following = loop.create_task(self._follow(lambda *piece: engine.quietly(loop, heard.put_nowait, piece), None))
@@ -187,14 +192,14 @@ class AsyncCommandHandle:
             following.cancel()
 
     async def kill(self) -> bool:
-        """End it with all that it started. False where it is not known any more."""
-        return await AsyncCommands(self._link).kill(self.pid)
+        """End it with everything that it started. False if the sandbox does not know it any more."""
+        return await AsyncCommands(self._client).kill(self.pid)
 
     async def send_stdin(self, data: str | bytes, *, eof: bool = False) -> None:
-        """Type something; `eof` says that nothing comes after it."""
+        """Write to its stdin; `eof` closes it afterwards."""
         data = data.encode() if isinstance(data, str) else data
         arguments = given(process=self.pid, data=digest(data), eof=eof or None)
-        await self._link.work("send_input", arguments, Attached(data=data))
+        await self._client.work("send_input", arguments, Attached(data=data))
 
     def _place(self) -> Json:
         return {"process": self.pid, "stdout_at": self._at["stdout"], "stderr_at": self._at["stderr"]}
@@ -207,7 +212,7 @@ class AsyncCommandHandle:
 
     async def _follow(self, put: Put, timeout: float | None) -> Outcome:
         arguments = {**self._place(), **given(seconds=timeout)}
-        return await self._link.outcome("wait_process", arguments, Attached(tell=put))
+        return await self._client.outcome("wait_process", arguments, Attached(tell=put))
 
     def _result(self, told: Json, outcome: Outcome) -> CommandResult:
         status, code = _ENDED.get(str(told["ended"]), ("killed", 137))

@@ -1,6 +1,6 @@
-"""The governed way of this process, kept open: one event loop in a thread of its own serves every sandbox.
+"""The engine of this process: one event loop, in a thread of its own, makes the governed calls of every sandbox.
 
-It is opened by the first run and closed when the process ends. A forked child has none of it and opens its own.
+The first run opens it, and it is closed when the process ends. A forked child opens an engine of its own.
 """
 
 from __future__ import annotations
@@ -10,35 +10,40 @@ import atexit
 import codecs
 import concurrent.futures
 import contextlib
+import contextvars
 import inspect
 import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from ringfence import config
-from ringfence.box import Attached, Stream
+from ringfence.compose.run_request import RunRequest
+from ringfence.compose.runs import Runs, default_config
 from ringfence.config.settings import Config
-from ringfence.model import Json, Outcome
-from ringfence.runs import Runs, unwritten
-from ringfence.sandbox.waiting import begun, new_loop, shielded
-from ringfence.wanted import Wanted
+from ringfence.core.aio import begun, new_loop, shielded
+from ringfence.core.box import Attached, Stream
+from ringfence.core.model import Json, Outcome
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Callback = Callable[[Any], object]
-"""Gets something as it comes. Where its caller has a loop, it may be asynchronous."""
+"""Gets each value as it comes. It may be asynchronous if its caller has a loop."""
 Heard = queue.SimpleQueue[Callable[[], object] | None]
-"""What is to be called in a thread that waits; None: no more."""
+"""Calls to make in a thread that waits; None: no more."""
 
 _CLOSE_SECONDS = 10.0
+_END: Any = object()
+_heard: contextvars.ContextVar[Heard] = contextvars.ContextVar("ringfence_heard")
+"""Of work that a thread waits for: where that thread listens."""
 
 
-class Job(Generic[T]):
-    """Work on the engine's loop, seen from elsewhere. It is over when the work is, also where it was cancelled."""
+class EngineTask(Generic[T]):
+    """Work on the engine's loop, seen from another. It is over when the work is, even if it was cancelled."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
         self.over: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -62,6 +67,8 @@ class Job(Generic[T]):
 
 
 class Engine:
+    """An event loop in a thread of its own, with the governed calls of this process open on it."""
+
     def __init__(self) -> None:
         self._loop = new_loop()
         self._runs: asyncio.Future[Runs] | None = None
@@ -77,20 +84,20 @@ class Engine:
 
     # ── On the loop ──
 
-    async def run(self, wanted: Wanted, tell: Callable[[Stream, bytes], None] | None) -> Outcome:
-        """One run. Raises Unavailable, StoreError where the way cannot be opened."""
+    async def run(self, wanted: RunRequest, tell: Callable[[Stream, bytes], None] | None) -> Outcome:
+        """One run. Raises Unavailable or StoreError if governed calls cannot be opened."""
         opened = self._opened()
         runs = opened.result() if opened.done() else await shielded(opened)
         return await runs.run(wanted, origin="sdk", tell=tell)
 
     async def call(self, tool: str, arguments: Json, attached: Attached) -> Outcome:
-        """One of our own tools. Raises Unavailable, StoreError where the way cannot be opened."""
+        """Call one of our own tools. Raises Unavailable or StoreError if governed calls cannot be opened."""
         opened = self._opened()
         runs = opened.result() if opened.done() else await shielded(opened)
         return await runs.call(tool, arguments, attached, origin="sdk")
 
     def _opened(self) -> asyncio.Future[Runs]:
-        """Opened once; what failed is tried again by the next run."""
+        """Opened once; if that failed, the next run tries again."""
         if self._runs is None or (self._runs.done() and self._runs.exception() is not None):
             self._runs = self._loop.create_future()
             self._holder = self._loop.create_task(self._hold(self._runs))
@@ -101,28 +108,30 @@ class Engine:
             async with Runs.open(_settings()) as runs:
                 opened.set_result(runs)
                 await self._over.wait()
-        except Exception as exc:  # whatever it is, it belongs to whoever waits for the way to open
+        except Exception as exc:  # whatever it is, the run that waits for this raises it
             if opened.done():
                 raise
             opened.set_exception(exc)
-            opened.exception()  # looked at, also where nobody waits any more
+            opened.exception()  # retrieved, even if no run waits any more
 
     # ── From other threads ──
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Job[T]:
-        return Job(self._loop, work)
+    def submit(self, work: Coroutine[Any, Any, T]) -> EngineTask[T]:
+        return EngineTask(self._loop, work)
 
-    def wait(self, work: Coroutine[Any, Any, T], heard: Heard) -> T:
-        """Run `work` to its end on the loop, and meanwhile, in this thread, whatever it puts into `heard`."""
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end on the loop, and meanwhile make the calls that it hands to this thread (`_here`)."""
+        heard: Heard = queue.SimpleQueue()
         running: list[asyncio.Task[None]] = []
-        # Not a future, which is worth a hundredth of a step: by what it hears this thread knows when they are filled.
+        # Not a future, which costs a hundredth of a step: the end of `heard` says that one of these is filled.
         ended: list[T] = []
         failed: list[BaseException] = []
 
         async def told() -> None:
+            _heard.set(heard)
             try:
                 ended.append(await work)
-            except Exception as exc:  # it is for the thread that waits
+            except Exception as exc:  # the thread that waits raises it
                 failed.append(exc)
             except BaseException as exc:
                 failed.append(exc)
@@ -142,7 +151,7 @@ class Engine:
             until = time.monotonic() + _CLOSE_SECONDS
             with contextlib.suppress(queue.Empty):
                 while heard.get(timeout=max(0.0, until - time.monotonic())) is not None:
-                    pass  # nobody is there any more to hear it
+                    pass  # this thread makes no more calls
             raise
         if failed:
             raise failed.pop()
@@ -156,7 +165,7 @@ class Engine:
     def close(self) -> None:
         """End the boxes and close the record."""
         if self._thread.is_alive():
-            with contextlib.suppress(TimeoutError):  # the process ends, and what it holds with it
+            with contextlib.suppress(TimeoutError):  # the process ends, and what it holds ends with it
                 self.submit(self._close()).over.result(_CLOSE_SECONDS)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_CLOSE_SECONDS)
@@ -168,19 +177,19 @@ class Engine:
 
 
 def _settings() -> Config:
-    """The user's own configuration, if there is one; never one that happens to lie in the current folder."""
+    """The user's own configuration, if there is one; never one in the current folder."""
     found = next((path for path in config.own_paths() if path.is_file()), None)
-    return unwritten() if found is None else config.load(found)
+    return default_config() if found is None else config.load(found)
 
 
 _lock = threading.Lock()
 _current: list[Engine] = []
 _of_parents: list[Engine] = []
-"""Kept for ever: to take apart what a fork copied would disturb the process that it was copied from."""
+"""Never freed: to close what a fork copied would disturb the parent process."""
 
 
 def engine() -> Engine:
-    """The one of this process."""
+    """The engine of this process."""
     with _lock:
         if not _current:
             _current.append(Engine())
@@ -195,7 +204,7 @@ def _forked() -> None:
 
 
 def close() -> None:
-    """At the end of the process; the next run would open another."""
+    """Close the engine, at the end of the process. Another run would open a new one."""
     with _lock:
         closing, _current[:] = list(_current), []
     for one in closing:
@@ -207,11 +216,11 @@ if sys.platform != "win32":
 atexit.register(close)
 
 
-# ── From whichever loop the caller is on ──────────────────────────────────────────────────────────
+# ── From the caller's loop ────────────────────────────────────────────────────────────────────────
 
 
 async def elsewhere(work: Coroutine[Any, Any, T]) -> T:
-    """The work on the engine's loop. Whoever gives up waiting ends it, and waits for that."""
+    """Run `work` on the engine's loop. A caller that is cancelled cancels the work, and waits for its end."""
     serving = engine()
     if serving.here:
         return await work
@@ -220,7 +229,7 @@ async def elsewhere(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(ended)
     except asyncio.CancelledError:
-        # Looked at, also if we are told again not to wait: it is ours, or that it was cancelled.
+        # Retrieved, even if we are cancelled again: either our own error, or that it was cancelled.
         ended.add_done_callback(lambda over: over.cancelled() or over.exception())
         job.cancel()
         await asyncio.wait({ended})
@@ -230,7 +239,7 @@ async def elsewhere(work: Coroutine[Any, Any, T]) -> T:
 async def told(
     work: Callable[[Callable[[str, Any], None]], Coroutine[Any, Any, T]], callbacks: Mapping[str, Callback | None]
 ) -> T:
-    """Work that tells `(name, value)` as it comes, from any thread, to callbacks on this loop; bytes come as text.
+    """Run work that tells `(name, value)`, from any thread, to callbacks on this loop; bytes become text.
 
     A callback that raises ends the work.
     """
@@ -242,7 +251,7 @@ async def told(
     def end(_: object) -> None:
         running.cancel()
 
-    # Whoever listens is done early only if they failed: then there is nobody to run for.
+    # A callback ends early only if it failed: then there is nothing left to run for.
     telling.add_done_callback(end)
     try:
         await asyncio.wait({running})
@@ -250,7 +259,7 @@ async def told(
         await telling
         return running.result()
     finally:
-        telling.remove_done_callback(end)  # told once is enough: who is told twice does not wait for the end
+        telling.remove_done_callback(end)  # cancelled once is enough: a second time, it would not wait for its end
         telling.cancel()
         if running.cancel():
             await asyncio.wait({running})
@@ -276,22 +285,41 @@ def quietly(loop: asyncio.AbstractEventLoop, call: Callable[[Any], object], item
     try:
         loop.call_soon_threadsafe(call, item)
     except RuntimeError:
-        return  # whoever listened has closed their loop
+        return  # the loop that listened is closed
 
 
 # ── From a thread that waits ──────────────────────────────────────────────────────────────────────
 
 
-def waited(work: Callable[[Mapping[str, Any]], Coroutine[Any, Any, T]], options: Mapping[str, Any]) -> T:
-    """The work, with these options. Callbacks among them (`on_…`) are called here, in the thread that waits: one that
-    dawdles holds up nobody else's box."""
-    heard: Heard = queue.SimpleQueue()
-    here = {
-        name: _later(heard, value) if name.startswith("on_") and value is not None else value
-        for name, value in options.items()
-    }
-    return engine().wait(work(here), heard)
+def waited(work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run `work(*args, **kwargs)` on the engine's loop, and wait for it.
+
+    Callbacks among the keywords (`on_…`) are called in the thread that waits: a slow one holds up no other box.
+    """
+    for name, value in kwargs.items():
+        if name.startswith("on_") and value is not None:
+            kwargs[name] = _here(value)
+    return engine().wait(work(*args, **kwargs))
 
 
-def _later(heard: Heard, callback: Callback) -> Callback:
-    return lambda value: heard.put(lambda: callback(value))
+def _here(callback: Any) -> Callback:
+    """The callback, called in the thread that waits for the work which has something to tell.
+
+    That need not be the work that was given the callback: a command in the background tells while it is waited for.
+    """
+    return lambda value: _heard.get().put(lambda: callback(value))
+
+
+def steps(pieces: AsyncIterator[T]) -> Iterator[T]:
+    """Iterate in this thread over what the engine's loop yields."""
+
+    async def step() -> T:
+        return await anext(pieces, _END)
+
+    try:
+        while (piece := waited(step)) is not _END:
+            yield piece
+    finally:
+        close = getattr(pieces, "aclose", None)
+        if close is not None:
+            waited(close)

@@ -1,11 +1,18 @@
-"""What a call of one of our own tools came to, for a program that reads it: a value, or an error with its type."""
+"""What a call of one of our own tools came to, for the program that made it: a value, or an error with its type.
+
+The values that a program showed were made by code in the box: they are claims of that code. A notebook shows them
+without obeying them: HTML is put into a frame in which no script runs, an SVG is an image, and scripts are never shown.
+"""
 
 from __future__ import annotations
 
+import json as parsing
 import re
+from collections.abc import Mapping
 from dataclasses import field
+from typing import Any
 
-from ringfence.errors import (
+from ringfence.core.errors import (
     Denied,
     NotFound,
     OutcomeUnknown,
@@ -17,12 +24,23 @@ from ringfence.errors import (
     SetUpFailed,
     Unavailable,
 )
-from ringfence.model import Json, Outcome, Status
-from ringfence.plain import plain
+from ringfence.core.model import Json, Outcome, Status
+from ringfence.core.record import plain
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # a program that runs once shows no values, and need not load what they are made of
-    from ringfence.sdk.result import Result
+_TYPES = {
+    "text": "text/plain",
+    "html": "text/html",
+    "markdown": "text/markdown",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "jpeg": "image/jpeg",
+    "pdf": "application/pdf",
+    "latex": "text/latex",
+    "json": "application/json",
+    "javascript": "application/javascript",
+}
+_FRAME = '<iframe sandbox="" style="width:100%;height:24em;border:0" srcdoc="{}"></iframe>'
+
 
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?", re.DOTALL)
@@ -35,9 +53,103 @@ _NOT_THERE: dict[str, type[Refused]] = {
 }
 
 
+# ── What a caller gets ────────────────────────────────────────────────────────────────────────────
+
+
+@plain
+class Result:
+    """One value, by MIME type in `data`. Images are in base64, as they come."""
+
+    data: Mapping[str, str]
+    is_main_result: bool = False
+    """The value of the cell's last expression."""
+    cut: Mapping[str, int] = field(default_factory=dict)
+    """Forms that were left out as too long, and their lengths."""
+
+    @classmethod
+    def of(cls, told: Json) -> Result:
+        return cls(dict(told.get("data") or {}), bool(told.get("main")), dict(told.get("cut") or {}))
+
+    @property
+    def text(self) -> str | None:
+        return self.data.get(_TYPES["text"])
+
+    @property
+    def html(self) -> str | None:
+        return self.data.get(_TYPES["html"])
+
+    @property
+    def markdown(self) -> str | None:
+        return self.data.get(_TYPES["markdown"])
+
+    @property
+    def svg(self) -> str | None:
+        return self.data.get(_TYPES["svg"])
+
+    @property
+    def png(self) -> str | None:
+        return self.data.get(_TYPES["png"])
+
+    @property
+    def jpeg(self) -> str | None:
+        return self.data.get(_TYPES["jpeg"])
+
+    @property
+    def pdf(self) -> str | None:
+        return self.data.get(_TYPES["pdf"])
+
+    @property
+    def latex(self) -> str | None:
+        return self.data.get(_TYPES["latex"])
+
+    @property
+    def javascript(self) -> str | None:
+        return self.data.get(_TYPES["javascript"])
+
+    @property
+    def json(self) -> Any:
+        """The value of its JSON; None if there is none, or it cannot be parsed."""
+        try:
+            return parsing.loads(self.data[_TYPES["json"]])
+        except (KeyError, ValueError, RecursionError):
+            return None
+
+    def formats(self) -> list[str]:
+        """The short names of its forms; for other forms, the MIME type."""
+        short = {kind: name for name, kind in _TYPES.items()}
+        return [short.get(kind, kind) for kind in self.data]
+
+    def __str__(self) -> str:
+        return self.text if self.text is not None else f"Result({', '.join(self.formats())})"
+
+    # ── For notebooks ──
+
+    def _repr_html_(self) -> str | None:
+        import base64  # noqa: PLC0415 - only notebooks ask for it
+        import html as escaping  # noqa: PLC0415 - likewise
+
+        if self.html is not None:
+            return _FRAME.format(escaping.escape(self.html, quote=True))
+        if self.svg is not None:
+            return f'<img src="data:image/svg+xml;base64,{base64.b64encode(self.svg.encode()).decode()}">'
+        return None
+
+    def _repr_png_(self) -> str | None:
+        return self.png
+
+    def _repr_jpeg_(self) -> str | None:
+        return self.jpeg
+
+    def _repr_latex_(self) -> str | None:
+        return self.latex
+
+    def _repr_json_(self) -> Any:
+        return self.json
+
+
 @plain
 class Logs:
-    """What the program wrote, in pieces; joined they are all of it that was kept."""
+    """The output of the program, in pieces; joined, they are everything that was kept."""
 
     stdout: list[str] = field(default_factory=list)
     stderr: list[str] = field(default_factory=list)
@@ -45,10 +157,10 @@ class Logs:
 
 @plain
 class ExecutionError:
-    """Why a run did not end well.
+    """Why a run failed.
 
-    For an exception this is what the interpreter in the box said, or wrote to stderr: a claim of code that is not
-    trusted, which can tell of something that never happened. How the run ended is in `Execution.facts`.
+    An exception is reported by the interpreter in the box: it is a claim of untrusted code, which may tell of something
+    that never happened. How the run really ended is in `Execution.facts`.
     """
 
     name: str
@@ -58,21 +170,21 @@ class ExecutionError:
 
 @plain
 class Execution:
-    """A Python program that ran, however it ended. A program that fails is no exception of ours."""
+    """A Python program that ran, however it ended. A program that fails raises no exception here."""
 
     logs: Logs
     error: ExecutionError | None
     facts: Json
-    """What the supervisor of the box saw; nothing in it comes from the program."""
+    """What the supervisor of the box observed. Nothing in it comes from the program."""
     status: str
     """`success`, `failed`, `timeout` or `killed`."""
     results: list[Result] = field(default_factory=list)
-    """Values that it showed, claimed by it; none for a program that ran once, by itself."""
+    """Values that it showed, as it claims them; none for `run_code` outside of a sandbox."""
     context: str | None = None
     step: int | None = None
-    """Which step of its sandbox it was."""
+    """The number of this step in its sandbox."""
     alive: bool = True
-    """Whether its interpreter, with all variables, is still there; else the next run has a fresh one."""
+    """Whether its interpreter still lives, with all variables; if not, the next run gets a fresh one."""
 
     @property
     def text(self) -> str:
@@ -93,21 +205,24 @@ class CommandResult:
     status: str
 
 
+# ── From outcomes ─────────────────────────────────────────────────────────────────────────────────
+
+
 def execution(outcome: Outcome) -> Execution:
-    """Raises what says that nothing ran, or that nobody knows."""
+    """Raises an error if nothing ran, or the outcome is not known."""
     stdout, stderr = streams(outcome)
     logs = Logs([stdout] if stdout else [], [stderr] if stderr else [])
-    return Execution(logs, _error(outcome, stderr), outcome.facts, str(outcome.status))
+    return Execution(logs, _program_error(outcome, stderr), outcome.facts, str(outcome.status))
 
 
 def command_result(outcome: Outcome) -> CommandResult:
-    """Raises what says that nothing ran, or that nobody knows."""
+    """Raises an error if nothing ran, or the outcome is not known."""
     stdout, stderr = streams(outcome)
     return CommandResult(stdout, stderr, _exit_code(outcome), outcome.facts, str(outcome.status))
 
 
 def streams(outcome: Outcome) -> tuple[str, str]:
-    """Stdout and stderr of what ran. Raises Unavailable: nothing ran; OutcomeUnknown; Refused: it may not run."""
+    """Stdout and stderr. Raises Unavailable if nothing ran, Refused if it may not run, OutcomeUnknown."""
     if outcome.status not in _RAN or outcome.result is None:
         raise problem(outcome)
     if outcome.ran is not None:
@@ -117,20 +232,20 @@ def streams(outcome: Outcome) -> tuple[str, str]:
 
 
 def value(outcome: Outcome) -> Json:
-    """What a tool that runs nothing gave back. Raises whatever says why it gave nothing."""
+    """What a tool that runs nothing gave back. Raises its error."""
     if outcome.status is not Status.SUCCESS:
         raise problem(outcome)
     return outcome.structured if isinstance(outcome.structured, dict) else {}
 
 
 def problem(outcome: Outcome) -> RingfenceError:
-    """An outcome that is no result, as an error with its type."""
+    """The typed error for an outcome without a result."""
     text = outcome.message or str(outcome.facts.get("explanation") or outcome.status)
     return error(outcome.status, outcome.reason_code, text, outcome.approval_id)
 
 
 def error(status: Status, code: str, text: str, approval_id: str | None = None) -> RingfenceError:
-    """Why there is no result, as an error with its type."""
+    """The typed error for a status and reason code."""
     if code in _USED_UP and status in (Status.UNAVAILABLE, Status.VALIDATION_FAILURE):
         return QuotaExceeded(code, text)
     if status is Status.UNAVAILABLE:
@@ -145,7 +260,8 @@ def error(status: Status, code: str, text: str, approval_id: str | None = None) 
 
 
 def _exit_code(outcome: Outcome) -> int:
-    status, number = outcome.facts.get("exit_status"), outcome.facts.get("signal")
+    status = outcome.facts.get("exit_status")
+    number = outcome.facts.get("signal")
     if outcome.status is Status.TIMEOUT:
         return 124
     if outcome.status is Status.KILLED:
@@ -153,7 +269,7 @@ def _exit_code(outcome: Outcome) -> int:
     return int(status) if status is not None else 128 + int(number or 0)
 
 
-def _error(outcome: Outcome, stderr: str) -> ExecutionError | None:
+def _program_error(outcome: Outcome, stderr: str) -> ExecutionError | None:
     if outcome.status is Status.SUCCESS:
         return None
     if (stopped := stopped_by(outcome)) is not None:
@@ -163,7 +279,7 @@ def _error(outcome: Outcome, stderr: str) -> ExecutionError | None:
 
 
 def stopped_by(outcome: Outcome) -> ExecutionError | None:
-    """What ended a run that did not end by itself; all of it is the supervisor's word."""
+    """What ended a run that did not end by itself, as the supervisor observed it."""
     if outcome.status is not Status.FAILED:
         return ExecutionError(outcome.reason_code, str(outcome.facts.get("explanation")))
     number = outcome.facts.get("signal")
@@ -171,7 +287,7 @@ def stopped_by(outcome: Outcome) -> ExecutionError | None:
 
 
 def raised(stderr: str) -> ExecutionError | None:
-    """The exception that Python's last words tell of; None where they tell of none."""
+    """The exception at the end of Python's stderr; None if there is none."""
     lines = stderr.rstrip("\n").split("\n")
     start = max((n for n, line in enumerate(lines) if line == _TRACEBACK), default=None)
     if start is None:
@@ -185,3 +301,34 @@ def raised(stderr: str) -> ExecutionError | None:
     if found is None:
         return None
     return ExecutionError(found[1].rpartition(".")[2], found[2] or "", "\n".join(lines[start:]) + "\n")
+
+
+def cell(outcome: Outcome) -> Execution:
+    """Raises an error if nothing ran, or the outcome is not known."""
+    stdout, stderr = streams(outcome)
+    told = outcome.structured if isinstance(outcome.structured, dict) else {}
+    claimed = told.get("claimed") or {}
+    return Execution(
+        logs=Logs([stdout] if stdout else [], [stderr] if stderr else []),
+        error=_cell_error(outcome, told, claimed),
+        facts=outcome.facts,
+        status=str(outcome.status),
+        results=[Result.of(each) for each in claimed.get("results") or ()],
+        context=told.get("context"),
+        step=told.get("step"),
+        alive=bool(told.get("interpreter_alive", True)),
+    )
+
+
+def _cell_error(outcome: Outcome, told: Json, claimed: Json) -> ExecutionError | None:
+    if outcome.status is Status.SUCCESS:
+        return None
+    said = claimed.get("error")
+    if outcome.status is Status.FAILED and said:
+        return ExecutionError(str(said["name"]), str(said["value"]), str(said.get("traceback") or ""))
+    if (stopped := stopped_by(outcome)) is not None:
+        return stopped
+    if told.get("interpreter_alive", True):
+        return ExecutionError("SystemExit", str(outcome.facts.get("exit_status")))
+    how = f"the interpreter ended with status {outcome.facts.get('exit_status')}"
+    return ExecutionError("InterpreterEnded", f"{how}; its variables are gone, and the next run has a fresh one")

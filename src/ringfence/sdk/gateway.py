@@ -17,14 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ringfence import canonical, config
-from ringfence.app import App
-from ringfence.config import Config, GatewaySettings, PolicySettings, SandboxSettings, drafting
-from ringfence.contract import build
-from ringfence.errors import ConfigError, Problem, Unavailable
-from ringfence.model import Call, Contract, Json, Outcome, ServerSpec
-from ringfence.policy import PRESETS
-from ringfence.runs import NOBODY
+from ringfence import config
+from ringfence.compose.gateway import App
+from ringfence.compose.runs import UNATTENDED
+from ringfence.config import Config, GatewaySettings, PolicySettings, SandboxSettings
+from ringfence.config.writing import draft_contract
+from ringfence.core import canonical
+from ringfence.core.errors import ConfigError, Problem, Unavailable
+from ringfence.core.model import Call, Contract, Json, Outcome, ServerSpec
+from ringfence.governance.contract import build
+from ringfence.governance.policy import PRESETS
 
 Upstream = str | Sequence[str] | Mapping[str, Any]
 """A URL, a command as a list of words, or a mapping with the keys of a server in `ringfence.yaml` and `name`."""
@@ -63,7 +65,7 @@ class Gateway:
         return gateway
 
     async def start(self) -> None:
-        """Open the state, start the servers, and, unless a file said it, draft a contract for each of their tools."""
+        """Open the state and start the servers. Without a configuration file, draft a contract for each tool."""
         if self._task is not None:
             raise Unavailable("started", "the gateway is running already")
         drafting = self._settings is None
@@ -73,7 +75,8 @@ class Gateway:
             text = f"{', '.join(bare)}: run on this host without a box; facts say isolation: none"
             warnings.warn(text, stacklevel=2)
         # In a task of its own, so that start() and stop() may be called from different ones.
-        up, self._down = asyncio.Event(), asyncio.Event()
+        up = asyncio.Event()
+        self._down = asyncio.Event()
         self._task = asyncio.create_task(self._run(settings, drafting, up, self._down))
         waiting = asyncio.create_task(up.wait())
         await asyncio.wait({self._task, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -99,8 +102,8 @@ class Gateway:
             await task
 
     async def list_tools(self) -> list[Json]:
-        """What may be called: MCP tool definitions under their contracts' names."""
-        return copy.deepcopy(self._running().front.shelf.tools())
+        """The tools that may be called: MCP definitions, by the names of their contracts."""
+        return copy.deepcopy(self._running().front.listing.tools())
 
     async def call_tool(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> Outcome:
         """One governed call. A refusal is an outcome, not an exception. `idempotency_key=` may be given."""
@@ -115,7 +118,7 @@ class Gateway:
         )
         if options:
             raise TypeError(f"call_tool takes no option {', '.join(options)}")
-        return await app.handle(call, NOBODY)
+        return await app.handle(call, UNATTENDED)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -160,7 +163,7 @@ class Gateway:
 
 
 def _server(given: Upstream, name: str) -> ServerSpec:
-    """Read as a configuration is, so that a key that is wrong or not built is never accepted. Raises ConfigError."""
+    """Read like a configuration, so that no key that is wrong or not built is accepted. Raises ConfigError."""
     if isinstance(given, str):
         keys: dict[str, Any] = {"url": given}
     elif isinstance(given, Mapping):
@@ -175,6 +178,6 @@ def _server(given: Upstream, name: str) -> ServerSpec:
 
 
 def _contract(server: str, definition: Json) -> Contract:
-    """A cautious draft, by hints that policy never sees."""
-    contract, _ = build(str(definition["name"]), {"transport": "mcp", "server": server, **drafting.drafted(definition)})
+    """A cautious draft, from the server's hints, which policy never sees."""
+    contract, _ = build(str(definition["name"]), {"transport": "mcp", "server": server, **draft_contract(definition)})
     return contract

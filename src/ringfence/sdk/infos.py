@@ -1,4 +1,4 @@
-"""What is known of a sandbox, its files, its processes and its snapshots. Plain data."""
+"""Plain data about sandboxes, their files, processes, snapshots and volumes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
-from ringfence.model import Json
+from ringfence.core.model import Json
 
 T = TypeVar("T")
 
 
 def made(kind: type[T], told: Mapping[str, Any], **more: Any) -> T:
-    """A `kind` of those keys that it has a place for."""
+    """A `kind` made of those keys that are fields of it."""
     places = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in told.items() if name in places}, **more)
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
+    """A sandbox."""
+
     id: str
     state: str
     """`starting`, `running`, `paused` or `stopped`."""
@@ -31,16 +33,16 @@ class SandboxInfo:
     metadata: Mapping[str, str] = field(default_factory=dict)
     limits: Json = field(default_factory=dict)
     expires_at: str | None = None
-    """While it is paused, its lifetime stands still: when it is closed unless it is resumed."""
+    """When its lifetime is over. While it is paused: when it is closed unless it is resumed."""
     ended_at: str | None = None
     why: str | None = None
-    """Of one that has ended: `closed`, `lifetime`, `box_died`, `keeper_died`, `killed` or `failed`."""
+    """Why it ended: `closed`, `lifetime`, `box_died`, `keeper_died`, `killed` or `failed`."""
     isolation: Json = field(default_factory=dict)
     snapshot: str | None = None
-    """What it was made from."""
+    """The snapshot that it was made from."""
     memory_bytes: int | None = None
     network: tuple[str, ...] = ()
-    """Whom it may reach."""
+    """The hosts and addresses that it may reach."""
 
     @classmethod
     def of(cls, told: Json) -> SandboxInfo:
@@ -50,7 +52,7 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What lies at a path; of a link, the link itself."""
+    """A file, folder or link; for a link, the link itself."""
 
     name: str
     path: str
@@ -70,26 +72,26 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Files that were taken into a sandbox or out of it."""
+    """Files that were copied into a sandbox or out of it."""
 
     files: int
     bytes: int
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """What was not taken along, and why: links that lead out, devices, pipes; out of a sandbox, what programs of the
-    host act upon by themselves."""
+    """What was not copied, and why: links that lead out, devices, pipes; out of a sandbox, also files that programs of
+    the host act upon by themselves."""
 
 
 class Progress(NamedTuple):
-    """How far something is, in bytes."""
+    """The progress of a transfer, in bytes."""
 
     done: int
     total: int | None
-    """None where nobody knows."""
+    """None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """`created`, `modified`, `removed`, `renamed`; `lost`: some changes below `path` are not told, list it anew."""
+    """`created`, `modified`, `removed`, `renamed`; `lost`: some changes below `path` were missed, so list it again."""
 
     kind: str
     path: str
@@ -102,7 +104,7 @@ class ProcessInfo:
     """A command that was started in the background."""
 
     pid: int
-    """Its number in the sandbox, which no other process there ever has."""
+    """Its number in the sandbox, which is never used again."""
     argv: tuple[str, ...]
     started_at: str
     running: bool
@@ -118,7 +120,7 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """A workspace that was kept, with its environment and folder: no memory, no secrets, no rules."""
+    """A kept workspace, with its environment and working folder; without memory, secrets and rules."""
 
     id: str
     name: str | None

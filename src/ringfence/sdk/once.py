@@ -1,9 +1,9 @@
-"""One program in a fresh box that is gone with it.
+"""One program in a fresh box, which is removed with it.
 
     execution = ringfence.run_code("print(6 * 7)")
     print(execution.text, execution.facts["explanation"])
 
-It goes the governed way and is on record. What is to stay from one step to the next lives in a `Sandbox`.
+The run is a governed call, and is on record. To keep state from one step to the next, use a `Sandbox`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from ringfence.box import Input, Layout, Limits, Mount
+from ringfence.compose.run_request import RunRequest
 from ringfence.config.folders import declared
-from ringfence.errors import Unavailable
-from ringfence.model import Outcome
-from ringfence.sandbox.bounds import limits_problem
+from ringfence.core.box import Input, Layout, Limits, Mount
+from ringfence.core.errors import Unavailable
+from ringfence.core.model import Outcome
+from ringfence.sandbox.tools.limits import limits_problem
 from ringfence.sdk import engine
 from ringfence.sdk.execution import Execution, execution
-from ringfence.wanted import Wanted
 
 OnOutput = Callable[[str], object]
-"""Gets text as it is written. It may be asynchronous where its caller is."""
+"""Gets text as it is written. It may be asynchronous if its caller is."""
 Inputs = Mapping[str, bytes | str | Path]
 """Files for /workspace/input by name: their content, or the path of a file to copy."""
 Mounts = Mapping[str, str | Path] | Sequence[Mount]
@@ -33,7 +33,7 @@ Listen = bool | Mapping[str, int]
 
 
 class OnceOptions(TypedDict, total=False):
-    """What can be said of a program that runs once."""
+    """Options of a program that runs once."""
 
     template: str
     """`python`, `data` (numpy, pandas, matplotlib), or one of the configuration's."""
@@ -42,15 +42,15 @@ class OnceOptions(TypedDict, total=False):
     """Seconds."""
     envs: Mapping[str, str]
     metadata: Mapping[str, str]
-    """Words of yours; policy can see them as `args.metadata`."""
+    """Labels of your own; policy can see them as `args.metadata`."""
     limits: Limits
     inputs: Inputs
     mounts: Mounts
     """Folders and files of the host, by where the box sees them; read-only, unless a Mount says `rw`."""
     network: Network
-    """Whom it may reach: HOST[:PORT], `*.suffix`, addresses; or the name of one of your networks. Else nobody."""
+    """What it may reach: HOST[:PORT], `*.suffix`, addresses; or the name of one of your networks. Default: nothing."""
     listen: Listen
-    """Whether its programs may wait for connections, which only others in its box can make. Else they may not."""
+    """Whether its programs may listen for connections, which only others in its box can make. Default: no."""
     secrets: Sequence[str]
     """Names under `secrets:` of your configuration: the program finds a placeholder for each in its environment."""
     packages: Sequence[str]
@@ -66,12 +66,12 @@ class OnceOptions(TypedDict, total=False):
 
 
 def run_code(code: str, **options: Unpack[OnceOptions]) -> Execution:
-    """Run Python source in a fresh box. What it does wrong is in the Execution.
+    """Run Python source in a fresh box. An exception in the code is in the Execution.
 
-    Raises Unavailable where it never ran, Refused where it may not run, OutcomeUnknown where nobody can say.
+    Raises Unavailable if it never ran, Refused if it may not run, OutcomeUnknown if it may have run.
     """
     known(options, OnceOptions)
-    return engine.waited(lambda here: run_code_async(code, **here), options)
+    return engine.waited(run_code_async, code, **options)
 
 
 async def run_code_async(code: str, **options: Unpack[OnceOptions]) -> Execution:
@@ -88,9 +88,9 @@ async def run_code_async(code: str, **options: Unpack[OnceOptions]) -> Execution
     return execution(await engine.told(telling, callbacks))
 
 
-def _wanted(code: str, options: OnceOptions) -> Wanted:
+def _wanted(code: str, options: OnceOptions) -> RunRequest:
     output = options.get("output")
-    return Wanted(
+    return RunRequest(
         code=code,
         env=options.get("envs") or {},
         limits=limits_of(options),
@@ -108,14 +108,7 @@ def _wanted(code: str, options: OnceOptions) -> Wanted:
     )
 
 
-def secrets_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-    secrets = options.get("secrets")
-    if isinstance(secrets, str) or not all(isinstance(name, str) for name in secrets or ()):
-        raise TypeError("secrets are named in a list; their values are in the configuration's sources")
-    return tuple(secrets or ())
-
-
-# ── What options mean ─────────────────────────────────────────────────────────────────────────────
+# ── Options ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def known(options: Mapping[str, Any], kind: Any) -> None:
@@ -125,7 +118,7 @@ def known(options: Mapping[str, Any], kind: Any) -> None:
 
 
 def limits_of(options: Mapping[str, Any]) -> dict[str, float | int]:
-    """The limits that are asked for, those that somebody named. Raises ValueError, Unavailable."""
+    """The limits that the options name. Raises ValueError, Unavailable."""
     if options.get("backend") not in (None, "process"):
         raise Unavailable("no_backend", f"sandbox backend {options['backend']} is not built yet")
     limits = options.get("limits")
@@ -152,7 +145,7 @@ def inputs_of(options: Mapping[str, Any]) -> tuple[Input, ...]:
 
 
 def mounts_of(options: Mapping[str, Any]) -> tuple[Mount, ...]:
-    """Raises ValueError for one that holds credentials and does not say why that is right."""
+    """Raises ValueError for a mount that holds credentials without a reason."""
     wanted = options.get("mounts") or ()
     if isinstance(wanted, Mapping):
         wanted = [Mount(str(host), at) for at, host in wanted.items()]
@@ -185,6 +178,13 @@ def packages_of(options: Mapping[str, Any], option: str = "packages") -> tuple[s
     if isinstance(wanted, str):
         raise TypeError(f"{option} is a list of names, not one text")
     return tuple(wanted)
+
+
+def secrets_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+    secrets = options.get("secrets")
+    if isinstance(secrets, str) or not all(isinstance(name, str) for name in secrets or ()):
+        raise TypeError("secrets are named in a list; their values are in the configuration's sources")
+    return tuple(secrets or ())
 
 
 def _input(name: str, given: bytes | str | Path) -> Input:

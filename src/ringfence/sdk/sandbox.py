@@ -4,9 +4,11 @@
         await sandbox.run_code("x = 6")
         print((await sandbox.run_code("x * 7")).text)
 
-Variables, files and processes stay from one step to the next, until the sandbox is killed or its lifetime is over; also
-when this process ends, for whoever connects to its id. Each step goes the governed way, and is on record. What is to
-run once, in a box of its own, is for `ringfence.run_code`.
+Variables, files and processes stay from one step to the next, until the sandbox is killed or its lifetime is over. They
+also outlive this process: another one can connect to the sandbox by its id. Each step is a governed call, and is on
+record. To run a program once, in a box of its own, use `ringfence.run_code`.
+
+`ringfence.sdk.blocking` has the same without await; it is generated from these classes by scripts/blocking.py.
 """
 
 from __future__ import annotations
@@ -16,16 +18,17 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
 
-from ringfence.box import Attached, Layout, Limits
-from ringfence.errors import NotFound, RingfenceError, SandboxStopped
-from ringfence.model import Json, Outcome, Status
+from ringfence.compose.run_request import named
+from ringfence.core.box import Attached, Layout, Limits
+from ringfence.core.errors import NotFound, RingfenceError, SandboxStopped
+from ringfence.core.model import Json, Outcome, Status
+from ringfence.core.sessions import VolumeMount
 from ringfence.sdk import engine
-from ringfence.sdk.cells import cell
+from ringfence.sdk.client import CallTool, SessionClient, ask, call_by_engine, given
 from ringfence.sdk.commands import AsyncCommands
-from ringfence.sdk.execution import Execution, error
+from ringfence.sdk.execution import Execution, Result, cell, error
 from ringfence.sdk.files import AsyncFiles
 from ringfence.sdk.infos import SandboxInfo, SnapshotInfo, VolumeInfo
-from ringfence.sdk.link import Link, Way, asked, by_engine, given
 from ringfence.sdk.once import (
     Inputs,
     Listen,
@@ -42,12 +45,9 @@ from ringfence.sdk.once import (
     seconds,
     secrets_of,
 )
-from ringfence.sdk.result import Result
-from ringfence.sessions import VolumeMount
-from ringfence.wanted import named
 
 OnResult = Callable[[Result], object]
-Infos = list[SandboxInfo]
+Sandboxes = list[SandboxInfo]
 Snapshots = list[SnapshotInfo]
 Volumes = list[VolumeInfo]
 
@@ -55,40 +55,40 @@ _STEP_LIMITS = ("wall_seconds", "output_bytes", "capture_bytes")
 
 
 class ConnectOptions(TypedDict, total=False):
-    """What can be said of the way to a sandbox."""
+    """Options of a connection to a sandbox."""
 
     timeout: float
-    """Run timeout: seconds for each run that says nothing else; then its work is stopped."""
+    """Run timeout: seconds for each run that names no other; then the run is stopped."""
     request_timeout: float
-    """Seconds to wait for an answer to anything that is no run and no transfer."""
+    """Seconds to wait for an answer to anything other than a run or a transfer."""
 
 
 class SandboxOptions(ConnectOptions, total=False):
-    """What can be said of a sandbox."""
+    """Options of a new sandbox."""
 
     template: str
     """`python`, `data` (numpy, pandas, matplotlib), or one of the configuration's."""
     backend: str
     envs: Mapping[str, str]
     metadata: Mapping[str, str]
-    """Words of yours; policy can see them as `args.metadata`."""
+    """Labels of your own; policy can see them as `args.metadata`."""
     limits: Limits
     network: Network
-    """Whom it may reach: HOST[:PORT], `*.suffix`, addresses; or the name of one of your networks. Else nobody."""
+    """What it may reach: HOST[:PORT], `*.suffix`, addresses; or the name of one of your networks. Default: nothing."""
     listen: Listen
-    """Whether programs in it may wait for connections. Ports by name are the only ones that `get_host` can show."""
+    """Whether programs in it may listen for connections. If ports are named, `get_host` can show only those."""
     packages: Sequence[str]
     """Packages of your index, `name` or `name==1.2`: installed once, in a box of their own, and ready to import."""
     allow_packages: Sequence[str]
     """What programs in it may install by themselves (`pip install`): names or patterns, with or without `==version`."""
     secrets: Sequence[str]
-    """Names under `secrets:` of your configuration: what runs in it finds a placeholder for each in its environment."""
+    """Names under `secrets:` of your configuration: its programs find a placeholder for each in their environment."""
     mounts: Mounts
     """Folders and files of the host, by where the box sees them; read-only, unless a Mount says `rw`."""
     volumes: Mapping[str, str] | Sequence[VolumeMount]
-    """Durable folders: names of volumes by where they are to be, beneath /workspace."""
+    """Durable folders: names of volumes by their path beneath /workspace."""
     setup: str
-    """Python that runs in each interpreter before its first cell; such interpreters are started by exec, not forked."""
+    """Python to run in each interpreter before its first cell. Such interpreters are started by exec, not forked."""
     memory_layout: Layout
     """`fresh`: interpreters with an address layout and hash seed of their own, which take longer to start."""
     snapshot: str | SnapshotInfo
@@ -100,16 +100,16 @@ class SandboxOptions(ConnectOptions, total=False):
     idle: float | None
     """Seconds without work until it is paused; None: never."""
     auto_resume: bool
-    """Whether using it resumes it; else that is refused until somebody resumes it."""
+    """Whether using it while it is paused resumes it. If not, its use is refused until `resume`."""
     retain: Literal["none", "output"]
-    """Of a sandbox that has ended: what is in /workspace/output, or nothing at all."""
+    """What to keep of it when it has ended: the files in /workspace/output, or nothing."""
 
 
 class CodeOptions(TypedDict, total=False):
-    """What can be said of one run."""
+    """Options of one run."""
 
     context: str
-    """One of several interpreters in the sandbox, by a name of yours, each with variables of its own."""
+    """The name of an interpreter in the sandbox: each name has an interpreter, with variables, of its own."""
     timeout: float
     envs: Mapping[str, str]
     on_stdout: OnOutput
@@ -118,45 +118,52 @@ class CodeOptions(TypedDict, total=False):
 
 
 class AsyncSandbox:
-    """A box that stays: variables, files and processes live on from step to step. Opened when it is first used."""
+    """A box that stays: variables, files and processes live on from step to step. Its first use opens it."""
+
+    commands: AsyncCommands
+    """Runs commands in it."""
+    files: AsyncFiles
+    """Reads and writes its files."""
 
     def __init__(self, **options: Unpack[SandboxOptions]) -> None:
         known(options, SandboxOptions)
         inputs = inputs_of(options)
-        link = Link(by_engine, {**_opening(options), **given(inputs=[named(each) for each in inputs] or None)})
-        link.attached = Attached(inputs)
-        link.limits = _of_step(limits_of(options))
-        self._setup(link, options)
+        client = SessionClient(
+            call_by_engine, {**_opening(options), **given(inputs=[named(each) for each in inputs] or None)}
+        )
+        client.attached = Attached(inputs)
+        client.limits = _of_step(limits_of(options))
+        self._setup(client, options)
         self._metadata: Mapping[str, str] = dict(options.get("metadata") or {})
 
-    def _setup(self, link: Link, options: ConnectOptions) -> None:
-        self._link = link
+    def _setup(self, client: SessionClient, options: ConnectOptions) -> None:
+        self._client = client
         if options.get("timeout") is not None:
-            link.limits = {**link.limits, "wall_seconds": seconds(options["timeout"])}
+            client.limits = {**client.limits, "wall_seconds": seconds(options["timeout"])}
         if options.get("request_timeout") is not None:
-            link.patience = seconds(options["request_timeout"], "request_timeout")
-        self.commands = AsyncCommands(link)
-        self.files = AsyncFiles(link)
+            client.patience = seconds(options["request_timeout"], "request_timeout")
+        self.commands = AsyncCommands(client)
+        self.files = AsyncFiles(client)
 
     # ── Its life ──
 
     @classmethod
     async def create(cls, **options: Unpack[SandboxOptions]) -> Self:
-        """A sandbox that is open.
+        """Open a sandbox.
 
-        Raises QuotaExceeded where there is no room, NotFound for a snapshot or volume, SetUpFailed.
+        Raises QuotaExceeded if there is no room for it, NotFound for an unknown snapshot or volume, SetUpFailed.
         """
         sandbox = cls(**options)
-        await sandbox._link.open()
+        await sandbox._client.open()
         return sandbox
 
     @classmethod
     async def connect(cls, id: str, **options: Unpack[ConnectOptions]) -> Self:
-        """A sandbox that was opened elsewhere. Raises SandboxNotFound, SandboxStopped."""
+        """Connect to a sandbox that was opened elsewhere, by its id. Raises SandboxNotFound, SandboxStopped."""
         known(options, ConnectOptions)
-        sandbox = cls.over(by_engine, id, options)
+        sandbox = cls.over(call_by_engine, id, options)
         info = await sandbox.info()
-        sandbox._link.limits = {**_of_step(info.limits), **sandbox._link.limits}
+        sandbox._client.limits = {**_of_step(info.limits), **sandbox._client.limits}
         if info.state == "stopped":
             text = f"sandbox {id} has ended ({info.why}, {info.ended_at}); make another"
             raise SandboxStopped(Status.VALIDATION_FAILURE, "session_stopped", text)
@@ -164,59 +171,60 @@ class AsyncSandbox:
         return sandbox
 
     @classmethod
-    def over(cls, way: Way, id: str | None, options: SandboxOptions | ConnectOptions) -> Self:
-        """A sandbox by another way than this process's own: one that is there, or one that is yet to be opened."""
+    def over(cls, call_tool: CallTool, id: str | None, options: SandboxOptions | ConnectOptions) -> Self:
+        """A sandbox whose tools `call_tool` calls, not this process's engine: an open one (`id`) or a new one."""
         sandbox = cls(**options) if id is None else cls.__new__(cls)
         if id is None:
-            sandbox._link.way = way
+            sandbox._client.call_tool = call_tool
         else:
-            sandbox._setup(Link(way, None, id=id), options)
+            sandbox._setup(SessionClient(call_tool, None, id=id), options)
             sandbox._metadata = {}
         return sandbox
 
     @classmethod
-    async def list(cls, *, ended: bool = False) -> Infos:
-        """Your sandboxes; where `ended`, those that ended within a day, too."""
-        told = await asked(by_engine, "list_sessions", {"ended": True} if ended else {})
+    async def list(cls, *, ended: bool = False) -> Sandboxes:
+        """List your sandboxes; with `ended`, also those that ended within the last day."""
+        told = await ask(call_by_engine, "list_sessions", {"ended": True} if ended else {})
         return [SandboxInfo.of(each) for each in told["sessions"]]
 
     async def open(self) -> str:
-        """Its id; it is opened, where it was not used yet."""
-        return await self._link.open()
+        """Open the sandbox, if it is not open yet, and return its id."""
+        return await self._client.open()
 
     @property
     def id(self) -> str:
-        """Raises Unavailable where it was not opened yet."""
-        return self._link.id
+        """Its id. Raises Unavailable if it was not opened yet."""
+        return self._client.id
 
     @property
     def metadata(self) -> Mapping[str, str]:
+        """The labels that it was made with."""
         return dict(self._metadata)
 
     async def info(self) -> SandboxInfo:
-        """What it is like now, also when it has ended."""
-        return SandboxInfo.of((await self._link.ask("list_sessions"))["sessions"][0])
+        """Its state now, also when it has ended."""
+        return SandboxInfo.of((await self._client.ask("list_sessions"))["sessions"][0])
 
     async def pause(self) -> SandboxInfo:
-        """Let everything in it stand still, with our clocks; nothing is lost."""
-        return SandboxInfo.of(await self._link.ask("pause_session"))
+        """Freeze everything in it. Its clocks stop too, and nothing is lost."""
+        return SandboxInfo.of(await self._client.ask("pause_session"))
 
     async def resume(self) -> SandboxInfo:
-        """Let it go on; what it may do is decided anew."""
-        return SandboxInfo.of(await self._link.ask("resume_session"))
+        """Let it go on after a pause. Policy decides anew what it may do."""
+        return SandboxInfo.of(await self._client.ask("resume_session"))
 
     async def set_lifetime(self, seconds: float) -> SandboxInfo:
-        """So long to live, from now on."""
-        return SandboxInfo.of(await self._link.ask("extend_session", lifetime_seconds=seconds))
+        """End it after so many seconds from now."""
+        return SandboxInfo.of(await self._client.ask("extend_session", lifetime_seconds=seconds))
 
     async def set_timeout(self, timeout: float) -> None:
-        """The run timeout of whatever is run by this object from now on."""
-        self._link.limits = {**self._link.limits, "wall_seconds": seconds(timeout)}
+        """Set the run timeout of everything that this object runs from now on."""
+        self._client.limits = {**self._client.limits, "wall_seconds": seconds(timeout)}
 
     async def kill(self) -> bool:
-        """End it, with all that runs in it. False where this object had killed it before, or it was never opened."""
+        """End it, with everything that runs in it. False if it was never opened, or this object killed it before."""
         try:
-            return await self._link.kill() is not None
+            return await self._client.kill() is not None
         except (SandboxStopped, NotFound):
             return False
 
@@ -231,103 +239,111 @@ class AsyncSandbox:
     # ── Steps ──
 
     async def run_code(self, code: str, **options: Unpack[CodeOptions]) -> Execution:
-        """Run Python in the sandbox's interpreter, which keeps its state. What it does wrong is in the Execution.
+        """Run Python in the sandbox's interpreter, which keeps its state. An exception in the code is in the Execution.
 
-        Raises Unavailable where it never ran, Refused where it may not run, OutcomeUnknown where nobody can say.
+        Raises Unavailable if it never ran, Refused if it may not run, OutcomeUnknown if it may have run.
         """
         known(options, CodeOptions)
         wanted = given(
             code=code,
             context=options.get("context"),
             env=dict(options.get("envs") or {}) or None,
-            limits=self._link.step_limits(options.get("timeout")),
+            limits=self._client.step_limits(options.get("timeout")),
         )
         callbacks: dict[str, engine.Callback | None] = {"stdout": options.get("on_stdout")}
         callbacks |= {"stderr": options.get("on_stderr"), "result": options.get("on_result")}
         if not any(callbacks.values()):
-            return cell(await self._link.outcome("execute_python", wanted))
+            return cell(await self._client.outcome("execute_python", wanted))
 
         async def telling(tell: Callable[[str, Any], None]) -> Outcome:
             def shown(what: Any) -> None:
                 if hasattr(what, "data"):  # and not the failure, which comes with the end
                     tell("result", Result(dict(what.data), what.main, dict(what.cut)))
 
-            return await self._link.outcome("execute_python", wanted, Attached(tell=tell, shown=shown))
+            return await self._client.outcome("execute_python", wanted, Attached(tell=tell, shown=shown))
 
         return cell(await engine.told(telling, callbacks))
 
     async def interrupt(self, context: str | None = None) -> bool:
-        """Raise KeyboardInterrupt in what runs just now; its variables stay. False where nothing does."""
-        return bool((await self._link.ask("interrupt_session", context=context))["interrupted"])
+        """Raise KeyboardInterrupt in the code that runs now; variables stay. False if nothing runs."""
+        return bool((await self._client.ask("interrupt_session", context=context))["interrupted"])
 
     async def get_host(self, port: int | str) -> str:
-        """Where this port of the sandbox is on this machine's loopback, for your user alone: `127.0.0.1:PORT`.
+        """Show a port of the sandbox on this machine's loopback, to your user alone; returns `127.0.0.1:PORT`.
 
-        By number, or by the name that `listen` gave it. Raises Refused where the sandbox was made without `listen`.
+        Name it by number, or as `listen` named it. Raises Refused if the sandbox was made without `listen`.
         """
-        told = await self._link.ask("expose_port", port=port)
+        told = await self._client.ask("expose_port", port=port)
         return f"{told['host']}:{told['port']}"
 
-    # ── As its tools have it ──
+    # ── Tools ──
 
     async def outcome(self, tool: str, arguments: Json, attached: Attached) -> Outcome:
-        """One of our own tools, in this sandbox, whatever it comes to."""
-        return await self._link.outcome(tool, arguments, attached)
+        """Call one of our own tools in this sandbox, and return its outcome, good or bad."""
+        return await self._client.outcome(tool, arguments, attached)
 
-    # ── What others can start from ──
+    # ── Snapshots and forks ──
 
     async def snapshot(self, name: str | None = None) -> SnapshotInfo:
-        """Keep its files, environment and folder as they are, for `create(snapshot=…)`. Memory is not kept."""
-        return SnapshotInfo.of(await self._link.work("snapshot_session", given(name=name)))
+        """Keep its files, environment and working folder, for `create(snapshot=…)`. Memory is not kept."""
+        return SnapshotInfo.of(await self._client.work("snapshot_session", given(name=name)))
 
     async def fork(self, count: int = 1) -> Sequence[AsyncSandbox | RingfenceError]:
-        """So many sandboxes that begin with the files of this one, which goes on; for each, it or why it is not."""
-        told = await self._link.work("fork_session", {"count": count})
+        """Make `count` sandboxes that start with the files of this one, which goes on.
+
+        Each is made or fails by itself: an error stands in the place of one that failed.
+        """
+        told = await self._client.work("fork_session", {"count": count})
         return [self._child(each) for each in told["sessions"]]
 
     def _child(self, told: Json) -> AsyncSandbox | RingfenceError:
         if "error" in told:
             return error(Status.UNAVAILABLE, told["error"]["reason_code"], told["error"]["message"])
         info = SandboxInfo.of(told)
-        child = AsyncSandbox.over(self._link.way, info.id, {})
-        child._link.limits, child._link.patience = self._link.limits, self._link.patience
+        child = AsyncSandbox.over(self._client.call_tool, info.id, {})
+        child._client.limits = self._client.limits
+        child._client.patience = self._client.patience
         child._metadata = dict(info.metadata)
         return child
 
     @classmethod
     async def snapshots(cls) -> Snapshots:
-        """Your snapshots, the newest first."""
-        told = await asked(by_engine, "list_snapshots", {})
+        """List your snapshots, the newest first."""
+        told = await ask(call_by_engine, "list_snapshots", {})
         return [SnapshotInfo.of(each) for each in told["snapshots"]]
 
     @classmethod
     async def remove_snapshot(cls, snapshot: str | SnapshotInfo) -> None:
-        """Raises NotFound."""
-        await asked(by_engine, "remove_snapshot", {"snapshot": _reference(snapshot)})
+        """Remove a snapshot. Raises NotFound."""
+        await ask(call_by_engine, "remove_snapshot", {"snapshot": _reference(snapshot)})
 
-    # ── What outlives them ──
+    # ── Volumes ──
 
     @classmethod
     async def create_volume(
         cls, name: str, max_bytes: int | None = None, mode: Literal["ro", "rw"] | None = None
     ) -> VolumeInfo:
-        """A durable folder that your sandboxes can have: `create(volumes={"/workspace/data": name})`."""
-        return VolumeInfo.of(await asked(by_engine, "create_volume", given(name=name, max_bytes=max_bytes, mode=mode)))
+        """Make a durable folder for your sandboxes: `create(volumes={"/workspace/data": name})`."""
+        return VolumeInfo.of(
+            await ask(call_by_engine, "create_volume", given(name=name, max_bytes=max_bytes, mode=mode))
+        )
 
     @classmethod
     async def volumes(cls) -> Volumes:
-        told = await asked(by_engine, "list_volumes", {})
+        """List your volumes."""
+        told = await ask(call_by_engine, "list_volumes", {})
         return [VolumeInfo.of(each) for each in told["volumes"]]
 
     @classmethod
     async def remove_volume(cls, name: str) -> None:
-        """With all that is in it. Raises NotFound."""
-        await asked(by_engine, "remove_volume", {"name": name})
+        """Remove a volume, with everything in it. Raises NotFound."""
+        await ask(call_by_engine, "remove_volume", {"name": name})
 
 
 def _opening(options: SandboxOptions) -> Json:
-    """The arguments that a sandbox is opened with. Raises ValueError, Unavailable before anything is asked for."""
-    snapshot, volumes = options.get("snapshot"), options.get("volumes") or ()
+    """The arguments to open a sandbox with. Raises ValueError or Unavailable before any call is made."""
+    snapshot = options.get("snapshot")
+    volumes = options.get("volumes") or ()
     if isinstance(volumes, Mapping):
         volumes = [VolumeMount(name, at) for at, name in volumes.items()]
     opening = given(
@@ -361,7 +377,7 @@ def _network(options: SandboxOptions) -> Any:
 
 
 def _of_step(limits: Json) -> Json:
-    """Of all limits those that hold for one step; the others are the box's."""
+    """The limits that hold for one step; all others are limits of the box."""
     return {name: limits[name] for name in _STEP_LIMITS if limits.get(name) is not None}
 
 

@@ -11,8 +11,8 @@ from ringfence.store.rows import (
     Conflict,
     Expired,
     KeyRow,
-    NotFound,
     Payload,
+    RowNotFound,
     Unproven,
 )
 from ringfence.store.sqlite import Store
@@ -26,11 +26,11 @@ __all__ = [
     "Conflict",
     "Expired",
     "KeyRow",
-    "NotFound",
     "Payload",
     "Reader",
     "Record",
     "Recovered",
+    "RowNotFound",
     "Store",
     "Transaction",
     "Unproven",

@@ -1,8 +1,8 @@
-"""The time of day, and whether it was set: whoever can do that must make nothing young again, nor old too soon."""
+"""The time of day, and whether it was set: setting it must make nothing young again, nor old too soon."""
 
 from __future__ import annotations
 
-from ringfence import system
+from ringfence.core import system
 
 TOLERANCE = 2.0
 """Seconds. Less is a clock that is being corrected, or a leap second."""
@@ -10,14 +10,14 @@ DAY = 24 * 3600.0
 FARTHEST = 30 * DAY
 """The time of day may lie so far past the newest record, and a retention if that is shorter, but always a day."""
 WAIT = DAY
-"""How long a process must have run, by a clock that nobody can set, before it believes one that is farther."""
+"""How long a process must have run, by a clock that cannot be set, before it believes one that is farther."""
 
 
-class Clock:
+class LogClock:
     """What the time of day must be at least, from the newest record and the time that has passed since it was seen."""
 
     def __init__(self, at: object) -> None:
-        """`at` stands in the newest record, which anybody may have edited."""
+        """`at` stands in the newest record, which may have been edited."""
         self._at = float(at) if isinstance(at, int | float) else 0.0
         self._seen = system.uptime()
 
@@ -27,7 +27,8 @@ class Clock:
 
     def tick(self, at: float) -> None:
         """It is `at` now, and what that may mean was dealt with."""
-        self._at, self._seen = at, system.uptime()
+        self._at = at
+        self._seen = system.uptime()
 
     def learn(self, at: object) -> None:
         """The newest record is another process's. One that is older than ours was written after a set-back that they
@@ -52,7 +53,9 @@ class Leap:
             self._since = up if self._since is None else self._since
             if up - self._since < WAIT:
                 return True
-        self._at, self._seen, self._since = now, up, None
+        self._at = now
+        self._seen = up
+        self._since = None
         return False
 
 

@@ -3,7 +3,7 @@
 A process that starts names where every other chain ends, as far as no record has named that yet. One that runs names
 those that ended meanwhile, when it writes anyway: at most every few seconds, and those that are still written to at
 most every few minutes. One that ends names in its last record what has ended by then. So each end is named once, by a
-chain that goes on after it. Whoever verifies looks for every record that is named.
+chain that goes on after it. A verifier looks for every record that is named.
 
     chain A   opened ─ … ─ closed
                               ▲
@@ -15,9 +15,9 @@ from __future__ import annotations
 import sqlite3
 import time
 
-from ringfence import canonical
 from ringfence.audit.chain import CLOSED, ENDS, OPENED, is_chain_name, named_by
-from ringfence.model import Json
+from ringfence.core import canonical
+from ringfence.core.model import Json
 
 MOST = 64
 """Ends that one record names; the next names more."""
@@ -30,7 +30,7 @@ _UNNAMED = "SELECT chain, settled, named FROM chains WHERE named IS NOT NULL AND
 
 
 def last_of_all(connection: sqlite3.Connection) -> Json | None:
-    """The last record that anybody wrote, for the opening that names it; it is named then."""
+    """The last record of all chains, for the opening that names it; it is named then."""
     row = connection.execute("SELECT chain, seq, hash FROM records ORDER BY id DESC LIMIT 1").fetchone()
     if row is None:
         return None
@@ -41,7 +41,7 @@ def last_of_all(connection: sqlite3.Connection) -> Json | None:
 
 
 def unnamed(connection: sqlite3.Connection, own: str, *, live: bool) -> list[Json]:
-    """Where other chains than our own end, as far as nobody has named that: for the record that does so now.
+    """Where other chains than our own end, as far as no record has named that: for the record that does so now.
 
     Without `live` only those that have ended. In the transaction that writes that record.
     """
@@ -50,7 +50,7 @@ def unnamed(connection: sqlite3.Connection, own: str, *, live: bool) -> list[Jso
         if len(ends) == MOST:
             break
         row = connection.execute(_LAST, (name,)).fetchone() if is_chain_name(name) else None
-        # Only somebody else than us leaves a chain without records, or others than these types.
+        # We never leave a chain without records, or columns of other types: another program did.
         if row is None or not isinstance(row[0], int) or not isinstance(row[1], str) or not isinstance(named, int):
             continue
         if row[0] > named:
@@ -115,6 +115,8 @@ class Naming:
         live, more = self._put
         self._put = None
         now = time.monotonic()
-        self._ended, self._ended_at = more, now + ENDED_SECONDS
+        self._ended = more
+        self._ended_at = now + ENDED_SECONDS
         if live:
-            self._live, self._live_at = more, now + LIVE_SECONDS
+            self._live = more
+            self._live_at = now + LIVE_SECONDS

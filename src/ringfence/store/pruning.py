@@ -3,7 +3,7 @@
 First what goes is put on record, then signed beside each chain's checkpoint, then removed in small steps, so that calls
 go on meanwhile. A prune that was stopped in between left a log that verifies; the next one finishes it.
 
-Of each chain a beginning goes, and never all of it. It ends before the first record that somebody still needs:
+Of each chain a beginning goes, and never all of it. It ends before the first record that is still needed:
 
 - a call that runs, or whose idempotency key is in force;
 - a call that has any record which stays, in whatever chain: calls go whole;
@@ -25,12 +25,20 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.audit.approvals import ASKED
-from ringfence.audit.chain import ChainVerifier, Findings, Head, Record, is_chain_name, misfiled
+from ringfence.audit.chain import (
+    MAX_PRUNER_NAME,
+    ChainVerifier,
+    Findings,
+    Head,
+    Pruned,
+    Record,
+    is_chain_name,
+    misfiled,
+)
 from ringfence.audit.keys import Keys
-from ringfence.audit.pruned import MAX_NAME, Pruned
-from ringfence.errors import StoreError
-from ringfence.model import Json
-from ringfence.store.chainfile import ChainLock, CheckpointFile, checkpoint_path
+from ringfence.core.errors import StoreError
+from ringfence.core.model import Json
+from ringfence.store.chainfiles import ChainLock, CheckpointFile, checkpoint_path
 from ringfence.store.rows import RECORD, Conflict, record_from
 from ringfence.store.schema import connect
 from ringfence.store.transaction import Transaction
@@ -83,7 +91,7 @@ class Pruning:
         self._forgotten = forgotten
 
     def run(self, before: float, by: str) -> Prune:
-        """Remove what is older than `before`, as far as nobody needs it. Raises StoreError."""
+        """Remove what is older than `before`, as far as it is not needed. Raises StoreError."""
         try:
             lock = ChainLock.take(self._folder, _LOCK)
         except OSError as exc:
@@ -137,9 +145,10 @@ class Pruning:
         if not isinstance(first, int) or not isinstance(last, int):
             return 0
         last -= 1
-        if not settled:  # whoever closes it after a crash goes by its checkpoint
+        if not settled:  # the process that closes it after a crash goes by its checkpoint
             last = min(last, self._signed(name) - 1)
-        low, high = first - 1, last
+        low = first - 1
+        high = last
         while low < high:
             middle = (low + high + 1) // 2
             (at,) = connection.execute(place.format("max(at)") + " AND seq = ?", (name, middle)).fetchone()
@@ -157,7 +166,8 @@ class Pruning:
         """
         found = Findings()
         verifier = ChainVerifier(name, found, pruned=self._pruned(name))
-        stays, now = end + 1, time.time()
+        stays = end + 1
+        now = time.time()
         for record in _first(connection, name, end + 1):
             body = verifier.feed(record.text, record.hash)
             for field in () if body is None else misfiled(record, body):
@@ -209,7 +219,7 @@ class Pruning:
         for end, count in ends:
             file = CheckpointFile(self._folder, end.chain, self._keys)
             try:
-                file.write_pruned(Pruned(end.chain, end.seq, end.hash, count, now, before, by[:MAX_NAME]))
+                file.write_pruned(Pruned(end.chain, end.seq, end.hash, count, now, before, by[:MAX_PRUNER_NAME]))
             finally:
                 file.close()
 

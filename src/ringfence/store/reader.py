@@ -11,13 +11,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from ringfence import canonical
 from ringfence.audit.approvals import Proof, references
-from ringfence.audit.chain import ALWAYS, Beside, Head, Period, Record, is_chain_name
-from ringfence.audit.payloads import is_as_recorded
-from ringfence.audit.slots import FILE_BYTES
-from ringfence.errors import StoreError
-from ringfence.model import Definition
+from ringfence.audit.chain import (
+    ALWAYS,
+    FILE_BYTES,
+    Beside,
+    Head,
+    Period,
+    Record,
+    is_chain_name,
+    payload_is_as_recorded,
+)
+from ringfence.core import canonical
+from ringfence.core.errors import StoreError
+from ringfence.core.model import Definition
 from ringfence.store.rows import (
     APPROVAL,
     BRIEF,
@@ -48,7 +55,7 @@ _WAITING: tuple[str, ...] = ("pending",)
 _UNANSWERED = "SELECT id FROM approvals WHERE state = 'pending' AND asked_at >= ?"
 
 
-class Wanted(TypedDict, total=False):
+class RecordFilter(TypedDict, total=False):
     """Which records, and in which order. Everything that is left out matches."""
 
     chain: str | None
@@ -86,7 +93,7 @@ class Reader:
 
     # ── The log ──
 
-    def records(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
+    def records(self, **wanted: Unpack[RecordFilter]) -> Iterator[Record]:
         """Records in the order of commit, or of their chain where one is named."""
         conditions = {"chain": "chain = ?", "call_id": "call_id = ?", "kind": "kind = ?"}
         conditions |= {"since": "at >= ?", "until": "at < ?"}
@@ -127,7 +134,8 @@ class Reader:
         named = text[at + len(_NAMED) - 1 : text.find("]", at)]
         if named not in self._named:
             if len(self._named) >= _MOST_PARTS:  # records that were read keep the old ones
-                self._named, self._parts = set(), {}
+                self._named = set()
+                self._parts = {}
             self._named.add(named)
             for digest in named.split(","):
                 digest = digest.strip('"')
@@ -202,10 +210,10 @@ class Reader:
 
     def period(self, period: Period = ALWAYS) -> Iterator[Record | Proof | Beside]:
         """What `write_export` takes: of each chain, everything from its first to its last record in the period; what
-        shows that these are all; and what proves the leave of calls in it where that lies outside.
+        shows that these are all; and what proves the approvals of calls in it where that lies outside.
 
         A clock that was set back must not tear a gap, so what lies between the two always belongs to it. The columns
-        that this goes by are compared with the texts by whoever takes it.
+        that this goes by are compared with the texts by the caller.
         """
         since = float("-inf") if period.since is None else period.since
         until = float("inf") if period.until is None else period.until
@@ -266,7 +274,7 @@ class Reader:
         return {str(row[0]) for row in self._all(_UNANSWERED, [since])}
 
     def version(self) -> int:
-        """Changes when anybody else writes to the database. This costs next to nothing."""
+        """Changes when another connection writes to the database. This costs next to nothing."""
         return int(self._all("PRAGMA data_version")[0][0])
 
     def _now(self) -> float:
@@ -307,7 +315,7 @@ class Reader:
         for record in self.records(call_id=call_id):
             with contextlib.suppress(canonical.NotCanonical):
                 bodies.append(record.body)
-        return found, is_as_recorded(bodies, part, found.salt, found.body)
+        return found, payload_is_as_recorded(bodies, part, found.salt, found.body)
 
     def misplaced(self, limit: int) -> list[tuple[str, int]]:
         """Records that stand, in the order of commit, before the one that they follow in their chain."""

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from ringfence.audit.chain import CLOSED, ChainVerifier, Findings, Head, Record, is_chain_name
 from ringfence.audit.keys import Keys
-from ringfence.errors import StoreError
-from ringfence.store import ahead
-from ringfence.store.chainfile import ChainLock, CheckpointFile, checkpoint_path
+from ringfence.core.errors import StoreError
+from ringfence.store import chainfiles
+from ringfence.store.chainfiles import ChainLock, CheckpointFile, checkpoint_path
 from ringfence.store.rows import RECORD, record_from
 from ringfence.store.transaction import Transaction
 
@@ -130,12 +130,12 @@ class Recovery:
                 return
             transaction.head = last.head if last is not None else Head(name)
             if last is not None and (last.kind != CLOSED or last.seq > held.seq):
-                noted = self._attempt(name, lambda: ahead.read(self._folder, transaction.head))
+                noted = self._attempt(name, lambda: chainfiles.read_ahead(self._folder, transaction.head))
                 transaction.take_along(noted)
                 transaction.head = noted[-1][0].head if noted else transaction.head
                 found = transaction.head.seq
                 closed = transaction.finish_lost(name)
-                # What nobody had signed is signed now: whoever reads it must be able to tell that it was only found.
+                # What was not signed is signed now: a reader must be able to tell that it was only found.
                 unsigned = {"unsigned": {"from": held.seq + 1, "to": found}} if found > held.seq else {}
                 transaction.append(CLOSED, None, {"recovered": True, "calls": len(closed), **unsigned})
             head = transaction.head
@@ -143,14 +143,16 @@ class Recovery:
         self._attempt(name, lambda: file.write(head, synced=True))
         with durable_transaction(self._connection, head, self._keys):
             self._settle(name)
-        ahead.remove(ahead.ahead_path(self._folder, name))
+        chainfiles._remove_file(chainfiles.ahead_path(self._folder, name))
         self._chains.append(name)
 
     def _tail(self, name: str, seq: int, digest: str) -> tuple[Record | None, str | None]:
         """The chain's last record, once all from the checkpoint on follow from it; else what is wrong."""
         found = Findings()
         verifier = ChainVerifier(name, found)
-        verifier.seq, verifier.hash, verifier.first = seq, digest, 1
+        verifier.seq = seq
+        verifier.hash = digest
+        verifier.first = 1
         last: Record | None = None
         for row in self._connection.execute(f"{RECORD} WHERE chain = ? AND seq >= ? ORDER BY seq", (name, seq)):
             record = record_from(row)

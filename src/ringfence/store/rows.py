@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ringfence import canonical
-from ringfence.audit.approvals import Leave
+from ringfence.audit.approvals import ProvenApproval
 from ringfence.audit.chain import Record
-from ringfence.errors import StoreError
-from ringfence.model import Definition, Json
+from ringfence.core import canonical
+from ringfence.core.errors import StoreError
+from ringfence.core.model import Definition, Json
 
 ApprovalState = Literal["pending", "approved", "denied", "expired", "consumed"]
 KeyState = Literal["started", "done", "unknown"]
@@ -20,7 +20,7 @@ _DEPTH = 4 * canonical.MAX_DEPTH
 """Rows wrap what came from outside, so they may be nested deeper than that may."""
 
 
-class NotFound(StoreError):
+class RowNotFound(StoreError):
     """There is nothing of that id."""
 
 
@@ -94,7 +94,7 @@ class Approval:
     expires_at: float
     answers: tuple[Answered, ...] = ()
     consumed_by: str | None = None
-    leave: Leave | None = None
+    leave: ProvenApproval | None = None
     """What the log proves of it, where that was looked at."""
 
 
@@ -205,7 +205,8 @@ def pin_rows(connection: sqlite3.Connection, server: str | None) -> list[Definit
 
 def record_from(row: tuple[Any, ...], find: Callable[[str], str | None] | None = None) -> Record:
     """A RECORD row. A tampered file may hold any type in any column; the verifier must get to see it."""
-    seq, at = row[2], row[3]
-    if type(seq) is not int or type(at) is not float:  # only somebody else than us wrote that
+    seq = row[2]
+    at = row[3]
+    if type(seq) is not int or type(at) is not float:  # another program wrote that
         seq, at = seq if isinstance(seq, int) else 0, float(at) if isinstance(at, int | float) else 0.0
     return Record(row[1], seq, at, row[4], row[5], str(row[6]), str(row[7]), find)

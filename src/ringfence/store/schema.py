@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from ringfence import system
-from ringfence.errors import StoreError
+from ringfence.core import system
+from ringfence.core.errors import StoreError
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ def _set_up(connection: sqlite3.Connection) -> None:
     # What is erased must be gone from the file, not only from the tables.
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute("PRAGMA journal_size_limit = 67108864")
-    # Not within a commit, where somebody waits: the writer moves the log into the database in between.
+    # Not within a commit, where a caller waits: the writer moves the log into the database in between.
     connection.execute("PRAGMA wal_autocheckpoint = 0")
 
 
@@ -121,7 +121,7 @@ def _patiently(step: Callable[[], T]) -> T:
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the schema up to date, once, whoever else starts now. Raises StoreError."""
+    """Bring the schema up to date, once, even where other processes start now. Raises StoreError."""
     steps = _migrations()
     newest = max(steps)
     try:

@@ -13,34 +13,34 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 from ringfence.audit.chain import CLOSED, OPENED
 from ringfence.audit.keys import Keys
-from ringfence.errors import StoreError
-from ringfence.model import Json, Receipt
+from ringfence.core.errors import StoreError
+from ringfence.core.model import Json, Receipt
 from ringfence.store import naming
-from ringfence.store.ahead import AheadFile
-from ringfence.store.chainfile import ChainLock, CheckpointFile
-from ringfence.store.opening import Opened, begun, continued
+from ringfence.store.chainfiles import AheadFile, ChainLock, CheckpointFile, OpenChain, begin_chain, continue_chain
 from ringfence.store.pruning import Prune, Pruning
 from ringfence.store.reader import Reader
 from ringfence.store.recovery import Recovered, Recovery, durable_transaction
-from ringfence.store.rows import last_time
+from ringfence.store.rows import Approval, last_time
 from ringfence.store.schema import DATABASE, connect, migrate, prepare_folder
 from ringfence.store.transaction import Transaction
-from ringfence.store.waiting import Waiting
-from ringfence.store.writer import Job, Writer, nothing
+from ringfence.store.writer import WriteJob, Writer, nothing
 
 T = TypeVar("T")
 
 
 AHEAD_SECONDS = 0.05
 """How long a call may run before the database says that it does."""
+LOOK_SECONDS = 0.1
+"""How often an answer from another process is looked for."""
 KEPT_SECONDS = 7 * 24 * 3600.0
 """How long an idempotency key keeps its outcome, and a settled question what people were shown."""
 
@@ -62,8 +62,8 @@ class Store:
         self._closing = threading.Lock()
         self._catching_up_at = 0.0
         self.written = asyncio.Event()
-        """Set when something was written by a call of this process, for whoever tells of it."""
-        self.waiting = Waiting(self.reader)
+        """Set when something was written by a call of this process, for the program that reports it."""
+        self.waiting = AnswerWaiters(self.reader)
 
     @classmethod
     def open(cls, folder: Path, keys: Keys) -> Store:
@@ -88,9 +88,9 @@ class Store:
             raise StoreError(f"the log could not be read: {exc}") from exc
         recovery = Recovery(connection, folder, keys)
         recovered = recovery.sweep()
-        opened: Opened | None = None
+        opened: OpenChain | None = None
         try:
-            opened = continued(connection, folder, keys) or begun(folder, keys)
+            opened = continue_chain(connection, folder, keys) or begin_chain(folder, keys)
             with durable_transaction(connection, opened.head, keys, due) as transaction:
                 opened.take(connection)
                 transaction.append(OPENED, None, _opening(connection, opened.head.chain, keys))
@@ -108,7 +108,9 @@ class Store:
                 raise StoreError(f"a chain could not be opened in {folder}: {exc.strerror or exc}") from exc
             raise
         store = cls(folder, writer, opened.lock, (opened.checkpoints, ahead))
-        store.chain, store.recovered, store._keys = head.chain, recovered, keys
+        store.chain = head.chain
+        store.recovered = recovered
+        store._keys = keys
         writer.start()
         return store
 
@@ -130,10 +132,10 @@ class Store:
         return await self.write(work, alone=alone, covered=False)
 
     def _catch_up(self) -> None:
-        """Whoever reads the database is to find calls that take their time."""
+        """A reader of the database is to find calls that take their time."""
         self._catching_up_at = 0.0
         if self._writer.is_ahead:
-            self._submit(Job(nothing, False, covered=False))
+            self._submit(WriteJob(nothing, False, covered=False))
 
     async def write(
         self, work: Callable[[Transaction], T], *, durable: bool = False, alone: bool = False, covered: bool = True
@@ -141,11 +143,11 @@ class Store:
         """Do `work` in the writer's thread and return what it returned, once it is kept.
 
         `durable` also waits for the disk; what need not be `covered` by a signed checkpoint is covered by the next.
-        Where the caller is `alone`, what waits for no disk is done at once, on its own thread, if nobody writes just
-        now: two changes of thread cost as much as the work. Cancelling abandons the
-        answer, not the work. Raises StoreError where nothing was kept, or whatever `work` raised.
+        Where the caller is `alone`, what waits for no disk is done at once, on its own thread, if no other writes just
+        now: two changes of thread cost as much as the work. Cancelling abandons the answer, not the work. Raises
+        StoreError where nothing was kept, or whatever `work` raised.
         """
-        if alone and not durable and self._writer.perform(job := Job(work, durable, covered)):
+        if alone and not durable and self._writer.perform(job := WriteJob(work, durable, covered)):
             if job.error is not None:
                 raise job.error
             self.written.set()
@@ -154,13 +156,13 @@ class Store:
         answer: asyncio.Future[T] = loop.create_future()
         # Not at once: the writer would wake while this thread still holds the interpreter's lock, and the two would
         # fight over it. By its next turn the loop has little left to do but wait.
-        loop.call_soon(self._submit, Job(work, durable, covered, loop, task=answer))
+        loop.call_soon(self._submit, WriteJob(work, durable, covered, loop, task=answer))
         result = await answer
         self.written.set()
         return result
 
-    def _submit(self, job: Job) -> None:
-        """Out of the loop nobody would hear that the queue refused a job; who waits for it does."""
+    def _submit(self, job: WriteJob) -> None:
+        """Outside of the loop a refusal by the queue would be lost; the waiting caller hears of it."""
         try:
             self._writer.submit(job)
         except StoreError as exc:
@@ -170,13 +172,13 @@ class Store:
     def write_sync(self, work: Callable[[Transaction], T], *, durable: bool = True) -> T:
         """The same from a thread without an event loop."""
         waiting: Future[T] = Future()
-        self._writer.submit(Job(work, durable, thread=waiting))
+        self._writer.submit(WriteJob(work, durable, thread=waiting))
         return waiting.result()
 
     def prune(self, before: float, by: str) -> Prune:
-        """Remove what is older than `before` from the beginning of every chain, as far as nobody needs it.
+        """Remove what is older than `before` from the beginning of every chain, as far as it is not needed.
 
-        Waits, so not to be called on an event loop. Raises StoreError, Conflict where somebody else prunes.
+        Waits, so not to be called on an event loop. Raises StoreError, Conflict where another process prunes.
         """
         assert self._keys is not None
         forgotten = time.time() - KEPT_SECONDS
@@ -201,7 +203,7 @@ class Store:
             for reader in list(self._readers):
                 reader.close()
             ending: Future[None] = Future()
-            if not self._writer.finish(Job(self._end, True, thread=ending)):
+            if not self._writer.finish(WriteJob(self._end, True, thread=ending)):
                 return
             self._writer.join()
             error = ending.exception()
@@ -245,9 +247,70 @@ class Store:
 
 
 def _opening(connection: sqlite3.Connection, own: str, keys: Keys) -> Json:
-    """Names the last record of all before it, and every other chain's end that nobody has named, so that no older
+    """Names the last record of all before it, and every other chain's end that no record has named, so that no older
     chain can vanish without a trace."""
     previous = naming.last_of_all(connection)
     ends = naming.unnamed(connection, own, live=True)
     about = {"previous": previous, "host": socket.gethostname(), "pid": os.getpid(), "key": keys.id}
     return {**about, "ends": ends} if ends else about
+
+
+# ── Waking those who wait for a person's answer ───────────────────────────────────────────────────
+#
+# One cheap look serves all of them. The answer may be given by another process. SQLite tells at once whether another
+# connection wrote; only then is it asked, once, which questions are still open. What people were shown, which may be
+# large, is not read for that.
+
+
+class AnswerWaiters:
+    """Those of one event loop who wait. While there are none, nothing is done."""
+
+    def __init__(self, reader: Callable[[], Reader]) -> None:
+        self._reader = reader
+        self._waiting: dict[asyncio.Event, Approval] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._next: asyncio.TimerHandle | None = None
+        self._version: int | None = None
+
+    @contextmanager
+    def answer_to(self, question: Approval) -> Iterator[asyncio.Event]:
+        """Set once that question no longer waits for an answer. That it may have expired is for others to see."""
+        self._loop = asyncio.get_running_loop()
+        answered = asyncio.Event()
+        self._waiting[answered] = question
+        try:
+            self._look_again()
+            yield answered
+        finally:
+            del self._waiting[answered]
+            if not self._waiting and self._next is not None:
+                self._next.cancel()
+
+    def wake(self) -> None:
+        """From any thread: an answer was given here."""
+        loop = self._loop
+        if loop is not None and self._waiting and not loop.is_closed():
+            loop.call_soon_threadsafe(self._look_again)
+
+    def _look_again(self) -> None:
+        """At once, whichever connection wrote."""
+        self._version = None
+        self._look()
+
+    def _look(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        if not self._waiting or self._loop is None:
+            return
+        self._next = self._loop.call_later(LOOK_SECONDS, self._look)
+        try:
+            version = self._reader().version()
+            if version == self._version:
+                return
+            open_ = self._reader().unanswered(min(question.asked_at for question in self._waiting.values()))
+            self._version = version
+        except StoreError:
+            return  # the caller that waits has a limit, and then hears what is wrong
+        for answered, question in self._waiting.items():
+            if question.id not in open_:
+                answered.set()

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from ringfence import canonical, system
 from ringfence.audit import approvals, chain
-from ringfence.audit.approvals import Leave, NotProven
+from ringfence.audit.approvals import NotProven, ProvenApproval
 from ringfence.audit.chain import Head
 from ringfence.audit.keys import Keys
-from ringfence.errors import StoreError
-from ringfence.model import Definition, Json, Receipt
+from ringfence.core import canonical, system
+from ringfence.core.errors import StoreError
+from ringfence.core.model import Definition, Json, Receipt
 from ringfence.store import naming
-from ringfence.store.ahead import Noted
+from ringfence.store.chainfiles import Noted
 from ringfence.store.clock import TOLERANCE
 from ringfence.store.rows import (
     APPROVAL,
@@ -29,8 +29,8 @@ from ringfence.store.rows import (
     Conflict,
     Expired,
     KeyRow,
-    NotFound,
     Part,
+    RowNotFound,
     Unproven,
     approval_by_id,
     approval_from,
@@ -42,7 +42,7 @@ from ringfence.store.rows import (
 )
 
 SAID_SECONDS = 3600.0
-"""After so long a process says again what its records share: by then somebody may have forgotten it."""
+"""After so long a process says again what its records share: by then a reader may have forgotten it."""
 _SAY = "INSERT INTO shared (digest, text, at) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at"
 _COPIED = ("call", "contract", "pin", "decision", "approval", "arguments", "durable", "effect_possible", "shared")
 _CHANGED = "Somebody changed the database"
@@ -119,7 +119,7 @@ class Transaction:
 
     def mark_set_back(self) -> bool:
         """Put it on record where the time of day was set back. Questions that are open are void then: whether they
-        would have expired meanwhile, nobody can tell. True where it was."""
+        would have expired meanwhile, cannot be told. True where it was."""
         now = self.began
         if now >= self._due - TOLERANCE:
             return False
@@ -134,7 +134,7 @@ class Transaction:
         return True
 
     def unnamed_ends(self) -> list[Json]:
-        """Where other chains have ended and nobody has named that; whoever asks for them does."""
+        """Where other chains have ended and no record has named that; the caller does."""
         return naming.unnamed(self._connection, self.head.chain, live=False)
 
     def _insert(self, record: chain.Record, salt: bytes | None) -> None:
@@ -170,7 +170,7 @@ class Transaction:
         ).fetchall()
         closed: list[str] = []
         for call_id, seq, text in rows:
-            if self._has_ended(call_id):  # whoever says that it began again does not know
+            if self._has_ended(call_id):  # the caller that says it began again does not know
                 self._connection.execute("DELETE FROM running WHERE call_id = ?", (call_id,))
                 continue
             self.append("finished", call_id, {**_lost(text), "started_seq": seq, "started_chain": chain_name})
@@ -239,7 +239,7 @@ class Transaction:
         """Record one person's answer to the question as they have `seen` it. Who may answer is for the caller to know;
         here each answers once.
 
-        Raises NotFound, Expired, Conflict where the question is settled or the person has answered it, or Unproven
+        Raises RowNotFound, Expired, Conflict where the question is settled or the person has answered it, or Unproven
         where it is not the one that was asked.
         """
         now = max(now, self._due)
@@ -248,19 +248,19 @@ class Transaction:
             raise Expired(f"approval {identity} has expired")
         if asked.state != "pending":
             raise Conflict(f"approval {identity} is already {asked.state}")
-        leave = self._leave(asked, shown)
+        proven = self._proven(asked, shown)
         if seen is not None and (_question(seen), pack(seen.summary)) != (_question(asked), shown):
             raise Conflict(f"approval {identity} was changed while it was being read")
-        if leave.void is not None or leave.expired(now, system.boot(), system.uptime()):
+        if proven.void is not None or proven.expired(now, system.boot(), system.uptime()):
             raise Expired(f"approval {identity} has expired")
-        if person in (*leave.refused_by, *(yes.person for yes in leave.agreed)):
+        if person in (*proven.refused_by, *(yes.person for yes in proven.agreed)):
             raise Conflict(f"{person} has already answered approval {identity}")
         self._connection.execute(
             "INSERT OR REPLACE INTO answers (approval_id, person, approve, at) VALUES (?, ?, ?, ?)",
             (identity, person, approve, now),
         )
-        given = len(leave.agreed) + approve
-        state = "denied" if not approve or leave.refused_by else "approved" if given >= asked.people else "pending"
+        given = len(proven.agreed) + approve
+        state = "denied" if not approve or proven.refused_by else "approved" if given >= asked.people else "pending"
         self._connection.execute("UPDATE approvals SET state = ? WHERE id = ?", (state, identity))
         body = {
             "approval": identity,
@@ -268,8 +268,8 @@ class Transaction:
             "person": person,
             "approve": approve,
             "state": state,
-            "asked": leave.place.hash,
-            "shown": leave.question.get("shown"),
+            "asked": proven.place.hash,
+            "shown": proven.question.get("shown"),
         }
         self._append_signed(approvals.ANSWERED, asked.call_id, body)
         return self._brief(identity, now)
@@ -285,18 +285,18 @@ class Transaction:
         ).fetchall()
         for row in rows:
             found = approval_from(self._connection, row, now)
-            leave = self._leave(found)
-            if leave.used_by:
-                raise Unproven(found.id, f"call {leave.used_by[0]} has used it already. {_CHANGED}")
-            if not leave.complete:
+            proven = self._proven(found)
+            if proven.used_by:
+                raise Unproven(found.id, f"call {proven.used_by[0]} has used it already. {_CHANGED}")
+            if not proven.complete:
                 raise Unproven(found.id, f"the signed log has not the answers of those who must agree. {_CHANGED}")
-            if leave.void is not None or leave.expired(now, system.boot(), system.uptime()):
+            if proven.void is not None or proven.expired(now, system.boot(), system.uptime()):
                 continue
             self._connection.execute(
                 "UPDATE approvals SET state = 'consumed', consumed_by = ? WHERE id = ?", (call_id, found.id)
             )
             self.append(approvals.USED, found.call_id, {"approval": found.id, "used_by": call_id})
-            return replace(found, state="consumed", consumed_by=call_id, leave=leave)
+            return replace(found, state="consumed", consumed_by=call_id, leave=proven)
         return None
 
     def _brief(self, identity: str, now: float) -> Approval:
@@ -308,10 +308,10 @@ class Transaction:
         """And the text of its summary, which is not taken apart here."""
         row = self._connection.execute(f"{APPROVAL} WHERE id = ?", (identity,)).fetchone()
         if row is None:
-            raise NotFound(f"there is no approval {identity}")
+            raise RowNotFound(f"there is no approval {identity}")
         return approval_from(self._connection, (*row[:6], "{}", *row[7:]), now), str(row[6])
 
-    def _leave(self, asked: Approval, shown: str | None = None) -> Leave:
+    def _proven(self, asked: Approval, shown: str | None = None) -> ProvenApproval:
         """What the log proves of it; that must be what the tables say. Raises Unproven."""
         kinds = (approvals.ASKED, approvals.ANSWERED, approvals.USED, approvals.VOID)
         marks = ", ".join("?" * len(kinds))
@@ -319,10 +319,10 @@ class Transaction:
             f"{RECORD} WHERE call_id = ? AND kind IN ({marks}) ORDER BY id", (asked.call_id, *kinds)
         ).fetchall()
         try:
-            leave = approvals.prove(asked.id, map(record_from, rows), self._keys.public)
+            proven = approvals.prove(asked.id, map(record_from, rows), self._keys.public)
         except NotProven as exc:
             raise Unproven(asked.id, str(exc) if exc.older else f"{exc}. {_CHANGED}") from None
-        place = leave.place
+        place = proven.place
         row = self._connection.execute(
             "SELECT salt FROM records WHERE chain = ? AND seq = ?", (place.chain, place.seq)
         ).fetchone()
@@ -330,9 +330,9 @@ class Transaction:
         stated = {**_question(asked), "bound": canonical.salted_bytes(asked.digest.encode(), salt)}
         if shown is not None:
             stated["shown"] = canonical.salted_bytes(shown.encode(), salt)
-        if any(leave.question.get(name) != value for name, value in stated.items()):
+        if any(proven.question.get(name) != value for name, value in stated.items()):
             raise Unproven(asked.id, f"it is not what was asked by the signed log. {_CHANGED}")
-        return leave
+        return proven
 
     # ── Idempotency keys ──
 
@@ -353,7 +353,7 @@ class Transaction:
             "UPDATE keys SET state = ?, outcome = ? WHERE scope = ? AND key = ?", (state, kept, scope, key)
         )
         if done.rowcount != 1:
-            raise NotFound(f"idempotency key {key!r} was not taken")
+            raise RowNotFound(f"idempotency key {key!r} was not taken")
 
     def release_key(self, scope: str, key: str, call_id: str) -> None:
         """Give back the key of a call that provably never ran. One that is settled, or another call's, stays."""
@@ -362,7 +362,7 @@ class Transaction:
         )
 
     def lose_keys(self, call_id: str) -> None:
-        """Mark what this call held as unknown: it may have run, and nobody will say."""
+        """Mark what this call held as unknown: it may have run, and its outcome will never be known."""
         self._connection.execute(
             "UPDATE keys SET state = 'unknown' WHERE call_id = ? AND state = 'started'", (call_id,)
         )
@@ -416,7 +416,7 @@ class Transaction:
                 "UPDATE records SET salt = NULL WHERE call_id = ? AND instr(text, ?) AND salt IS NOT NULL",
                 (asked_by, identity),
             ).rowcount
-        # Nobody can be shown any more what they would agree to.
+        # No person can be shown any more what they would agree to.
         self._connection.execute(
             "UPDATE approvals SET state = 'expired' WHERE call_id = ? AND state IN ('pending', 'approved')", (call_id,)
         )
@@ -498,7 +498,7 @@ def _question(asked: Approval) -> Json:
 
 
 def _lost(text: str | None) -> Json:
-    """The finished record of a call whose outcome nobody knows, from its started one."""
+    """The finished record of a call whose outcome is unknown, from its started one."""
     started: Any = {}
     if text is not None:
         with contextlib.suppress(StoreError):  # a damaged record still has to be closed

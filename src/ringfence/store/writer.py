@@ -1,10 +1,10 @@
 """The one thread that writes: it takes whatever waits, commits it together, signs the head, and only then answers.
 
-What waits for no disk may also be committed by the thread that asks, in its turn, where that holds up nobody else.
-Nobody is answered before the record is in the database and the checkpoint that covers it in its file; where it tells of
+What waits for no disk may also be committed by the thread that asks, in its turn, where that holds up no other. No
+caller is answered before the record is in the database and the checkpoint that covers it in its file. For a record of
 something that is only about to begin, and whose end is recorded and covered, too, the database is enough, or even a
-file beside it (`ahead`), which the next commit takes along. A failure of the disk fails the whole group and leaves the
-writer able to go on when the disk does.
+file beside it (`AheadFile`), which the next commit takes along. A failure of the disk fails the whole group; the writer
+goes on when the disk does.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringfence import system
 from ringfence.audit import chain
 from ringfence.audit.chain import Head
-from ringfence.errors import StoreError
-from ringfence.model import Json, Receipt
-from ringfence.store.ahead import AheadFile, Noted
-from ringfence.store.chainfile import CheckpointFile
-from ringfence.store.clock import TOLERANCE, Clock
+from ringfence.core import system
+from ringfence.core.errors import StoreError
+from ringfence.core.model import Json, Receipt
+from ringfence.store.chainfiles import AheadFile, CheckpointFile, Noted
+from ringfence.store.clock import TOLERANCE, LogClock
 from ringfence.store.naming import Naming
 from ringfence.store.rows import last_time
 from ringfence.store.schema import BUSY_SECONDS, DATABASE, connect
@@ -41,14 +40,14 @@ MAX_WAITING = 20_000
 """A queue longer than this is a disk that will not catch up; callers are told so at once."""
 MAX_SAID = 1000
 LOG_BYTES = 1024 * 1024
-"""Written since the log was last moved into the database; more, and the thread moves it, when nobody waits for that."""
+"""Written since the log was last moved into the database; more, and the thread moves it while no caller waits."""
 _COARSE_NANOSECONDS = 2_000_000_000
 
 Work = Callable[[Transaction], Any]
 
 
 @dataclass(slots=True)
-class Job:
+class WriteJob:
     """One piece of work and who waits for it: a task of an event loop, or a thread."""
 
     work: Work
@@ -62,7 +61,7 @@ class Job:
     error: BaseException | None = None
 
     def resolve(self) -> None:
-        """Tell whoever waits; on the waiting loop's own thread. One that was cancelled waits no more."""
+        """Tell the caller that waits, on its loop's own thread. One that was cancelled waits no more."""
         future = self.task if self.task is not None else self.thread
         if future is None or future.done():
             return
@@ -93,7 +92,7 @@ class Writer(threading.Thread):
         self._said: dict[str, float] = {}
         """What records share and the database has, by its digest, and when this process said it."""
         self._covered = head.seq
-        self._clock = Clock(time.time())
+        self._clock = LogClock(time.time())
         self._naming = Naming()
         self._version: int | None = None
         """Of the database, as we left it: another one, and another process has written."""
@@ -107,13 +106,13 @@ class Writer(threading.Thread):
         self._watched = system.watched(folder)
         self._unchanged: tuple[int, int] | None = None
         """The folder's times when the files in it were last looked at."""
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[WriteJob | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._turn = threading.Lock()
-        """Held by whoever commits; the connection and the head are theirs meanwhile."""
+        """Held by the thread that commits; the connection and the head are its own meanwhile."""
         self._closed = False
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WriteJob) -> None:
         """Queue a job. Raises StoreError when closed or hopelessly behind."""
         with self._gate:  # so that no job can come after the end of the queue
             if self._closed:
@@ -122,7 +121,7 @@ class Writer(threading.Thread):
                 raise StoreError(f"the store is overloaded: {MAX_WAITING} writes are waiting")
             self._jobs.put(job)
 
-    def finish(self, last: Job) -> bool:
+    def finish(self, last: WriteJob) -> bool:
         """Let the queue run out with `last` as its end. False where that was already under way."""
         with self._gate:
             if self._closed:
@@ -132,8 +131,8 @@ class Writer(threading.Thread):
             self._jobs.put(None)
             return True
 
-    def perform(self, job: Job) -> bool:
-        """Commit a job that waits for no disk in this thread. False where that would wait for somebody else."""
+    def perform(self, job: WriteJob) -> bool:
+        """Commit a job that waits for no disk in this thread. False where another thread or process is in the way."""
         if not self._turn.acquire(blocking=False):
             return False
         try:
@@ -142,13 +141,13 @@ class Writer(threading.Thread):
             if not self._settle([job], patient=False):
                 return False
             if self._unmoved > LOG_BYTES:
-                self._jobs.put(Job(nothing, False))  # moving the log waits for the disk, so the thread does it
+                self._jobs.put(WriteJob(nothing, False))  # moving the log waits for the disk, so the thread does it
             return True
         finally:
             self._turn.release()
 
     def note(self, kind: str, call_id: str, body: Json, salt: bytes) -> Receipt | None:
-        """Write a record ahead of the database. None where that would wait for somebody else, or cannot be.
+        """Write a record ahead of the database. None where that would wait for another thread or process, or cannot be.
 
         Raises StoreError.
         """
@@ -195,28 +194,28 @@ class Writer(threading.Thread):
         self._drop_connection()
         system.unwatch(self._watched)
 
-    def _settle(self, group: list[Job], *, patient: bool) -> bool:
-        """Commit a group, or fail it. False where somebody else has the database, and we are not to wait for them."""
+    def _settle(self, group: list[WriteJob], *, patient: bool) -> bool:
+        """Commit a group, or fail it. False where another process has the database, and we are not to wait for it."""
         try:
             return self._commit(group, patient)
         except StoreError as exc:
             _fail(group, exc)
-        except Exception as exc:  # the edge of the writer: whatever it was, nobody may wait for ever
+        except Exception as exc:  # the edge of the writer: whatever it was, no caller may wait for ever
             self._drop_connection()
             _fail(group, StoreError(f"the store failed: {exc!r}"))
         return True
 
-    def _take(self) -> tuple[list[Job], bool]:
-        group: list[Job] = []
+    def _take(self) -> tuple[list[WriteJob], bool]:
+        group: list[WriteJob] = []
         job = self._jobs.get()
         while job is not None:
             group.append(job)
-            if len(group) == MAX_GROUP or self._jobs.empty():  # nobody else takes from it
+            if len(group) == MAX_GROUP or self._jobs.empty():  # no other thread takes from it
                 return group, True
             job = self._jobs.get()
         return group, False
 
-    def _commit(self, group: list[Job], patient: bool) -> bool:
+    def _commit(self, group: list[WriteJob], patient: bool) -> bool:
         connection = self._connect()
         durable = True in [job.durable for job in group]
         try:
@@ -281,14 +280,15 @@ class Writer(threading.Thread):
             return False
         return True
 
-    def _perform(self, connection: sqlite3.Connection, transaction: Transaction, group: list[Job]) -> bool:
+    def _perform(self, connection: sqlite3.Connection, transaction: Transaction, group: list[WriteJob]) -> bool:
         """Run each job in a savepoint of its own; True where any of them is to be kept."""
         alone = len(group) == 1
         kept = False
         for job in group:
             head = transaction.head
             if not alone:
-                begun, saying = dict(transaction.begun), dict(transaction.saying)
+                begun = dict(transaction.begun)
+                saying = dict(transaction.saying)
                 connection.execute("SAVEPOINT job")
             try:
                 job.result = job.work(transaction)
@@ -299,7 +299,8 @@ class Writer(threading.Thread):
                 job.error = exc
                 transaction.head = head
                 if not alone:
-                    transaction.begun, transaction.saying = begun, saying
+                    transaction.begun = begun
+                    transaction.saying = saying
                     connection.execute("ROLLBACK TO job")
             if not alone:
                 connection.execute("RELEASE job")
@@ -334,13 +335,16 @@ class Writer(threading.Thread):
             self._caught_up()
         self._kept = found
         self._head = self._noted[-1][0].head if self._noted else found
-        self._doubtful, self._full, self._patient, self._version = None, False, True, None
+        self._doubtful = None
+        self._full = False
+        self._patient = True
+        self._version = None
         self._connection = connection
         self._log = _identity(self._log_path)
         return connection
 
     def _check_files(self) -> None:
-        """A database or log that was removed would go on taking records that nobody could ever read.
+        """A database or log that was removed would go on taking records that could never be read.
 
         Neither can be without a change of the folder, and to ask that is cheaper.
         """
@@ -382,25 +386,25 @@ def _identity(path: str) -> tuple[int, int]:
     return info.st_ino, info.st_dev
 
 
-def _fail(group: list[Job], error: StoreError) -> None:
+def _fail(group: list[WriteJob], error: StoreError) -> None:
     for job in group:
         if job.error is None:
             job.error = error
 
 
-def _answer(group: list[Job]) -> None:
+def _answer(group: list[WriteJob]) -> None:
     """Wake every waiting thread, and each event loop once."""
-    loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    loops: dict[asyncio.AbstractEventLoop, list[WriteJob]] = {}
     for job in group:
         if job.loop is None:
             job.resolve()
         else:
             loops.setdefault(job.loop, []).append(job)
     for loop, jobs in loops.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits there any more
             loop.call_soon_threadsafe(_resolve_all, jobs)
 
 
-def _resolve_all(jobs: list[Job]) -> None:
+def _resolve_all(jobs: list[WriteJob]) -> None:
     for job in jobs:
         job.resolve()

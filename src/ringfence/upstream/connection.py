@@ -15,20 +15,19 @@ from typing import Any
 import anyio
 from mcp.shared.inbound import encode_header_value, find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
 
-from ringfence import canonical
-from ringfence.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
-from ringfence.model import Definition, Json, ServerSpec, Status
-from ringfence.ports import SAID_IN_CALLS, UpstreamRequest
-from ringfence.upstream import roots
+from ringfence.core import canonical
+from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
+from ringfence.core.model import Definition, Json, ServerSpec, Status
+from ringfence.core.ports import SAID_IN_CALLS, UpstreamRequest
 from ringfence.upstream.link import (
     ANSWER_UNUSABLE,
     HANDSHAKE,
     HANDSHAKES,
     MAX_MESSAGE_BYTES,
     MODERN,
-    Exchange,
-    Link,
+    InFlight,
     RpcError,
+    ServerLink,
 )
 
 log = logging.getLogger("ringfence.upstream")
@@ -50,22 +49,31 @@ _WEB = re.compile(r"https?://[\x21-\x7e]+", re.IGNORECASE)
 _CAPABILITY = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
 _NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
+ROOTS_METHOD = "roots/list"
+ROOTS_CHANGED = "notifications/roots/list_changed"
+_ASK_SECONDS = 10.0
+_HEAR_SECONDS = 1.0
+_SETTLE_SECONDS = 0.05
+"""A server looks at the folders before it goes by them, and does not say when it has."""
+
 Events = Callable[[str, Json], Awaitable[None]]
 Consent = Callable[[UpstreamRequest, str, Json], Awaitable[bool]]
+
+
 """Whether a person agrees that this server asks this of the client (`sampling: ask`)."""
 
 
 class Connection:
     """Negotiated once by `open`, then used for many requests."""
 
-    def __init__(self, spec: ServerSpec, link: Link, consent: Consent) -> None:
+    def __init__(self, spec: ServerSpec, link: ServerLink, consent: Consent) -> None:
         self.spec = spec
         self.version = ""
         self.server_capabilities: Json = {}
         self.definitions: dict[tuple[str, str], Definition] = {}
         self.link = link
         link.unowned = self._unowned
-        self.roots = roots.Roots()
+        self.roots = Roots()
         """Of the client that this connection is for."""
         self.aside: Events = _nowhere
         """Gets what the server says in the course of a call that is no part of it."""
@@ -82,12 +90,12 @@ class Connection:
     async def open(self, capabilities: Json, known_version: str | None, tell: Events) -> None:
         """Agree on a revision and read what the server offers."""
         self._client_capabilities = relayable(self.spec, capabilities)
-        quiet = Exchange(ask=self._unowned, tell=tell)
+        quiet = InFlight(ask=self._unowned, tell=tell)
         if known_version in HANDSHAKES or not await self._discover(quiet):
             await self._initialize(quiet)
         await self.refresh(quiet)
 
-    async def _discover(self, exchange: Exchange) -> bool:
+    async def _discover(self, exchange: InFlight) -> bool:
         with anyio.move_on_after(_PROBE_SECONDS):
             params, headers = self._envelope("server/discover", {}, {}, None)
             try:
@@ -105,7 +113,7 @@ class Connection:
                 return True
         return False
 
-    async def _initialize(self, exchange: Exchange) -> None:
+    async def _initialize(self, exchange: InFlight) -> None:
         params = {
             "protocolVersion": HANDSHAKE,
             "capabilities": self._client_capabilities,
@@ -130,9 +138,9 @@ class Connection:
         capabilities = result.get("capabilities")
         self.server_capabilities = capabilities if isinstance(capabilities, dict) else {}
 
-    async def refresh(self, exchange: Exchange | None = None) -> None:
+    async def refresh(self, exchange: InFlight | None = None) -> None:
         """Read the server's tools and prompts anew."""
-        quiet = exchange or Exchange(ask=self._unowned, tell=_nowhere)
+        quiet = exchange or InFlight(ask=self._unowned, tell=_nowhere)
         found: dict[tuple[str, str], Definition] = {}
         for kind, method, key in (("tool", "tools/list", "tools"), ("prompt", "prompts/list", "prompts")):
             if key not in self.server_capabilities:
@@ -144,9 +152,9 @@ class Connection:
                     found[kind, name] = Definition(self.spec.name, name, digest, body, kind)  # type: ignore[arg-type]
         self.definitions = found
 
-    async def list_all(self, method: str, key: str, exchange: Exchange | None = None) -> list[Json]:
+    async def list_all(self, method: str, key: str, exchange: InFlight | None = None) -> list[Json]:
         """Every page of a listing."""
-        quiet = exchange or Exchange(ask=self._unowned, tell=_nowhere)
+        quiet = exchange or InFlight(ask=self._unowned, tell=_nowhere)
         out: list[Json] = []
         size = 0
         cursor: str | None = None
@@ -195,7 +203,7 @@ class Connection:
 
     async def _unowned(self, method: str, params: Json) -> Json:
         """The server asks in no call's course."""
-        if method != roots.METHOD:
+        if method != ROOTS_METHOD:
             raise RpcError(_METHOD_NOT_FOUND, f"{method} belongs to no call in progress")
         return self.roots.answer()
 
@@ -233,7 +241,7 @@ class Connection:
             async def tell(method: str, params: Json) -> None:
                 await (request.channel.notify if method in SAID_IN_CALLS else self.aside)(method, params)
 
-            exchange = Exchange(ask=ask, tell=tell, client=request.session, own=request.headers)
+            exchange = InFlight(ask=ask, tell=tell, client=request.session, own=request.headers)
             try:
                 return await self._rounds(request, exchange, asking)
             except RpcError as exc:
@@ -247,10 +255,11 @@ class Connection:
     async def _rounds(
         self,
         request: UpstreamRequest,
-        exchange: Exchange,
+        exchange: InFlight,
         asking: Callable[[Mapping[str, Json]], Awaitable[Mapping[str, Json]]],
     ) -> Json:
-        sent, capabilities = request.params, relayable(self.spec, request.channel.capabilities)
+        sent = request.params
+        capabilities = relayable(self.spec, request.channel.capabilities)
         if self.modern and request.log_level is not None:
             sent = {**sent, "_meta": {**_mapping(sent.get("_meta")), _LOG_LEVEL: request.log_level}}
         params = sent
@@ -311,7 +320,7 @@ class Connection:
         await self.link.notify(method, params, {"mcp-protocol-version": self.version})
 
     async def _send(
-        self, method: str, params: Json, exchange: Exchange, capabilities: Json, definition: Definition | None
+        self, method: str, params: Json, exchange: InFlight, capabilities: Json, definition: Definition | None
     ) -> Json:
         if self.modern:
             params, headers = self._envelope(method, params, capabilities, definition)
@@ -372,7 +381,8 @@ class Connection:
     def _url(self, entry: Any) -> Json | None:
         """One URL to visit, in our own words."""
         entry = _mapping(entry)
-        ident, message = entry.get("elicitationId"), entry.get("message")
+        ident = entry.get("elicitationId")
+        message = entry.get("message")
         if entry.get("mode") != "url" or not _is_web(entry.get("url")) or not isinstance(ident, str):
             return None
         text = f"[{self.spec.name}] {message if isinstance(message, str) else ''}"
@@ -385,7 +395,7 @@ class Connection:
         wanted: Json = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
         if uris:
             wanted["resourceSubscriptions"] = sorted(uris)
-        exchange = Exchange(ask=self._unowned, tell=tell)
+        exchange = InFlight(ask=self._unowned, tell=tell)
         try:
             await self._send("subscriptions/listen", {"notifications": wanted}, exchange, {}, None)
         except RpcError as exc:
@@ -422,3 +432,66 @@ def _mapping(value: Any) -> Json:
 
 async def _nowhere(method: str, params: Json) -> None:
     return None
+
+
+# ── Roots ─────────────────────────────────────────────────────────────────────────────────────────
+#
+# The folders that a client says it works on, for servers that ask for them outside of any call. They are passed on as
+# the client tells them, and are no boundary: what a server can reach is what its box shows it. A client can only be
+# asked while a call of its own runs, so it is asked when a connection is opened for it, and again with the first call
+# after it said that they changed.
+
+
+async def ask_roots(request: UpstreamRequest) -> Json | None:
+    """What the client of a call tells; None where it does not."""
+    question: Json = {"method": ROOTS_METHOD, "params": {"_meta": {"ringfence/server": request.server}}}
+    with anyio.move_on_after(_ASK_SECONDS):
+        try:
+            answer = (await request.channel.ask({"roots": question})).get("roots")
+        except Refused:
+            return None
+        return answer if isinstance(answer, dict) else None
+    return None
+
+
+async def first_roots(request: UpstreamRequest, capabilities: Json) -> Roots:
+    """For a connection that is opened for this call's client alone; a shared connection knows no client's."""
+    return Roots(await ask_roots(request) if "roots" in capabilities and request.session is not None else None)
+
+
+class Roots:
+    """Of one connection."""
+
+    def __init__(self, told: Json | None = None) -> None:
+        self._told = told
+        self._stale = False
+        self._heard = anyio.Event()
+        self._wanted = False
+        self._at = float("-inf")
+
+    def change(self) -> None:
+        """The client said that they are others now."""
+        self._stale = self._told is not None
+
+    def answer(self) -> Json:
+        """To a server that asks. Raises RpcError where nothing was told."""
+        if self._told is None:
+            raise RpcError(_METHOD_NOT_FOUND, f"{ROOTS_METHOD} belongs to no call in progress")
+        self._wanted = True
+        self._at = anyio.current_time()
+        self._heard.set()
+        return self._told
+
+    async def settle(self, request: UpstreamRequest, notify: Callable[[str, Json | None], Awaitable[None]]) -> None:
+        """Before a call goes to the server: what changed is passed on, and the server has a moment to look at it."""
+        if self._stale:
+            self._stale = False
+            self._told = await ask_roots(request) or self._told
+            self._heard = anyio.Event()
+            await notify(ROOTS_CHANGED, None)
+            if self._wanted:
+                with anyio.move_on_after(_HEAR_SECONDS):
+                    await self._heard.wait()
+        left = self._at + _SETTLE_SECONDS - anyio.current_time()
+        if left > 0:
+            await anyio.sleep(left)

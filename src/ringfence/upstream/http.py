@@ -6,6 +6,7 @@ known whose it is. Bodies and events are bounded while they are read.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -15,14 +16,14 @@ from typing import Any
 import aiohttp
 import anyio
 import anyio.abc
+from aiohttp.client_proto import ResponseHandler
 
-from ringfence import canonical
-from ringfence.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
-from ringfence.model import Json, Principal, ServerSpec
-from ringfence.upstream.checked import Check, Checked
-from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, MODERN, Exchange, RpcError
-from ringfence.upstream.paced import connector
-from ringfence.upstream.pacing import MOST_QUESTIONS, PIECE_BYTES, Floods, Intake
+from ringfence.core import canonical
+from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
+from ringfence.core.model import Json, Principal, ServerSpec
+from ringfence.egress.resolver import Check, CheckedResolver
+from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, MODERN, InFlight, RpcError
+from ringfence.upstream.pacing import MOST_QUESTIONS, PIECE_BYTES, Floods, Intake, LinkBudget, framing
 
 log = logging.getLogger("ringfence.upstream")
 
@@ -33,9 +34,11 @@ _REOPEN_LEAST = 0.1
 _REOPEN_MOST = 30.0
 _ASIDE_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
+_PIECE_BYTES = 4096
+_CHEAP = 50.0
 
 _UNSAID = ("user-agent", "accept-encoding")
-"""Headers that the library would add: the one is nobody's business, the other buys nothing for messages this small."""
+"""Headers that the library would add: no server needs the one, and the other buys nothing for messages this small."""
 
 Tell = Callable[[str, Json], Awaitable[None]]
 Credentials = Callable[[], Awaitable[Mapping[str, str]]]
@@ -67,7 +70,7 @@ class HttpLink:
         self._name = name
         self._url = url
         self._credentials = credentials
-        self._resolver = None if check is None else Checked(partial(check, url))
+        self._resolver = None if check is None else CheckedResolver(partial(check, url))
         self._client: aiohttp.ClientSession | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._session: str | None = None
@@ -95,7 +98,9 @@ class HttpLink:
             ) as client,
             anyio.create_task_group() as group,
         ):
-            self._client, self._group, self._tell = client, group, tell
+            self._client = client
+            self._group = group
+            self._tell = tell
             try:
                 ready()
                 await self._over.wait()
@@ -125,7 +130,7 @@ class HttpLink:
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
 
-    async def request(self, method: str, params: Json, exchange: Exchange) -> Json:
+    async def request(self, method: str, params: Json, exchange: InFlight) -> Json:
         if self._client is None:
             raise Unavailable("server_down", f"server {self._name} is not connected")
         self._next_id += 1
@@ -146,7 +151,7 @@ class HttpLink:
         except (aiohttp.ClientError, TimeoutError) as exc:
             raise OutcomeUnknown("answer_lost", f"server {self._name}: the answer was lost ({exc})") from None
 
-    async def _post(self, client: aiohttp.ClientSession, message: Json, exchange: Exchange) -> Json:
+    async def _post(self, client: aiohttp.ClientSession, message: Json, exchange: InFlight) -> Json:
         body = canonical.message(message)
         headers = await self._headers(exchange.headers)
         async with client.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
@@ -162,7 +167,7 @@ class HttpLink:
             raise RpcError(ANSWER_UNUSABLE, f"server {self._name} answered with content type {kind[:60]!r}")
 
     async def _follow(
-        self, client: aiohttp.ClientSession, response: aiohttp.ClientResponse, ident: int, exchange: Exchange
+        self, client: aiohttp.ClientSession, response: aiohttp.ClientResponse, ident: int, exchange: InFlight
     ) -> Json:
         """Until the answer. A server of the handshake era may close the stream and go on with it when asked again."""
         place = _Place()
@@ -183,7 +188,7 @@ class HttpLink:
         return answer
 
     async def _read(
-        self, response: aiohttp.ClientResponse, place: _Place, ident: int, exchange: Exchange
+        self, response: aiohttp.ClientResponse, place: _Place, ident: int, exchange: InFlight
     ) -> Json | None:
         try:
             async for data in _events(response, place, self._intake):
@@ -199,7 +204,8 @@ class HttpLink:
     async def _inbound(
         self, value: Json, size: int, ask: Callable[[str, Json], Awaitable[Json]] | None, tell: Tell
     ) -> None:
-        method, params = value["method"], value.get("params")
+        method = value["method"]
+        params = value.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" not in value or not isinstance(method, str):
             await self._intake.notification(size)
@@ -302,7 +308,8 @@ class HttpLink:
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, limit: int = MAX_MESSAGE_BYTES) -> bytes:
-    content, out = response.content, bytearray()
+    content = response.content
+    out = bytearray()
     while not content.at_eof():
         out += await content.readany()
         if len(out) > limit:
@@ -378,7 +385,8 @@ class _Events:
                 self._held += len(line)
             elif not line:
                 whole = b"\n".join(self._data)
-                self._data, self._held = [], 0
+                self._data = []
+                self._held = 0
                 if whole:  # the first event of a stream that can be resumed has none
                     out.append(whole)
             else:
@@ -408,3 +416,91 @@ def _result(value: Json, ident: int) -> Json:
     if value.get("id") not in (ident, str(ident)) or not isinstance(result, dict):
         raise RpcError(ANSWER_UNUSABLE, "the server's answer belongs to no request of ours")
     return result
+
+
+# ── Sockets that are read at the pace of their link ───────────────────────────────────────────────
+#
+# Below the events there is HTTP, and it can be flooded as well: chunks of one byte, informational answers without end.
+# What these cost is spent before any content is seen, so it is counted where the bytes arrive.
+
+
+class _Paced(ResponseHandler):
+    """Hands on at once what arrives; what is dear, a little at a time, and meanwhile the socket is not read."""
+
+    def __init__(self, floods: Floods, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._pace = LinkBudget(
+            floods
+        )  # each socket its own: one that is held back may carry the answer of another call
+        self._waiting: asyncio.TimerHandle | None = None
+        self._backlog = bytearray()
+        self._lost: list[BaseException | None] = []
+
+    def data_received(self, data: bytes) -> None:
+        if not data:  # the library goes on with what it was handed before
+            super().data_received(data)
+            return
+        price = framing(data)
+        if price < _CHEAP and not self._backlog:
+            super().data_received(data)
+            self._hold(self._pace.owed(price))
+        else:
+            self._backlog += data
+            self._work_off()
+
+    def _work_off(self) -> None:
+        while self._backlog and self._waiting is None:
+            piece = bytes(self._backlog[:_PIECE_BYTES])
+            del self._backlog[:_PIECE_BYTES]
+            super().data_received(piece)
+            self._hold(self._pace.owed(framing(piece)))
+        if self._lost and not self._backlog:
+            super().connection_lost(self._lost.pop())
+
+    def _hold(self, seconds: float) -> None:
+        if self.transport is None or self.transport.is_closing() or not (seconds or self._waiting):
+            return
+        self.transport.pause_reading()
+        if self._waiting is None:
+            self._pace.floods.count += 1
+            self._waiting = asyncio.get_running_loop().call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        self._waiting = None
+        self._pace.floods.count -= 1
+        self._work_off()
+        if self._waiting is not None or self.transport is None or self.transport.is_closing():
+            return
+        if not (self._reading_paused or getattr(self, "_buffer_paused", False)):  # else the library holds it itself
+            self.transport.resume_reading()
+
+    def _resume_transport_reading(self) -> None:
+        """The library reads on whenever some of what it holds was taken, which is no reason to stop waiting."""
+        if self._waiting is None:
+            super()._resume_transport_reading()
+
+    @property
+    def should_close(self) -> bool:
+        return bool(self._backlog) or super().should_close
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._backlog:
+            self._lost.append(exc)  # what came before the end is heard before it
+        else:
+            super().connection_lost(exc)
+
+    def close(self) -> None:
+        self._backlog.clear()
+        super().close()
+
+    def abort(self) -> None:
+        self._backlog.clear()
+        super().abort()
+
+
+def connector(intake: Intake, resolver: CheckedResolver | None) -> aiohttp.TCPConnector:
+    """Must be made where a loop runs."""
+    made = aiohttp.TCPConnector(limit=100, keepalive_timeout=4.0, resolver=resolver)
+    # The library has no setting for this; tests/upstream/test_pacing.py fails should it take the name away.
+    made._factory = partial(_Paced, intake.floods, loop=asyncio.get_running_loop())  # type: ignore[assignment]
+    return made

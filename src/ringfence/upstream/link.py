@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ringfence.errors import RingfenceError
-from ringfence.model import Json
+from ringfence.core.errors import RingfenceError
+from ringfence.core.model import Json
 from ringfence.upstream.pacing import MOST_TOLD
 
 MODERN = "2026-07-28"
@@ -37,7 +37,7 @@ class RpcError(RingfenceError):
 
 
 @dataclass(slots=True)
-class Exchange:
+class InFlight:
     """One request of ours in flight, and whom the server reaches meanwhile."""
 
     ask: Callable[[str, Json], Awaitable[Json]]
@@ -53,7 +53,7 @@ class Exchange:
     """What was told and is not taken yet."""
 
     async def hear(self, method: str, params: Json) -> None:
-        """Tell, unless whoever is told takes nothing: what a server says must not pile up for a client that is slow."""
+        """Tell, unless the client takes nothing: what a server says must not pile up for a client that is slow."""
         if self.telling >= MOST_TOLD:
             return
         self.telling += 1
@@ -63,7 +63,7 @@ class Exchange:
             self.telling -= 1
 
 
-class Link(Protocol):
+class ServerLink(Protocol):
     """A channel to one server process or endpoint, before any MCP meaning."""
 
     unowned: Callable[[str, Json], Awaitable[Json]] | None
@@ -75,7 +75,7 @@ class Link(Protocol):
         ...
 
     def asking(self) -> Callable[[], Json | None]:
-        """From now on: what whoever serves asks of the network; None where that is not known."""
+        """From now on: what the server asks of the network; None where that is not known."""
         ...
 
     @property
@@ -83,7 +83,7 @@ class Link(Protocol):
         """Once it is over: why, and what the server seems to have lacked, where that can be told."""
         ...
 
-    async def request(self, method: str, params: Json, exchange: Exchange) -> Json:
+    async def request(self, method: str, params: Json, exchange: InFlight) -> Json:
         """Send and wait. Raises RpcError, Unavailable (nothing was sent) or OutcomeUnknown (no message came back)."""
         ...
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Hashable
 
 import anyio
 
-from ringfence.model import Json
+from ringfence.core.model import Json
 
 _UNITS_PER_SECOND = 5000
 _BURST = 500
@@ -42,7 +42,7 @@ class Floods:
         self.count = 0
 
 
-class Pace:
+class LinkBudget:
     """What one reader has spent, and for how long it must wait when that was too much."""
 
     def __init__(self, floods: Floods) -> None:
@@ -75,7 +75,7 @@ class Intake:
 
     def __init__(self, floods: Floods | None = None) -> None:
         self.floods = floods or Floods()
-        self._pace = Pace(self.floods)
+        self._pace = LinkBudget(self.floods)
         self._unanswered: set[Hashable] = set()
         self._thinking = 0
 
@@ -114,7 +114,7 @@ class Intake:
         self._unanswered.discard(ident)
 
     async def thought(self, ask: Callable[[str, Json], Awaitable[Json]], method: str, params: Json) -> Json | None:
-        """The answer to a question that somebody else must give; None where too many are being thought about."""
+        """The answer to a question that a person or client must give; None where too many are being thought about."""
         if self._thinking >= MOST_QUESTIONS:
             return None
         self._thinking += 1

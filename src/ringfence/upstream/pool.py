@@ -1,48 +1,164 @@
 """All connections to all servers: who has which, when one is opened anew, when it is closed.
 
-No connection is shared between principals; within one, clients that cannot be asked anything share one, and a client
-that can has its own, so that a question reaches the one whose call caused it."""
+No connection is shared between principals. Within one principal, clients that cannot be asked anything share a
+connection, and a client that can has its own, so that a question reaches the client whose call caused it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import anyio
 import anyio.abc
 
-from ringfence.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
-from ringfence.model import Definition, Json, Principal, ServerSpec, Status
-from ringfence.ports import Launched, Launcher, UpstreamRequest
-from ringfence.upstream.asking import asking_for, needs_its_own, owners, unnoticed, unrecorded
-from ringfence.upstream.bare import Bare, launched
-from ringfence.upstream.checked import Check
-from ringfence.upstream.connecting import connect as _connect
-from ringfence.upstream.connection import Consent, relayable
-from ringfence.upstream.held import MAX_PER_SERVER, Health, Held, Key, Opening
-from ringfence.upstream.http import REMOTE, without_secrets
-from ringfence.upstream.link import HANDSHAKES, RpcError
+from ringfence.core import canonical
+from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
+from ringfence.core.model import Definition, Json, Principal, ServerSpec, Status
+from ringfence.core.ports import Launched, Launcher, UpstreamRequest
+from ringfence.egress.resolver import Check
+from ringfence.upstream.connection import Connection, Consent, Roots, first_roots, relayable
+from ringfence.upstream.host_process import HostLauncher, launch_server
+from ringfence.upstream.http import REMOTE, Credentials, HttpLink, without_secrets
+from ringfence.upstream.link import HANDSHAKES, RpcError, ServerLink
 from ringfence.upstream.pacing import Floods
-from ringfence.upstream.roots import Roots, first_told
+from ringfence.upstream.stdio import StdioLink
 
 log = logging.getLogger("ringfence.upstream")
 
-IDLE_SECONDS, _SWEEP_SECONDS, _REREAD_SECONDS = 300.0, 5.0, 1.0
+IDLE_SECONDS = 300.0
+_SWEEP_SECONDS = 5.0
+_REREAD_SECONDS = 1.0
 _LISTS_CHANGED = frozenset({"notifications/tools/list_changed", "notifications/prompts/list_changed"})
 _LISTS = {"resources/list": "resources", "resources/templates/list": "resourceTemplates"}
 _ASIDE = frozenset({*_LISTS, "resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
+MAX_PER_SERVER = 32
+_BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
+Key = tuple[str, str, str]
+"""Server, principal, and the client where it can be asked something."""
 Starting = Callable[[ServerSpec, Principal, Callable[[], Awaitable[None]]], Awaitable[None]]
 Event = Callable[[str, Principal, str, Json], Awaitable[None]]
 """(server, principal, method, params): something a server said outside any call."""
 Changed = Callable[[str, list[Definition]], Awaitable[None]]
 """(server, definitions): what a server offers now that it has said that its lists changed."""
+Means = tuple[Callable[[], Awaitable[Launched]], Credentials, Check | None, Floods]
+"""What launches the process, what tells the headers of a request that carries secrets, where names may lead, and who
+else floods."""
 
 
-class Pool:
+@dataclass(slots=True)
+class PooledConnection:
+    """A connection and what the pool knows of it."""
+
+    key: Key
+    principal: Principal
+    connection: Connection
+    scope: anyio.CancelScope
+    users: int = 0
+    last_used: float = 0.0
+    closed: bool = False
+    subscriptions: set[str] = field(default_factory=set)
+    listener: anyio.CancelScope | None = None
+    stale: bool = False
+    """The server said that its lists changed, and they were not read since."""
+    rereading: bool = False
+    reread_at: float = float("-inf")
+
+
+@dataclass(slots=True)
+class Health:
+    """How often in a row a server failed to start, and when to try next."""
+
+    failures: int = 0
+    not_before: float = 0.0
+    problem: str = ""
+    version: str | None = None
+
+    def punish(self, problem: str) -> None:
+        self.failures += 1
+        pause = _BACKOFF_SECONDS[min(self.failures, len(_BACKOFF_SECONDS)) - 1]
+        self.problem = problem
+        self.not_before = anyio.current_time() + pause
+
+
+@dataclass(slots=True)
+class PendingConnection:
+    """A connection that is being opened. Callers wait for it as long as they like; the start goes on without them."""
+
+    done: anyio.Event = field(default_factory=anyio.Event)
+    held: PooledConnection | None = None
+    problem: Unavailable | None = None
+
+
+# ── Who asks ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def owners(request: UpstreamRequest, capabilities: Json) -> Iterator[str]:
+    """Under which names a connection for this request may be held: one, or as many as are in use at once."""
+    if not capabilities:
+        yield ""
+        return
+    asked = canonical.digest(capabilities)
+    if request.session is not None:
+        yield f"{request.session} {asked}"
+        return
+    for number in range(MAX_PER_SERVER + 1):
+        yield f"-{number} {asked}"
+
+
+def needs_its_own(request: UpstreamRequest, held: PooledConnection, capabilities: Json) -> bool:
+    """A process of the handshake era does not say for which call it asks, so calls without a session take turns."""
+    silent = held.connection.spec.url is None and not held.connection.modern
+    return silent and bool(capabilities) and request.session is None
+
+
+class SilentChannel:
+    """The channel of a request that no client is waiting for."""
+
+    @property
+    def capabilities(self) -> Json:
+        return {}
+
+    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        raise RpcError(-32601, "nobody is there to be asked")
+
+    async def notify(self, method: str, params: Json) -> None:
+        return None
+
+
+def request_for(server: str, principal: Principal, method: str = "", params: Json | None = None) -> UpstreamRequest:
+    return UpstreamRequest(server, principal, method, params or {}, SilentChannel(), 30.0)
+
+
+async def unnoticed(server: str, definitions: list[Definition]) -> None:
+    """The default where no one wants to know that lists changed."""
+
+
+async def unrecorded(spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
+    """The default where no one records that a server is started."""
+    await start()
+
+
+# ── How a server is reached ───────────────────────────────────────────────────────────────────────
+
+
+def connect(spec: ServerSpec, means: Means, consent: Consent) -> Connection:
+    """Nothing is started or sent yet."""
+    launch, credentials, check, floods = means
+    link: ServerLink = StdioLink(spec, launch, floods)
+    if spec.url is not None:
+        link = HttpLink(spec.name, spec.url, credentials if spec.secrets else None, check, floods)
+    return Connection(spec, link, consent)
+
+
+# ── The pool ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class ConnectionPool:
     """Implements `ports.Upstreams`."""
 
     def __init__(
@@ -50,14 +166,14 @@ class Pool:
     ) -> None:
         self._servers = dict(servers)
         self.boxes: Launcher | Unavailable = Unavailable("no_backend", "no boxes can be made here")
-        self.bare: Launcher = Bare(environment)  # for those that an operator wants in none
+        self.bare: Launcher = HostLauncher(environment)  # for those that an operator wants in none
         self.check: Check | None = None
         self.credentials: Callable[[ServerSpec, Principal], Awaitable[Mapping[str, str]]] = without_secrets
         """What requests to a remote server carry."""
         self._consent = consent
         self._on_event = on_event
-        self._held: dict[Key, Held] = {}
-        self._openings: dict[Key, Opening] = {}
+        self._held: dict[Key, PooledConnection] = {}
+        self._openings: dict[Key, PendingConnection] = {}
         self._health: dict[str, Health] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self._fresh = 0
@@ -101,7 +217,7 @@ class Pool:
         return {} if isinstance(launcher, Unavailable) else launcher.isolation(spec)
 
     async def _launch(self, spec: ServerSpec, principal: Principal) -> Launched:
-        return await launched(self.bare if spec.placement == "unsafe_host" else self.boxes, spec, principal)
+        return await launch_server(self.bare if spec.placement == "unsafe_host" else self.boxes, spec, principal)
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
 
@@ -133,18 +249,19 @@ class Pool:
 
     async def definitions(self, server: str, principal: Principal) -> list[Definition]:
         """What the server offers `principal` now, on the connection that its plain calls will use."""
-        async with self._using(asking_for(server, principal)) as held:
+        async with self._using(request_for(server, principal)) as held:
             return list(held.connection.definitions.values())
 
     async def _aside(self, request: UpstreamRequest) -> Json:
         """Requests that are not for one connection as it is: they end on several, or need none."""
-        server, principal = request.server, request.principal
+        server = request.server
+        principal = request.principal
         with anyio.move_on_after(request.timeout):
             if request.method == "logging/setLevel":
                 for held in self._logging(principal, server):
-                    await held.connection.request(asking_for(server, principal, request.method, request.params))
+                    await held.connection.request(request_for(server, principal, request.method, request.params))
                 return {}
-            async with self._using(asking_for(server, principal)) as held:
+            async with self._using(request_for(server, principal)) as held:
                 if request.method in _LISTS:
                     key = _LISTS[request.method]
                     has = "resources" in held.connection.server_capabilities
@@ -153,13 +270,14 @@ class Pool:
                 return {}
         raise Refused(Status.TIMEOUT, "timeout", f"server {server} gave no answer within {request.timeout:g} s")
 
-    async def _subscription(self, held: Held, request: UpstreamRequest) -> None:
+    async def _subscription(self, held: PooledConnection, request: UpstreamRequest) -> None:
         """Have the server tell of changes to a resource, or no longer; they come as events."""
-        uri, wanted = str(request.params["uri"]), request.method == "resources/subscribe"
+        uri = str(request.params["uri"])
+        wanted = request.method == "resources/subscribe"
         if wanted is (uri in held.subscriptions):
             return
         if not held.connection.modern:
-            await held.connection.request(asking_for(request.server, request.principal, request.method, {"uri": uri}))
+            await held.connection.request(request_for(request.server, request.principal, request.method, {"uri": uri}))
         (held.subscriptions.add if wanted else held.subscriptions.discard)(uri)
         if held.connection.modern:
             self._listen(held)
@@ -168,7 +286,7 @@ class Pool:
         """The servers of the handshake era that this principal is connected to, and that can be told a log level."""
         return list(dict.fromkeys(held.key[0] for held in self._logging(principal)))
 
-    def _logging(self, principal: Principal, server: str | None = None) -> list[Held]:
+    def _logging(self, principal: Principal, server: str | None = None) -> list[PooledConnection]:
         return [
             held
             for held in self._held.values()
@@ -181,7 +299,7 @@ class Pool:
     # ── holding connections ───────────────────────────────────────────────────────────────────────
 
     @asynccontextmanager
-    async def _using(self, request: UpstreamRequest) -> AsyncIterator[Held]:
+    async def _using(self, request: UpstreamRequest) -> AsyncIterator[PooledConnection]:
         held = await self._get(request)
         held.users += 1
         try:
@@ -190,7 +308,7 @@ class Pool:
             held.users -= 1
             held.last_used = anyio.current_time()
 
-    async def _get(self, request: UpstreamRequest) -> Held:
+    async def _get(self, request: UpstreamRequest) -> PooledConnection:
         spec = self._servers.get(request.server)
         if spec is None:
             raise Unavailable("no_server", f"no server {request.server!r} is configured")
@@ -210,7 +328,7 @@ class Pool:
                     return held
         raise Unavailable("server_starting", f"server {spec.name} is still starting; try again")
 
-    async def _lodging(self, request: UpstreamRequest, spec: ServerSpec, capabilities: Json) -> Held:
+    async def _lodging(self, request: UpstreamRequest, spec: ServerSpec, capabilities: Json) -> PooledConnection:
         """In the session's box; where none is named, in one of its own, to see what it offers."""
         placed = replace(spec, placement="own" if request.box is None else f"session:{request.box}")
         key = (request.server, request.principal.key, f"! {request.box or ''}")
@@ -221,7 +339,7 @@ class Pool:
             return await self._opened(key, placed, request, capabilities)
         raise Unavailable("server_starting", f"server {spec.name} is still starting; try again")
 
-    async def _once(self, request: UpstreamRequest) -> Held:
+    async def _once(self, request: UpstreamRequest) -> PooledConnection:
         """An instance for this request alone, in a box of its own, wherever the server is usually placed."""
         spec = self._servers.get(request.server)
         if spec is None or spec.url is not None:
@@ -233,10 +351,12 @@ class Pool:
             return await self._opened(key, own, request, relayable(spec, request.channel.capabilities))
         raise Unavailable("server_starting", f"server {spec.name} did not start in time")
 
-    async def _opened(self, key: Key, spec: ServerSpec, request: UpstreamRequest, capabilities: Json) -> Held:
+    async def _opened(
+        self, key: Key, spec: ServerSpec, request: UpstreamRequest, capabilities: Json
+    ) -> PooledConnection:
         opening = self._openings.get(key)
         if opening is None:
-            roots = await first_told(request, {} if spec.placement.startswith("session") else capabilities)
+            roots = await first_roots(request, {} if spec.placement.startswith("session") else capabilities)
             if (held := self._held.get(key)) is not None and not held.closed:
                 return held  # others were faster
             opening = self._openings.get(key) or self._begin(key, spec, request.principal, capabilities, roots)
@@ -246,7 +366,9 @@ class Pool:
         problem = opening.problem or Unavailable("server_start", f"server {spec.name} could not be started")
         raise Unavailable(problem.reason_code, problem.message)
 
-    def _begin(self, key: Key, spec: ServerSpec, principal: Principal, capabilities: Json, roots: Roots) -> Opening:
+    def _begin(
+        self, key: Key, spec: ServerSpec, principal: Principal, capabilities: Json, roots: Roots
+    ) -> PendingConnection:
         """Start a connection in a task of its own. Raises Unavailable where there is no use in trying now."""
         if self._group is None:
             raise Unavailable("stopping", "the gateway is stopping")
@@ -255,15 +377,18 @@ class Pool:
         if wait > 0:
             raise Unavailable("server_down", f"server {spec.name} is down ({health.problem}); next try in {wait:.1f} s")
         self._make_room(spec.name)
-        launch, credentials = partial(self._launch, spec, principal), partial(self.credentials, spec, principal)
-        connection = _connect(spec, (launch, credentials, self.check, self._floods), self._consent)
+        launch = partial(self._launch, spec, principal)
+        credentials = partial(self.credentials, spec, principal)
+        connection = connect(spec, (launch, credentials, self.check, self._floods), self._consent)
         connection.roots = roots
-        held = Held(key, principal, connection, anyio.CancelScope())
-        opening = self._openings[key] = Opening()
+        held = PooledConnection(key, principal, connection, anyio.CancelScope())
+        opening = self._openings[key] = PendingConnection()
         self._group.start_soon(self._open, held, opening, capabilities, health)
         return opening
 
-    async def _open(self, held: Held, opening: Opening, capabilities: Json, health: Health) -> None:
+    async def _open(
+        self, held: PooledConnection, opening: PendingConnection, capabilities: Json, health: Health
+    ) -> None:
         spec = held.connection.spec
         try:
             await self.starting(spec, held.principal, lambda: self._start(held, capabilities, health.version))
@@ -280,7 +405,7 @@ class Pool:
             del self._openings[held.key]
             opening.done.set()
 
-    async def _start(self, held: Held, capabilities: Json, version: str | None) -> None:
+    async def _start(self, held: PooledConnection, capabilities: Json, version: str | None) -> None:
         """Returns when the connection can be used; raises Unavailable."""
         if self._group is None:
             raise Unavailable("stopping", "the gateway is stopping")
@@ -296,10 +421,16 @@ class Pool:
             raise outcome[0]
 
     async def _hold(
-        self, held: Held, capabilities: Json, version: str | None, outcome: list[Unavailable], opened: anyio.Event
+        self,
+        held: PooledConnection,
+        capabilities: Json,
+        version: str | None,
+        outcome: list[Unavailable],
+        opened: anyio.Event,
     ) -> None:
         """The life of one connection, in a task of its own."""
-        connection, link = held.connection, held.connection.link
+        connection = held.connection
+        link = held.connection.link
         connection.aside = partial(self._beside, held)
 
         async def tell(method: str, params: Json) -> None:
@@ -341,7 +472,7 @@ class Pool:
                 outcome[0] = Unavailable(outcome[0].reason_code, f"{outcome[0].message}: {link.ending}")
             opened.set()
 
-    async def _beside(self, held: Held, method: str, params: Json) -> None:
+    async def _beside(self, held: PooledConnection, method: str, params: Json) -> None:
         """An event that came with a call, which does not wait while changed lists are read."""
         if method not in _LISTS_CHANGED:
             await self._event(held, method, params)
@@ -350,13 +481,13 @@ class Pool:
         if not held.rereading and self._group is not None:
             self._group.start_soon(self._reread_aside, held, method)
 
-    async def _reread_aside(self, held: Held, method: str) -> None:
+    async def _reread_aside(self, held: PooledConnection, method: str) -> None:
         try:
             await self._event(held, method, {})
         except Exception:  # the edge, as in `_hold`: no server may end the gateway
             log.exception("reading the changed lists of server %s failed inside the gateway", held.key[0])
 
-    async def _event(self, held: Held, method: str, params: Json) -> None:
+    async def _event(self, held: PooledConnection, method: str, params: Json) -> None:
         if method in _LISTS_CHANGED:
             held.stale = True
             if not held.rereading:
@@ -368,19 +499,20 @@ class Pool:
         else:
             await self._on_event(held.key[0], held.principal, method, params)
 
-    async def _reread(self, held: Held) -> None:
+    async def _reread(self, held: PooledConnection) -> None:
         """Once a second at most: a server that says "changed" all the time is asked no more often for it."""
         while held.stale and not held.closed:
             if (wait := held.reread_at + _REREAD_SECONDS - anyio.current_time()) > 0:
                 await anyio.sleep(wait)
-            held.stale, held.reread_at = False, anyio.current_time()
+            held.stale = False
+            held.reread_at = anyio.current_time()
             try:
                 await held.connection.refresh()
             except (RingfenceError, RpcError) as exc:
                 log.warning("server %s: reading its changed lists failed: %s", held.key[0], exc)
             await self.changed(held.key[0], list(held.connection.definitions.values()))
 
-    def _listen(self, held: Held) -> None:
+    def _listen(self, held: PooledConnection) -> None:
         """(Re)open the 2026-07-28 subscription stream with what is wanted now."""
         if held.listener is not None:
             held.listener.cancel()
@@ -412,10 +544,10 @@ class Pool:
         for held in self._own(session):
             held.connection.roots.change()
 
-    def _own(self, session: str) -> list[Held]:
+    def _own(self, session: str) -> list[PooledConnection]:
         return [held for held in self._held.values() if held.key[2].startswith(f"{session} ")]
 
-    def _drop(self, held: Held) -> None:
+    def _drop(self, held: PooledConnection) -> None:
         held.closed = True
         held.scope.cancel()
         if held.listener is not None:

@@ -31,11 +31,11 @@ from mcp_types import (
     JSONRPCResponse,
 )
 
-from ringfence import canonical
-from ringfence.errors import OutcomeUnknown, Unavailable
-from ringfence.model import Json, ServerSpec
-from ringfence.ports import Launched
-from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, Exchange, RpcError
+from ringfence.core import canonical
+from ringfence.core.errors import OutcomeUnknown, Unavailable
+from ringfence.core.model import Json, ServerSpec
+from ringfence.core.ports import Launched
+from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, InFlight, RpcError
 from ringfence.upstream.pacing import MOST_QUESTIONS, PIECE_BYTES, Floods, Intake
 
 log = logging.getLogger("ringfence.upstream")
@@ -67,8 +67,8 @@ class StdioLink:
         self.unowned: Callable[[str, Json], Awaitable[Json]] | None = None
         self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None
         self._group: anyio.abc.TaskGroup | None = None
-        self._exchanges: list[Exchange] = []
-        self._standing: Exchange | None = None
+        self._exchanges: list[InFlight] = []
+        self._standing: InFlight | None = None
         """Who hears what belongs to no request."""
         self._next_id = 0
         self._open: set[str] = set()
@@ -76,7 +76,7 @@ class StdioLink:
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
 
-    async def request(self, method: str, params: Json, exchange: Exchange) -> Json:
+    async def request(self, method: str, params: Json, exchange: InFlight) -> Json:
         if self._dispatcher is None:
             raise Unavailable("server_down", f"server {self._spec.name} is not running")
         self._next_id += 1
@@ -119,12 +119,12 @@ class StdioLink:
 
     # ── receiving ─────────────────────────────────────────────────────────────────────────────────
 
-    def _owner(self) -> Exchange | None:
+    def _owner(self) -> InFlight | None:
         """The exchange that a message without an address belongs to: only when there is no doubt whose it is."""
         waiting = self._exchanges
         if len(waiting) == 1:
             return waiting[0]
-        # Two requests of one client may be confused without harm; requests without a session are anybody's.
+        # Two requests of one client may be confused without harm; requests without a session may be any client's.
         if waiting and waiting[-1].client is not None and all(e.client == waiting[-1].client for e in waiting):
             return waiting[-1]
         return None
@@ -157,9 +157,10 @@ class StdioLink:
             await exchange.hear(method, dict(params or {}))
 
     async def run(self, ready: Callable[[], object], tell: Tell) -> None:
-        self._standing = Exchange(ask=_unasked, tell=tell)
+        self._standing = InFlight(ask=_unasked, tell=tell)
         server = await self._launch()
-        self.isolation, self.asking = server.isolation, server.asking
+        self.isolation = server.isolation
+        self.asking = server.asking
         try:
             await self._serve(server, ready)
         finally:
@@ -228,9 +229,11 @@ class StdioLink:
         self, line: bytes | TooLong, complaints: _Complaints, out: MemoryObjectSendStream[SessionMessage | Exception]
     ) -> None:
         if isinstance(line, bytes):
-            message, size = _parse(line, complaints.add), len(line)
+            message = _parse(line, complaints.add)
+            size = len(line)
         else:
-            message, size = _unusable(line.request_id, line.problem), 0
+            message = _unusable(line.request_id, line.problem)
+            size = 0
         if message is None:
             await self._intake.notification(size)
         elif await self._admits(message, size):
@@ -324,7 +327,8 @@ class _Complaints:
             return
         more = f" (and {self._unsaid} before it)" if self._unsaid else ""
         log.warning("a line from server %s is not usable: %s%s", self._name, problem, more)
-        self._unsaid, self._last = 0, now
+        self._unsaid = 0
+        self._last = now
 
 
 def _parse(line: bytes, complain: Callable[[object], None] = log.debug) -> JSONRPCMessage | None:
@@ -342,7 +346,9 @@ def to_message(value: Any) -> JSONRPCMessage | None:
     """A JSON-RPC message from parsed JSON, without copying its payload; None if it is none."""
     if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
         return None
-    method, ident, params = value.get("method"), value.get("id"), value.get("params")
+    method = value.get("method")
+    ident = value.get("id")
+    params = value.get("params")
     if isinstance(ident, bool) or not isinstance(ident, int | str | None):
         return None
     if isinstance(method, str):
@@ -376,7 +382,9 @@ def _unusable(request_id: Any, problem: str) -> JSONRPCError | None:
 
 async def _drain_stderr(server: Launched, name: str) -> None:
     """A server's stderr goes to our log, up to a rate; the rest is counted, never kept."""
-    budget, window, dropped = _STDERR_BYTES_PER_SECOND, anyio.current_time(), 0
+    budget = _STDERR_BYTES_PER_SECOND
+    window = anyio.current_time()
+    dropped = 0
     while True:
         chunk = await server.receive("stderr")
         if not chunk:
@@ -385,7 +393,9 @@ async def _drain_stderr(server: Launched, name: str) -> None:
         if now - window > 1.0:
             if dropped:
                 log.warning("server %s: %d bytes of stderr dropped", name, dropped)
-            budget, window, dropped = _STDERR_BYTES_PER_SECOND, now, 0
+            budget = _STDERR_BYTES_PER_SECOND
+            window = now
+            dropped = 0
         if len(chunk) > budget:
             dropped += len(chunk)
             continue

@@ -135,7 +135,7 @@ def test_a_value_is_copied_only_if_a_person_says_that_it_is_no_secret(project: P
     file = client_file(project, small=plain(project, env={"GREETING": "hello sesame", "LEVEL": "quite loud"}))
     with at_terminal("init", "--from", file, cwd=project) as terminal:
         terminal.expect("GREETING: hello sesame")
-        terminal.expect("Is this no secret")
+        terminal.expect("Copy its value?")
         terminal.type("\n")
         terminal.expect("LEVEL: quite loud")
         terminal.type("y\n")
@@ -235,7 +235,7 @@ def test_a_configuration_from_elsewhere_is_fetched_and_compared(project: Path, r
     (project / "ringfence.yaml").write_text(text.replace(pinned, "0" * 64))
     done = gateways.run("init", "--fetch", cwd=project, timeout=120)
     assert done.returncode == 1
-    assert "came to another tree" in done.stdout
+    assert "the tree differs from" in done.stdout
 
 
 def test_a_package_that_nobody_has_leaves_nothing_to_write(project: Path, registry: Registry) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ringfence import config
-from ringfence.cli.init.grants import Grant, granted, grants_of
-from ringfence.sandbox.wants import Want
+from ringfence.cli.init.learning import ServerGrant, granted, grants_of
+from ringfence.sandbox.servers.startup_diagnosis import MissingGrant
 from tests import boxing, gateways
 from tests.cli.terminals import at_terminal
 from tests.packages.servers import PYTHON
@@ -84,24 +84,28 @@ def test_options_that_do_not_fit(path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "grants"),
     [
-        ("--mount /a b:/a b:rw", [Grant("mount", "/a b", "rw")]),
+        ("--mount /a b:/a b:rw", [ServerGrant("mount", "/a b", "rw")]),
         (
             "--allow a.example:443 --allow b.example:443",
-            [Grant("allow", "a.example:443"), Grant("allow", "b.example:443")],
+            [ServerGrant("allow", "a.example:443"), ServerGrant("allow", "b.example:443")],
         ),
         ("--allow HOST", []),
-        ("--memory 1024", [Grant("limit", "memory_mb", "1024")]),
-        ("--listen", [Grant("listen", "allowed")]),
+        ("--memory 1024", [ServerGrant("limit", "memory_mb", "1024")]),
+        ("--listen", [ServerGrant("listen", "allowed")]),
         ("", []),
     ],
 )
-def test_wants_as_grants(option: str, grants: list[Grant]) -> None:
-    assert grants_of(Want("path", "x", "y", option)) == grants
+def test_wants_as_grants(option: str, grants: list[ServerGrant]) -> None:
+    assert grants_of(MissingGrant("path", "x", "y", option)) == grants
 
 
 def test_grants_in_a_file(tmp_path: Path) -> None:
     text = "servers:\n  a: {command: [x]}\n"
-    given = [Grant("allow", "a.example:443"), Grant("limit", "memory_mb", "1024"), Grant("mount", str(tmp_path), "ro")]
+    given = [
+        ServerGrant("allow", "a.example:443"),
+        ServerGrant("limit", "memory_mb", "1024"),
+        ServerGrant("mount", str(tmp_path), "ro"),
+    ]
     settings = config.loads(granted(text, "a", given), file="x", base=Path("/"))
     assert settings.servers["a"].network == "a_network"
     assert settings.networks["a_network"].allow == ("a.example:443",)

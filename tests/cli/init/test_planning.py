@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ringfence import config
-from ringfence.cli.init.planning import Plan, Planner
+from ringfence.cli.init.planning import NotTaken, Planner, ServerPlan, taken_apart
 from ringfence.config import writing
 from ringfence.config.clientfiles import parse
 
@@ -21,13 +21,13 @@ def planned(servers: Any, folder: Path = Path("/project"), plain: Sequence[str] 
     return Planner(parse(json.dumps({"mcpServers": servers}), folder / ".mcp.json"), plain)
 
 
-def one(entry: Any, folder: Path = Path("/project"), name: str = "it") -> Plan:
+def one(entry: Any, folder: Path = Path("/project"), name: str = "it") -> ServerPlan:
     return planned({name: entry}, folder).plans()[0]
 
 
 def loads(planner: Planner) -> config.Config:
     plans = planner.plans()
-    servers = [writing.Entry(plan.name, plan.keys, plan.remarks) for plan in plans]
+    servers = [writing.WrittenEntry(plan.name, plan.keys, plan.remarks) for plan in plans]
     text = writing.configuration([], {"servers": servers, "secrets": [asked.entry() for asked in planner.secrets]})
     return config.loads(text, file="ringfence.yaml", base=Path("/project"))
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_taken_over_says_why() -> None:
 # ── Images ──
 
 
-def image(folder: Path, *words: str, **more: Any) -> Plan:
+def image(folder: Path, *words: str, **more: Any) -> ServerPlan:
     return one({"command": "docker", "args": ["run", "-i", "--rm", *words], **more}, folder)
 
 
@@ -180,3 +180,55 @@ def test_secrets_of_an_image_become_names(tmp_path: Path) -> None:
     assert plan.keys["env"] == {"LEVEL": "info"}
     assert plan.keys["secrets"] == ["hub_token", "api_key"]
     assert [asked.variable for asked in planner.secrets] == ["HUB_TOKEN", "API_KEY"]
+
+
+# ── Commands that fetch a package ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "packages", "program", "arguments"),
+    [
+        ("npx -y pkg /docs", "npm", ("pkg",), None, ("/docs",)),
+        ("npx --yes @me/pkg@1.2.3 -- --flag", "npm", ("@me/pkg@1.2.3",), None, ("--flag",)),
+        ("npx -p @me/pkg tool x", "npm", ("@me/pkg",), "tool", ("x",)),
+        ("npx --package=@me/pkg tool", "npm", ("@me/pkg",), "tool", ()),
+        ("cmd /c npx -y pkg", "npm", ("pkg",), None, ()),
+        ("/usr/bin/npx pkg", "npm", ("pkg",), None, ()),
+        ("bunx pkg", "npm", ("pkg",), None, ()),
+        ("npm exec -y pkg", "npm", ("pkg",), None, ()),
+        ("pnpm dlx pkg", "npm", ("pkg",), None, ()),
+        ("uvx mcp-server-time --tz=x", "pypi", ("mcp-server-time",), "mcp-server-time", ("--tz=x",)),
+        ("uvx pkg@1.2", "pypi", ("pkg==1.2",), "pkg", ()),
+        ("uvx pkg@latest", "pypi", ("pkg",), "pkg", ()),
+        ("uvx --from pkg[x]==2 tool a", "pypi", ("pkg[x]==2",), "tool", ("a",)),
+        ("uvx --with other --python 3.12 pkg", "pypi", ("pkg", "other"), "pkg", ()),
+        ("uv tool run pkg", "pypi", ("pkg",), "pkg", ()),
+        ("pipx run --spec pkg tool", "pypi", ("pkg",), "tool", ()),
+    ],
+)
+def test_taken_apart(command: str, kind: str, packages: tuple, program: str | None, arguments: tuple) -> None:
+    found = taken_apart(tuple(command.split()))
+    assert found is not None
+    assert (found.kind, found.packages, found.program, found.arguments) == (kind, packages, program, arguments)
+
+
+@pytest.mark.parametrize("command", ["node server.js", "python -m server", "/opt/server", "uv run server.py"])
+def test_what_is_there_already_is_left_as_it_is(command: str) -> None:
+    assert taken_apart(tuple(command.split())) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("npx", "no package"),
+        ("npx -y github:me/repo", "no package of a registry"),
+        ("npx ./here", "no package of a registry"),
+        ("npx -c script", "option"),
+        ("uvx --from git+https://x.example/y tool", "no package of an index"),
+        ("uvx --index-url http://x tool", "option"),
+        ("uvx", "no package"),
+    ],
+)
+def test_what_cannot_be_pinned_is_not_taken(command: str, why: str) -> None:
+    with pytest.raises(NotTaken, match=why):
+        taken_apart(tuple(command.split()))

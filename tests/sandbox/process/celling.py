@@ -17,17 +17,17 @@ from typing import Any, Self
 
 import pytest
 
-from ringfence.sandbox.claims import Claims
-from ringfence.sessions import Failure, Shown
+from ringfence.core.sessions import Failure, Shown
+from ringfence.sandbox.process.untrusted_reply import Claims
 from tests.tooling import ROOT
 
 _DRIVER = """
 import sys, _socket
 sys.path.insert(0, sys.argv[2])
-from ringfence.sandbox.process import cells, guest
-guest.forget_ourselves()
+from ringfence.sandbox.process.guest import repl, runner
+runner.forget_ourselves()
 sys.path.remove(sys.argv[2])
-cells.serve(_socket.socket(fileno=int(sys.argv[1])))
+repl.serve(_socket.socket(fileno=int(sys.argv[1])))
 """
 _PATIENCE = 120.0
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.core.sessions import StaySpec
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.live import LiveBox
-from ringfence.sessions import StaySpec
 from tests.sandbox.process.celling import Interpreter
 
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from ringfence.box import BoxSpec, Limits, Program
+from ringfence.core.box import BoxSpec, Limits, Program
 from ringfence.sandbox.process.backend import ProcessBackend
 
 PROGRAMS = {

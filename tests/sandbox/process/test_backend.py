@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from ringfence.box import MIB, BoxReport, BoxSpec, FileFact, Input, Limits, Program
-from ringfence.sandbox.process import collect as collecting
+from ringfence.core.box import MIB, BoxReport, BoxSpec, FileFact, Input, Limits, Program
+from ringfence.sandbox.files import collect as collecting
 from ringfence.sandbox.process.backend import ProcessBackend
 from tests import tooling
 from tests.sandbox import comparing

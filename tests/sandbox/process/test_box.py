@@ -1,30 +1,160 @@
-"""The supervisor's end of a box: whatever becomes of what it is told, the box can be ended."""
+"""The supervisor's end of a box: its descriptors, its processes' channels, and that it can always be ended."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import resource
+import signal
+import socket
+from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
-from ringfence.box import BoxSpec, Limits, Program
-from ringfence.errors import Unavailable
+from ringfence.core.box import BoxSpec, Limits, Program
+from ringfence.core.errors import Unavailable
+from ringfence.core.sessions import Cell, CellReport, StaySpec
 from ringfence.sandbox.process import box as boxes
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.box import Box
-from ringfence.sandbox.process.zygotes import Zygote
+from ringfence.sandbox.process.box import Box, Hub, receive
+from ringfence.sandbox.process.zygote import kernel
+from ringfence.sandbox.process.zygote_handle import ZygoteHandle
 from tests import tooling
 from tests.sandbox.process import looking
 
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+async def hub() -> AsyncIterator[Hub]:
+    made = Hub()
+    yield made
+    made.close()
+
+
+async def test_whoever_asked_is_called_for_bytes_and_for_the_end(hub: Hub) -> None:
+    read, write = os.pipe()
+    heard: list[bytes] = []
+    over = asyncio.Event()
+
+    def hear() -> None:
+        heard.append(os.read(read, 100))
+        if not heard[-1]:
+            hub.remove(read)
+            over.set()
+
+    hub.add(read, hear)
+    os.write(write, b"one")
+    await tooling.until(lambda: heard)
+    os.close(write)
+    await asyncio.wait_for(over.wait(), tooling.PATIENCE)
+    assert heard == [b"one", b""]
+    os.close(read)
+
+
+async def test_one_that_was_removed_is_left_alone(hub: Hub) -> None:
+    pipes = [os.pipe() for _ in range(2)]
+    called: list[int] = []
+
+    def call(index: int) -> None:
+        """The first to be called takes both away: neither may be called again, though both had something to read."""
+        called.append(index)
+        for read, _ in pipes:
+            hub.remove(read)
+
+    for index, (read, write) in enumerate(pipes):
+        hub.add(read, partial(call, index))
+        os.write(write, b"x")
+    await tooling.until(lambda: called)
+    await asyncio.sleep(0.05)
+    assert len(called) == 1
+    for pair in pipes:
+        for descriptor in pair:
+            os.close(descriptor)
+
+
+async def test_a_closed_hub_calls_nobody(hub: Hub) -> None:
+    read, write = os.pipe()
+    called: list[None] = []
+    hub.add(read, lambda: called.append(None))
+    hub.close()
+    hub.close()
+    os.write(write, b"x")
+    await asyncio.sleep(0.05)
+    assert not called
+    os.close(read)
+    os.close(write)
+
+
+# ── The channel of a process in a box that stays ──
+
+
+_SENDING = """
+import array, os, socket, stat
+def channel():
+    for number in range(3, 200):
+        try:
+            found = socket.socket(fileno=os.dup(number))
+        except OSError:
+            continue
+        if found.type == socket.SOCK_SEQPACKET:
+            return found
+files = [os.open("/workspace", os.O_RDONLY) for _ in range(30)]
+try:
+    channel().sendmsg([%r], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
+except PermissionError:
+    pass
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("said", [b"", b"begun", b"closed x\ny", b"{"])
+async def test_descriptors_that_a_program_sends_are_not_kept(backend: ProcessBackend, said: bytes) -> None:
+    box = await backend.open(StaySpec())
+
+    async def cell(source: str) -> CellReport:
+        interpreter = await box.interpreter()
+        return await interpreter.run(Cell(source.encode()), lambda *_: None, lambda _: None)
+
+    await cell("1")
+    before = looking.descriptors()
+    for _ in range(3):
+        await cell(_SENDING % said)
+    assert looking.descriptors() < before + 30
+
+
+def test_what_is_received_is_not_inherited() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, socket.socket() as given:
+        socket.send_fds(theirs, [b"x"], [given.fileno()])
+        data, (taken,), _ = receive(ours)
+        with socket.socket(fileno=taken) as received:
+            assert data == b"x" and not received.get_inheritable()
+
+
+async def test_nobody_can_give_the_zygote_a_child(backend: ProcessBackend) -> None:
+    """It would reap what it does not know, and with it end every box that it made."""
+    source = f"""
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+made = libc.syscall({kernel.NUMBERS.get("clone", 0)}, {0x8000 | signal.SIGCHLD}, 0, 0, 0, 0)
+if made == 0:
+    os._exit(0)
+print(made, ctypes.get_errno())
+"""
+    report = await backend.run(BoxSpec(Program("python", source=source.encode())))
+    assert report.stdout.text == "-1 1\n" and report.denials == {"clone": 1}
+
+
+# ── The box ──
+
+
 def spec(source: str, **limits: float) -> BoxSpec:
     return BoxSpec(Program("python", source.encode()), Limits(**limits))  # type: ignore[arg-type]
 
 
-async def zygote_of(backend: ProcessBackend) -> Zygote:
+async def zygote_of(backend: ProcessBackend) -> ZygoteHandle:
     await backend.run(spec("pass"))
     assert backend._pool is not None
     return next(zygote for zygotes in backend._pool._zygotes.values() for zygote in zygotes)

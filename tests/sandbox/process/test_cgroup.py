@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ringfence.sandbox.process.cgroup import Cgroups, Group, sweep
-from ringfence.sandbox.process.hierarchy import Folder
+from ringfence.core.box import Limits
+from ringfence.sandbox.process.cgroups.cgroup import Cgroups, Group, GroupPool, sweep
+from ringfence.sandbox.process.cgroups.hierarchy import CgroupFolder
 
 MIB = 1024 * 1024
 HERE = Cgroups.detect()
@@ -249,7 +251,7 @@ def test_the_v1_freezer_stops_and_lets_go_of_what_is_killed() -> None:
         os.mkdir(path)
     except OSError as problem:
         pytest.skip(f"no group can be made there: {problem.strerror}")
-    group = Group("v1", {"freezer": Folder(path, False, top)})
+    group = Group("v1", {"freezer": CgroupFolder(path, False, top)})
     try:
         with running(group, SLEEP) as child:
             assert said(child) == b"here"
@@ -294,7 +296,7 @@ def test_half_a_group_is_not_left_where_making_one_fails() -> None:
 
 LEAVE = """
 import subprocess, sys, time
-from ringfence.sandbox.process.cgroup import Cgroups
+from ringfence.sandbox.process.cgroups.cgroup import Cgroups
 group = Cgroups.detect().make("left")
 child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
 group.add(child.pid)
@@ -328,3 +330,122 @@ def test_a_sweep_takes_what_dead_makers_left_and_nothing_else(group: Group, froz
             one.kill()
             one.communicate()
         sweep(HERE)
+
+
+# ── Groups that serve one box after the other ──
+
+
+LIMITS = Limits(processes=5)
+needed = pytest.mark.skipif("memory" not in HERE.available, reason="no control group counts memory here")
+
+
+@pytest.fixture
+def groups() -> Iterator[GroupPool]:
+    made = GroupPool(HERE)
+    yield made
+    made.close()
+
+
+def taken(groups: GroupPool, limits: Limits = LIMITS) -> Group:
+    group = groups.take(limits)
+    assert group is not None
+    return group
+
+
+def live_in(group: Group, children: int = 0) -> None:
+    """One process that enters by itself, as a box does, with so many below it at the same time."""
+    entrances = group.entrances()
+    pid = os.fork()
+    if pid == 0:
+        for entrance in entrances:
+            os.write(entrance, b"0")
+        started = []
+        for _ in range(children):
+            started.append(os.fork())
+            if started[-1] == 0:
+                signal.pause()
+        for child in started:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        os._exit(0)
+    for entrance in entrances:
+        os.close(entrance)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@needed
+@pytest.mark.skipif(not os.path.exists("/sys/fs/cgroup/memory/tasks"), reason="memory is counted by v2 here")
+def test_a_box_for_one_run_enters_without_stopping_the_host(groups: GroupPool) -> None:
+    """Of v1 there are files for a single thread; v2 has none, and so is left out where it would only count."""
+    group = taken(groups)
+    entrances = group.entrances()
+    names = {os.path.basename(os.readlink(f"/proc/self/fd/{entrance}")) for entrance in entrances}
+    group.entered(entrances)
+    live_in(group, 1)
+    assert names == {"tasks"} and (group.count().cpu_ms or 0) > 0
+    groups.give_back(group, LIMITS, reaped=True)
+
+
+@needed
+def test_a_group_in_which_something_lives_is_not_used_again(groups: GroupPool) -> None:
+    group = taken(groups)
+    group.keep_files_open()
+    group.reset()  # which looks, and sees nobody
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    try:
+        group.add(pid)
+        with pytest.raises(OSError):
+            group.reset()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        group.remove(patience=5)
+
+
+@needed
+@pytest.mark.parametrize("children", [0, 3])
+def test_a_group_is_used_again_and_has_counted_nothing(groups: GroupPool, children: int) -> None:
+    group = taken(groups)
+    live_in(group, children)
+    counted = group.count()
+    assert (counted.cpu_ms or 1) > 0 and (counted.pids_peak or children + 1) == children + 1
+    groups.give_back(group, LIMITS, reaped=True)
+    again = taken(groups)
+    assert again is group or children  # whose memory may take a moment to go
+    assert (again.count().cpu_ms or 0.0) < 1
+    assert not again.count().oom_kills and not again.count().pids_denied
+    assert (again.count().pids_peak or 0) <= 2  # as many as any box has
+    groups.give_back(again, LIMITS, reaped=True)
+
+
+@needed
+def test_other_limits_mean_another_group(groups: GroupPool) -> None:
+    group = taken(groups)
+    groups.give_back(group, LIMITS, reaped=True)
+    other = taken(groups, replace(LIMITS, processes=7))
+    assert other is not group
+    groups.give_back(other, LIMITS, reaped=False)
+
+
+@needed
+def test_a_group_that_nobody_can_vouch_for_is_removed(groups: GroupPool) -> None:
+    group = taken(groups)
+    groups.give_back(group, LIMITS, reaped=False)
+    assert not any(os.path.exists(path) for path in group.paths)
+    assert taken(groups) is not group
+
+
+@needed
+def test_nothing_is_left_when_they_are_closed(groups: GroupPool) -> None:
+    kept, in_use = taken(groups), taken(groups)
+    groups.give_back(kept, LIMITS, reaped=True)
+    groups.close()
+    groups.give_back(in_use, LIMITS, reaped=True)
+    assert not any(os.path.exists(path) for path in (*kept.paths, *in_use.paths))
+
+
+def test_where_there_are_no_control_groups_there_is_none() -> None:
+    nowhere = Cgroups({}, dict.fromkeys(("memory", "pids", "cpu", "freezer"), "none here"), HERE._owner)
+    assert GroupPool(nowhere).take(LIMITS) is None

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.sandbox.process import hierarchy
-from ringfence.sandbox.process.cgroup import Cgroups, Group
-from ringfence.sandbox.process.cgroupfs import write
+from ringfence.sandbox.process.cgroups import hierarchy
+from ringfence.sandbox.process.cgroups.cgroup import Cgroups, Group
+from ringfence.sandbox.process.cgroups.cgroupfs import write
 
 MIB = 1024 * 1024
 FILES = {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.box import MIB, BoxSpec, Limits, Listening, Program
+from ringfence.core.box import MIB, BoxSpec, Limits, Listening, Program
 from ringfence.sandbox.process.backend import ProcessBackend
 from tests import tooling
 from tests.sandbox import comparing

@@ -12,27 +12,29 @@ from typing import get_args
 
 import pytest
 
-from ringfence.errors import Unavailable
-from ringfence.sandbox.process import diagnosis, remedies, trying
-from ringfence.sandbox.process.diagnosis import Diagnosis, judge
-from ringfence.sandbox.process.remedies import Cause
-from ringfence.sandbox.process.surroundings import Engine, Surroundings
-from ringfence.sandbox.process.trying import Tried
+from ringfence.core.errors import Unavailable
+from ringfence.sandbox.process.host import diagnosis, remedies
+from ringfence.sandbox.process.host.diagnosis import Diagnosis, StepResult, judge
+from ringfence.sandbox.process.host.remedies import Cause
+from ringfence.sandbox.process.host.surroundings import Engine, HostSurroundings
 from tests.sandbox.process import refusing
 from tests.tooling import ROOT
 
-HOST = Surroundings()
+HOST = HostSurroundings()
 UBUNTU = replace(HOST, settings={"kernel.apparmor_restrict_unprivileged_userns": 1}, label="unconfined")
 DOCKER = replace(
     HOST, engine="docker", filtered=True, covered=("/proc/kcore", "/proc/keys"), label="docker-default (enforce)"
 )
-ALL = {step: Tried(0) for step in diagnosis.NAMES}
+ALL = {step: StepResult(0) for step in diagnosis.NAMES}
 
 
-def refused(step: str, number: int) -> dict[str, Tried]:
+def refused(step: str, number: int) -> dict[str, StepResult]:
     """Everything up to a step that failed."""
     names = list(diagnosis.NAMES)
-    return {**{name: Tried(0) for name in names[: names.index(step)]}, step: Tried(number, os.strerror(number))}
+    return {
+        **{name: StepResult(0) for name in names[: names.index(step)]},
+        step: StepResult(number, os.strerror(number)),
+    }
 
 
 def test_where_everything_was_tried_and_went_well_nothing_is_missing() -> None:
@@ -89,7 +91,7 @@ def test_where_everything_was_tried_and_went_well_nothing_is_missing() -> None:
         ("keyring", errno.EDQUOT, HOST, "unknown", "making one"),
     ],
 )
-def test_a_refusal_is_explained(step: str, number: int, around: Surroundings, cause: Cause, says: str) -> None:
+def test_a_refusal_is_explained(step: str, number: int, around: HostSurroundings, cause: Cause, says: str) -> None:
     [finding] = [each for each in judge(refused(step, number), around) if each.cause == cause]
     assert finding.state == "missing" and says in finding.seen and finding.follows
     assert any(remedy.command or remedy.page or remedy.option for remedy in finding.remedies)
@@ -182,7 +184,7 @@ def test_a_host_is_read(tmp_path: Path) -> None:
             "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04 LTS"\n',
         },
     )
-    found = Surroundings.read(tmp_path, uid=1000)
+    found = HostSurroundings.read(tmp_path, uid=1000)
     assert found.settings == {"kernel.apparmor_restrict_unprivileged_userns": 1, "user.max_user_namespaces": 63000}
     assert found.filtered and found.no_new_privileges and not found.chrooted and not found.selinux
     assert (found.label, found.mapped_ids, found.covered) == ("unconfined", 65536, ("/proc/kcore",))
@@ -205,7 +207,7 @@ def test_a_host_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_container_is_recognised(tmp_path: Path, files: dict[str, str], engine: Engine | None) -> None:
-    assert Surroundings.read(write(tmp_path, **files)).engine == engine
+    assert HostSurroundings.read(write(tmp_path, **files)).engine == engine
 
 
 def test_a_runner_of_github_is_told_to_set_the_setting() -> None:
@@ -246,7 +248,7 @@ def test_ids_of_their_own_take_a_kernel_that_lends_them(
 
 
 def test_this_host_is_tried() -> None:
-    found = trying.attempt()
+    found = diagnosis.try_steps()
     assert list(found) == [step for step in diagnosis.NAMES if step in found]
     if any(how.number for how in found.values()):
         pytest.skip(f"this host refuses something: {found}")
@@ -264,10 +266,10 @@ def test_this_host_is_tried() -> None:
 def test_a_real_refusal_is_explained(what: str, cause: Cause, says: str) -> None:
     if what == "proc" and os.getuid() == 0:
         pytest.skip("root would be refused its ids first; an ordinary user runs this")
-    if any(how.number for how in trying.attempt().values()):
+    if any(how.number for how in diagnosis.try_steps().values()):
         pytest.skip("this host refuses something else")
     code = (
-        "from ringfence.sandbox.process import diagnosis\n"
+        "from ringfence.sandbox.process.host import diagnosis\n"
         "for each in diagnosis.diagnose_refusals().missing: print(each.cause, each.seen, sep='\\t')"
     )
     command = [sys.executable, "-I", "-S", refusing.__file__, what, sys.executable, "-c", code]

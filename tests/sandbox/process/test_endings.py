@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ringfence.box import MIB, BoxReport, BoxSpec, Limits, Program
+from ringfence.core.box import MIB, BoxReport, BoxSpec, Limits, Program
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.groups import Groups
+from ringfence.sandbox.process.cgroups.cgroup import GroupPool
 from tests.sandbox import comparing
 
 pytestmark = pytest.mark.anyio
@@ -149,7 +149,7 @@ while True:
 async def test_processor_time_of_children_that_have_ended_counts_without_control_groups(
     backend: ProcessBackend, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Groups, "take", lambda self, limits, **more: None)
+    monkeypatch.setattr(GroupPool, "take", lambda self, limits, **more: None)
     report = await run(backend, source, Limits(cpu_seconds=1, wall_seconds=120))
     assert (report.ended, report.limit) == ("timeout", "cpu")
 

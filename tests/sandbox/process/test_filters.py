@@ -12,10 +12,10 @@ from typing import get_type_hints
 
 import pytest
 
-from ringfence.sandbox.process import seccomp
-from ringfence.sandbox.process.seccomp import Which, compile_filter, name_of, verdict
-from ringfence.sandbox.process.syscalls import NUMBERS
-from ringfence.sandbox.process.verdicts import WORD, Rule, Verdict
+from ringfence.sandbox.process.seccomp import filter
+from ringfence.sandbox.process.seccomp.filter import Which, compile_filter, name_of, verdict
+from ringfence.sandbox.process.seccomp.syscalls import NUMBERS
+from ringfence.sandbox.process.seccomp.verdicts import WORD, ArgRule, Ruling
 from tests.sandbox.process.interpreter import ALLOW, ARCHITECTURES, ERRNO, KILL, NOTIFY, instructions_of, judge, refused
 
 KEYWORDS = sorted(get_type_hints(Which))
@@ -41,14 +41,14 @@ every_filter = pytest.mark.parametrize(
 )
 
 
-def answer(wanted: Verdict, which: Which) -> int:
+def answer(wanted: Ruling, which: Which) -> int:
     if wanted.action == "notify" and which.get("notify", True):
         return NOTIFY
     return ALLOW if wanted.action == "allow" else ERRNO | wanted.errno
 
 
-def rules(which: Which) -> dict[str, Rule]:
-    return {name: rule for name, rule in seccomp._policy(which).items() if isinstance(rule, Rule)}
+def rules(which: Which) -> dict[str, ArgRule]:
+    return {name: rule for name, rule in filter._policy(which).items() if isinstance(rule, ArgRule)}
 
 
 def made_up(chance: Random, given: Mapping[int, int] = MappingProxyType({})) -> Arguments:
@@ -58,7 +58,7 @@ def made_up(chance: Random, given: Mapping[int, int] = MappingProxyType({})) -> 
     return tuple(low | (upper if chance.random() < 0.5 else 0) << 32 for low in lower)
 
 
-def near(chance: Random, rule: Rule) -> Iterator[Arguments]:
+def near(chance: Random, rule: ArgRule) -> Iterator[Arguments]:
     """Every value that a rule knows with its neighbours; such as differ from one by a bit; and any."""
     yield (2**64 - 1,) * 6
     for case in rule.cases:
@@ -100,14 +100,14 @@ def test_made_up_calls_are_judged_as_the_policy_says(
     monkeypatch: pytest.MonkeyPatch, machine: str, which: Which
 ) -> None:
     program, arch, judged = compile_filter(machine, **which), ARCHITECTURES[machine], rules(which)
-    policy = seccomp._policy(which)
-    monkeypatch.setattr(seccomp, "_policy", lambda same: policy)  # made once, for the sake of time
-    known, seen = set(NUMBERS[machine].values()), dict[str, set[Verdict]]()
+    policy = filter._policy(which)
+    monkeypatch.setattr(filter, "_policy", lambda same: policy)  # made once, for the sake of time
+    known, seen = set(NUMBERS[machine].values()), dict[str, set[Ruling]]()
     for number, args in calls(machine, which):
         name = name_of(machine, number)
         wanted = verdict(machine, name, args, **which)
         assert judge(program, number, arch, args).value == answer(wanted, which), (name, [hex(arg) for arg in args])
-        assert number in known or wanted == Verdict("errno", errno.ENOSYS)
+        assert number in known or wanted == Ruling("errno", errno.ENOSYS)
         seen.setdefault(name, set()).add(wanted)
     # They were such that every answer of every rule was given.
     for name in judged.keys() & NUMBERS[machine].keys():

@@ -8,22 +8,13 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from ringfence import identity
-from ringfence.promises import launcher
-from ringfence.sandbox import beneath, watching
-from ringfence.sandbox.process import (
-    bpf,
-    cabinet,
-    denials,
-    kernel,
-    landlock,
-    mounting,
-    native,
-    seccomp,
-    verdicts,
-    worker,
-)
-from ringfence.sandbox.process.syscalls import NUMBERS
-from ringfence.sandbox.process.verdicts import WORD, Arg, Rule
+from ringfence.doctor import launcher
+from ringfence.sandbox.files import paths, watch
+from ringfence.sandbox.process import mounting
+from ringfence.sandbox.process.seccomp import bpf, filter, notifications, verdicts
+from ringfence.sandbox.process.seccomp.syscalls import NUMBERS
+from ringfence.sandbox.process.seccomp.verdicts import WORD, Arg, ArgRule
+from ringfence.sandbox.process.zygote import kernel, landlock, native, template, worker
 from tests.sandbox.process import headers, interpreter
 
 machines = pytest.mark.parametrize("machine", NUMBERS)
@@ -65,14 +56,14 @@ def named(names: str, values: Iterable[int]) -> dict[str, int]:
 def masks(name: str) -> list[int]:
     """The bits that count of each argument that is looked at."""
     rule = verdicts.POLICY[name]
-    assert isinstance(rule, Rule)
+    assert isinstance(rule, ArgRule)
     return [arg.mask for case in rule.cases for arg in case.when]
 
 
 def among(name: str, case: int, place: int = 0) -> Sequence[int]:
     """The values that one case knows of an argument."""
     rule = verdicts.POLICY[name]
-    assert isinstance(rule, Rule)
+    assert isinstance(rule, ArgRule)
     arg: Arg = rule.cases[case].when[place]
     return arg.among
 
@@ -127,13 +118,13 @@ def of_the_policy() -> dict[str, int]:
 
 def of_the_filter() -> dict[str, int]:
     return {
-        "SECCOMP_RET_KILL_PROCESS": seccomp._KILL_PROCESS,
-        "SECCOMP_RET_ERRNO": seccomp._RET_ERRNO,
-        "SECCOMP_RET_USER_NOTIF": seccomp._USER_NOTIF,
-        "SECCOMP_RET_ALLOW": seccomp._RET_ALLOW,
-        "__builtin_offsetof(struct seccomp_data, nr)": seccomp._NUMBER,
-        "__builtin_offsetof(struct seccomp_data, arch)": seccomp._ARCH,
-        "__builtin_offsetof(struct seccomp_data, args)": seccomp._ARGS,
+        "SECCOMP_RET_KILL_PROCESS": filter._KILL_PROCESS,
+        "SECCOMP_RET_ERRNO": filter._RET_ERRNO,
+        "SECCOMP_RET_USER_NOTIF": filter._USER_NOTIF,
+        "SECCOMP_RET_ALLOW": filter._RET_ALLOW,
+        "__builtin_offsetof(struct seccomp_data, nr)": filter._NUMBER,
+        "__builtin_offsetof(struct seccomp_data, arch)": filter._ARCH,
+        "__builtin_offsetof(struct seccomp_data, args)": filter._ARGS,
         "sizeof(struct seccomp_data)": struct.calcsize("=IIQ6Q"),
         "sizeof(struct sock_filter)": struct.calcsize("=HBBI"),
         "BPF_LD|BPF_W|BPF_ABS": bpf._LOAD,
@@ -142,9 +133,9 @@ def of_the_filter() -> dict[str, int]:
         "BPF_JMP|BPF_JA": bpf._GO,
         "BPF_JMP|BPF_JEQ|BPF_K": bpf._IF_EQUAL,
         "BPF_JMP|BPF_JGE|BPF_K": bpf._IF_NOT_LESS,
-        "SECCOMP_IOCTL_NOTIF_RECV": denials._RECEIVE,
-        "SECCOMP_IOCTL_NOTIF_SEND": denials._SEND,
-        "SECCOMP_IOCTL_NOTIF_ID_VALID": denials._VALID,
+        "SECCOMP_IOCTL_NOTIF_RECV": notifications._RECEIVE,
+        "SECCOMP_IOCTL_NOTIF_SEND": notifications._SEND,
+        "SECCOMP_IOCTL_NOTIF_ID_VALID": notifications._VALID,
         "sizeof(struct seccomp_notif)": 80,
         "__builtin_offsetof(struct seccomp_notif, data)": struct.calcsize("=QII"),
         "__builtin_offsetof(struct seccomp_notif, data.args)": 32,
@@ -174,13 +165,13 @@ def of_confinement() -> dict[str, int]:
         "sizeof(struct landlock_path_beneath_attr)": len(landlock.rule(5, 1, 1)),
         "MS_NOSUID|MS_NODEV|MS_NOEXEC": kernel.MS_NOSUID | kernel.MS_NODEV | 8,
         **named("MS_BIND MS_REC MS_PRIVATE", (kernel.MS_BIND, kernel.MS_REC, kernel.MS_PRIVATE)),
-        "MS_MOVE": cabinet._MS_MOVE,
+        "MS_MOVE": template._MS_MOVE,
         **{f"MOUNT_ATTR_{name}": getattr(kernel, f"ATTR_{name}") for name in ["RDONLY", "NOSUID", "NODEV", "NOEXEC"]},
         "MOUNT_ATTR_IDMAP": kernel.ATTR_IDMAP,
         "sizeof(struct mount_attr)": struct.calcsize("QQQQ"),
         **named("AT_EMPTY_PATH AT_RECURSIVE", (mounting._EMPTY_PATH, mounting._RECURSIVE)),
-        **named("OPEN_TREE_CLONE MOVE_MOUNT_F_EMPTY_PATH", (cabinet._CLONE, cabinet._EMPTY_PATH)),
-        **named("RESOLVE_NO_MAGICLINKS RESOLVE_BENEATH", (beneath._NO_MAGIC_LINKS, beneath._BENEATH)),
+        **named("OPEN_TREE_CLONE MOVE_MOUNT_F_EMPTY_PATH", (template._CLONE, template._EMPTY_PATH)),
+        **named("RESOLVE_NO_MAGICLINKS RESOLVE_BENEATH", (paths._NO_MAGIC_LINKS, paths._BENEATH)),
         "RESOLVE_NO_SYMLINKS": 0x04,
         "sizeof(struct open_how)": struct.calcsize("QQQ"),
         **named("PR_SET_DUMPABLE PR_CAPBSET_DROP", (kernel.PR_SET_DUMPABLE, kernel.PR_CAPBSET_DROP)),
@@ -199,9 +190,9 @@ def of_confinement() -> dict[str, int]:
 def of_the_rest() -> dict[str, int]:
     events = "MODIFY MOVED_FROM MOVED_TO CREATE DELETE"
     return {
-        "|".join(f"IN_{name}" for name in (*events.split(), "ONLYDIR", "EXCL_UNLINK")): watching._MASK,
-        **named("IN_Q_OVERFLOW IN_IGNORED IN_ISDIR", (watching._OVERFLOW, watching._IGNORED, watching._ISDIR)),
-        "sizeof(struct inotify_event)": watching._HEADER.size,
+        "|".join(f"IN_{name}" for name in (*events.split(), "ONLYDIR", "EXCL_UNLINK")): watch._MASK,
+        **named("IN_Q_OVERFLOW IN_IGNORED IN_ISDIR", (watch._OVERFLOW, watch._IGNORED, watch._ISDIR)),
+        "sizeof(struct inotify_event)": watch._HEADER.size,
         "sizeof(struct flock)": struct.calcsize("hhqqi4x"),
         "__builtin_offsetof(struct flock, l_start)": struct.calcsize("hhq") - 8,
         "sizeof(struct nlmsghdr)": identity._HEADER.size,
@@ -224,11 +215,11 @@ def test_what_one_machine_alone_has_is_that_of_its_headers() -> None:
         ARCH_REQ_XCOMP_PERM ARCH_GET_UNTAG_MASK ARCH_GET_MAX_TAG_BITS ARCH_SHSTK_ENABLE ARCH_SHSTK_DISABLE
         ARCH_SHSTK_LOCK ARCH_SHSTK_STATUS"""
     intel = named(arch_prctls, verdicts._ARCH_PRCTLS) | {"__X32_SYSCALL_BIT": 0x40000000}
-    intel |= {"AUDIT_ARCH_X86_64": seccomp._AUDIT_ARCH["x86_64"]}
-    arm = {"AUDIT_ARCH_AARCH64": seccomp._AUDIT_ARCH["aarch64"]}
+    intel |= {"AUDIT_ARCH_X86_64": filter._AUDIT_ARCH["x86_64"]}
+    arm = {"AUDIT_ARCH_AARCH64": filter._AUDIT_ARCH["aarch64"]}
     assert headers.disagreements("x86_64", ["asm/prctl.h", "asm/unistd.h", "linux/audit.h"], intel) == ""
     assert headers.disagreements("aarch64", ["linux/audit.h"], arm) == ""
-    assert interpreter.ARCHITECTURES == seccomp._AUDIT_ARCH
+    assert interpreter.ARCHITECTURES == filter._AUDIT_ARCH
 
 
 def test_a_value_that_is_not_that_of_the_headers_is_told() -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ringfence.box import BoxReport, BoxSpec, Mount, NetworkRule, Program
-from ringfence.errors import Unavailable
-from ringfence.outward import Serving
+from ringfence.core.box import BoxReport, BoxSpec, Mount, NetworkRule, Program
+from ringfence.core.errors import Unavailable
+from ringfence.core.sessions import Command, StaySpec
+from ringfence.governance.route import ProxyServer
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.template import DEVICES, WRITTEN
-from ringfence.sessions import Command, StaySpec
+from ringfence.sandbox.process.zygote.template import DEVICES, WRITTEN
 from tests.boxing import need_boxes
 from tests.egress.outside import NOBODY, Names
 from tests.rooting import system_root, variant
@@ -319,7 +319,7 @@ async def test_a_box_for_one_command_can_have_one_too(backend: ProcessBackend, r
 async def test_whom_to_trust_is_told_in_a_place_of_ours(backend: ProcessBackend, changed: Path) -> None:
     (changed / "run").symlink_to("/workspace")
     rule = NetworkRule("api", ("api.example",), terminate=True)
-    serve = Serving(Names(api_example=["127.0.0.1"]), NOBODY).by((rule,))
+    serve = ProxyServer(Names(api_example=["127.0.0.1"]), NOBODY).by((rule,))
     box = await backend.open(StaySpec(root=changed), serve)
     try:
         script = 'cat "$SSL_CERT_FILE"; touch /run/x /run/ringfence/x; ls /workspace; echo $http_proxy'

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.box import BoxReport, BoxSpec, Input, Limits, Program
-from ringfence.sandbox.process import pool, uids, zygotes
+from ringfence.core.box import BoxReport, BoxSpec, Input, Limits, Program
+from ringfence.sandbox.process import ids as uids
+from ringfence.sandbox.process import pool, zygote_handle
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.box import Box
-from ringfence.sandbox.process.confine import Shape
+from ringfence.sandbox.process.zygote.confine import Shape
 from tests import tooling
 from tests.sandbox import comparing
 from tests.sandbox.process import looking, supervisor
@@ -148,9 +149,9 @@ async def test_a_burst_of_a_hundred_succeeds(backend: ProcessBackend) -> None:
 async def test_of_a_burst_only_so_many_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that runs for long is in nobody's way."""
     making: list[int] = [0]
-    spawn = zygotes.Zygote.spawn
+    spawn = zygote_handle.ZygoteHandle.spawn
 
-    async def counted(zygote: zygotes.Zygote, limits: Limits, shape: Shape) -> Box:
+    async def counted(zygote: zygote_handle.ZygoteHandle, limits: Limits, shape: Shape) -> Box:
         making.append(making[-1] + 1)
         try:
             return await spawn(zygote, limits, shape)
@@ -158,7 +159,7 @@ async def test_of_a_burst_only_so_many_are_made_at_once(monkeypatch: pytest.Monk
             making.append(making[-1] - 1)
 
     monkeypatch.setattr(pool, "IN_THE_MAKING", 1)
-    monkeypatch.setattr(zygotes.Zygote, "spawn", counted)
+    monkeypatch.setattr(zygote_handle.ZygoteHandle, "spawn", counted)
     backend = ProcessBackend(depth=0)
     try:
         forever = spec("import time; time.sleep(600)", limits=Limits(wall_seconds=600))
@@ -255,17 +256,17 @@ async def test_a_zygote_that_dies_takes_its_boxes_along_and_is_replaced(backend:
 async def test_a_zygote_that_is_killed_while_it_starts_is_started_once_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = zygotes.Zygote._configure
+    told = zygote_handle.ZygoteHandle._configure
     starts: list[int] = []
 
-    def killed_at_first(self: zygotes.Zygote) -> None:
+    def killed_at_first(self: zygote_handle.ZygoteHandle) -> None:
         assert self._process is not None
         starts.append(self._process.pid)
         if len(starts) == 1:
             self._process.kill()
         told(self)
 
-    monkeypatch.setattr(zygotes.Zygote, "_configure", killed_at_first)
+    monkeypatch.setattr(zygote_handle.ZygoteHandle, "_configure", killed_at_first)
     backend = ProcessBackend(depth=1)
     try:
         assert (await backend.run(spec("print(1)"))).stdout.head == b"1\n"
@@ -284,7 +285,7 @@ async def test_a_zygote_that_died_unnoticed_is_replaced(backend: ProcessBackend)
 
 
 async def test_a_zygote_is_replaced_after_so_many_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zygotes, "RECYCLE_AFTER", 10)
+    monkeypatch.setattr(zygote_handle, "RECYCLE_AFTER", 10)
     backend = ProcessBackend(depth=1)
     seen: set[int] = set()
     try:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.box import BoxReport, BoxSpec, Listening, Mount, Program
-from ringfence.sandbox.process import kernel, uids
+from ringfence.core.box import BoxReport, BoxSpec, Listening, Mount, Program
+from ringfence.core.sessions import Command, StaySpec
+from ringfence.sandbox.process import ids
 from ringfence.sandbox.process import run as runs
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.box import Box
-from ringfence.sandbox.process.listening import listen
-from ringfence.sessions import Command, StaySpec
+from ringfence.sandbox.process.seccomp.notifications import listen
+from ringfence.sandbox.process.zygote import kernel
 from tests import tooling
 from tests.sandbox import comparing
 from tests.sandbox.process import looking
@@ -249,5 +250,5 @@ async def test_a_client_outside_sees_whose_socket_in_a_mount_it_is(
     if os.geteuid() != 0:
         assert (uid, gid) == (os.geteuid(), os.getegid())
         return
-    assert uids.FIRST <= uid == gid <= uids.LAST
+    assert ids.FIRST <= uid == gid <= ids.LAST
     assert [box.host_id for box in made] == [uid] * len(made)

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from ringfence.box import MIB, BoxReport, Limits, SetUp, Stream
-from ringfence.errors import Unavailable
-from ringfence.sandbox.patience import Pace
-from ringfence.sandbox.process import collect as collecting
-from ringfence.sandbox.process import steps
+from ringfence.core.box import MIB, BoxReport, Limits, SetUp, Stream
+from ringfence.core.errors import Unavailable
+from ringfence.core.sessions import Cell, CellReport, Command, Failure, Shown, StaySpec
+from ringfence.sandbox.files import collect as collecting
+from ringfence.sandbox.process import interpreter as interpreters
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.interpreter import Interpreter
 from ringfence.sandbox.process.live import LiveBox
+from ringfence.sandbox.process.patience import MachinePace
 from ringfence.sandbox.process.step import Step
-from ringfence.sandbox.process.steps import Interpreter
-from ringfence.sessions import Cell, CellReport, Command, Failure, Shown, StaySpec
 from tests import tooling
 from tests.sandbox.process import looking
 
@@ -154,7 +154,7 @@ async def test_interpreters_of_one_box_share_files_and_nothing_else(box: LiveBox
 async def test_a_cell_that_takes_too_long_is_interrupted_and_its_state_stays(
     box: LiveBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "GRACE_SECONDS", tooling.PATIENCE)  # a slow machine needs longer for it
+    monkeypatch.setattr(interpreters, "GRACE_SECONDS", tooling.PATIENCE)  # a slow machine needs longer for it
     interpreter = await box.interpreter()
     await run(interpreter, "x = 5")
     report = await run(interpreter, "import time; time.sleep(600)", wall_seconds=0.2)
@@ -165,10 +165,10 @@ async def test_a_cell_that_takes_too_long_is_interrupted_and_its_state_stays(
 async def test_on_a_slow_machine_a_cell_has_longer_to_be_interrupted(
     box: LiveBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "GRACE_SECONDS", tooling.PATIENCE / 1e6)  # by itself far too short
+    monkeypatch.setattr(interpreters, "GRACE_SECONDS", tooling.PATIENCE / 1e6)  # by itself far too short
     interpreter = await box.interpreter()
     await run(interpreter, "x = 5")
-    monkeypatch.setattr(Pace, "allow", lambda pace, seconds: seconds * 1e6)
+    monkeypatch.setattr(MachinePace, "allow", lambda pace, seconds: seconds * 1e6)
     source = "import time\ntry:\n    time.sleep(600)\nfinally:\n    time.sleep(0.2)"
     report = await run(interpreter, source, wall_seconds=0.2)
     assert (report.report.ended, report.alive) == ("timeout", True)

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ringfence.promises.cases.kernel import CASES
-from ringfence.sandbox.process import confine, kernel, native
-from ringfence.sandbox.process.plan import CHANNEL
-from ringfence.sandbox.process.syscalls import NUMBERS, name_of
+from ringfence.doctor.cases.kernel import CASES
+from ringfence.sandbox.process.seccomp.syscalls import NUMBERS, name_of
+from ringfence.sandbox.process.zygote import confine, kernel, native
+from ringfence.sandbox.process.zygote.plan import CHANNEL
 from tests.sandbox.process.emulator import CODE, DATA, STACK, TOP, Call, Machine
 
 machines = pytest.mark.parametrize("machine", NUMBERS)
@@ -142,10 +142,10 @@ def test_the_first_that_fails_is_the_last(machine: str, error: int) -> None:
 # ── All that a box does before its program ──
 
 
-def plan_of(machine: str, monkeypatch: pytest.MonkeyPatch, *, fresh: bool) -> confine.Site:
+def plan_of(machine: str, monkeypatch: pytest.MonkeyPatch, *, fresh: bool) -> confine.BuildSite:
     monkeypatch.setattr(kernel, "NUMBERS", kernel._NUMBERS[machine])
     shape = dict.fromkeys(("disk_bytes", "inodes", "processes", "open_files", "file_bytes"), 1)
-    site = confine.Site({**shape, "cpu_seconds": 1, "data_bytes": 1, "cores": [0]}, kernel.NEWNS, 1)
+    site = confine.BuildSite({**shape, "cpu_seconds": 1, "data_bytes": 1, "cores": [0]}, kernel.NEWNS, 1)
     site.filter, site.landlock_version = kernel.prepare_filter(bytes(8)), 5
     return confine.plan(site, frozenset(), fresh=fresh)
 

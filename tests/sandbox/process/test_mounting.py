@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.box import BoxReport, BoxSpec, Input, Limits, Mount, Program
-from ringfence.errors import Unavailable
+from ringfence.core.box import BoxReport, BoxSpec, Input, Limits, Mount, Program
+from ringfence.core.errors import Unavailable
+from ringfence.core.sessions import Command, StaySpec
 from ringfence.sandbox.process import mounting, pool
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sessions import Command, StaySpec
 from tests import tooling
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.sandbox.process import kernel, native
+from ringfence.sandbox.process.zygote import kernel, native
 
 HERE = os.uname().machine
 

@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-from ringfence.box import BoxSpec, Limits, Program, Stream
-from ringfence.errors import OutcomeUnknown, Unavailable
+from ringfence.core.box import BoxSpec, Limits, Program, Stream
+from ringfence.core.errors import OutcomeUnknown, Unavailable
+from ringfence.core.sessions import Cell, Command, StaySpec
 from ringfence.sandbox.process import run as running
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.box import BoxMember
 from ringfence.sandbox.process.live import LiveBox
-from ringfence.sandbox.process.member import Member
-from ringfence.sandbox.process.zygotes import Zygote
-from ringfence.sessions import Cell, Command, StaySpec
+from ringfence.sandbox.process.zygote_handle import ZygoteHandle
 from tests.boxing import need_boxes
 from tests.forging import CHANNEL
 
@@ -45,7 +45,7 @@ async def test_a_zygote_that_cannot_be_started_ran_nothing(
     place: str, backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Zygote, place, failing(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+        patch.setattr(ZygoteHandle, place, failing(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
         with pytest.raises(Unavailable, match="Too many open files"):
             await backend.run(NOTHING)
         with pytest.raises(Unavailable, match="Too many open files"):
@@ -57,14 +57,14 @@ async def test_a_run_that_fails_in_our_hands_after_its_order_may_have_run(
     backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await backend.run(NOTHING)
-    monkeypatch.setattr(running.Run, "_left_files", failing(ValueError("no number")))
+    monkeypatch.setattr(running.ProgramRun, "_files", failing(ValueError("no number")))
     with pytest.raises(OutcomeUnknown):
         await backend.run(NOTHING)
 
 
 async def test_an_interpreter_that_cannot_be_started_ran_nothing(box: LiveBox, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Member, "order", failing(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+        patch.setattr(BoxMember, "order", failing(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
         with pytest.raises(Unavailable):
             await box.interpreter()
         with pytest.raises(Unavailable):
@@ -74,11 +74,11 @@ async def test_an_interpreter_that_cannot_be_started_ran_nothing(box: LiveBox, m
 async def test_a_command_whose_process_ends_before_it_began_ran_nothing(
     box: LiveBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def order(self: Member, message: dict[str, Any], descriptors: list[int]) -> None:
+    def order(self: BoxMember, message: dict[str, Any], descriptors: list[int]) -> None:
         """It never gets there."""
         self.kill()
 
-    monkeypatch.setattr(Member, "order", order)
+    monkeypatch.setattr(BoxMember, "order", order)
     command = await box.command(Command(("true",)), nothing)
     with pytest.raises(Unavailable, match="before the command had begun"):
         await command.over()

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from ringfence.box import BoxReport, BoxSpec, Limits, NetworkRule, Program, Serve, Way
+from ringfence.core.box import BoxReport, BoxSpec, Limits, NetworkRule, Program, Serve, ServedRoute
+from ringfence.core.errors import Unavailable
+from ringfence.core.sessions import Cell, Command, StaySpec
 from ringfence.egress.tls import Authority
-from ringfence.errors import Unavailable
-from ringfence.outward import Serving
+from ringfence.governance.route import ProxyServer
 from ringfence.sandbox.process import outlet
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sessions import Cell, Command, StaySpec
 from tests import tooling
 from tests.egress.outside import LOOPBACK, NOBODY, Names, Server, answering, host_context, trusting
 from tests.sandbox import comparing
@@ -44,7 +44,7 @@ async def backend() -> AsyncIterator[ProcessBackend]:
 
 
 def serve(*rules: NetworkRule, trust: ssl.SSLContext = NOBODY, **known: Sequence[str]) -> Serve:
-    return Serving(Names(**{"api_example": ["127.0.0.1"], **known}), trust).by(rules)
+    return ProxyServer(Names(**{"api_example": ["127.0.0.1"], **known}), trust).by(rules)
 
 
 async def run(backend: ProcessBackend, source: str, way: Serve | None, **more: Any) -> BoxReport:
@@ -216,7 +216,7 @@ class Closing:
 def counted() -> tuple[list[Closing], Serve]:
     ways: list[Closing] = []
 
-    async def serve(listener: socket) -> Way:
+    async def serve(listener: socket) -> ServedRoute:
         ways.append(Closing(listener))
         return ways[-1]
 
@@ -243,7 +243,7 @@ async def test_a_cancelled_run_leaves_nothing(backend: ProcessBackend) -> None:
 
 
 async def test_where_it_cannot_be_served_nothing_runs(backend: ProcessBackend) -> None:
-    async def refuse(listener: socket) -> Way:
+    async def refuse(listener: socket) -> ServedRoute:
         raise Unavailable("authority_expired", "no")
 
     with pytest.raises(Unavailable, match="no"):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.box import MIB, BoxReport, BoxSpec, Input, Limits, Mount, Program
-from ringfence.errors import Unavailable
-from ringfence.sandbox.process import subids
+from ringfence.core.box import MIB, BoxReport, BoxSpec, Input, Limits, Mount, Program
+from ringfence.core.errors import Unavailable
+from ringfence.core.sessions import Command, Folder, StaySpec
+from ringfence.sandbox.files.workspace import Workspace
+from ringfence.sandbox.process import ids
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.live import LiveBox
-from ringfence.sandbox.workspace import Workspace
-from ringfence.sessions import Command, Folder, StaySpec
 from tests import tooling
 from tests.sandbox import comparing
 from tests.sandbox.process import looking
@@ -33,10 +33,10 @@ def why_not() -> str:
     if os.geteuid() == 0:
         return "root; the last test here runs the others as an ordinary user"
     try:
-        subids.found()
+        ids.found_subids()
     except Unavailable as exc:
         return exc.message
-    return "" if subids._release() >= subids.LENDS_SINCE else "this kernel mounts no tmpfs with mapped ids"
+    return "" if ids._release() >= ids.LENDS_SINCE else "this kernel mounts no tmpfs with mapped ids"
 
 
 ordinary = pytest.mark.skipif(bool(why_not()), reason=f"no subordinate ids here: {why_not()}")
@@ -69,7 +69,7 @@ async def test_boxes_are_neither_each_other_nor_the_user(backend: ProcessBackend
     try:
         users, groups = zip(*(owner(box.box.worker) for box in boxes), strict=True)
         assert len({*users, os.getuid()}) == len({*groups, os.getgid()}) == 4
-        ranges = subids.found()
+        ranges = ids.found_subids()
         assert all(any(user in span for span in ranges[0]) for user in users)
         assert all(any(group in span for span in ranges[1]) for group in groups)
         assert [box.isolation["host_id"] for box in boxes] == [{"whose": "own"}] * 3
@@ -225,9 +225,9 @@ async def test_where_ids_cannot_be_mapped_facts_say_so(
     refusing = tmp_path / "refusing"
     refusing.write_text("#!/bin/sh\necho 'it does not want to' >&2\nexit 1\n")
     refusing.chmod(0o755)
-    helper = subids.helper
-    monkeypatch.setattr(subids, "helper", lambda kind: str(refusing) if kind == what else helper(kind))
-    monkeypatch.setattr(subids, "_refusals", [])
+    helper = ids.helper
+    monkeypatch.setattr(ids, "helper", lambda kind: str(refusing) if kind == what else helper(kind))
+    monkeypatch.setattr(ids, "_refusals", [])
     backend = ProcessBackend(depth=0)
     try:
         for _ in range(2):
@@ -242,7 +242,7 @@ async def test_where_ids_cannot_be_mapped_facts_say_so(
 def test_an_ordinary_user_with_subordinate_ids(tmp_path_factory: pytest.TempPathFactory) -> None:
     if not (shutil.which("newuidmap") and shutil.which("newgidmap")):
         pytest.skip("newuidmap and newgidmap are not installed")
-    if subids._release() < subids.LENDS_SINCE:
+    if ids._release() < ids.LENDS_SINCE:
         pytest.skip("this kernel mounts no tmpfs with mapped ids")
     folder = tmp_path_factory.mktemp("ordinary")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__))]

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.sandbox.process import confine, kernel, native, syscalls
-from ringfence.sandbox.process.plan import CHANNEL, Plan
+from ringfence.sandbox.process.seccomp import syscalls
+from ringfence.sandbox.process.zygote import confine, kernel, native
+from ringfence.sandbox.process.zygote.plan import CHANNEL, SyscallPlan
 
 pytestmark = pytest.mark.skipif(os.uname().machine not in native.CALLS, reason="there is no code for this machine")
 
 
-def carried_out(plan: Plan, texts: dict[str, bytes]) -> list[str]:
+def carried_out(plan: SyscallPlan, texts: dict[str, bytes]) -> list[str]:
     """In a process of its own: a plan closes every descriptor that it does not know."""
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -35,7 +36,7 @@ def carried_out(plan: Plan, texts: dict[str, bytes]) -> list[str]:
 
 
 def test_descriptors_have_the_numbers_that_were_foreseen(tmp_path: Path) -> None:
-    plan = Plan(0)
+    plan = SyscallPlan(0)
     plan.step = "writing"
     first = plan.open(os.fsencode(tmp_path), os.O_RDONLY)
     second = plan.open(os.fsencode(tmp_path), os.O_RDONLY)
@@ -50,14 +51,14 @@ def test_descriptors_have_the_numbers_that_were_foreseen(tmp_path: Path) -> None
 
 
 def test_a_step_that_fails_is_named() -> None:
-    plan = Plan(0)
+    plan = SyscallPlan(0)
     plan.step = "nonsense"
     plan.open(b"/nonexistent", os.O_RDONLY)
     assert carried_out(plan, {})[2].startswith("nonsense: No such file")
 
 
 def test_what_is_given_is_all_that_stays_open() -> None:
-    plan = Plan(0)
+    plan = SyscallPlan(0)
     plan.step = "looking"
     plan.open(b"/dev/null", os.O_RDONLY)
     ours, theirs = os.pipe()
@@ -68,7 +69,7 @@ def test_what_is_given_is_all_that_stays_open() -> None:
     assert listed == ["0", "1", "100", "101", "2", "3"]
 
 
-def _descriptors(plan: Plan, given: int) -> list[str]:
+def _descriptors(plan: SyscallPlan, given: int) -> list[str]:
     told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -90,7 +91,7 @@ def test_every_call_that_is_put_down_has_its_number_on_both_machines() -> None:
 def test_a_process_that_enters_a_box_goes_through_every_step_that_is_not_the_boxs() -> None:
     def named(*, fresh: bool) -> list[str]:
         shape = dict.fromkeys(("disk_bytes", "inodes", "processes", "open_files", "file_bytes"), 1)
-        site = confine.Site({**shape, "cpu_seconds": 1, "data_bytes": 1, "cores": [0]}, kernel.NEWNS, 1)
+        site = confine.BuildSite({**shape, "cpu_seconds": 1, "data_bytes": 1, "cores": [0]}, kernel.NEWNS, 1)
         site.filter, site.landlock_version = kernel.prepare_filter(bytes(8)), 5
         return list(dict.fromkeys(confine.plan(site, frozenset(), fresh=fresh)._steps))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.box import BoxSpec, Program
+from ringfence.core.box import BoxSpec, Program
 from ringfence.sandbox.process.backend import ProcessBackend
 from tests import tooling
 from tests.sandbox import comparing

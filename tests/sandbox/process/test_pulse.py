@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ringfence.sandbox.process import pulse
-from ringfence.sandbox.process.pulse import BUSY_SECONDS, FIRST_SECONDS, IDLE_SECONDS, Pulse, Rhythm, worked_ms
+from ringfence.sandbox.process.limits import pulse
+from ringfence.sandbox.process.limits.pulse import BUSY_SECONDS, FIRST_SECONDS, IDLE_SECONDS, Pulse, Rhythm, worked_ms
 
 
 class Timers:

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.errors import Unavailable
-from ringfence.sandbox.process.seccomp import Verdict, Which, compile_filter, name_of, verdict
-from ringfence.sandbox.process.syscalls import NUMBERS
-from ringfence.sandbox.process.verdicts import POLICY, Rule
+from ringfence.core.errors import Unavailable
+from ringfence.sandbox.process.seccomp.filter import Ruling, Which, compile_filter, name_of, verdict
+from ringfence.sandbox.process.seccomp.syscalls import NUMBERS
+from ringfence.sandbox.process.seccomp.verdicts import POLICY, ArgRule
 from tests.sandbox.process.interpreter import ALLOW, ARCHITECTURES, ERRNO, KILL, NOTIFY, judge
 
 MACHINES = sorted(NUMBERS)
@@ -32,7 +32,7 @@ def compiled(machine: str, **which: Unpack[Which]) -> bytes:
     return compile_filter(machine, **which)
 
 
-def returned(wanted: Verdict, notify: bool = True) -> int:
+def returned(wanted: Ruling, notify: bool = True) -> int:
     if wanted.action == "notify" and not notify:
         return ERRNO | wanted.errno
     return {"allow": ALLOW, "notify": NOTIFY, "errno": ERRNO | wanted.errno}[wanted.action]
@@ -49,7 +49,7 @@ def says(machine: str, name: str, *args: int) -> str:
 
 def interesting_values() -> list[int]:
     """Every value that some rule knows, and its neighbours."""
-    rules = [rule for rule in POLICY.values() if isinstance(rule, Rule)]
+    rules = [rule for rule in POLICY.values() if isinstance(rule, ArgRule)]
     args = [arg for rule in rules for case in rule.cases for arg in case.when]
     known = {value for arg in args for value in (*arg.among, arg.mask, ~arg.mask)}
     return sorted({(value + off) & 0xFFFFFFFF for value in known for off in (-1, 0, 1)})
@@ -59,7 +59,7 @@ WORDS = st.one_of(st.sampled_from(interesting_values()), st.integers(0, 2**32 - 
 ARGUMENTS = st.tuples(
     *[st.builds(lambda low, high: high << 32 | low, WORDS, st.sampled_from([0, 0, 1, 2**32 - 1]))] * 6
 )
-CHECKED = sorted(name for name, judgement in POLICY.items() if isinstance(judgement, Rule))
+CHECKED = sorted(name for name, judgement in POLICY.items() if isinstance(judgement, ArgRule))
 
 
 # ── The filter says what the policy says ──
@@ -104,7 +104,7 @@ def test_the_code_of_another_machine_is_killed(machine: str, number: int, arch: 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_what_is_always_allowed_is_decided_by_its_number_in_few_steps(machine: str) -> None:
-    always = [name for name in NUMBERS[machine] if POLICY[name] == Verdict("allow")]
+    always = [name for name in NUMBERS[machine] if POLICY[name] == Ruling("allow")]
     answers = [judge(compiled(machine), NUMBERS[machine][name], ARCHITECTURES[machine], NONE) for name in always]
     # The kernel remembers such answers and does not run the filter: it may look at the number and the machine alone.
     assert {answer.looked_at for answer in answers} == {frozenset({0, 4})}
@@ -138,7 +138,7 @@ class TestSingleCalls:
         assert says(machine, "listen", 3, 128) == "notify"
         assert judge(compiled(machine, listens=True), number, arch, NONE).value == ALLOW
         assert judge(compiled(machine, notify=False), number, arch, NONE).value == ERRNO | errno.EACCES
-        assert verdict(machine, "listen", NONE, listens=True) == Verdict("allow")
+        assert verdict(machine, "listen", NONE, listens=True) == Ruling("allow")
 
     def test_clone_makes_processes_and_threads_but_no_namespaces(self, machine: str) -> None:
         fork, thread, vfork = 0x1200011, 0x3D0F00, 0x4111

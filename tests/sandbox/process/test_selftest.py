@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 
-from ringfence.backends import make_backend
-from ringfence.box import BoxReport, BoxSpec, Limits, Program
+from ringfence.compose.backends import make_backend
 from ringfence.config import loads
-from ringfence.errors import Unavailable
-from ringfence.sandbox.process import host, selftest
+from ringfence.core.box import BoxReport, BoxSpec, Limits, Program
+from ringfence.core.errors import Unavailable
+from ringfence.sandbox.process import selftest
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.host import capabilities
 
 pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
 async def opened(*, accepting: Sequence[str] = (), without: Sequence[str] = ()) -> AsyncIterator[ProcessBackend]:
-    if missing := host.Host.detect().missing:
+    if missing := capabilities.HostCapabilities.detect().missing:
         pytest.skip(f"no box can be made here: {dict(missing)}")
     backend = ProcessBackend(accept_missing=accepting, without=without, depth=0)
     try:
@@ -70,7 +71,7 @@ class TestMissing:
         assert report.isolation["protections"]["proc"]["on"] is True
 
     async def test_a_configuration_can_accept_it(self, tmp_path: Path) -> None:
-        if missing := host.Host.detect().missing:
+        if missing := capabilities.HostCapabilities.detect().missing:
             pytest.skip(f"no box can be made here: {dict(missing)}")
         for words, runs in (("accept_missing: [landlock]", True), ("accept_missing: []", False)):
             backend = make_backend(loads(f"sandbox: {{{words}}}", file="a.yaml", base=tmp_path).sandbox)
@@ -136,7 +137,7 @@ def test_every_look_has_something_to_tell() -> None:
     for name, look in selftest.judge(json.dumps(ANSWERS).encode(), Limits()).items():
         assert look.on, name
         assert look.probe and look.expected and look.seen
-        assert name in host.PROTECTIONS
+        assert name in capabilities.PROTECTIONS
 
 
 class TestAnotherKernel:

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from ringfence.errors import Unavailable
-from ringfence.sandbox.process import kernel
-from ringfence.sandbox.process.syscalls import NUMBERS, name_of, numbers_of
+from ringfence.core.errors import Unavailable
+from ringfence.sandbox.process.seccomp.syscalls import NUMBERS, name_of, numbers_of
+from ringfence.sandbox.process.zygote import kernel
 
 KNOWN = {
     "x86_64": {

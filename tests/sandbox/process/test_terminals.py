@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.box import BoxSpec, Program, Stream
+from ringfence.core.box import BoxSpec, Program, Stream
+from ringfence.core.sessions import Command
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.command import RunningCommand
 from ringfence.sandbox.process.live import LiveBox
-from ringfence.sandbox.process.steps import Running
 from ringfence.sandbox.process.watch import descendants
-from ringfence.sessions import Command
 from tests import tooling
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +38,7 @@ class Screen:
     def __init__(self) -> None:
         self.shown = ""
         self._seen = 0
-        self.running: Running
+        self.running: RunningCommand
 
     def tell(self, stream: Stream, data: bytes) -> None:
         self.shown += data.decode()

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.sandbox.process import host, uncounted
-from ringfence.sandbox.process.denials import Account
+from ringfence.sandbox.process.host import capabilities
+from ringfence.sandbox.process.limits import uncounted
+from ringfence.sandbox.process.seccomp.notifications import Account
 
 SELF = os.getpid()
 
@@ -122,5 +123,5 @@ def test_whoever_starts_a_box_may_send_more_descriptors_than_any_box(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: told.append(both))
-    assert host.descriptors(1024) == (given, sends)
+    assert capabilities.descriptors(1024) == (given, sends)
     assert told == ([raised] if raised else [])

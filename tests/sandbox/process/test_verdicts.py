@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.sandbox.process import verdicts
-from ringfence.sandbox.process.syscalls import NUMBERS
-from ringfence.sandbox.process.verdicts import ALLOW, ENOSYS, NOTIFY, POLICY, Rule
+from ringfence.sandbox.process.seccomp import verdicts
+from ringfence.sandbox.process.seccomp.syscalls import NUMBERS
+from ringfence.sandbox.process.seccomp.verdicts import ALLOW, ENOSYS, NOTIFY, POLICY, ArgRule
 
 GROUPS = (verdicts._ALLOWED, verdicts._WEIGHED, verdicts._NOTABLE, verdicts._ABSENT)
 
@@ -22,8 +22,8 @@ def test_every_known_call_has_exactly_one_verdict() -> None:
 
 def outline(machine: str) -> list[str]:
     """What may run, in the order of names; a star where the arguments decide."""
-    names = (name for name in sorted(NUMBERS[machine]) if POLICY[name] == ALLOW or isinstance(POLICY[name], Rule))
-    return [f"{name} *" if isinstance(POLICY[name], Rule) else name for name in names]
+    names = (name for name in sorted(NUMBERS[machine]) if POLICY[name] == ALLOW or isinstance(POLICY[name], ArgRule))
+    return [f"{name} *" if isinstance(POLICY[name], ArgRule) else name for name in names]
 
 
 @pytest.mark.parametrize("machine", NUMBERS)
@@ -55,7 +55,7 @@ def test_what_programs_only_try_is_absent(name: str) -> None:
 
 def test_a_rename_leaves_no_device_behind() -> None:
     renames = POLICY["renameat2"]
-    assert isinstance(renames, Rule)
+    assert isinstance(renames, ArgRule)
     assert {renames.judge((3, 0, 3, 0, flags, 0)) for flags in (0, 1, 2)} == {ALLOW}
     assert {renames.judge((3, 0, 3, 0, flags, 0)) for flags in (4, 5)} == {verdicts.EINVAL}
 
@@ -63,7 +63,7 @@ def test_a_rename_leaves_no_device_behind() -> None:
 def test_a_program_may_confine_itself_further() -> None:
     assert {POLICY[name] for name in POLICY if name.startswith("landlock_")} == {ALLOW}
     seccomp, prctl = POLICY["seccomp"], POLICY["prctl"]
-    assert isinstance(seccomp, Rule) and isinstance(prctl, Rule)
+    assert isinstance(seccomp, ArgRule) and isinstance(prctl, ArgRule)
     set_mode_filter, pr_set_seccomp, pr_set_no_new_privs = 1, 22, 38
     assert seccomp.judge((set_mode_filter, 0, 0, 0, 0, 0)) == ALLOW
     assert {prctl.judge((option, 2, 0, 0, 0, 0)) for option in (pr_set_seccomp, pr_set_no_new_privs)} == {ALLOW}

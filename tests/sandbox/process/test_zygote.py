@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.box import BoxSpec, Limits, Program
-from ringfence.errors import Unavailable
-from ringfence.sandbox.process import zygotes as zygoting
+from ringfence.core.box import BoxSpec, Limits, Program
+from ringfence.core.errors import Unavailable
+from ringfence.core.sessions import StaySpec
+from ringfence.sandbox.process import zygote_handle as zygoting
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.cgroup import Group
-from ringfence.sandbox.process.pool import Pool
-from ringfence.sessions import StaySpec
+from ringfence.sandbox.process.cgroups.cgroup import Group
+from ringfence.sandbox.process.pool import BoxPool
 from tests import tooling
 from tests.sandbox.process import looking
 
@@ -47,7 +47,7 @@ async def test_a_process_that_comes_too_late_for_its_box_is_nobody_elses_end(bac
 async def test_a_box_that_could_not_be_made_leaves_no_process(backend: ProcessBackend) -> None:
     await backend.run(BoxSpec(Program("python", b"pass")))
     pool = backend._pool
-    assert isinstance(pool, Pool)
+    assert isinstance(pool, BoxPool)
     zygote = next(zygote for zygotes in pool._zygotes.values() for zygote in zygotes)
     shape = backend._shape(Limits())
     del shape["disk_bytes"]  # so that its steps cannot be put down
@@ -100,7 +100,7 @@ async def test_a_successor_is_there_before_a_zygote_is_worn(
 # ── Orders that do not reach it ──
 
 
-async def ready(backend: ProcessBackend) -> zygoting.Zygote:
+async def ready(backend: ProcessBackend) -> zygoting.ZygoteHandle:
     await backend.run(BoxSpec(Program("python", b"pass")))
     assert backend._pool is not None
     return next(zygote for zygotes in backend._pool._zygotes.values() for zygote in zygotes)

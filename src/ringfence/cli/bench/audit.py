@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ringfence import canonical
 from ringfence.audit.explain import explain
 from ringfence.audit.export import verify_live
 from ringfence.audit.keys import Keys, load_or_create
 from ringfence.cli.bench.measure import Row, row
-from ringfence.model import Json
+from ringfence.core import canonical
+from ringfence.core.model import Json
 from ringfence.store import Reader, Store, Transaction
 
 _GROUP = 1000
@@ -23,7 +23,8 @@ _ASKED = 50
 def run(records: int) -> list[Row]:
     """A log of one chain, as calls of a server in a box leave it, in a folder that is removed again."""
     with tempfile.TemporaryDirectory() as folder:
-        state, keys = Path(folder) / "state", load_or_create(Path(folder) / "keys")
+        state = Path(folder) / "state"
+        keys = load_or_create(Path(folder) / "keys")
         call_id = _fill(state, keys, records // 2)
         rows = [_verify(state, keys)]
         reader = Reader.open(state)
@@ -52,7 +53,8 @@ def _questions(reader: Reader, call_id: str) -> dict[str, Callable[[], object]]:
 def _verify(state: Path, keys: Keys) -> Row:
     reader = Reader.open(state)
     try:
-        began, used = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
+        used = time.process_time()
         report = verify_live(*reader.evidence(), keys.public)
         took, used = time.perf_counter() - began, time.process_time() - used
     finally:
@@ -61,7 +63,8 @@ def _verify(state: Path, keys: Keys) -> Row:
     size = sum(path.stat().st_size for path in state.rglob("*") if path.is_file())
     made = row(f"audit verify, {report.records} records of {2 * size / report.records:.0f} bytes a call", [took])
     # Of processor time, as there is nothing in it to wait for: what else the machine does is not to be measured.
-    made.cpu_ms, made.per_second = round(used * 1000, 1), round(report.records / used)
+    made.cpu_ms = round(used * 1000, 1)
+    made.per_second = round(report.records / used)
     return made
 
 

@@ -1,7 +1,7 @@
 """A program in a fresh box against the same program started bare, in one run.
 
-Every protection is on, and a clock stops when the box is reaped and removed. Cases alternate: in each round some runs
-of every case, back to back, then a pause in which boxes that were taken from those kept ready are made up for.
+Every protection is on, and the clock stops when the box is reaped and removed. Cases alternate: in each round some runs
+of every case, back to back, then a pause in which the pool of ready boxes is filled again.
 """
 
 from __future__ import annotations
@@ -23,19 +23,30 @@ from dataclasses import asdict, replace
 from mcp import Client
 
 from ringfence import run_code, run_code_async
-from ringfence.box import BoxSpec, Layout, Program
 from ringfence.cli.bench import ordinary
 from ringfence.cli.bench.gateway import free_port, wait_for
-from ringfence.cli.bench.measure import Row, below, cpu_seconds_of_all, private_kb, row
-from ringfence.cli.bench.staging import Case, interleaved, note, own_record, repeated
-from ringfence.errors import Unavailable
+from ringfence.cli.bench.measure import (
+    BenchCase,
+    Row,
+    below,
+    cpu_seconds_of_all,
+    interleaved,
+    note,
+    own_record,
+    private_kb,
+    repeated,
+    row,
+)
+from ringfence.core.box import BoxSpec, Layout, Program
+from ringfence.core.errors import Unavailable
+from ringfence.core.system import interpreter
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.system import interpreter
 
 _SOURCE = "pass"
 _DATA = ("numpy", "pandas")
 _AT_ONCE = (1, 2, 8)
-_BURST, _BURSTS = 100, 3
+_BURST = 100
+_BURSTS = 3
 _LIVE = 20
 _HERE = "import time\nprint('here', flush=True)\ntime.sleep(60)\n"
 
@@ -65,29 +76,30 @@ async def _measure(url: str, runs: int, rounds: int) -> list[Row]:
 # ── One after the other ───────────────────────────────────────────────────────────────────────────
 
 
-def _cases(backends: tuple[ProcessBackend, ProcessBackend], client: Client, runs: int) -> list[Case]:
+def _cases(backends: tuple[ProcessBackend, ProcessBackend], client: Client, runs: int) -> list[BenchCase]:
     kept, drained = backends
-    python, few = str(interpreter()), max(10, runs // 5)
-    bare = Case("bare python -c pass", _bare(python, "-c", _SOURCE), few)
+    python = str(interpreter())
+    few = max(10, runs // 5)
+    bare = BenchCase("bare python -c pass", _bare(python, "-c", _SOURCE), few)
     cases = [
         bare,
-        Case("box: run_code, the governed way", _governed("python"), runs, bare.name),
-        Case("box: the backend alone", _alone(kept), runs, bare.name),
-        Case("box: none kept ready", _alone(drained), few, bare.name),
-        Case("box: fresh layout, by exec", _alone(kept, "fresh"), few, bare.name),
-        Case("box: over MCP, execute_python", _over_mcp(client), few, bare.name),
+        BenchCase("box: run_code, the governed way", _governed("python"), runs, bare.name),
+        BenchCase("box: the backend alone", _alone(kept), runs, bare.name),
+        BenchCase("box: none kept ready", _alone(drained), few, bare.name),
+        BenchCase("box: fresh layout, by exec", _alone(kept, "fresh"), few, bare.name),
+        BenchCase("box: over MCP, execute_python", _over_mcp(client), few, bare.name),
     ]
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         note("bubblewrap is not installed, so it is not measured beside us")
     else:
         words = (bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
-        cases.append(Case("bubblewrap python -c pass", _bare(*words, python, "-c", _SOURCE), few, bare.name))
+        cases.append(BenchCase("bubblewrap python -c pass", _bare(*words, python, "-c", _SOURCE), few, bare.name))
     if all(importlib.util.find_spec(name) for name in _DATA):
         # The packages may be those of a virtual environment, which the interpreter's real path does not know.
         importing = _bare(sys.executable, "-c", f"import {', '.join(_DATA)}")
-        slow = Case("bare python importing numpy, pandas", importing, max(5, runs // 50))
-        cases += [slow, Case("box: template data, run_code", _governed("data"), max(20, runs // 2), slow.name)]
+        slow = BenchCase("bare python importing numpy, pandas", importing, max(5, runs // 50))
+        cases += [slow, BenchCase("box: template data, run_code", _governed("data"), max(20, runs // 2), slow.name)]
     else:
         note(
             "numpy and pandas are not installed here, so boxes that have them loaded are not measured"
@@ -143,8 +155,8 @@ def _checked(ended: str) -> None:
 
 
 def _of_an_ordinary_user(runs: int, rounds: int) -> list[Row]:
-    """What the first cases cost one, from root: the rows of everybody else are their own."""
-    user, group = ordinary.somebody()
+    """The first cases, as root for an ordinary user. Other users measure themselves anyway."""
+    user, group = ordinary.ordinary_user()
     note(f"box: as an ordinary user ({user})")
     with tempfile.TemporaryDirectory(prefix="ringfence-bench-") as folder:
         become = (sys.executable, "-m", "ringfence.cli.bench.ordinary", str(user), str(group), folder)
@@ -162,11 +174,13 @@ async def _as_ourselves(runs: int, rounds: int) -> list[Row]:
     try:
         report = await backend.run(BoxSpec(Program("python", source=_SOURCE.encode())))
         who = "an id of its own" if report.isolation["host_id"]["whose"] == "own" else "the user's id"
-        bare = Case("bare python -c pass, ordinary user", _bare(str(interpreter()), "-c", _SOURCE), max(10, runs // 5))
+        bare = BenchCase(
+            "bare python -c pass, ordinary user", _bare(str(interpreter()), "-c", _SOURCE), max(10, runs // 5)
+        )
         cases = [
             bare,
-            Case("box: run_code, ordinary user", _governed("python"), runs, bare.name),
-            Case("box: the backend alone, ordinary user", _alone(backend), runs, bare.name),
+            BenchCase("box: run_code, ordinary user", _governed("python"), runs, bare.name),
+            BenchCase("box: the backend alone, ordinary user", _alone(backend), runs, bare.name),
         ]
         rows = await interleaved(cases, rounds, "box")
     finally:
@@ -183,7 +197,8 @@ def _at_once(many: int, count: int) -> list[Row]:
     command = (str(interpreter()), "-c", _SOURCE)
     bare = _by_threads(f"bare, {many} at once", lambda: _start(command), many, max(10, count // 4))
     boxed = _by_threads(f"run_code, {many} at once", lambda: _checked(run_code(_SOURCE).facts["ended"]), many, count)
-    boxed.ratio, boxed.baseline = round(boxed.p50_ms / bare.p50_ms, 3), bare.name
+    boxed.ratio = round(boxed.p50_ms / bare.p50_ms, 3)
+    boxed.baseline = bare.name
     return [bare, boxed]
 
 
@@ -195,7 +210,8 @@ def _by_threads(name: str, once: Callable[[], None], many: int, count: int) -> R
 
     with ThreadPoolExecutor(many) as threads:
         list(threads.map(timed, range(many)))
-        cpu, began = cpu_seconds_of_all(), time.perf_counter()
+        cpu = cpu_seconds_of_all()
+        began = time.perf_counter()
         times = list(threads.map(timed, range(count)))
         took = time.perf_counter() - began
     made = row(name, times)
@@ -239,12 +255,12 @@ async def _memory(bare: Row) -> list[Row]:
         await said.wait()
 
     try:
-        await repeated(Case("alone", _alone(backend), 1), _LIVE)
+        await repeated(BenchCase("alone", _alone(backend), 1), _LIVE)
         others |= set(below(os.getpid()))
-        ready = row(f"ready box, {_LIVE} of them: to make one", await repeated(Case("make", make, 1), _LIVE), bare)
+        ready = row(f"ready box, {_LIVE} of them: to make one", await repeated(BenchCase("make", make, 1), _LIVE), bare)
         ready.memory_kb = _each(others)
         live = row(
-            f"live box, {_LIVE} of them: to its first output", await repeated(Case("begin", begin, 1), _LIVE), bare
+            f"live box, {_LIVE} of them: to its first output", await repeated(BenchCase("begin", begin, 1), _LIVE), bare
         )
         live.memory_kb = _each(others)
         for task in running:

@@ -7,19 +7,19 @@ import time
 
 import typer
 
-from ringfence import canonical
 from ringfence.cli import common
-from ringfence.cli.bench import audit, box, boxed, egress, gateway, redaction, session
+from ringfence.cli.bench import audit, box, egress, gateway, servers, session
 from ringfence.cli.bench.measure import Row, as_json, row, table
-from ringfence.contract import build
-from ringfence.model import Action, Call, Principal, Rule
-from ringfence.policy import Policy
+from ringfence.core import canonical
+from ringfence.core.model import Action, Call, Principal, Rule
+from ringfence.governance.contract import build
+from ringfence.governance.policy import Policy
 
 NAMES = ("policy", "gateway", "box", "session", "egress", "audit")
 
 
 def bench(
-    name: str | None = typer.Argument(None, help=f"Which to run: {', '.join(NAMES)}. Left out: all."),
+    name: str | None = typer.Argument(None, help=f"Which to run: {', '.join(NAMES)}. Default: all."),
     as_json_: bool = typer.Option(False, "--json", help="Print rows as JSON."),
     calls: int = typer.Option(300, "--calls", min=10, help="Calls per case, spread over interleaved rounds."),
     rounds: int = typer.Option(6, "--rounds", min=1, help="Rounds in which the cases alternate."),
@@ -43,8 +43,7 @@ def bench(
              a call of a server in a box, and its start, against the same server in none
     audit    a long log: how fast it is verified, what a call leaves in it, and how long list and explain take
 
-    `cpu_ms` is the processor time of one run, of all processes together. Figures are worth something on a machine that
-    does nothing else.
+    `cpu_ms` is the processor time of one run, of all processes together. Run it on a machine that does nothing else.
 
     \b
     ringfence bench box
@@ -69,9 +68,9 @@ def bench(
         print(f"egress: {runs} requests per case …", file=sys.stderr, flush=True)
         rows.extend(egress.run(runs))
         print("egress: redaction …", file=sys.stderr, flush=True)
-        rows.extend(redaction.run())
+        rows.extend(egress.run_redaction())
         print(f"egress: {runs} calls of servers …", file=sys.stderr, flush=True)
-        rows.extend(boxed.run(runs))
+        rows.extend(servers.run(runs))
     if name in (None, "audit"):
         print(f"audit: a log of {records} records …", file=sys.stderr, flush=True)
         rows.extend(audit.run(records))

@@ -1,7 +1,7 @@
-"""What the way out of a box adds to a request: over a direct connection, through a tunnel, where TLS ends here, and
-with a secret put in by policy and on record.
+"""What leaves a box: the cost of a request through its proxy, and of searching its output for secrets.
 
-Client, proxy and server are processes of their own, as they are in use: the proxy lives here, in the supervisor's loop.
+Requests go over a direct connection, through a tunnel, with TLS ended at the proxy, and with a secret put in, by policy
+and on record. Client, proxy and server are processes of their own, as in use: the proxy runs here.
 """
 
 from __future__ import annotations
@@ -13,25 +13,28 @@ import secrets
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import ringfence
 from ringfence import config
 from ringfence.audit.keys import load_or_create
-from ringfence.box import Way
 from ringfence.cli.bench import far
-from ringfence.cli.bench.measure import Row, row
-from ringfence.cli.bench.staging import note
+from ringfence.cli.bench.measure import Row, note, row
+from ringfence.compose.secrets import ConfiguredSecrets
 from ringfence.config.settings import Config
+from ringfence.core.box import ServedRoute
+from ringfence.core.errors import Unavailable
+from ringfence.core.ports import Access
+from ringfence.core.secret import Secret
 from ringfence.egress import names
 from ringfence.egress.tls import Authority, outside
-from ringfence.errors import Unavailable
-from ringfence.outward import Serving, WayOut
-from ringfence.policy import Policy
-from ringfence.ports import Access
-from ringfence.safe import Safe
+from ringfence.governance.policy import Policy
+from ringfence.governance.route import ConfiguredRouter, ProxyServer
+from ringfence.secrets.redaction import RedactingStream, SecretMatcher
 from ringfence.store import Store
 
 _HOST = "api.example"
@@ -45,7 +48,14 @@ secrets:
   token: {{{{from: env, name: {_VARIABLE}, hosts: ["{_HOST}"], header: Authorization}}}}
 gateway: {{{{state: {{state}}}}}}
 """
-DIRECT, TUNNELLED, INSPECTED, BROKERED = "direct", "tunnelled", "TLS ends here", "brokered, on record"
+_PIECE = 64 * 1024
+_BYTES = 16 << 20
+_FEW = 10
+_MANY = 100
+DIRECT = "direct"
+TUNNELLED = "tunnelled"
+INSPECTED = "TLS ends here"
+BROKERED = "brokered, on record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +119,7 @@ async def _cases(stack: AsyncExitStack, real: Authority, folder: Path) -> list[_
         assert passage.serve is not None
         listener = socket.create_server(("127.0.0.1", 0))
         proxy = int(listener.getsockname()[1])
-        way: Way = await passage.serve(listener)
+        way: ServedRoute = await passage.serve(listener)
         stack.push_async_callback(way.close)
         trust = trusted if way.authority is None else way.authority.decode()
         token = next(iter(passage.env.values()), None)
@@ -118,15 +128,15 @@ async def _cases(stack: AsyncExitStack, real: Authority, folder: Path) -> list[_
     return cases
 
 
-async def _way_out(stack: AsyncExitStack, settings: Config, real: Authority) -> WayOut:
-    safe = Safe(settings)
+async def _way_out(stack: AsyncExitStack, settings: Config, real: Authority) -> ConfiguredRouter:
+    safe = ConfiguredSecrets(settings)
     await safe.load()
     store = Store.open(settings.gateway.state, load_or_create(settings.gateway.state.with_name("keys")))
     stack.callback(store.close)
     policy = Policy((), preset=settings.policy.preset, environment=settings.environment)
     trust = outside()
     trust.load_verify_locations(cadata=real.pem.decode())
-    return WayOut(settings.networks, Serving(_resolve, trust), safe.lending(lambda: policy, store))
+    return ConfiguredRouter(settings.networks, ProxyServer(_resolve, trust), safe.broker(lambda: policy, store))
 
 
 async def _resolve(name: str) -> Sequence[str]:
@@ -163,3 +173,63 @@ async def _ask(asker: asyncio.subprocess.Process, case: _Case, port: int, count:
     if not answer:
         raise Unavailable("bench", f"{case.name}: the client ended")
     return [float(each) for each in json.loads(answer)]
+
+
+# ── Output, searched for secrets ──────────────────────────────────────────────────────────────────
+
+
+def run_redaction(rounds: int = 3) -> list[Row]:
+    """The text is this program's own source, which is what programs print most like."""
+    text = _text()
+    few = _values(_FEW)
+    many = _values(_MANY)
+    told = few.leaking(text)
+    cases = (
+        ("redaction, shapes alone, streamed", SecretMatcher(), text),
+        (f"redaction, {_FEW} secrets, streamed", few.values, text),
+        (f"redaction, {_MANY} secrets, streamed", many.values, text),
+        (f"redaction, {_FEW} secrets, one in every 64 KiB, streamed", few.values, told),
+    )
+    rows = []
+    for name, values, data in cases:
+        _streamed(values, data[: 4 * _PIECE])
+        began = time.process_time()
+        times = [seconds for _ in range(rounds) for seconds in _streamed(values, data)]
+        made = row(name, times)
+        # Of processor time: what else the machine does is not to be measured.
+        made.mb_per_second = round(rounds * len(data) / (time.process_time() - began) / 1e6, 1)
+        rows.append(made)
+    return rows
+
+
+class _Known:
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+        self.values = SecretMatcher([Secret(f"s{index}", text) for index, text in enumerate(texts)])
+
+    def leaking(self, data: bytes) -> bytes:
+        """The data, a value in each piece of it."""
+        pieces = [data[at : at + _PIECE - 64] for at in range(0, len(data), _PIECE - 64)]
+        return b"".join(piece + self._texts[n % len(self._texts)].encode() for n, piece in enumerate(pieces))
+
+
+def _values(count: int) -> _Known:
+    return _Known([secrets.token_urlsafe(32) for _ in range(count)])
+
+
+def _text() -> bytes:
+    sources = sorted(Path(ringfence.__file__).parent.rglob("*.py"))
+    once = b"".join(path.read_bytes() for path in sources)
+    return (once * (_BYTES // len(once) + 1))[:_BYTES]
+
+
+def _streamed(values: SecretMatcher, data: bytes) -> list[float]:
+    stream = RedactingStream(values)
+    times = []
+    for at in range(0, len(data), _PIECE):
+        piece = data[at : at + _PIECE]
+        began = time.perf_counter()
+        stream.feed(piece)
+        times.append(time.perf_counter() - began)
+    stream.finish()
+    return times

@@ -1,4 +1,4 @@
-"""The far end of `bench egress`, and whoever asks it; each a process of its own, started by file path.
+"""The server of `bench egress`, and its client; each a process of its own, started by file path.
 
 serve CERT            an HTTPS server on loopback; says which port
 ask                   reads orders, one JSON object a line, and answers each with seconds for each of its requests

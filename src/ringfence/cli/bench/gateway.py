@@ -21,7 +21,7 @@ from mcp import Client
 
 from ringfence.cli.bench import echo
 from ringfence.cli.bench.measure import Row, cpu_seconds, row
-from ringfence.errors import Unavailable
+from ringfence.core.errors import Unavailable
 from ringfence.front.listen import open_socket
 
 _CONFIG = """version: 1
@@ -73,7 +73,8 @@ async def _measure(setup: Setup, calls: int, rounds: int, concurrent: int) -> li
             rows.append(base)
             for name in ("read", "write"):
                 case = row(f"{name} {revision}", times[name])
-                case.ratio, case.baseline = round(case.p50_ms / base.p50_ms, 2), base.name
+                case.ratio = round(case.p50_ms / base.p50_ms, 2)
+                case.baseline = base.name
                 case.cpu_ms = round(cpu[name] / case.n * 1000, 3)
                 case.per_second = await _at_once(through, f"echo_{name}", concurrent)
                 rows.append(case)

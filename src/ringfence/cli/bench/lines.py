@@ -1,4 +1,4 @@
-"""A server that answers every request at once, over its pipes, with as little of its own as can be."""
+"""A server that answers every request at once, over its pipes, with as little work as possible."""
 
 from __future__ import annotations
 

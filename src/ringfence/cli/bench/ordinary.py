@@ -1,7 +1,7 @@
 """Becomes an ordinary user, as root, and runs a command: `python -m ringfence.cli.bench.ordinary UID GID FOLDER CMD…`.
 
-So that `bench` can say what boxes cost those who are not root. FOLDER becomes that user's home. Where the interpreter
-or our own code lies below a folder that is root's alone, it is shown there in a mount namespace of the child's own.
+With it, `bench` can measure boxes of users other than root. FOLDER becomes that user's home. If the interpreter or our
+own code lies below a folder that only root may enter, it is bound there in a mount namespace of the child.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import ringfence
 from ringfence.config.paths import caller_of_sudo
-from ringfence.sandbox.process import kernel
+from ringfence.sandbox.process.zygote import kernel
 
 _NOBODY = 65534
 
 
-def somebody() -> tuple[int, int]:
-    """User and group: who called us with sudo, or the first who has subordinate ids, or nobody."""
+def ordinary_user() -> tuple[int, int]:
+    """User and group: the caller of sudo, else the first user with subordinate ids, else `nobody`."""
     given = caller_of_sudo() or ""
     try:
         names = [line.partition(":")[0] for line in Path("/etc/subuid").read_text(encoding="utf-8").splitlines()]
@@ -45,7 +45,7 @@ def _open_the_way(trees: set[str]) -> None:
 
 
 def _closed(path: str) -> str | None:
-    """The first folder on the way that only its owner may enter."""
+    """The first folder of a path that only its owner may enter."""
     folders = [*reversed(Path(path).parents), Path(path)]
     return next((str(folder) for folder in folders if not folder.stat().st_mode & 1), None)
 

@@ -13,14 +13,24 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from ringfence.box import MIB
-from ringfence.cli.bench.measure import Row, below, private_kb, row
-from ringfence.cli.bench.staging import Case, Work, interleaved, note, own_record, repeated
-from ringfence.errors import Unavailable
+from ringfence.cli.bench.measure import (
+    BenchCase,
+    Row,
+    Work,
+    below,
+    interleaved,
+    note,
+    own_record,
+    private_kb,
+    repeated,
+    row,
+)
+from ringfence.core.box import MIB
+from ringfence.core.errors import Unavailable
+from ringfence.core.system import interpreter
 from ringfence.sdk.blocking import Sandbox
 from ringfence.sdk.execution import Execution
 from ringfence.sdk.infos import SnapshotInfo
-from ringfence.system import interpreter
 
 _DATA = ("numpy", "pandas")
 _LIVE = 20
@@ -58,24 +68,25 @@ class _Sessions:
             return [int(json.loads(self._address.read_text(encoding="utf-8"))["process"])]
         return []
 
-    def _cases(self, live: Sandbox, taken: SnapshotInfo, runs: int) -> list[Case]:
-        few, fewest = max(10, runs // 5), max(5, runs // 50)
-        bare = Case("bare python -c pass", _bare, few)
+    def _cases(self, live: Sandbox, taken: SnapshotInfo, runs: int) -> list[BenchCase]:
+        few = max(10, runs // 5)
+        fewest = max(5, runs // 50)
+        bare = BenchCase("bare python -c pass", _bare, few)
         cases = [
             bare,
-            Case("session: a step", _step(live), runs, bare.name),
-            Case("session: resumed, to the first result", _step(live), runs, bare.name, before=_paused(live)),
-            Case("session: opened, to the first result", self._opened(), few, bare.name, after=self._killed),
+            BenchCase("session: a step", _step(live), runs, bare.name),
+            BenchCase("session: resumed, to the first result", _step(live), runs, bare.name, before=_paused(live)),
+            BenchCase("session: opened, to the first result", self._opened(), few, bare.name, after=self._killed),
         ]
         if all(importlib.util.find_spec(name) for name in _DATA):
             name = "session: of template data, to the first result"
             warmed = self._opened("import numpy, pandas", template="data")
-            cases.append(Case(name, warmed, few, bare.name, after=self._killed))
+            cases.append(BenchCase(name, warmed, few, bare.name, after=self._killed))
         else:
             note("numpy and pandas are not installed here, so a template with them is not measured")
         restored = self._opened(f"import os\nassert len(os.listdir()) >= {_FILES}", snapshot=taken.id)
         name = f"session: of a snapshot of {_FILES} MiB, to the first result"
-        return [*cases, Case(name, restored, fewest, bare.name, after=self._killed)]
+        return [*cases, BenchCase(name, restored, fewest, bare.name, after=self._killed)]
 
     def _opened(self, code: str = "pass", **options: str) -> Work:
         async def once() -> None:
@@ -93,17 +104,21 @@ class _Sessions:
     async def _memory(self, bare: Row) -> list[Row]:
         note("session: memory")
         open_one = self._opened()
-        await repeated(Case("", open_one, 1), 3)
+        await repeated(BenchCase("", open_one, 1), 3)
         await self._killed()
         before = await self._private_kb()
-        idle = row(f"idle session, {_LIVE} of them: to open one", await repeated(Case("", open_one, 1), _LIVE), bare)
+        idle = row(
+            f"idle session, {_LIVE} of them: to open one", await repeated(BenchCase("", open_one, 1), _LIVE), bare
+        )
         idle.memory_kb = _each(before, await self._private_kb())
         waiting = list(self._made)
 
         async def pause() -> None:
             waiting.pop().pause()
 
-        paused = row(f"paused session, {_LIVE} of them: to pause one", await repeated(Case("", pause, 1), _LIVE), bare)
+        paused = row(
+            f"paused session, {_LIVE} of them: to pause one", await repeated(BenchCase("", pause, 1), _LIVE), bare
+        )
         paused.memory_kb = _each(before, await self._private_kb())
         await self._killed()
         return [idle, paused]

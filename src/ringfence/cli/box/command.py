@@ -6,16 +6,16 @@ from pathlib import Path
 
 import typer
 
-from ringfence.cli import boxed, common
-from ringfence.cli.box import execute, files, life, shell
-from ringfence.cli.box.way import ConfigOption, IdArgument, done
+from ringfence.cli import common
+from ringfence.cli.box import execute, files, lifecycle, shell
+from ringfence.cli.box.shared import ConfigOption, IdArgument, finish
 
 box = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @box.callback()
 def group() -> None:
-    """Boxes to live in: what a step leaves, the next one finds, until the box is removed or its lifetime is over.
+    """Boxes that stay: what one step leaves, the next one finds, until the box is removed or its lifetime is over.
 
     \b
     ringfence box create                            prints the box's id
@@ -27,17 +27,17 @@ def group() -> None:
     """
 
 
-box.command("create")(life.create)
-box.command("list")(life.list_)
+box.command("create")(lifecycle.create)
+box.command("list")(lifecycle.list_)
 box.command("exec")(execute.exec_)
 box.add_typer(files.files, name="files")
-box.command("pause")(life.pause)
-box.command("resume")(life.resume)
-box.command("expose")(life.expose)
-box.command("snapshot")(life.snapshot)
-box.command("fork")(life.fork)
-box.command("rm")(life.rm)
-box.command("volume")(life.volume)
+box.command("pause")(lifecycle.pause)
+box.command("resume")(lifecycle.resume)
+box.command("expose")(lifecycle.expose)
+box.command("snapshot")(lifecycle.snapshot)
+box.command("fork")(lifecycle.fork)
+box.command("rm")(lifecycle.rm)
+box.command("volume")(lifecycle.volume)
 box.command("shell")(shell.shell)
 
 
@@ -45,15 +45,17 @@ box.command("shell")(shell.shell)
 def mcp(id: str = IdArgument, config_path: Path | None = ConfigOption) -> None:
     """Serve one box as an MCP server on stdin and stdout: Python, shell, files and processes, in this box alone.
 
-    For the configuration of an MCP client. The tools are those of the gateway, without `session`: another box cannot be
-    named. Each call goes the governed way and is on record. The box stays when the client goes.
+    For the configuration of an MCP client. The tools are those of the gateway, without `session`: no other box can be
+    named. Each call is governed and on record. The box stays when the client ends.
 
     \b
     ringfence box mcp ID
     {"mcpServers": {"box": {"command": "ringfence", "args": ["box", "mcp", "ID"]}}}
     """
-    settings = boxed.settings(config_path, None)
+    from ringfence.cli.box import mcp_server  # noqa: PLC0415 - loads the whole gateway
+
+    settings = common.own_config(config_path)
     try:
-        done(lambda: common.loaded("ringfence.cli.box.serving").serve(settings, id))
+        finish(lambda: mcp_server.serve(settings, id))
     except KeyboardInterrupt:
         return

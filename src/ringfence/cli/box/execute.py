@@ -12,22 +12,21 @@ from typing import Any
 
 import typer
 
-from ringfence.box import Attached
 from ringfence.cli import common, program
-from ringfence.cli.box.way import ConfigOption, IdArgument, JsonOption, done, sandbox
-from ringfence.cli.streams import Sink, Source
+from ringfence.cli.box.shared import ConfigOption, IdArgument, JsonOption, finish, sandbox
+from ringfence.cli.streams import Sink, StdinPipe
 from ringfence.cli.terminal import safe
-from ringfence.sdk.cells import cell
-from ringfence.sdk.execution import CommandResult, Execution, command_result, value
-from ringfence.sdk.link import given
+from ringfence.core.box import Attached
+from ringfence.sdk.client import given
+from ringfence.sdk.execution import CommandResult, Execution, cell, command_result, value
 
 _CHUNK = 65536
 _CODES = {"success": 0, "timeout": 124, "killed": 137}
 _Words = typer.Argument(None, metavar="FILE", help="Python source (`-`: from stdin).", show_default=False)
 _Code = typer.Option(None, "-c", metavar="CODE", help="Python source instead of a FILE.")
 _Shell = typer.Option(None, "--shell", metavar="CMD", help="A command line for /bin/sh instead.")
-_Context = typer.Option(None, "--context", metavar="NAME", help="One of several interpreters in the box.")
-_Timeout = typer.Option(None, "--timeout", min=0.001, max=86_400, metavar="S", help="Seconds until it is ended.")
+_Context = typer.Option(None, "--context", metavar="NAME", help="Another interpreter in the box, by a name of yours.")
+_Timeout = typer.Option(None, "--timeout", min=0.001, max=86_400, metavar="S", help="Seconds until it is killed.")
 _Env = typer.Option(None, "--env", metavar="K=V", help="A variable of this step. May be repeated.")
 _Cwd = typer.Option(None, "--cwd", metavar="DIR", help="Where a --shell command runs, beneath /workspace.")
 _Background = typer.Option(False, "--background", help="Start a --shell command, print its number, and return.")
@@ -46,13 +45,13 @@ def exec_(
     config_path: Path | None = ConfigOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Run Python in a box, where variables and imports of earlier steps are, or a shell command.
+    """Run Python in a box, with the variables and imports of earlier steps, or a shell command.
 
-    Output comes as it is written; the value of a last expression is printed after it. A --shell command gets our stdin
-    where that is no terminal. Ctrl-C interrupts the step; the box and its variables stay.
+    Output is printed as it is written, and then the value of the last expression. A --shell command gets our stdin
+    unless that is a terminal. Ctrl-C interrupts the step; the box and its variables stay.
 
-    The exit code is the program's: 1 for an exception. Ours are: 2 wrong usage or no such box, 124 timeout, 125 the box
-    itself failed, 126 refused by policy, 137 killed by a limit.
+    The exit code is the program's: 1 for an exception. Ringfence's own are: 2 wrong usage or no such box, 124 timeout,
+    125 the box itself failed, 126 refused by policy, 137 killed by a limit.
 
     \b
     ringfence box exec ID -c 'import pandas as pd; t = pd.read_csv("sales.csv")'
@@ -62,7 +61,7 @@ def exec_(
     ringfence box exec ID --shell 'python3 train.py' --background
     """
     if (file is not None) + (code is not None) + (shell is not None) != 1:
-        common.fail("give one of them: a FILE, -c CODE or --shell CMD (ringfence box exec --help)", 2)
+        common.fail("give one of these: a FILE, -c CODE or --shell CMD (ringfence box exec --help)", 2)
     if shell is None and (background or cwd is not None):
         common.fail("--background and --cwd are for a --shell command", 2)
     if shell is not None and context is not None:
@@ -74,10 +73,10 @@ def exec_(
         if source is None:
             common.fail(f"{file}: not Python; run it with --shell", 2)
         raise typer.Exit(
-            done(lambda: _python(config_path, id, {**wanted, **given(code=source, context=context)}, as_json))
+            finish(lambda: _python(config_path, id, {**wanted, **given(code=source, context=context)}, as_json))
         )
     wanted |= given(command=shell, cwd=cwd, background=background or None)
-    raise typer.Exit(done(lambda: _command(config_path, id, wanted, as_json)))
+    raise typer.Exit(finish(lambda: _command(config_path, id, wanted, as_json)))
 
 
 async def _python(config_path: Path | None, id: str, wanted: dict[str, Any], as_json: bool) -> int:
@@ -97,7 +96,7 @@ async def _python(config_path: Path | None, id: str, wanted: dict[str, Any], as_
 
 
 def _show(ended: Execution) -> None:
-    """What a person sees of it besides its output."""
+    """Print the results and the error, after the output."""
     for result in ended.results:
         text = str(result)
         print(safe(text, lines=True) if sys.stdout.isatty() else text)
@@ -115,12 +114,13 @@ def _code(ended: Execution) -> int:
         return _CODES[ended.status]
     if ended.error is not None and ended.error.name == "SystemExit":
         return _said(ended.error.value)
-    status, number = ended.facts.get("exit_status"), ended.facts.get("signal")
+    status = ended.facts.get("exit_status")
+    number = ended.facts.get("signal")
     return int(status) if status else 128 + int(number) if number else 1
 
 
 def _said(value: str) -> int:
-    """The exit code of a program that named one, as Python takes it."""
+    """The exit code that the argument of SystemExit stands for, as in Python."""
     if value in ("", "None"):
         return 0
     return int(value) & 0xFF if value.removeprefix("-").isdecimal() else 1
@@ -135,7 +135,7 @@ async def _command(config_path: Path | None, id: str, wanted: dict[str, Any], as
             else:
                 print(told["process"])
             return 0
-        keys = _stdin() if Source.there() else None
+        keys = _stdin() if StdinPipe.there() else None
         sink = None if as_json else Sink()
         try:
             attached = Attached(tell=None if sink is None else sink.tell, keys=keys)

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 import typer
 
 from ringfence.cli import common
-from ringfence.cli.box import showing
-from ringfence.cli.box.way import ConfigOption, IdArgument, JsonOption, done, sandbox
+from ringfence.cli.box import shared
+from ringfence.cli.box.shared import ConfigOption, IdArgument, JsonOption, finish, sandbox
 from ringfence.cli.terminal import safe
 from ringfence.sdk.infos import FileInfo, Moved
 
@@ -48,11 +48,11 @@ def ls(
         async with sandbox(config_path, id) as box:
             return await box.files.list(path, depth)
 
-    found = done(work)
+    found = finish(work)
     if as_json:
-        common.dump([{**showing.plain(each), "modified": each.modified.isoformat()} for each in found])
+        common.dump([{**shared.plain(each), "modified": each.modified.isoformat()} for each in found])
     elif found:
-        print(showing.files(found))
+        print(shared.files(found))
 
 
 @files.command()
@@ -60,12 +60,12 @@ def get(
     id: str = IdArgument,
     path: str = PathArgument,
     target: str | None = typer.Argument(
-        None, metavar="TARGET", help="Where to; `-`: stdout. Left out: its own name, here.", show_default=False
+        None, metavar="TARGET", help="Where to; `-`: stdout. Default: its own name, here.", show_default=False
     ),
     config_path: Path | None = ConfigOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Take a file out of a box; or a folder, into a folder, or as an archive where TARGET ends in .tar.
+    """Copy a file out of a box; or a folder, into a folder, or as an archive if TARGET ends in .tar.
 
     \b
     ringfence box files get ID output/report.html
@@ -74,15 +74,15 @@ def get(
     ringfence box files get ID output/table.csv - | head
     """
     if target == "-":
-        done(lambda: _print(config_path, id, path))
+        finish(lambda: _print(config_path, id, path))
         return
     place = Path(target or PurePosixPath(path).name or "workspace")
 
     async def work() -> Moved:
-        async with sandbox(config_path, id) as box, showing.metered(f"get {path}") as meter:
+        async with sandbox(config_path, id) as box, shared.metered(f"get {path}") as meter:
             return await box.files.download(path, place, on_progress=meter)
 
-    _told(done(work), as_json)
+    _told(finish(work), as_json)
 
 
 async def _print(config_path: Path | None, id: str, path: str) -> None:
@@ -100,9 +100,9 @@ def put(
     config_path: Path | None = ConfigOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Put a file of yours in the place of PATH in a box, or all that is in a folder of yours into the folder PATH.
+    """Copy a file of yours to PATH in a box, or the content of a folder of yours into the folder PATH.
 
-    It is there as a whole or not at all. Links that lead out of a folder, and special files, are left out and named.
+    It is written as a whole or not at all. Links that lead out of the folder and special files are left out, and named.
 
     \b
     ringfence box files put ID sales.csv data/sales.csv
@@ -111,18 +111,18 @@ def put(
     """
 
     async def work() -> Moved:
-        async with sandbox(config_path, id) as box, showing.metered(f"put {source}") as meter:
+        async with sandbox(config_path, id) as box, shared.metered(f"put {source}") as meter:
             if source == "-":
                 return Moved(1, (await box.files.write(path, sys.stdin.buffer)).bytes)
             return await box.files.upload(source, path, on_progress=meter)
 
-    _told(done(work), as_json)
+    _told(finish(work), as_json)
 
 
 @files.command()
 def rm(
     id: str = IdArgument,
-    paths: list[str] = typer.Argument(..., metavar="PATH…", help="Files, or folders with all that is in them."),
+    paths: list[str] = typer.Argument(..., metavar="PATH…", help="Files, or folders with everything in them."),
     config_path: Path | None = ConfigOption,
     as_json: bool = JsonOption,
 ) -> None:
@@ -137,15 +137,15 @@ def rm(
             for path in paths:
                 await box.files.remove(path)
 
-    done(work)
+    finish(work)
     if as_json:
         common.dump({"removed": paths})
 
 
 def _told(moved: Moved, as_json: bool) -> None:
     if as_json:
-        common.dump(showing.plain(moved))
+        common.dump(shared.plain(moved))
         return
-    print(f"{moved.files} file{'' if moved.files == 1 else 's'}, {showing.size(moved.bytes)}", file=sys.stderr)
+    print(f"{moved.files} file{'' if moved.files == 1 else 's'}, {shared.size(moved.bytes)}", file=sys.stderr)
     for path, why in moved.left_out.items():
         print(f"left out: {safe(path)}: {safe(why)}", file=sys.stderr)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from pathlib import Path
 
 import typer
 
-from ringfence import canonical, config, system
+from ringfence import config
 from ringfence.cli import common
-from ringfence.cli.terminal import confirm, safe
+from ringfence.cli.terminal import confirm, quoted, safe
 from ringfence.config import writing
-from ringfence.errors import ConfigError, Unavailable
+from ringfence.core import canonical, system
+from ringfence.core.errors import ConfigError, RingfenceError, Unavailable
 
 _From = typer.Option(
-    None, "--from", metavar="FILE", help="A client's file: .mcp.json, claude_desktop_config.json, or an mcp.json."
+    None, "--from", metavar="FILE", help="A client's file: .mcp.json, claude_desktop_config.json or mcp.json."
 )
-_Output = typer.Option(Path("ringfence.yaml"), "--output", metavar="FILE", help="Where the configuration is written.")
-_Yes = typer.Option(
-    None, "--yes", metavar="NAME", help="A server that is accepted without a question. May be repeated."
-)
+_Output = typer.Option(Path("ringfence.yaml"), "--output", metavar="FILE", help="The configuration to write.")
+_Yes = typer.Option(None, "--yes", metavar="NAME", help="A server to accept without a question. May be repeated.")
 _Plain = typer.Option(
-    None, "--plain", metavar="VARIABLE", help="One that is no secret: its value is copied. May be repeated."
+    None, "--plain", metavar="VARIABLE", help="A variable that is not a secret: its value is copied. May be repeated."
 )
 _Fetch = typer.Option(False, "--fetch", help="Fetch the packages of the configuration into the cache of this machine.")
 _Learn = typer.Option(None, "--learn", metavar="NAME", help="Find out what a server of the configuration lacks.")
@@ -30,9 +30,9 @@ _Call = typer.Option(
     None, "--call", metavar="TOOL=JSON", help="With --learn: a call that has to succeed. May be repeated."
 )
 _Grant = typer.Option(
-    None, "--grant", metavar="GRANT", help="With --learn: what is given without a question. May be repeated."
+    None, "--grant", metavar="GRANT", help="With --learn: a grant to give without a question. May be repeated."
 )
-_Replace = typer.Option(False, "--replace", help="Replace the file that is there, without a question.")
+_Replace = typer.Option(False, "--replace", help="Replace an existing file without a question.")
 _Scripts = typer.Option(False, "--scripts", help="Let install scripts of npm packages run, in a box without network.")
 
 _NO_BOX = 125
@@ -50,25 +50,25 @@ def init(
     call: list[str] | None = _Call,
     grant: list[str] | None = _Grant,
 ) -> None:
-    """Write a first ringfence.yaml: a small one to begin with, or one for the servers that an MCP client has.
+    """Write a first ringfence.yaml: a small one to start with, or one for the servers of an MCP client.
 
-    With --from, each server's command is shown in full and confirmed. Packages of npx and uvx, and images of docker
-    run, are fetched once, in a box that reaches their registries alone, and pinned by version and integrity. Each
-    server is then started in a box of its own and asked for its tools; what you accept is pinned. Variables become
-    names: no value is copied unless you say that it is no secret.
+    With --from, each server's command is shown in full, and you confirm it. Packages of npx and uvx, and images of
+    docker run, are fetched once, in a box that can reach only their registries, and pinned by version and integrity.
+    Each server is then started in a box of its own and asked for its tools; those you accept are pinned. The file has
+    the names of variables; a value is copied only if you say that it is not a secret.
 
     \b
-    ringfence init                                a small file to begin with
-    ringfence init --from .mcp.json               in front of the servers of Claude Code
-    ringfence init --from .mcp.json --yes files   without a terminal: what is accepted is named
-    ringfence init --learn files                  what does it lack in its box? each as a question, then a diff
+    ringfence init                                a small file to start with
+    ringfence init --from .mcp.json               for the servers of Claude Code
+    ringfence init --from .mcp.json --yes files   without a terminal: name what you accept
+    ringfence init --learn files                  what does it lack in its box? asks for each, then shows a diff
     ringfence init --learn files --call 'write_file={"path": "/docs/a", "content": "x"}'
     """
     if (source is not None or learn is not None or fetch) and (why := system.no_boxes()) is not None:
         common.fail(f"ringfence: {why}", _NO_BOX)
     if learn is not None:
         if source is not None or yes or plain or scripts or fetch:
-            common.fail("--learn goes with --output, --call, --grant and --replace alone", 2)
+            common.fail("--learn goes only with --output, --call, --grant and --replace", 2)
         _learn(output, learn, call or [], frozenset(grant or ()), replace)
         return
     if call or grant:
@@ -77,7 +77,7 @@ def init(
         common.fail("--yes, --plain and --scripts go with --from", 2)
     if fetch:
         if source is not None or replace:
-            common.fail("--fetch goes with --output alone", 2)
+            common.fail("--fetch goes only with --output", 2)
         _fetch(output)
         return
     _may_write(output, replace)
@@ -89,29 +89,58 @@ def init(
 
 
 def _take(source: Path, output: Path, yes: frozenset[str], plain: frozenset[str], scripts: bool) -> None:
-    taking = common.loaded("ringfence.cli.init.taking")
+    from ringfence.cli.init import takeover  # noqa: PLC0415 - loads the whole gateway
+
     try:
-        taken = common.run(taking.take_over, taking.Request(source, output, yes, scripts, plain))
+        taken = common.run(takeover.take_over, takeover.InitRequest(source, output, yes, scripts, plain))
         config.loads(taken.text, file=str(output), base=output.absolute().parent)
     except (ConfigError, Unavailable) as exc:
         common.fail(str(exc), 1)
     _write(output, taken.text)
-    common.loaded("ringfence.cli.init.telling").tell(taken, output)
+    takeover.report(taken, output)
 
 
 def _fetch(path: Path) -> None:
     try:
-        well = common.run(common.loaded("ringfence.cli.init.fetching").fetch, path)
+        well = common.run(_fetched, path)
     except ConfigError as exc:
         common.fail(str(exc), 1)
     if not well:
         raise typer.Exit(1)
 
 
+async def _fetched(path: Path) -> bool:
+    """Fetch the packages of every server into the cache; whether each came out as it is pinned. Raises ConfigError."""
+    from ringfence.compose import packages  # noqa: PLC0415 - only --fetch makes boxes
+    from ringfence.packages.install import InstallRequest  # noqa: PLC0415 - likewise
+
+    settings = config.load(path)
+    well = True
+    for server in settings.servers.values():
+        pin = server.packages
+        if pin is None:
+            continue
+        print(safe(f"{server.name}: fetching {' '.join(pin.names)} …"), file=sys.stderr)
+        try:
+            tree = await packages.fetch(settings.gateway.state, settings.sandbox, InstallRequest(pin.kind, pin.names))
+        except (RingfenceError, ValueError) as exc:
+            print(quoted(str(exc), f"{server.name}: "), file=sys.stderr)
+            well = False
+            continue
+        if tree.digest == pin.tree:
+            print(safe(f"{server.name}: as it was pinned"))
+            continue
+        well = False
+        print(safe(f"{server.name}: the tree differs from {pin.tree[:19]}…: newer dependencies, another kind of"))
+        print(safe(f"  machine, or another Python. If that is right, write: tree: {tree.digest}"))
+    return well
+
+
 def _learn(path: Path, server: str, calls: list[str], allowed: frozenset[str], write: bool) -> None:
+    from ringfence.cli.init import learning  # noqa: PLC0415 - loads the whole gateway
+
     if not path.is_file():
         common.fail(f"There is no {path}: name the configuration with --output", 2)
-    learning = common.loaded("ringfence.cli.init.learning")
     lesson = learning.Lesson(path, server, tuple(map(_called, calls)), allowed)
     try:
         learnt = common.run(learning.learn, lesson)
@@ -146,9 +175,9 @@ def _called(text: str) -> tuple[str, dict[str, object]]:
 
 
 def _may_write(output: Path, replace: bool) -> None:
-    """Ask before anything is done for it. Raises Exit."""
+    """Ask before the work begins whether an existing file may be replaced. Raises Exit."""
     if not output.parent.is_dir():
-        common.fail(f"{output.parent} is no folder", 2)
+        common.fail(f"{output.parent} is not a folder", 2)
     if not os.path.lexists(output) or replace:
         return
     try:

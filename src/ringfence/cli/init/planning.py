@@ -1,29 +1,38 @@
-"""What becomes of each server of a client's file: keys of a `ringfence.yaml`, before anything is started or fetched."""
+"""The plan for each server of a client's file: keys of a `ringfence.yaml`, before anything is fetched or started."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import posixpath
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from ringfence.box import Mount
-from ringfence.cli.init.runners import NotTaken, Runner, of_image, taken_apart
 from ringfence.config import paths
-from ringfence.config.clientfiles import ClientFile, ClientServer, Setting
-from ringfence.config.containers import Run
+from ringfence.config.clientfiles import ClientFile, ClientServer, Setting, looks_secret
+from ringfence.config.docker_run import ContainerRun
 from ringfence.config.folders import touches_credentials
-from ringfence.config.writing import Entry
-from ringfence.errors import RingfenceError
-from ringfence.sandbox.finding import find, within
+from ringfence.config.writing import WrittenEntry
+from ringfence.core.box import Mount
+from ringfence.core.errors import RingfenceError, Unavailable
+from ringfence.core.secret import MIN_CHARACTERS
+from ringfence.packages.cache import Tree
+from ringfence.packages.images import manifests
+from ringfence.packages.images.references import Reference
+from ringfence.packages.images.rootfs import program
 from ringfence.sandbox.process import mounting
-from ringfence.secret import MIN_CHARACTERS
+from ringfence.sandbox.servers.resolve import resolve, within
 
+_NPM = re.compile(r"(@[a-z0-9~_.-]+/)?[a-z0-9~_.-]+(@[A-Za-z0-9^~<>=*.+_-]+)?", re.IGNORECASE)
+_PYPI = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?((==|@)[A-Za-z0-9.+!_-]+)?")
+_NPX_ALONE = {"-y", "--yes", "-q", "--quiet", "--prefer-offline", "--offline", "--prefer-online", "--silent", "-s"}
+_UVX_ALONE = {"-q", "--quiet", "--isolated", "--offline", "--refresh", "--no-cache", "-n", "--no-progress"}
+_USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)\}")
 _LONGEST_NAME = 60
@@ -33,7 +42,7 @@ _MOST_LOOKED_AT = 50_000
 
 
 @dataclass(slots=True)
-class Plan:
+class ServerPlan:
     """One server on its way into the configuration."""
 
     name: str
@@ -42,49 +51,49 @@ class Plan:
     runner: Runner | None = None
     remarks: list[str] = field(default_factory=list)
     problem: str | None = None
-    """Why it is not taken over."""
+    """Why it is left out."""
     failure: RingfenceError | None = None
     """Why it did not start."""
 
 
 @dataclass(slots=True)
-class Asked:
-    """A secret that servers of the file need, and how the client that starts us is to hand it on."""
+class NeededSecret:
+    """A secret that servers of the file need, and how the client passes it on when it starts Ringfence."""
 
     name: str
     variable: str
     keys: dict[str, Any]
     servers: list[str]
     given: str | None
-    """What the client's file says for it, where that is a reference; None where it has the value itself."""
+    """The reference to it in the client's file; None if the file has the value itself."""
 
-    def entry(self) -> Entry:
-        return Entry(self.name, {**self.keys, "servers": self.servers})
+    def entry(self) -> WrittenEntry:
+        return WrittenEntry(self.name, {**self.keys, "servers": self.servers})
 
 
 class Planner:
-    """Goes through a client's file; names and secrets are the whole file's."""
+    """Goes through a client's file. Names and secrets are shared by all servers of the file."""
 
     def __init__(self, file: ClientFile, plain: Collection[str] = ()) -> None:
-        """`plain`: the variables that are no secrets, as a person said. Any other value stays where it is: what it is
-        called and what it looks like do not say what it is worth."""
+        """`plain`: the variables that a person says are not secrets. No other value is copied: neither its name nor its
+        looks tell whether it is a secret."""
         self._file = file
         self._plain = frozenset(plain)
         self._names: set[str] = {"ringfence"}
-        self.secrets: list[Asked] = []
+        self.secrets: list[NeededSecret] = []
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[ServerPlan]:
         return [self._plan(server) for server in self._file.servers]
 
-    def _plan(self, given: ClientServer) -> Plan:
+    def _plan(self, given: ClientServer) -> ServerPlan:
         unsaid = [s.name for s in given.env if s.kind == "plain" and s.name not in self._plain]
         env = tuple(Setting(s.name, "hidden") if s.name in unsaid else s for s in given.env)
         server = replace(given, env=env)
-        plan = Plan(self._name(server.name), server, remarks=list(server.notes))
+        plan = ServerPlan(self._name(server.name), server, remarks=list(server.notes))
         if unsaid:
             plan.remarks.append(
-                f"Not copied, since nobody said that it is no secret: {', '.join(unsaid)}. Set it where Ringfence is "
-                f"started, or say --plain {unsaid[0]}."
+                f"Not copied, since it may be a secret: {', '.join(unsaid)}. Set it where Ringfence is started, or say "
+                f"--plain {unsaid[0]}."
             )
         short = [s.name for s in given.env if s.name in unsaid and len(s.text) < MIN_CHARACTERS]
         if short:
@@ -114,7 +123,8 @@ class Planner:
 
     def _name(self, given: str) -> str:
         base = _UNFIT.sub("_", given).strip("_-")[:_LONGEST_NAME] or "server"
-        name, number = base, 1
+        name = base
+        number = 1
         while name in self._names:
             number += 1
             name = f"{base}_{number}"
@@ -123,8 +133,9 @@ class Planner:
 
     # ── Commands and the folders that they name ──
 
-    def _command(self, plan: Plan) -> None:
-        server, base = plan.server, self._base()
+    def _command(self, plan: ServerPlan) -> None:
+        server = plan.server
+        base = self._base()
         arguments = list(plan.runner.arguments if plan.runner else server.command[1:])
         arguments = [self._placed(word, base) for word in arguments]
         if plan.runner is not None:
@@ -139,12 +150,13 @@ class Planner:
         if mounts:
             plan.keys["mounts"] = mounts
 
-    def _container(self, plan: Plan, run: Run) -> None:
-        """Its words are about what is in the image; of the host it sees what is bound into it, read-only."""
+    def _container(self, plan: ServerPlan, run: ContainerRun) -> None:
+        """Its arguments are about the image. Of the host it sees what is bound into it, read-only."""
         base = paths.resolve(plan.server.cwd or "", self._base())
         mounts: list[dict[str, Any]] = []
         for bound in run.bound:
-            host, at = str(paths.resolve(bound.host, base)), os.path.normpath(bound.at)
+            host = str(paths.resolve(bound.host, base))
+            at = os.path.normpath(bound.at)
             try:
                 mounting.check([*(Mount(**each) for each in mounts), Mount(host, at)], ())
             except ValueError as exc:
@@ -168,14 +180,14 @@ class Planner:
         return folder.parent if folder.name in (".vscode", ".cursor") else folder
 
     def _placed(self, word: str, base: Path) -> str:
-        """A path of the file as an absolute one: in the box there is no folder that it could be relative to."""
+        """A relative path as an absolute one: in the box, there is no folder that it could be relative to."""
         option, sign, value = word.partition("=") if word.startswith("-") else ("", "", word)
         if value in (".", "..", "~") or value.startswith(("./", "../", "~/")):
             return f"{option}{sign}{paths.resolve(value, base)}"
         return word
 
-    def _mounts(self, plan: Plan, named: list[str]) -> Iterator[dict[str, str]]:
-        """What arguments name and the host has, readable and no more."""
+    def _mounts(self, plan: ServerPlan, named: list[str]) -> Iterator[dict[str, str]]:
+        """Mounts for the files and folders of the host that the arguments name, read-only."""
         seen: set[str] = set()
         shown = _shown_anyway(plan)
         for word in named:
@@ -192,7 +204,7 @@ class Planner:
 
     # ── Environment and headers ──
 
-    def _settings(self, plan: Plan) -> None:
+    def _settings(self, plan: ServerPlan) -> None:
         server = plan.server
         plain = {s.name: s.text for s in server.env if s.kind == "plain"}
         if plain and server.url is None:
@@ -211,8 +223,8 @@ class Planner:
         if names:
             plan.keys["secrets"] = names
 
-    def _secret(self, plan: Plan, setting: Setting, more: dict[str, Any]) -> str:
-        """The name of the secret that this setting is, once it is among those asked for."""
+    def _secret(self, plan: ServerPlan, setting: Setting, more: dict[str, Any]) -> str:
+        """The name of the secret for this setting, which is added to those needed."""
         whole = _VARIABLE.fullmatch(setting.text)
         within = _VARIABLE.findall(setting.text) if setting.kind == "reference" else []
         variable = within[0] if len(within) == 1 and (whole or "header" in more) else None
@@ -227,28 +239,29 @@ class Planner:
         if variable in taken[1] and given is None:
             variable = f"{_UNFIT.sub('_', plan.name).replace('-', '_').upper()}_{variable}"
             keys["name"] = variable
-        name, number = variable.lower(), 1
+        name = variable.lower()
+        number = 1
         while name in taken[0] or name == "none":
             number += 1
             name = f"{variable.lower()}_{number}"
-        self.secrets.append(Asked(name, variable, keys, [plan.name], given))
+        self.secrets.append(NeededSecret(name, variable, keys, [plan.name], given))
         return name
 
 
-def _shown_anyway(plan: Plan) -> list[str]:
-    """What the box of a command sees of the host because the command itself needs it."""
+def _shown_anyway(plan: ServerPlan) -> list[str]:
+    """What the box of a command sees of the host in any case, because the command needs it."""
     command = plan.keys.get("command")
     if command is None:
         return []
     try:
-        found = find(command, paths.process_environment(), plan.keys.get("cwd", "/"), touches_credentials)
-    except ValueError:  # it cannot be started: whoever tries will say so
+        found = resolve(command, paths.process_environment(), plan.keys.get("cwd", "/"), touches_credentials)
+    except ValueError:  # it cannot be started, and starting it will report that
         return []
     return [*found.trees, *found.files]
 
 
 def _withheld(path: str) -> str | None:
-    """What is there that nobody gets unasked."""
+    """What is at a path that must not be mounted unasked."""
     real = os.path.realpath(path)
     if real == "/":
         return "the whole file system"
@@ -258,8 +271,8 @@ def _withheld(path: str) -> str | None:
 
 
 def _sockets(folder: str) -> str | None:
-    """Whoever sees a socket can talk to the program behind it, and to many that is to be its user: an agent of keys, a
-    terminal. That it is seen read-only is no matter."""
+    """A socket below the folder. A box that sees one can talk to the program behind it, often with all rights of its
+    user: an ssh agent, a terminal. A read-only mount does not prevent that."""
     looked = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -282,3 +295,145 @@ def _exists(path: str) -> bool:
         return os.path.exists(path)
     except (OSError, ValueError):  # too long to be a path, for one
         return False
+
+
+# ── Commands that fetch a package before they run it ──────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """The package that a command like `npx` fetches and runs, and its arguments."""
+
+    kind: Literal["npm", "pypi", "image"]
+    packages: tuple[str, ...]
+    """As the registry's client names them; the first has the program."""
+    program: str | None
+    """The program's name where it is not the package's own; of an image, what is run instead of its entry point."""
+    arguments: tuple[str, ...]
+
+
+class NotTaken(Exception):
+    """A command that fetches what cannot be pinned."""
+
+
+def taken_apart(command: tuple[str, ...]) -> Runner | None:
+    """The package that a command fetches; None if it fetches none. Raises NotTaken with the reason and what to do."""
+    words = _without_shell(list(command))
+    name = os.path.basename(words[0]).removesuffix(".cmd").removesuffix(".exe")
+    match [name, *words[1:]]:
+        case ["npx" | "bunx", *rest] | ["npm", "exec", *rest] | ["pnpm" | "yarn", "dlx", *rest]:
+            return _npx(rest)
+        case ["uvx", *rest] | ["uv", "tool", "run", *rest]:
+            return _uvx(rest, "--from")
+        case ["pipx", "run", *rest]:
+            return _uvx(rest, "--spec")
+    return None
+
+
+def of_image(run: ContainerRun) -> Runner:
+    """Raises NotTaken."""
+    try:
+        Reference.of(run.image)
+    except ValueError as exc:
+        raise NotTaken(str(exc)) from None
+    if run.platform is not None and not manifests.is_here(run.platform):
+        raise NotTaken(f"it is for {run.platform[:40]}, and this machine is linux/{manifests.machine()}")
+    return Runner("image", (run.image,), run.entrypoint, run.arguments)
+
+
+def _without_shell(words: list[str]) -> list[str]:
+    """Without the `cmd /c` before `npx …` in files that are shared with Windows."""
+    if len(words) > 2 and os.path.basename(words[0]).lower() in ("cmd", "cmd.exe") and words[1].lower() == "/c":
+        return words[2:]
+    return words
+
+
+def _npx(words: list[str]) -> Runner:
+    named: list[str] = []
+    while words and words[0].startswith("-"):
+        option, _, value = words.pop(0).partition("=")
+        if option == "--":
+            break
+        if option in ("-p", "--package"):
+            named.append(value or (words.pop(0) if words else ""))
+        elif option not in _NPX_ALONE:
+            raise NotTaken(f"the option {option} of npx is not known here")
+    if not words:
+        raise NotTaken("it names no package")
+    first, *arguments = words
+    if arguments[:1] == ["--"]:
+        arguments = arguments[1:]
+    packages = tuple(named or [first])
+    for package in packages:
+        if not _NPM.fullmatch(package):
+            raise NotTaken(f"{package[:80]!r} is no package of a registry, so it cannot be pinned by its integrity")
+    return Runner("npm", packages, first if named else None, tuple(arguments))
+
+
+def _uvx(words: list[str], source: str) -> Runner:
+    named = ""
+    beside = []
+    while words and words[0].startswith("-"):
+        option, _, value = words.pop(0).partition("=")
+        if option == "--":
+            break
+        if option in (source, "--with", "--python", "-p"):
+            value = value or (words.pop(0) if words else "")
+            if option == source:
+                named = value
+            elif option == "--with":
+                beside += value.split(",")
+        elif option not in _UVX_ALONE:
+            raise NotTaken(f"the option {option} of uvx is not known here")
+    if not words:
+        raise NotTaken("it names no package")
+    first, *arguments = words
+    packages = [_requirement(package) for package in (named or first, *beside)]
+    program = first if named else re.split(r"[\[@=]", first)[0]
+    return Runner("pypi", tuple(packages), program, tuple(arguments))
+
+
+def _requirement(text: str) -> str:
+    """uvx writes `name@1.2` for `name==1.2`."""
+    if not _PYPI.fullmatch(text):
+        raise NotTaken(f"{text[:80]!r} is no package of an index, so it cannot be pinned by its hash")
+    name, _, version = text.partition("@")
+    return name if version in ("", "latest") else f"{name}=={version}"
+
+
+# ── Servers in images ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class Imaged:
+    keys: dict[str, Any]
+    remarks: list[str] = field(default_factory=list)
+
+
+def image_keys(tree: Tree, runner: Runner, given: Mapping[str, Any]) -> Imaged:
+    """The keys of an image's server. `given`: those of its entry. Raises Unavailable if the image runs nothing."""
+    about = tree.about
+    env = {"PATH": _USUAL_PATH, **about["env"], **given.get("env", {})}
+    cwd = posixpath.normpath(posixpath.join(about["cwd"], given.get("cwd") or ""))
+    words = _words(about, runner)
+    if not words:
+        raise Unavailable("no_program", f"{runner.packages[0]} does not say what it runs; name it behind the image")
+    path = program(tree.folder, words[0], env["PATH"], cwd)
+    made = Imaged({"command": [path or words[0], *words[1:]], "env": env, "cwd": cwd})
+    if path is None:
+        made.remarks.append(f"The image has no program {words[0]!r} that can be found.")
+    if about["user"] not in ("", "root", "0"):
+        made.remarks.append(f"The image wants to run as {about['user']!r}; a box has an id of its own.")
+    for name, value in about["env"].items():
+        if name not in given.get("env", {}) and looks_secret(name, value):
+            made.remarks.append(f"{name} is as the image has it, and looks like a secret: it stands here in the clear.")
+    for what, count in about["left_out"].items():
+        made.remarks.append(f"Of the image were left out: {what} ({count}).")
+    return made
+
+
+def _words(about: Mapping[str, Any], runner: Runner) -> list[str]:
+    """The command of the image's server. Another entry point replaces the image's own arguments too."""
+    if runner.program is not None:
+        return [*filter(None, [runner.program]), *runner.arguments]
+    return [*about["entrypoint"], *(runner.arguments or about["cmd"])]

@@ -14,26 +14,37 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from ringfence.box import CAN_DO_WITHOUT, BoxReport, BoxSpec, Input, Limits, Program, Programs, Serve, SetUp, Stream
-from ringfence.errors import Unavailable, beginning
-from ringfence.model import Json
-from ringfence.sandbox.process import guarded, host, inputs, mounting, rooted, selftest
-from ringfence.sandbox.process.baseline import Baseline
+from ringfence.core.aio import begun, when
+from ringfence.core.box import (
+    CAN_DO_WITHOUT,
+    TEMPLATES,
+    BoxReport,
+    BoxSpec,
+    Input,
+    Limits,
+    Program,
+    Programs,
+    Serve,
+    SetUp,
+    Stream,
+)
+from ringfence.core.errors import Unavailable, beginning
+from ringfence.core.model import Json
+from ringfence.core.sessions import StaySpec
+from ringfence.core.system import interpreter
+from ringfence.sandbox.files import guarded, inputs
+from ringfence.sandbox.process import image_root, mounting, selftest
+from ringfence.sandbox.process.baseline import INSTALLED, Baseline
 from ringfence.sandbox.process.box import Box
-from ringfence.sandbox.process.cgroup import Cgroups, sweep
-from ringfence.sandbox.process.choosing import SYSTEM, choose
-from ringfence.sandbox.process.configuring import INSTALLED
-from ringfence.sandbox.process.confine import Shape
-from ringfence.sandbox.process.delegation import Systemd
-from ringfence.sandbox.process.groups import Groups
+from ringfence.sandbox.process.cgroups.cgroup import Cgroups, GroupPool, sweep
+from ringfence.sandbox.process.cgroups.hierarchy import Systemd
+from ringfence.sandbox.process.host import capabilities
 from ringfence.sandbox.process.live import LiveBox
-from ringfence.sandbox.process.outlet import Outlet, check_namespace
-from ringfence.sandbox.process.pool import Pool
-from ringfence.sandbox.process.run import Run
-from ringfence.sandbox.tools import TEMPLATES
-from ringfence.sandbox.waiting import begun, when
-from ringfence.sessions import StaySpec
-from ringfence.system import interpreter
+from ringfence.sandbox.process.named_programs import SYSTEM, choose
+from ringfence.sandbox.process.outlet import NetworkOutlet, check_namespace
+from ringfence.sandbox.process.pool import BoxPool
+from ringfence.sandbox.process.run import ProgramRun
+from ringfence.sandbox.process.zygote.confine import Shape
 
 log = logging.getLogger(__name__)
 
@@ -66,16 +77,16 @@ class ProcessBackend:
         self._without = tuple(without)
         self._cgroups: Cgroups | None = None
         self._depth = depth
-        self._pool: Pool | None = None
-        self._host: host.Host | None = None
-        self._tested: host.Tested | None = None
-        """What a box was found to be; until then nobody gets one but whoever looks."""
-        self._untested: host.Tested | None = None
+        self._pool: BoxPool | None = None
+        self._host: capabilities.HostCapabilities | None = None
+        self._tested: capabilities.Tested | None = None
+        """What a box was found to be; until then only the self-test gets one."""
+        self._untested: capabilities.Tested | None = None
         self._opening = asyncio.Lock()
         self._made = 0
         self._inherited: list[str] = []
-        self._groups: Groups | None = None
-        self._running: dict[int, Run] = {}
+        self._groups: GroupPool | None = None
+        self._running: dict[int, ProgramRun] = {}
         self._live: set[LiveBox] = set()
         self._removing: dict[int, asyncio.Task[None]] = {}
         self._isolations: dict[tuple[object, ...], Json] = {}
@@ -83,11 +94,11 @@ class ProcessBackend:
     # ── The port ──
 
     async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
-        host.check_spec(spec, self._templates)
+        capabilities.check_spec(spec, self._templates)
         inputs.check_inputs(spec.inputs, spec.output)
         if spec.program.kind == "python" and any(name.startswith(_READ_AT_START) for name in spec.env):
             spec = replace(spec, layout="fresh")  # an interpreter that runs already would not look at them
-        runs: list[Run] = []
+        runs: list[ProgramRun] = []
         with beginning("the box", lambda: any(run.ordered for run in runs)):
             await self._open()
             return await self._run(spec, tell, runs.append)
@@ -96,12 +107,14 @@ class ProcessBackend:
         self,
         spec: BoxSpec,
         tell: Callable[[Stream, bytes], None] | None = None,
-        made: Callable[[Run], object] = lambda _: None,
+        made: Callable[[ProgramRun], object] = lambda _: None,
     ) -> BoxReport:
         assert self._pool is not None
         if spec.network is not None:
             check_namespace(self._without)
-        pool, baseline, limits = self._pool, self._baseline(spec), spec.limits
+        pool = self._pool
+        baseline = self._baseline(spec)
+        limits = spec.limits
         if spec.programs is not None:
             baseline = await self._with_programs(baseline, spec.programs)
         if baseline.packages:
@@ -120,18 +133,18 @@ class ProcessBackend:
         box = await pool.take(baseline, limits, shape)
         self._look_at_root(box, baseline)
         self._inherited = box.inherited
-        run = Run(box, spec, str(interpreter()), partial(self._isolation, box, spec), tell)
+        run = ProgramRun(box, spec, str(interpreter()), partial(self._isolation, box, spec), tell)
         made(run)
         self._running[id(run)] = run
-        outlet: Outlet | None = None
+        outlet: NetworkOutlet | None = None
         try:
             before = guarded.look(spec.mounts, mounting.held(baseline.mounts))
-            if not baseline.borrows:  # what somebody mounts is for the moment, and no box is kept ready with it
+            if not baseline.borrows:  # a mount is for the moment, so no box is kept ready with one
                 when(box.left, partial(pool.refill, baseline, limits, box.ended))
             if spec.installs:
                 inputs.make_folder(box.descriptors["workspace"], INSTALLED, box.host_id)
             if spec.network is not None:
-                outlet = await Outlet.open(box, spec.network)
+                outlet = await NetworkOutlet.open(box, spec.network)
                 run.spec = replace(spec, env={**outlet.env, **spec.env})
             report = await run.to_the_end()
         finally:
@@ -147,7 +160,7 @@ class ProcessBackend:
 
     async def warm(self, spec: BoxSpec) -> None:
         """Have boxes for specs like this one ready. Raises Unavailable."""
-        host.check_spec(spec, self._templates)
+        capabilities.check_spec(spec, self._templates)
         await self._open()
         assert self._pool is not None
         limits = _of_the_box(spec.limits)
@@ -157,8 +170,8 @@ class ProcessBackend:
         """Which limits the kernel does not hold here, and what to do about it."""
         lacking: dict[str, list[str]] = {}
         for name, why in (self._cgroups.why if self._cgroups is not None else {}).items():
-            if name in host.MEANS:
-                lacking.setdefault(why, []).append(f"{name} by {host.MEANS[name]}")
+            if name in capabilities.MEANS:
+                lacking.setdefault(why, []).append(f"{name} by {capabilities.MEANS[name]}")
         return tuple(
             f"limits that no control group holds, and that are therefore weaker: {', '.join(names)} ({why})"
             for why, names in lacking.items()
@@ -167,11 +180,11 @@ class ProcessBackend:
     async def open(self, spec: StaySpec, network: Serve | None = None) -> LiveBox:
         """A box that stays until it is ended. Raises ValueError, Unavailable."""
         # A fork would run the user's code among all that is ready.
-        afresh = spec.layout == "fresh" or spec.setup is not None
+        by_exec = spec.layout == "fresh" or spec.setup is not None
         as_run = BoxSpec(
-            Program("python", (spec.setup or "").encode()) if spec.root is None else rooted.COMMANDS,
+            Program("python", (spec.setup or "").encode()) if spec.root is None else image_root.COMMANDS,
             spec.limits,
-            layout="fresh" if afresh else "shared",
+            layout="fresh" if by_exec else "shared",
             trees=spec.trees,
             template=spec.template,
             tenant=spec.tenant,
@@ -181,14 +194,14 @@ class ProcessBackend:
             listening=spec.listening,
             root=spec.root,
         )
-        host.check_spec(as_run, self._templates)
+        capabilities.check_spec(as_run, self._templates)
         inputs.check_inputs(spec.inputs, None)
         if network is not None:
             check_namespace(self._without)
         with beginning("the box"):
-            return await self._opened(spec, as_run, network, afresh=afresh)
+            return await self._opened(spec, as_run, network, by_exec=by_exec)
 
-    async def _opened(self, spec: StaySpec, as_run: BoxSpec, network: Serve | None, *, afresh: bool) -> LiveBox:
+    async def _opened(self, spec: StaySpec, as_run: BoxSpec, network: Serve | None, *, by_exec: bool) -> LiveBox:
         await self._open()
         assert self._pool is not None
         setup = self._setups.get(spec.template, SetUp())
@@ -198,12 +211,13 @@ class ProcessBackend:
         shape["mounts"] = [mount.shape for mount in baseline.mounts]
         shape["folders"] = [[folder.at, folder.max_bytes, folder.mode == "ro"] for folder in spec.folders]
         live = await self._settled(baseline, as_run, shape, network)
-        box, live.held = live.box, mounting.held(baseline.mounts)
+        box = live.box
+        live.held = mounting.held(baseline.mounts)
         live.env = {**(live.outlet.env if live.outlet is not None else {}), **setup.env, **spec.env}
-        if spec.packages or (afresh and baseline.packages):
+        if spec.packages or (by_exec and baseline.packages):
             live.env = {"PYTHONPATH": ":".join(baseline.packages), **live.env}
-        if afresh:
-            live.start_afresh(str(interpreter()), (setup.source, spec.setup), spec.limits)
+        if by_exec:
+            live.exec_interpreters(str(interpreter()), (setup.source, spec.setup), spec.limits)
         self._live.add(live)
         box.ended.add_done_callback(lambda _: self._live.discard(live))
         try:
@@ -230,8 +244,8 @@ class ProcessBackend:
         live.has_interpreter = baseline.image is None
         try:
             if network is not None:
-                live.outlet = await Outlet.open(box, network)
-            live.settle()
+                live.outlet = await NetworkOutlet.open(box, network)
+            live.take_over()
         except BaseException:
             box.kill()
             box.ended.add_done_callback(lambda _: box.remove())
@@ -262,8 +276,8 @@ class ProcessBackend:
 
     # ── The end of a box ──
 
-    async def _let_go(self, run: Run, outlet: Outlet | None) -> None:
-        # A task of its own: whoever cancels us may do it again and again, and the box must be gone all the same.
+    async def _let_go(self, run: ProgramRun, outlet: NetworkOutlet | None) -> None:
+        # A task of its own: the caller may cancel us again and again, and the box must be gone all the same.
         removing = self._removing[id(run)] = begun(self._remove(run.box, outlet))
         if removing.done():
             self._forget(run)
@@ -271,10 +285,10 @@ class ProcessBackend:
         removing.add_done_callback(lambda _: self._forget(run))
         await asyncio.shield(removing)
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: ProgramRun) -> None:
         del self._running[id(run)], self._removing[id(run)]
 
-    async def _remove(self, box: Box, outlet: Outlet | None = None) -> None:
+    async def _remove(self, box: Box, outlet: NetworkOutlet | None = None) -> None:
         try:
             if outlet is not None:
                 await outlet.close()
@@ -299,34 +313,34 @@ class ProcessBackend:
             if self._tested is not None:
                 return
             if self._pool is None:
-                self._host = host.Host.detect()
+                self._host = capabilities.HostCapabilities.detect()
                 self._host.require(self._accepted)
-                # In a thread: whoever manages the host's groups may have to be asked for one.
+                # In a thread: systemd may have to be asked for a group.
                 self._cgroups = await asyncio.to_thread(Cgroups.detect, manager=Systemd())
                 for left in sweep(self._cgroups):
                     log.info("removed what a dead supervisor left: %s", left)
-                self._groups = Groups(self._cgroups)
-                self._pool = Pool(self._groups, self._depth)
-            self._tested = await host.explained(self._test())
+                self._groups = GroupPool(self._cgroups)
+                self._pool = BoxPool(self._groups, self._depth)
+            self._tested = await capabilities.explained(self._test())
 
-    async def _test(self) -> host.Tested:
+    async def _test(self) -> capabilities.Tested:
         """Look at a box before the first program is let into one."""
         assert self._host is not None
         left_out = frozenset({*self._without, *(name for name in self._accepted if name in self._host.missing)})
-        self._untested = host.Tested({}, "", left_out)
+        self._untested = capabilities.Tested({}, "", left_out)
         report = await self._run(BoxSpec(Program("python", source=selftest.PROGRAM)))
         if self._without:
             with contextlib.suppress(Unavailable):  # it may need just what was left out
-                return selftest.tested(report, self._inherited, left_out, host.PROTECTIONS)
-            return host.Tested({}, "", left_out)
+                return selftest.tested(report, self._inherited, left_out, capabilities.PROTECTIONS)
+            return capabilities.Tested({}, "", left_out)
         given_up = left_out.union(name for name in self._accepted if name in CAN_DO_WITHOUT)
         return selftest.tested(report, self._inherited, left_out, given_up)
 
     def _look_at_root(self, box: Box, baseline: Baseline) -> None:
-        """One that is an image nobody has looked at before. Raises Unavailable."""
+        """A root that is an image was not looked at by the self-test. Raises Unavailable."""
         if baseline.image is None:
             return
-        found = rooted.look(box.worker, baseline.mounts)
+        found = image_root.look(box.worker, baseline.mounts)
         if lacking := selftest.lacking(found, baseline.without):
             box.kill()
             box.ended.add_done_callback(lambda _: box.remove())
@@ -348,8 +362,8 @@ class ProcessBackend:
         if spec.installs:
             baseline = replace(baseline, installs=True)
         if spec.root is not None:
-            rooted.check(spec, spec.root)
-            baseline = replace(baseline, image=rooted.place(spec.root))
+            image_root.check(spec, spec.root)
+            baseline = replace(baseline, image=image_root.place(spec.root))
         if not spec.mounts:
             return baseline
         mounting.check(spec.mounts, () if spec.root is not None else (*trees, os.path.realpath(sys.base_prefix)))
@@ -357,7 +371,7 @@ class ProcessBackend:
 
     async def _with_programs(self, baseline: Baseline, programs: Programs) -> Baseline:
         system = (*SYSTEM, sys.base_prefix)
-        # Whoever waits for another box meanwhile is not to wait for this.
+        # In a thread: callers that wait for another box are not to wait for this.
         chosen = await asyncio.to_thread(choose, programs, str(interpreter()), system, baseline.trees)
         return replace(baseline, programs=chosen)
 
@@ -370,7 +384,7 @@ class ProcessBackend:
             every = sorted(os.sched_getaffinity(0))
             wanted = max(1, math.ceil(limits.cpu_cores))
             cores = [every[(self._made + n) % len(every)] for n in range(wanted)] if wanted < len(every) else []
-        open_files, sends = host.descriptors(limits.open_files)
+        open_files, sends = capabilities.descriptors(limits.open_files)
         return {
             "disk_bytes": limits.disk_bytes,
             "inodes": limits.inodes,
@@ -391,7 +405,7 @@ class ProcessBackend:
         why = self._cgroups.why if self._cgroups is not None else {}
         return {
             name: {"by": "cgroup"} if self._counts(name) else {"by": how, "why": why.get(name, "")}
-            for name, how in host.MEANS.items()
+            for name, how in capabilities.MEANS.items()
         }
 
     def _isolation(self, box: Box, spec: BoxSpec, overshoot: int | None) -> Json:
@@ -400,13 +414,13 @@ class ProcessBackend:
         overshoot = None if self._counts("memory") else overshoot
         listens = spec.listening.allowed
         given = (spec.layout, spec.mounts, spec.root is not None, listens)
-        seen = (tuple(box.isolation.items()), tuple(box.whose_id.items()), tested.at, given, overshoot)
+        seen = (tuple(box.isolation.items()), tuple(box.host_id_fact.items()), tested.at, given, overshoot)
         if seen not in self._isolations:
             means = self._means()
             if overshoot is not None:
                 means["memory"]["overshoot_bytes"] = overshoot
-            # One and the same for all boxes that are alike: it is large, and whoever writes it down does so once.
-            told = self._host.isolation(box.isolation, tested, spec.layout, means) | {"host_id": box.whose_id}
+            # One object for all boxes that are alike: it is large, and is encoded only once.
+            told = self._host.isolation(box.isolation, tested, spec.layout, means) | {"host_id": box.host_id_fact}
             if spec.mounts:
                 told["mounts"] = [{"at": each.at, "mode": each.mode} for each in spec.mounts]
             if listens:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from ringfence.plain import plain
+import os
+import sys
+from typing import Any
+
+from ringfence.core.record import plain
+from ringfence.core.system import interpreter
 from ringfence.sandbox.process import mounting
-from ringfence.sandbox.process.choosing import Choice
+from ringfence.sandbox.process.named_programs import Choice
+from ringfence.sandbox.process.seccomp import filter
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+INSTALLED = f"/workspace/.local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+INSTALLED_PROGRAMS = "/workspace/.local/bin"
+"""Where pip puts what a user installs who cannot write beside the interpreter."""
 
 
 @plain
@@ -44,3 +55,37 @@ class Baseline:
     def writes(self) -> bool:
         """Whether what its boxes do can stay on the host."""
         return any(mount.writable for mount in self.mounts)
+
+
+# ── What a zygote is told when it starts: what its boxes are to have, and which system calls ──
+
+
+def configuration(baseline: Baseline, *, own_ids: bool) -> dict[str, Any]:
+    image = baseline.image
+    trees = [] if image is not None else sorted({os.path.realpath(sys.base_prefix), *baseline.trees})
+    path = _PATH if image is not None else f"{interpreter().parent}:{_PATH}"
+    if baseline.installs:
+        path += f":{INSTALLED_PROGRAMS}"
+    return {
+        "trees": trees,
+        "preload": list(baseline.preload),
+        "without": list(baseline.without),
+        "packages": [*baseline.packages, *([INSTALLED] if baseline.installs else [])],
+        "stays": baseline.stays and image is None,
+        "setup": baseline.setup,
+        "own_ids": own_ids,
+        "mounts": [each.words for each in baseline.mounts],
+        "image": [] if image is None else [image.words],
+        "env": {
+            **{"PATH": path, "HOME": "/workspace", "TMPDIR": "/workspace/tmp"},
+            **{"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box"},
+        },
+    }
+
+
+def call_filter(baseline: Baseline) -> bytes:
+    # What is in memory alone could be executed, whatever is mounted how.
+    memfd = "memfd" not in baseline.without and (baseline.programs is None or "noexec" in baseline.without)
+    which: filter.Which = {"memfd": memfd, "marks": not baseline.writes, "listens": baseline.listens}
+    which["terminals"], which["counted"] = baseline.stays, "memfd" not in baseline.without
+    return filter.compile_filter(os.uname().machine, **which)

@@ -1,4 +1,4 @@
-"""The supervisor's end of one box: its descriptors, and what it and its zygote say of it."""
+"""The supervisor's end of a box: its descriptors, its processes, and what they and their zygote say."""
 
 from __future__ import annotations
 
@@ -9,40 +9,293 @@ import os
 import select
 import signal
 import socket
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringfence.box import Limits
-from ringfence.errors import Unavailable
-from ringfence.model import Json
-from ringfence.sandbox.patience import Pace
-from ringfence.sandbox.process import host
-from ringfence.sandbox.process.cgroup import Group
-from ringfence.sandbox.process.denials import Account, Denials
-from ringfence.sandbox.process.groups import Groups
-from ringfence.sandbox.process.hub import Hub
-from ringfence.sandbox.process.member import Ended, Member, received
-from ringfence.sandbox.process.parts import Parts
-from ringfence.sandbox.process.uncounted import Watched
-from ringfence.sandbox.waiting import shielded
+from ringfence.core.aio import shielded
+from ringfence.core.box import Limits
+from ringfence.core.errors import Unavailable
+from ringfence.core.model import Json
+from ringfence.core.record import plain
+from ringfence.sandbox.process.cgroups.cgroup import Group, GroupPool
+from ringfence.sandbox.process.host import capabilities
+from ringfence.sandbox.process.limits.pulse import Pulse
+from ringfence.sandbox.process.limits.shared_pages import Parts
+from ringfence.sandbox.process.limits.uncounted import Locks, Watched
+from ringfence.sandbox.process.patience import MachinePace
+from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS, Account, Denials
 
+_READY_AT_ONCE = 64
+_ANCILLARY = socket.CMSG_SPACE(64 * 4) + socket.CMSG_SPACE(12)
+_MESSAGES_AT_ONCE = 32
+_PASSES_RIGHTS = 83  # SO_PASSRIGHTS
 CLOSE_SECONDS = 10.0
 
 
+class Hub:
+    """Many descriptors behind one reader of the event loop: each callback runs when there is something to read, or when
+    the last writer is gone.
+
+    A box has half a dozen that live for milliseconds; what the loop does for each would cost more than reading it."""
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._called: dict[int, Callable[[], object]] = {}
+        self.pulse = Pulse()
+        self.locks = Locks()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._poll.fileno(), self._hear)
+
+    def add(self, descriptor: int, call: Callable[[], object]) -> None:
+        self._poll.register(descriptor, select.EPOLLIN)
+        self._called[descriptor] = call
+
+    def remove(self, descriptor: int) -> None:
+        """Before it is closed. It may have been removed before."""
+        if self._called.pop(descriptor, None) is not None and not self._poll.closed:
+            self._poll.unregister(descriptor)
+
+    def _hear(self) -> None:
+        for descriptor, _ in self._poll.poll(0, _READY_AT_ONCE):
+            # An earlier callback may have removed this one, and another descriptor may have its number by now: the
+            # callback finds out by reading, which never waits.
+            call = self._called.get(descriptor)
+            if call is not None:
+                call()
+
+    def close(self) -> None:
+        if not self._poll.closed:
+            self._loop.remove_reader(self._poll.fileno())
+            self._poll.close()
+
+
+# ── A process that was started in a box: its channel, its handle, and how it ended ──
+
+
+@plain
+class ProcessExit:
+    """What the kernel said when a process was reaped, all that it had reaped itself included."""
+
+    status: int
+    cpu_ms: float
+    peak_memory_bytes: int
+    """Of the largest single process."""
+    io_bytes: int
+
+    @classmethod
+    def parse(cls, words: list[str]) -> ProcessExit:
+        """As a zygote says it."""
+        status, cpu_seconds, memory, disk = words[:4]
+        return cls(int(status), float(cpu_seconds) * 1000.0, int(memory), int(disk))
+
+
+def new_channel() -> tuple[socket.socket, socket.socket]:
+    """Our end, which tells who wrote, and that of a process in a box. Raises Unavailable."""
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as exc:
+        raise Unavailable("no_box", f"there is no way to a box: {exc}") from None
+    ours.setblocking(False)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return ours, theirs
+
+
+def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
+    """A message, the descriptors that came with it, and who sent it, as the kernel says."""
+    data, ancillary, _, _ = channel.recvmsg(65536, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
+    sender = 0
+    for _, kind, packed in ancillary:
+        if kind == socket.SCM_RIGHTS:
+            descriptors += struct.unpack(f"{len(packed) // 4}i", packed)
+        elif kind == socket.SCM_CREDENTIALS:
+            sender = struct.unpack("3i", packed)[0]
+    return data, descriptors, sender
+
+
+def take_no_descriptors(channel: socket.socket) -> None:
+    """From now on a sender of some is refused (Linux 6.16); on older kernels they are closed as they come."""
+    with contextlib.suppress(OSError):
+        channel.setsockopt(socket.SOL_SOCKET, _PASSES_RIGHTS, 0)
+
+
+def received(channel: socket.socket, hub: Hub) -> Iterator[tuple[bytes, list[int], int]]:
+    """What waits in a channel, a few at once; of one whose other end is gone, nothing is heard any more."""
+    for _ in range(_MESSAGES_AT_ONCE):
+        try:
+            data, descriptors, sender = receive(channel)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+            descriptors = []
+            sender = 0
+        if not data:
+            for descriptor in descriptors:  # an empty message can bring some, too
+                os.close(descriptor)
+            hub.remove(channel.fileno())
+            return
+        yield data, descriptors, sender
+
+
+class BoxMember:
+    """A process in a box that stays, from its fork until it is reaped."""
+
+    def __init__(self, number: int, hub: Hub, account: Account | None = None, owner: int | None = None) -> None:
+        """`owner` is who its box is on the host, where that is not our own user."""
+        loop = asyncio.get_running_loop()
+        self.number = number
+        self.pid = 0
+        """As the host counts."""
+        self.begun = False
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[ProcessExit | None] = loop.create_future()
+        self._account = account or Account(0)
+        self._owner = owner
+        self.denials = Denials(None, self._account)
+        self.heard: Callable[[bytes], None] = lambda _: None
+        """Gets what it says once it was given its order."""
+        self.on_denial: Callable[[], None] = lambda: None
+        self._hub = hub
+        self._channel: socket.socket | None = None
+        self._handle = -1
+        self._doomed = False
+        """It is to be killed as soon as its handle is here."""
+
+    @property
+    def alive(self) -> bool:
+        return not self.ended.done()
+
+    # ── What its zygote says ──
+
+    def born(self, handle: int) -> None:
+        self._handle = handle
+        if self.ended.done():
+            self._let_go()
+        elif self._doomed:
+            self.kill()
+
+    def left(self, ended: ProcessExit | None) -> None:
+        if self._channel is not None:
+            self._hear()
+        if not self.ended.done():
+            self.ended.set_result(ended)
+        self.fail("it ended before it was ready")
+        self._let_go()
+
+    def fail(self, text: str) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(Unavailable("no_process", f"no process could be started in the box: {text}"))
+            self.ready.exception()
+
+    # ── Its channel ──
+
+    def listen(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._hub.add(channel.fileno(), self._hear)
+
+    def closed(self, pid: int, denials: int | None) -> None:
+        """It went through every step, and waits for its order."""
+        self.pid = pid
+        self.denials = Denials(denials, self._account, self._owner)
+        if self._channel is not None:
+            take_no_descriptors(self._channel)
+        if denials is not None:
+            self._hub.add(denials, self._deny)
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def order(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Raises OSError where it is gone."""
+        if self._channel is None:
+            raise BrokenPipeError(32, "the process is gone")
+        socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
+
+    def _hear(self) -> None:
+        if self._channel is None:
+            return
+        for data, descriptors, sender in received(self._channel, self._hub):
+            if self.ready.done():
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                if sender != self.pid:
+                    continue  # a child of it that kept the channel has nothing to say
+                if data == b"begun" and not self.begun:
+                    self.begun = True
+                else:
+                    self.heard(data)
+                if self._channel is None:
+                    return  # the listener ended it
+                continue
+            word, _, rest = data.decode("utf-8", "replace").partition(" ")
+            if word == "closed":
+                self.closed(sender, descriptors[0] if descriptors else None)
+            else:
+                self.fail(rest)
+
+    def _deny(self) -> None:
+        if self.denials.descriptor is None:
+            return
+        more = self.denials.answer()
+        if self.ended.done() and (not more or self.denials.total > MAX_DENIALS):
+            self.stop_answering()  # what its program left behind is gone, too, or goes on without end
+        elif not more:
+            self._hub.remove(self.denials.descriptor)
+        self.on_denial()
+
+    # ── Its end ──
+
+    def signal(self, number: int, *, group: bool = False) -> None:
+        """To the process, or to all of its process group, which it leads unless its program left it."""
+        if self._handle < 0:
+            self._doomed = self._doomed or number == signal.SIGKILL
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if group and self.pid:
+                os.killpg(self.pid, number)
+            signal.pidfd_send_signal(self._handle, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL, group=True)
+
+    def _let_go(self) -> None:
+        if self._channel is not None:
+            self._hub.remove(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+        self.on_denial = lambda: None
+        if not self.denials.in_use:
+            self.stop_answering()
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def stop_answering(self) -> None:
+        """From now on the kernel tells what its program left behind that there is no such system call."""
+        if self.denials.descriptor is not None:
+            self._hub.remove(self.denials.descriptor)
+            os.close(self.denials.descriptor)
+            self.denials.descriptor = None
+
+
+# ── The box ──
+
+
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedServices:
     """What all boxes of a backend have in common on the supervisor's side."""
 
     hub: Hub
-    groups: Groups
-    pace: Pace = field(default_factory=Pace)
+    groups: GroupPool
+    pace: MachinePace = field(default_factory=MachinePace)
 
 
 class Box:
     """A box from its fork to its removal."""
 
-    def __init__(self, number: int, slot: int, channel: socket.socket, limits: Limits, shared: Shared) -> None:
+    def __init__(self, number: int, slot: int, channel: socket.socket, limits: Limits, shared: SharedServices) -> None:
         loop = asyncio.get_running_loop()
         self.number = number
         self.slot = slot
@@ -55,13 +308,13 @@ class Box:
         self.pace = shared.pace
         self.host_id: int | None = None
         """Who it is on the host, where that is not the supervisor's own user."""
-        self.whose_id: Json = {}
-        """The same for a person: whether anybody else has that id, and why."""
+        self.host_id_fact: Json = {}
+        """The same for a person: whether the id is the box's alone, and if not, why."""
         self.worker = 0
         """The process that runs the program, as the host counts; inside, and to the zygote, it has other numbers."""
         self.group: Group | None = None
         self.known: list[int] = []
-        """Its processes when somebody last looked, without the first, which never works."""
+        """Its processes at the last look, without the first, which never works."""
         self.tasks = 0
         """Their threads, where no control group counts."""
         self.clocks: dict[int, tuple[float, float]] = {}
@@ -72,21 +325,21 @@ class Box:
         self.descriptors: dict[str, int] = {}
         self.trouble: list[str] = []
         self.begun = False
-        self.ended: asyncio.Future[Ended | None] = loop.create_future()
+        self.ended: asyncio.Future[ProcessExit | None] = loop.create_future()
         self.left: asyncio.Future[None] = loop.create_future()
         """The program has ended; until its box has, too, there is little to do."""
         self._program = -1
-        self.members: dict[int, Member] = {}
-        """Of a box that stays: every process that was started in it and lives, by its number."""
-        self._leavers: list[Member] = []
+        self.members: dict[int, BoxMember] = {}
+        """In a box that stays: every process that was started in it and lives, by its number."""
+        self._leavers: list[BoxMember] = []
         """Those that ended before what they started did: it may still ask."""
         self.on_removed: Callable[[], object] = lambda: None
-        self.bid: Callable[[dict[str, Any], list[int]], None] = _nobody
+        self.tell_zygote: Callable[[dict[str, Any], list[int]], None] = _no_zygote
         """Has its zygote do something for it. Raises OSError where that is gone."""
-        self._errand: asyncio.Future[list[int]] | None = None
+        self._request: asyncio.Future[list[int]] | None = None
         self._channel: socket.socket | None = channel
         self._handle = -1
-        """Of its first process, with which everything else in it ends."""
+        """A pidfd of its first process, with which everything else in it ends."""
         self._unwanted = False
         self._closed: asyncio.Future[None] = loop.create_future()
         self._clock = loop.call_later(self.pace.allow(CLOSE_SECONDS), self._late)
@@ -104,11 +357,11 @@ class Box:
         await shielded(self._closed)
 
     @property
-    def is_in_the_making(self) -> bool:
+    def is_being_made(self) -> bool:
         return not self._closed.done()
 
     def when_closed(self, call: Callable[[asyncio.Future[None]], None]) -> None:
-        """The same for whoever does not wait."""
+        """The same for callers that do not wait."""
         self._closed.add_done_callback(call)
 
     def _late(self) -> None:
@@ -127,7 +380,7 @@ class Box:
         if self._unwanted:
             self.kill()
         if not self._closed.done():
-            self.isolation = host.read_back(self.worker) | dict.fromkeys(self.seen, True)
+            self.isolation = capabilities.read_back(self.worker) | dict.fromkeys(self.seen, True)
             self._clock.cancel()
             self._closed.set_result(None)
 
@@ -135,28 +388,28 @@ class Box:
         self.trouble.append(text)
         if not self._closed.done():
             self._closed.set_exception(Unavailable("no_box", f"the box could not be made: {text}"))
-            self._closed.exception()  # whoever waited for it may be gone
+            self._closed.exception()  # the caller that waited may be gone
 
     # ── What its zygote does for it ──
 
-    async def errand(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> list[int]:
+    async def ask_zygote(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> list[int]:
         """One at a time. The descriptors that came of it. Raises Unavailable."""
         waiting: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
-        self._errand = waiting
+        self._request = waiting
         try:
             if self._handle < 0 or self.ended.done():
                 raise OSError("it is gone")
-            self.bid(order, [self._handle, *descriptors])
+            self.tell_zygote(order, [self._handle, *descriptors])
             async with asyncio.timeout(self.pace.allow(CLOSE_SECONDS)):
                 return await waiting
         except (OSError, TimeoutError) as exc:
             raise Unavailable("no_box", f"the box could not be made ready: {exc or 'it took too long'}") from None
         finally:
-            self._errand = None
+            self._request = None
 
-    def did(self, descriptors: list[int], problem: str | None = None) -> None:
-        """What became of an errand."""
-        waiting = self._errand
+    def request_done(self, descriptors: list[int], problem: str | None = None) -> None:
+        """What became of a request."""
+        waiting = self._request
         if waiting is None or waiting.done():
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -175,7 +428,7 @@ class Box:
         with contextlib.suppress(OSError):  # its zygote says how it ended
             self._program = os.pidfd_open(self.worker)
             self.hub.add(self._program, self._leave)
-        # Last: whoever gets it may have this core from then on.
+        # Last: the worker may take this core from then on.
         socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
 
     def _leave(self) -> None:
@@ -200,7 +453,9 @@ class Box:
         word, _, rest = data.decode("utf-8", "replace").partition(" ")
         if word == "closed" and not self.worker:
             listed, _, seen = rest.partition("\n")
-            self.seen, self.worker, names = seen.split(" "), sender, listed.split(" ")
+            self.seen = seen.split(" ")
+            self.worker = sender
+            names = listed.split(" ")
             if len(names) == len(descriptors):
                 self.descriptors = dict(zip(names, descriptors, strict=True))
                 self._be_closed()
@@ -223,8 +478,8 @@ class Box:
         except (OSError, ValueError, IndexError):
             return 0
 
-    def pass_on(self) -> socket.socket:
-        """Its channel, to somebody else: a box that stays has one for each of its processes."""
+    def release_channel(self) -> socket.socket:
+        """Give its channel away: a box that stays has one for each of its processes."""
         assert self._channel is not None
         channel, self._channel = self._channel, None
         self.hub.remove(channel.fileno())
@@ -235,12 +490,12 @@ class Box:
         """The processes that were started in it, as the host counts."""
         return [member.pid for member in self.members.values() if member.pid] or [self.worker]
 
-    def outlived(self, member: Member) -> None:
+    def outlived(self, member: BoxMember) -> None:
         """It ended; what it started may go on."""
         self._leavers = [each for each in (*self._leavers, member) if each.denials.descriptor is not None]
 
     def denials(self) -> Iterator[Denials]:
-        """Of every process that was started in it and may still ask."""
+        """The denials of every process that was started in it and may still ask."""
         return (member.denials for member in (*self._leavers, *self.members.values()))
 
     def lives(self) -> bool:
@@ -257,10 +512,10 @@ class Box:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         elif not self.ended.done():
             with contextlib.suppress(OSError):  # its zygote is gone, and with it the box
-                self.bid({"errand": "end"}, [])
+                self.tell_zygote({"request": "end"}, [])
 
-    def over(self, ended: Ended | None) -> None:
-        """It was reaped; None where nobody was there to reap it."""
+    def over(self, ended: ProcessExit | None) -> None:
+        """It was reaped; None where its zygote was gone."""
         if self._channel is not None:
             self._hear()
         if not self._closed.done():
@@ -270,10 +525,10 @@ class Box:
             self.ended.set_result(ended)
         if not self.left.done():
             self.left.set_result(None)
-        self.did([], "it ended")
+        self.request_done([], "it ended")
         for member in (*self._leavers, *self.members.values()):
             member.left(None)
-            member.hear_no_more()
+            member.stop_answering()
         self.members.clear()
 
     # ── Tear-down ──
@@ -312,5 +567,5 @@ def _is_over(process: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _nobody(order: dict[str, Any], descriptors: list[int]) -> None:
+def _no_zygote(order: dict[str, Any], descriptors: list[int]) -> None:
     raise OSError("it has no zygote")

@@ -15,27 +15,27 @@ from functools import partial
 from socket import socket
 from typing import Any, NamedTuple
 
-from ringfence.box import Limit, Limits
-from ringfence.errors import Unavailable, beginning
-from ringfence.sandbox.process.afresh import Started
-from ringfence.sandbox.process.box import Box
-from ringfence.sandbox.process.confine import Shape
-from ringfence.sandbox.process.guarded import Held
-from ringfence.sandbox.process.late import Late, Others, Tasks
-from ringfence.sandbox.process.member import Member
-from ringfence.sandbox.process.outlet import Outlet
-from ringfence.sandbox.process.outputs import Outputs
-from ringfence.sandbox.process.pulse import BUSY_SECONDS, Rhythm, worked_ms
+from ringfence.core.aio import shielded
+from ringfence.core.box import Limit, Limits
+from ringfence.core.errors import Unavailable, beginning
+from ringfence.core.sessions import Command, Tell
+from ringfence.sandbox.files.guarded import Held
+from ringfence.sandbox.process.box import Box, BoxMember
+from ringfence.sandbox.process.command import RunningCommand
+from ringfence.sandbox.process.interpreter import Interpreter
+from ringfence.sandbox.process.late_work import LateWork, OtherTasks, TaskTable
+from ringfence.sandbox.process.limits.pulse import BUSY_SECONDS, Rhythm, worked_ms
+from ringfence.sandbox.process.outlet import NetworkOutlet
+from ringfence.sandbox.process.output_files import OutputFiles
 from ringfence.sandbox.process.step import Step
-from ringfence.sandbox.process.steps import Interpreter, Running
-from ringfence.sandbox.process.watch import added_up, descendants, reclaim, used_memory, worked
-from ringfence.sandbox.process.zygotes import Zygote
-from ringfence.sandbox.waiting import shielded
-from ringfence.sessions import Command, Tell
+from ringfence.sandbox.process.watch import added_up, descendants, full, reclaim, used_memory, worked
+from ringfence.sandbox.process.zygote.confine import Shape
+from ringfence.sandbox.process.zygote_handle import ZygoteHandle
 
 _ROUNDS = 8
-_LASTING_MS, _LASTING_SECONDS = 5000.0, 0.25
-"""From then on a step counts as one that lasts, and so often is looked at it."""
+_LASTING_MS = 5000.0
+_LASTING_SECONDS = 0.25
+"""From then on a step counts as one that lasts, and is looked at this often."""
 
 
 class _Rest(NamedTuple):
@@ -49,9 +49,9 @@ class _Rest(NamedTuple):
 
 
 class LiveBox:
-    """Of the process backend."""
+    """A box of the process backend that stays."""
 
-    def __init__(self, box: Box, zygote: Zygote, shape: Shape, isolation: dict[str, Any]) -> None:
+    def __init__(self, box: Box, zygote: ZygoteHandle, shape: Shape, isolation: dict[str, Any]) -> None:
         self.box = box
         box.reclaim = partial(reclaim, box)
         self.isolation = isolation
@@ -59,51 +59,52 @@ class LiveBox:
         self.env: Mapping[str, str] = {}
         """What everything in it finds in its environment."""
         self.has_interpreter = True
-        """Of ours; what an image has is the image's."""
+        """Whether one of ours is in it; an image brings its own or none."""
         self.interpreter_path: str | None = None
-        """Of the program that its interpreters are started by; None: they are forks."""
+        """The program that its interpreters are started from; None: they are forks."""
         self._setups: tuple[str, ...] = ()
-        """Python source that runs in each interpreter which is started, before its first cell."""
+        """Python source that each interpreter runs before its first cell."""
         self._setup_limits = box.limits
-        self.outlet: Outlet | None = None
-        """Its way out, where it has one."""
+        self.outlet: NetworkOutlet | None = None
+        """Its way to the network, where it has one."""
         self.paused = False
-        self.outputs = Outputs(box.descriptors["workspace"], box.limits.disk_bytes)
+        self.outputs = OutputFiles(box.descriptors["workspace"], box.limits.disk_bytes)
         self._zygote = zygote
-        self._errands = asyncio.Lock()
+        self._requests = asyncio.Lock()
         self._shape = shape
         self._next = 1
-        self._spare: Member | None = None
-        """The process that the box was made with, until somebody wants one."""
+        self._spare: BoxMember | None = None
+        """The process that the box was made with, until one is wanted."""
         self._steps: set[Step] = set()
         self._rhythm = Rhythm(box.hub.pulse, lambda: worked(box), self._look, self._busy_seconds)
         self._removed: asyncio.Task[str] | None = None
         self._ooms = self._denied = 0
         self._first_tasks = 0
-        """Of its own, which are there before anything runs in it."""
-        self._tasks = Tasks(box)
+        """Tasks of the box itself, which are there before anything runs in it."""
+        self._tasks = TaskTable(box)
         self._rest: _Rest | None = None
         """Since the last step was over."""
-        self._untold = Late()
+        self._untold = LateWork()
         self._newcomers: list[int] = []
         """Processes that we started since: what they need to begin, no step has left."""
 
-    def settle(self) -> None:
-        """Once it is closed: take over its first worker. Raises Unavailable."""
+    def take_over(self) -> None:
+        """Once the box is closed: take over its first worker. Raises Unavailable."""
         box = self.box
         member = box.members.get(0)
         if member is None or box.ended.done():
             raise Unavailable("box_ended_at_once", "; ".join(("the box ended as soon as it was made", *box.trouble)))
-        member.listen(box.pass_on())
+        member.listen(box.release_channel())
         member.closed(box.worker, box.descriptors.pop("denials", None))
         self._spare = member
         self._first_tasks = ((box.group.tasks_now() if box.group is not None else None) or 1) - 1
         self._removed = asyncio.get_running_loop().create_task(self._remove())
         self._rhythm.rest()
 
-    def start_afresh(self, path: str, setups: tuple[str, str | None], limits: Limits) -> None:
+    def exec_interpreters(self, path: str, setups: tuple[str, str | None], limits: Limits) -> None:
         """From now on its interpreters are no forks, and run set-up code first: the template's, and the user's own."""
-        self.interpreter_path, self._setup_limits = path, limits
+        self.interpreter_path = path
+        self._setup_limits = limits
         self._setups = tuple(source for source in setups if source)
         if setups[1] is not None:
             self.isolation = {**self.isolation, "template": {"setup": "user", "started": "exec"}}
@@ -136,24 +137,22 @@ class LiveBox:
         """One more interpreter, with nothing in it but what it is set up with. Raises Unavailable, SetUpFailed."""
         self._check_interpreter()
         with beginning("an interpreter"):
-            member = await self._member()
+            interpreter = Interpreter(self, await self._member())
             if self.interpreter_path is None:
-                interpreter = Interpreter(self, member)
                 interpreter.begin()
                 return interpreter
-            started = Started(self, member)
-            await started.start(self.interpreter_path)
+            await interpreter.start(self.interpreter_path)
         for source in self._setups:
-            await started.set_up(source, self._setup_limits)
-        return started
+            await interpreter.set_up(source, self._setup_limits)
+        return interpreter
 
-    async def command(self, command: Command, tell: Tell) -> Running:
+    async def command(self, command: Command, tell: Tell) -> RunningCommand:
         """Start one. Raises Unavailable."""
         if command.source is not None:
             self._check_interpreter()
         await self.outputs.read_ahead()
         with beginning("the command"):
-            running = Running(self, await self._member(), command, tell)
+            running = RunningCommand(self, await self._member(), command, tell)
             running.begin()
             return running
 
@@ -161,7 +160,7 @@ class LiveBox:
         if not self.has_interpreter:
             raise Unavailable("no_interpreter", "a box whose root is an image has no interpreter of ours; use commands")
 
-    async def _member(self) -> Member:
+    async def _member(self) -> BoxMember:
         spare, self._spare = self._spare, None
         if spare is not None and spare.alive:
             return spare
@@ -180,9 +179,9 @@ class LiveBox:
     def began(self, step: Step) -> None:
         if not self._steps:
             self._charge_late(step)
-        if self._is_anybody_else_in():
+        if self._has_other_tasks():
             running = {each.member.pid for each in self._steps}
-            step.others = Others(self._tasks, step.member.pid, running)
+            step.others = OtherTasks(self._tasks, step.member.pid, running)
         self._steps.add(step)
         if self.outlet is not None:
             step.network_before = self.outlet.facts()
@@ -202,7 +201,8 @@ class LiveBox:
 
     def _charge_late(self, step: Step) -> None:
         """What was done since the last step was over, by what earlier ones left, is told with this one, but apart."""
-        rest, newcomers = self._rest, self._newcomers
+        rest = self._rest
+        newcomers = self._newcomers
         self._newcomers = []
         if rest is None or (step.cpu_before == rest.cpu_ms and worked_ms(rest.known) == rest.worked_ms is not None):
             return  # who has not run has written nothing
@@ -211,7 +211,7 @@ class LiveBox:
         step.late.files = self.outputs.changed()[0]
         step.late.network = self.outlet.since(rest.network) if self.outlet is not None else None
 
-    def _is_anybody_else_in(self) -> bool:
+    def _has_other_tasks(self) -> bool:
         """Whether there are tasks in it which are not the ones that we started, each with its one thread."""
         members = [member.pid for member in self.box.members.values() if member.pid]
         count = self.box.group.tasks_now() if self.box.group is not None else None
@@ -224,13 +224,13 @@ class LiveBox:
     def late_of(self, step: Step) -> Mapping[str, Any] | None:
         """The fact of what earlier steps left, for a step that is over. What was told once is not told again."""
         for denials in self.box.denials():
-            step.late.add(Late(denials=denials.late))
+            step.late.add(LateWork(denials=denials.late))
             denials.late.clear()
         self._untold.add(step.late)
         if not step.told:
             return None
         if (told := self._untold.told()) is not None:
-            self._untold = Late()
+            self._untold = LateWork()
         return told
 
     def _busy_seconds(self) -> float:
@@ -241,9 +241,10 @@ class LiveBox:
 
     def _look(self) -> None:
         with contextlib.suppress(OSError, KeyError):
-            used, full = self.memory(), self._full()
+            used = self.memory()
+            used_up = self._full()
             for step in list(self._steps):
-                step.look(used, full)
+                step.look(used, used_up)
             if used > self.limits.memory_bytes:
                 for step in list(self._steps):
                     step.stop("oom", "memory")
@@ -274,14 +275,13 @@ class LiveBox:
 
     def _full(self) -> Limit | None:
         with contextlib.suppress(OSError, KeyError):
-            state = os.fstatvfs(self.workspace)
-            return "disk" if state.f_bfree == 0 else "inodes" if state.f_ffree == 0 else None
+            return full(self.workspace)
         return None
 
     async def reach(self) -> socket:
         """A socket in its network, not connected yet. Raises Unavailable."""
-        async with self._errands:
-            return socket(fileno=(await self.box.errand({"errand": "reach"}))[0])
+        async with self._requests:
+            return socket(fileno=(await self.box.ask_zygote({"request": "reach"}))[0])
 
     def asking(self) -> Callable[[], dict[str, Any] | None]:
         """From now on: what it asks of the network."""
@@ -336,15 +336,16 @@ class LiveBox:
             step.clock.go_on()
 
     def _signal_everything(self, number: int) -> bool:
-        """Twice: what was born meanwhile is found by the second look. Whether there was anybody."""
-        first, anybody = self.box.first, False
+        """Twice: what was born meanwhile is found by the second look. Whether anything was there."""
+        first = self.box.first
+        found = False
         for _ in range(2):
             for pid in descendants(first, *self.box.workers):
                 if pid and pid != first:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, number)
-                        anybody = True
-        return anybody
+                        found = True
+        return found
 
     # ── Its end ──
 

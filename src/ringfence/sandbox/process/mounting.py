@@ -1,6 +1,6 @@
 """Folders and files of the host for a box: found, opened once and never by name again.
 
-A path is walked without following a single link, so that nobody who may write into a folder on the way can lead us
+A path is walked without following a single link, so that a user who may write into a folder on the way cannot lead us
 elsewhere. Started as root, each is cloned as a mount of its own on which the owner of the folder and the box are one
 user (an id-mapped mount): what the box writes belongs to that owner. As an ordinary user the box is that user.
 """
@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from ringfence.box import Mount
-from ringfence.errors import Unavailable
-from ringfence.sandbox.process import guarded, kernel
+from ringfence.core.box import Mount
+from ringfence.core.errors import Unavailable
+from ringfence.sandbox.files import guarded
+from ringfence.sandbox.process.zygote import kernel
 
 MOST = 32
 _MOST_IN_ALL = 192
@@ -28,7 +29,9 @@ SHARED_SLOT = 1
 """Boxes that write to one folder are one user on the host: a mount can be mapped to one alone."""
 _SYSTEM = ("proc", "sys", "dev", "etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "run")
 _OURS = ("/workspace", "/workspace/output", "/workspace/tmp")
-_EMPTY_PATH, _RECURSIVE, _CLONE = 0x1000, 0x8000, 1
+_EMPTY_PATH = 0x1000
+_RECURSIVE = 0x8000
+_CLONE = 1
 _NEW_NAMESPACE = (
     "import ctypes, os; ctypes.CDLL(None).unshare(0x10000000); os.write(1, b'x'); os.read(0, 1)"  # CLONE_NEWUSER
 )
@@ -80,7 +83,7 @@ def check(mounts: Sequence[Mount], trees: Iterable[str]) -> None:
 
 
 def _check_within(mount: Mount, outer: Mount) -> None:
-    """One in another: only where nobody in the box could move what it is mounted on, and where that is there."""
+    """One in another: only where the box could not move what it is mounted on, and where that is there."""
     if mount.at == outer.at:
         raise ValueError(f"two things cannot both be mounted at {mount.at}")
     if outer.mode == "rw":
@@ -199,7 +202,7 @@ def _set(descriptor: int, attributes: int, space: int = 0) -> None:
 
 
 def _set_owner(descriptor: int, mount: Placed, space: int) -> None:
-    """Whoever owns it and the box are one. Where the file system cannot, what all may read can be read, no more."""
+    """Its owner and the box are one. Where the file system cannot, what all may read can be read, no more."""
     try:
         _set(descriptor, kernel.ATTR_IDMAP, space)
     except OSError as exc:
@@ -224,7 +227,7 @@ def maps_ids(folder: Path) -> bool:
 
 
 def _user_namespace(users: str, groups: str) -> int:
-    """A namespace that nobody is in, only to say which id is which. Made by a program: a fork of ours has threads."""
+    """An empty namespace, only to say which id is which. Made by a program: a fork of ours has threads."""
     # Not a shell's `unshare`: the interpreter is there on every host that has boxes.
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _NEW_NAMESPACE], stdin=subprocess.PIPE, stdout=subprocess.PIPE

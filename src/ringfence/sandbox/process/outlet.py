@@ -11,14 +11,14 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
-from ringfence.box import Serve, Way
-from ringfence.errors import Unavailable
+from ringfence.core.box import Serve, ServedRoute
+from ringfence.core.errors import Unavailable
 from ringfence.sandbox.process.box import Box
-from ringfence.sandbox.process.errands import TRUST
-from ringfence.sandbox.process.run import memory_file
+from ringfence.sandbox.process.streams import memory_file
+from ringfence.sandbox.process.zygote.template import CERTIFICATES
 
 PORT = 3128
-"""Of a box's own loopback, where nobody was before."""
+"""On a box's own loopback, where no program listened before."""
 _PROXY = f"http://127.0.0.1:{PORT}"
 _PROXIES = {
     **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), _PROXY),
@@ -46,20 +46,20 @@ _BUNDLES = (
 )
 
 
-class Outlet:
-    """Of one box, from before its program begins until after it is gone."""
+class NetworkOutlet:
+    """The outlet of one box, from before its program begins until after it is gone."""
 
-    def __init__(self, way: Way, env: Mapping[str, str]) -> None:
+    def __init__(self, way: ServedRoute, env: Mapping[str, str]) -> None:
         self.env = env
-        """What programs have to know of it."""
+        """The environment variables that programs need for it."""
         self.told: dict[str, Any] | None = None
         """The `network` fact, once it is closed."""
         self._way = way
 
     @classmethod
-    async def open(cls, box: Box, serve: Serve) -> Outlet:
+    async def open(cls, box: Box, serve: Serve) -> NetworkOutlet:
         """Raises Unavailable."""
-        listener = socket(fileno=(await box.errand({"errand": "listen", "port": PORT}))[0])
+        listener = socket(fileno=(await box.ask_zygote({"request": "listen", "port": PORT}))[0])
         try:
             way = await serve(listener)
         except BaseException:
@@ -84,21 +84,21 @@ class Outlet:
             self.told = await self._way.close()
 
 
-async def _environment(box: Box, way: Way) -> dict[str, str]:
+async def _environment(box: Box, way: ServedRoute) -> dict[str, str]:
     env = {**_PROXIES, **dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(way.within)), **way.env}
     if way.authority is None:
         return env
     given = memory_file(_system_bundle() + way.authority)
     try:
-        await box.errand({"errand": "trust"}, [given])
+        await box.ask_zygote({"request": "trust"}, [given])
     finally:
         os.close(given)
-    return {**env, **dict.fromkeys(_TRUSTS, TRUST)}
+    return {**env, **dict.fromkeys(_TRUSTS, CERTIFICATES)}
 
 
 @cache
 def _system_bundle() -> bytes:
-    """Whom this host trusts; nobody, where it keeps that elsewhere than everybody else."""
+    """The authorities that this host trusts; none where it keeps them in an unusual place."""
     own = ssl.get_default_verify_paths().cafile
     for path in (own, *_BUNDLES):
         with contextlib.suppress(OSError):

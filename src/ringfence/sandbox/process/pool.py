@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ringfence.box import Limits
-from ringfence.errors import Unavailable
+from ringfence.core.aio import shielded
+from ringfence.core.box import Limits
+from ringfence.core.errors import Unavailable
 from ringfence.sandbox.process.baseline import Baseline
-from ringfence.sandbox.process.box import Box, Shared
-from ringfence.sandbox.process.confine import Shape
-from ringfence.sandbox.process.groups import Groups
-from ringfence.sandbox.process.hub import Hub
-from ringfence.sandbox.process.zygotes import Zygote
-from ringfence.sandbox.waiting import shielded
+from ringfence.sandbox.process.box import Box, Hub, SharedServices
+from ringfence.sandbox.process.cgroups.cgroup import GroupPool
+from ringfence.sandbox.process.zygote.confine import Shape
+from ringfence.sandbox.process.zygote_handle import ZygoteHandle
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +47,15 @@ class _Kind:
     coming: int = 0
 
 
-class Pool:
-    def __init__(self, groups: Groups, depth: int | None = None) -> None:
+class BoxPool:
+    def __init__(self, groups: GroupPool, depth: int | None = None) -> None:
         cores = len(os.sched_getaffinity(0))
-        self._shared = Shared(Hub(), groups)
+        self._shared = SharedServices(Hub(), groups)
         self._cores = cores
         self._depth = depth if depth is not None else 2 * cores
         """Boxes of a kind that are kept ready."""
-        self._zygotes: dict[Baseline, list[Zygote]] = {}
-        self._starting: dict[Baseline, asyncio.Task[Zygote]] = {}
+        self._zygotes: dict[Baseline, list[ZygoteHandle]] = {}
+        self._starting: dict[Baseline, asyncio.Task[ZygoteHandle]] = {}
         self._kinds: OrderedDict[tuple[Baseline, Limits], _Kind] = OrderedDict()
         self._borrowed: set[Baseline] = set()
         """Those that borrow from the host, and are looked at from time to time."""
@@ -83,18 +82,18 @@ class Pool:
             self._do(_end(box))
         return None
 
-    async def stay(self, baseline: Baseline, limits: Limits, shape: Shape) -> tuple[Zygote, Box]:
-        """Likewise one that stays, and its zygote, which can start more in it. Raises Unavailable."""
+    async def stay(self, baseline: Baseline, limits: Limits, shape: Shape) -> tuple[ZygoteHandle, Box]:
+        """As `take`, a box that stays, and its zygote, which can start more in it. Raises Unavailable."""
         kind = self._kind(baseline, limits, shape)
         while kind.ready:
             box = kind.ready.popleft()
-            zygote = next((zygote for zygote in self._zygotes.get(baseline, ()) if zygote.made_it(box)), None)
+            zygote = next((zygote for zygote in self._zygotes.get(baseline, ()) if zygote.owns(box)), None)
             if zygote is not None and box.lives():
                 return zygote, box
             self._do(_end(box))
         return await self.spawn(baseline, limits, shape)
 
-    async def spawn(self, baseline: Baseline, limits: Limits, shape: Shape) -> tuple[Zygote, Box]:
+    async def spawn(self, baseline: Baseline, limits: Limits, shape: Shape) -> tuple[ZygoteHandle, Box]:
         """A box made now, and its zygote, which can start more in it. Raises Unavailable."""
         zygote = await self._zygote(baseline)
         while zygote.full:
@@ -105,7 +104,7 @@ class Pool:
         return zygote, await zygote.spawn(limits, shape)
 
     def _let_go(self, baseline: Baseline) -> None:
-        """Of zygotes that borrow from the host and have no box."""
+        """Stop zygotes that borrow from the host and have no box."""
         those = self._zygotes.get(baseline, [])
         for zygote in [zygote for zygote in those if not zygote.live]:
             those.remove(zygote)
@@ -117,9 +116,9 @@ class Pool:
             asyncio.get_running_loop().call_later(BORROWED_SECONDS, self._let_go, baseline)
 
     def refill(self, baseline: Baseline, limits: Limits, after: asyncio.Future[Any] | None = None) -> None:
-        """Make up for what was taken; called when whoever took it no longer waits.
+        """Make up for what was taken; called when the caller that took it no longer waits.
 
-        `after`: when that is done, or a moment later at most. Whoever waits for it has the cores till then.
+        `after`: when that is done, or a moment later at most. The run that it waits for has the cores till then.
         """
         kind = self._kinds.get((baseline, limits))
         depth = min(1, self._depth) if baseline.stays else self._depth
@@ -205,11 +204,11 @@ class Pool:
 
     # ── Zygotes ──
 
-    async def _zygote(self, baseline: Baseline) -> Zygote:
+    async def _zygote(self, baseline: Baseline) -> ZygoteHandle:
         idlest = self._idlest(baseline)
         return idlest if idlest is not None else await shielded(self._start(baseline))
 
-    def _idlest(self, baseline: Baseline) -> Zygote | None:
+    def _idlest(self, baseline: Baseline) -> ZygoteHandle | None:
         """The least busy one. Another is started where boxes wait for it, up to one for each core, or to succeed it."""
         those = self._zygotes.setdefault(baseline, [])
         for old in [zygote for zygote in those if not zygote.alive or (zygote.worn and not zygote.live)]:
@@ -225,19 +224,19 @@ class Pool:
             self._start(baseline)
         return best
 
-    def _start(self, baseline: Baseline) -> asyncio.Task[Zygote]:
+    def _start(self, baseline: Baseline) -> asyncio.Task[ZygoteHandle]:
         if baseline not in self._starting:
             task = asyncio.get_running_loop().create_task(self._started(baseline))
             self._starting[baseline] = task
             task.add_done_callback(lambda done: self._began(baseline, done))
         return self._starting[baseline]
 
-    async def _started(self, baseline: Baseline) -> Zygote:
-        zygote = Zygote(baseline, self._shared)
+    async def _started(self, baseline: Baseline) -> ZygoteHandle:
+        zygote = ZygoteHandle(baseline, self._shared)
         try:
             await zygote.start()
         except BaseException:
-            zygote.stop()  # nobody waits for it any more
+            zygote.stop()  # it is not waited for any more
             raise
         if self._shut:
             zygote.stop()
@@ -245,7 +244,7 @@ class Pool:
         self._zygotes.setdefault(baseline, []).append(zygote)
         return zygote
 
-    def _began(self, baseline: Baseline, task: asyncio.Task[Zygote]) -> None:
+    def _began(self, baseline: Baseline, task: asyncio.Task[ZygoteHandle]) -> None:
         self._starting.pop(baseline, None)
         if not task.cancelled() and task.exception() is not None:
             log.debug("a zygote could not be started: %s", task.exception())
@@ -277,7 +276,7 @@ class Pool:
 
 
 async def _end(box: Box) -> None:
-    """A box that nobody wants any more."""
+    """A box that is not wanted any more."""
     box.kill()
     await box.ended
     box.remove()

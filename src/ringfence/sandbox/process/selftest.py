@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from ringfence.box import CAN_DO_WITHOUT, BoxReport, Limits
-from ringfence.errors import Unavailable
-from ringfence.sandbox.process.confine import INSIDE_ID, LOCKED_BYTES, SECURE_BITS
-from ringfence.sandbox.process.host import Tested
-from ringfence.sandbox.process.template import DEVICES, HOST_NAME
+from ringfence.core.box import CAN_DO_WITHOUT, BoxReport, Limits
+from ringfence.core.errors import Unavailable
+from ringfence.sandbox.process.host.capabilities import Tested
+from ringfence.sandbox.process.zygote.confine import INSIDE_ID, LOCKED_BYTES, SECURE_BITS
+from ringfence.sandbox.process.zygote.template import DEVICES, HOST_NAME
 
 _SPACES = ("user", "pid", "mnt", "ipc", "uts", "net", "cgroup")
 _DEV = {*DEVICES, "fd", "shm", "stderr", "stdin", "stdout"}
@@ -60,7 +60,7 @@ print(json.dumps({
 """ % {b"spaces": repr(_SPACES).encode()}
 
 
-class Look(NamedTuple):
+class Probe(NamedTuple):
     """How one protection is asked for, and what a box that has it answers."""
 
     probe: str
@@ -72,7 +72,7 @@ class Look(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ProbeResult:
     """What came of one probe."""
 
     probe: str
@@ -84,18 +84,18 @@ class Found:
         return f"{self.probe}: expected {self.expected}, saw {self.seen}"
 
 
-def judge(said: bytes, limits: Limits) -> dict[str, Found]:
+def judge(said: bytes, limits: Limits) -> dict[str, ProbeResult]:
     """Which protections were seen to be there, and which not. Raises ValueError for what is no answer."""
     answers = json.loads(said)
-    found: dict[str, Found] = {}
+    found: dict[str, ProbeResult] = {}
     for name, look in {**LOOKS, **_spaces(), **_limits(limits)}.items():
         seen = look.seen(answers)
-        found[name] = Found(look.probe, look.expected, str(seen)[:_SHOWN], bool(look.holds(seen)))
+        found[name] = ProbeResult(look.probe, look.expected, str(seen)[:_SHOWN], bool(look.holds(seen)))
     return found
 
 
 def tested(report: BoxReport, inherited: Iterable[str], left_out: Collection[str], given_up: Collection[str]) -> Tested:
-    """What a box that ran the program above is like. Raises Unavailable for what it lacks and nobody gave up."""
+    """What a box that ran the program above is like. Raises Unavailable for what it lacks and was not given up."""
     try:
         found = judge(report.stdout.head, Limits())
     except (ValueError, KeyError, IndexError, TypeError) as exc:
@@ -108,7 +108,7 @@ def tested(report: BoxReport, inherited: Iterable[str], left_out: Collection[str
     return Tested(on, datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), frozenset(left_out))
 
 
-def lacking(found: Mapping[str, Found], given_up: Collection[str]) -> str:
+def lacking(found: Mapping[str, ProbeResult], given_up: Collection[str]) -> str:
     """What is not there and was not given up, in words; empty where nothing is."""
     those = ((name, look) for name, look in sorted(found.items()) if not look.on and name not in given_up)
     return "; ".join(f"{name} ({look})" for name, look in those)
@@ -120,23 +120,24 @@ def _what_to_do(missing: Collection[str]) -> str:
     return "Nothing is run in such a box; please report this, with the output of `uname -a`."
 
 
-def _spaces() -> dict[str, Look]:
-    def look(space: str) -> Look:
+def _spaces() -> dict[str, Probe]:
+    def look(space: str) -> Probe:
         ours = os.readlink(f"/proc/self/ns/{space}")
         where = f"/proc/self/ns/{space}"
-        return Look(where, f"another than {ours}", lambda said: said["spaces"][space], lambda seen: seen != ours)
+        return Probe(where, f"another than {ours}", lambda said: said["spaces"][space], lambda seen: seen != ours)
 
     return {f"{'mount' if space == 'mnt' else space}_namespace": look(space) for space in _SPACES}
 
 
-def _limit(name: str, expected: str, holds: Callable[[int], bool]) -> Look:
-    return Look(f"the hard limit RLIMIT_{name}", expected, lambda said: said["limits"][name], holds)
+def _limit(name: str, expected: str, holds: Callable[[int], bool]) -> Probe:
+    return Probe(f"the hard limit RLIMIT_{name}", expected, lambda said: said["limits"][name], holds)
 
 
-def _limits(limits: Limits) -> dict[str, Look]:
-    page, disk = os.sysconf("SC_PAGE_SIZE"), limits.disk_bytes
+def _limits(limits: Limits) -> dict[str, Probe]:
+    page = os.sysconf("SC_PAGE_SIZE")
+    disk = limits.disk_bytes
     return {
-        "workspace": Look(
+        "workspace": Probe(
             "bytes and inodes of /workspace",
             f"{disk} and {limits.inodes}",
             lambda said: (said["size"], said["inodes"]),
@@ -183,70 +184,70 @@ def _flags(where: str) -> Callable[[Any], object]:
     return lambda said: "read-only" if said[where] & os.ST_RDONLY else "writable"
 
 
-LOOKS: dict[str, Look] = {
-    "trees_read_only": Look("mounts that are not both ro and nosuid", "[]", _writable, lambda seen: seen == []),
-    "own_devices": Look(
+LOOKS: dict[str, Probe] = {
+    "trees_read_only": Probe("mounts that are not both ro and nosuid", "[]", _writable, lambda seen: seen == []),
+    "own_devices": Probe(
         "names in /dev", ", ".join(sorted(_DEV)), lambda said: said["dev"], lambda seen: set(seen) == _DEV
     ),
-    "identity": Look(
+    "identity": Probe(
         "user and group ids, each three times",
         str(INSIDE_ID),
         lambda said: said["ids"],
         lambda seen: seen == [INSIDE_ID] * 6,
     ),
-    "mapping": Look(
+    "mapping": Probe(
         "ids in uid_map and gid_map",
         f"{INSIDE_ID} alone",
         _ids,
         lambda seen: seen == [[(str(INSIDE_ID), "1")]] * 2,
     ),
-    "own_root": Look(
+    "own_root": Probe(
         "file systems mounted at /",
         "['tmpfs']",
         lambda said: [mount.kind for mount in _mounts(said) if mount.at == "/"],
         lambda seen: seen == ["tmpfs"],
     ),
-    "pivot": Look(
+    "pivot": Probe(
         "where a proc file system is mounted",
         "['/proc']",
         lambda said: [mount.at for mount in _mounts(said) if mount.kind == "proc"],
         lambda seen: seen == ["/proc"],
     ),
-    "proc": Look(
+    "proc": Probe(
         "names in /proc",
         f"self, thread-self and at most {_MOST_PROCESSES} processes",
         lambda said: [name for name in said["proc"] if name not in ("self", "thread-self")],
         lambda seen: len(seen) <= _MOST_PROCESSES and all(name.isdigit() for name in seen),
     ),
-    "input_read_only": Look(
+    "input_read_only": Probe(
         "the file system of /workspace/input", "read-only", _flags("input"), lambda seen: seen == "read-only"
     ),
-    "read_only_root": Look("the file system of /", "read-only", _flags("root"), lambda seen: seen == "read-only"),
-    "host_name": Look("the host name", HOST_NAME, lambda said: said["name"], lambda seen: seen == HOST_NAME),
-    "session": Look(
+    "read_only_root": Probe("the file system of /", "read-only", _flags("root"), lambda seen: seen == "read-only"),
+    "host_name": Probe("the host name", HOST_NAME, lambda said: said["name"], lambda seen: seen == HOST_NAME),
+    "session": Probe(
         "leader of a session, opening /dev/tty",
         "True, an error",
         lambda said: (said["session"], _errno(said["tty"])),
         lambda seen: seen[0] and seen[1] != _errno(0),
     ),
-    "umask": Look("the umask", "0o22", lambda said: oct(said["umask"]), lambda seen: seen == oct(0o022)),
+    "umask": Probe("the umask", "0o22", lambda said: oct(said["umask"]), lambda seen: seen == oct(0o022)),
     "no_core_dump": _limit("CORE", "0", lambda seen: seen == 0),
     "locked_memory": _limit("MEMLOCK", f"at most {LOCKED_BYTES}", lambda seen: 0 <= seen <= LOCKED_BYTES),
     "queues": _limit("MSGQUEUE", f"at most {_QUEUE_BYTES}", lambda seen: 0 <= seen <= _QUEUE_BYTES),
-    "priority": Look(
+    "priority": Probe(
         "the hard limits RLIMIT_RTPRIO and RLIMIT_NICE, and niceness",
         "0, 0, and no less than 0",
         lambda said: (said["limits"]["RTPRIO"], said["limits"]["NICE"], said["nice"]),
         lambda seen: seen[:2] == (0, 0) and seen[2] >= 0,
     ),
     # There may be more, which newer kernels have; these are what takes all meaning from ids.
-    "secure_bits": Look(
+    "secure_bits": Probe(
         "securebits",
         f"{SECURE_BITS:#x} among them",
         lambda said: hex(said["bits"]),
         lambda seen: int(seen, 16) & SECURE_BITS == SECURE_BITS,
     ),
-    "landlock": Look(
+    "landlock": Probe(
         "opening /proc/self/comm for writing, which its mode and mount allow",
         "EACCES",
         lambda said: _errno(said["open"]) if said["may"] else "that mode or mount forbid it, which shows nothing",

@@ -1,4 +1,4 @@
-"""What is watched while something runs in a box that stays: its clock, what it writes, and why it was stopped."""
+"""One cell or command in a box that stays: its clock, what it writes and uses, why it was stopped, and its report."""
 
 from __future__ import annotations
 
@@ -7,25 +7,21 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Protocol
 
-from ringfence.box import Captured, FileFact, Limit, Limits, Stream, Usage
-from ringfence.box import Ended as Ending
-from ringfence.sandbox.process.capture import Capture
-from ringfence.sandbox.process.denials import MAX_DENIALS
-from ringfence.sandbox.process.hub import Hub
-from ringfence.sandbox.process.late import Late, Others
-from ringfence.sandbox.process.member import Member
-from ringfence.sessions import Tell
-
-_CHUNK = 65536
-_MOMENT = 0.02
-"""Seconds that a pipe which nobody reads any more is kept."""
+from ringfence.core.box import BoxReport, Limit, Limits, Usage
+from ringfence.core.box import Ended as Ending
+from ringfence.core.sessions import Tell
+from ringfence.sandbox.process.box import Box, BoxMember, ProcessExit
+from ringfence.sandbox.process.late_work import LateWork, OtherTasks
+from ringfence.sandbox.process.output_files import OutputFiles
+from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS
+from ringfence.sandbox.process.streams import Output
+from ringfence.sandbox.process.watch import How, killed_by, spent
 
 
-class Clock:
-    """Calls when so many seconds have gone by, those not counted in which it stood still."""
+class StepClock:
+    """Calls when so many seconds have gone by, those in which it stood still not counted."""
 
     def __init__(self, seconds: float, call: Callable[[], None]) -> None:
         self._left = seconds
@@ -52,8 +48,14 @@ class Clock:
         self._left = 0.0
 
 
-class Place(Protocol):
-    """The box that a step is in, as far as a step needs to know."""
+class StepBox(Protocol):
+    """The box that a step is in, as far as a step, and what runs it, need to know."""
+
+    box: Box
+    isolation: dict[str, Any]
+    env: Mapping[str, str]
+    interpreter_path: str | None
+    outputs: OutputFiles
 
     def cpu_ms(self) -> float: ...
 
@@ -61,106 +63,59 @@ class Place(Protocol):
 
     def over(self, step: Step) -> None: ...
 
+    def out_of_memory(self) -> bool: ...
+
+    def met(self) -> Limit | None: ...
+
+    def network_of(self, step: Step) -> Mapping[str, Any] | None: ...
+
+    def late_of(self, step: Step) -> Mapping[str, Any] | None: ...
+
 
 class Step:
     """One cell or command, from its order until it is over."""
 
-    def __init__(self, place: Place, member: Member, limits: Limits, hub: Hub, tell: Tell) -> None:
+    def __init__(self, home: StepBox, member: BoxMember, limits: Limits, tell: Tell) -> None:
         self.limits = limits
         self.member = member
         self.peak = 0
         self.full: Limit | None = None
-        """What of the disk was used up when somebody last looked, if anything was."""
+        """What of the disk was used up at the last look, if anything was."""
         self.ended: Ending | None = None
         """Why it was stopped, if it was; the first reason counts."""
         self.limit: Limit | None = None
         self.on_stop: Callable[[], None] = member.kill
-        self.files: tuple[FileFact, ...] = ()
         self.network_before: Mapping[str, Any] = {}
         """The `network` fact of the box when it began."""
-        self._place = place
-        self._hub = hub
-        self._tell = tell
-        self._captures: dict[Stream, Capture] = {}
-        self._open: dict[int, Stream] = {}
-        self._said = 0
+        self._home = home
+        self.output = Output(home.box.hub, limits, tell, lambda: self.stop("output", "output"))
         self._began = time.monotonic()
-        self.cpu_before = place.cpu_ms()
-        """Of all that ran in the box until it began; and, below, until it was over."""
+        self.cpu_before = home.cpu_ms()
+        """Processor time of all that ran in the box until it began; and, below, until it was over."""
         self.cpu_after: float | None = None
         self._cpu_seen = 0.0
-        self.late = Late()
+        self.late = LateWork()
         self.told = True
-        """Somebody is told of it; else what is late is told with the next."""
-        self.others: Others | None = None
-        """Who else is in the box, if anybody is."""
+        """The caller is told of it; else what is late is told with the next."""
+        self.others: OtherTasks | None = None
+        """What else runs in the box, if anything does."""
         self._denied = dict(member.denials.by_name)
         self._denials = member.denials.total
         self.on_time: Callable[[], bool] = lambda: False
-        """Its time is up. True: whoever is called sees to that."""
-        self.clock = Clock(limits.wall_seconds, self._time_is_up)
+        """Called when its time is up. True: the callee sees to that."""
+        self.clock = StepClock(limits.wall_seconds, self._time_is_up)
         member.on_denial = self._look_at_denials
         member.denials.is_late = self._is_anothers
-        place.began(self)
+        home.began(self)
 
-    # ── What it writes ──
-
-    def read_from(self, descriptor: int, stream: Stream) -> None:
-        """A reading end that is ours from now on."""
-        os.set_blocking(descriptor, False)
-        self._open[descriptor] = stream
-        self._hub.add(descriptor, partial(self._read, descriptor))
-
-    def _read(self, descriptor: int) -> bool:
-        """Whether there may be more."""
-        stream = self._open.get(descriptor)
-        if stream is None:
-            return False
-        try:
-            chunk = os.read(descriptor, _CHUNK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            chunk = b""  # a terminal whose other side is gone
-        if not chunk:
-            self._close(descriptor)
-            return False
-        self._said += len(chunk)
-        if self._said > self.limits.output_bytes:
-            self.stop("output", "output")
-        if stream not in self._captures:
-            self._captures[stream] = Capture(self.limits.capture_bytes)
-        self._captures[stream].feed(chunk)
-        room = self._tell(stream, chunk)
-        if room is not None:
-            self._rest(descriptor, asyncio.ensure_future(room))
-        return True
-
-    def _rest(self, descriptor: int, room: asyncio.Future[None]) -> None:
-        """Who listens has enough for now: the pipe fills, and the program waits."""
-        self._hub.remove(descriptor)
-        room.add_done_callback(lambda _: self._go_on(descriptor))
-
-    def _go_on(self, descriptor: int) -> None:
-        if descriptor in self._open:
-            self._hub.add(descriptor, partial(self._read, descriptor))
-
-    def _close(self, descriptor: int) -> None:
-        self._hub.remove(descriptor)
-        os.close(descriptor)
-        self._open.pop(descriptor, None)
-
-    def captured(self, stream: Stream) -> Captured:
-        """So far."""
-        capture = self._captures.get(stream)
-        return capture.done() if capture is not None else Captured()
+    # ── While it runs ──
 
     def look(self, used: int, full: Limit | None) -> None:
         """What the whole box uses now is what the step uses at most."""
         self.peak, self.full = max(self.peak, used), full or self.full
         if self.others is not None:
             self.others.look()
-        self._cpu_seen = max(self._cpu_seen, self._cpu_ms(self._place.cpu_ms()))
+        self._cpu_seen = max(self._cpu_seen, self._cpu_ms(self._home.cpu_ms()))
         most = self.limits.cpu_seconds
         if most is not None and self._cpu_seen > most * 1000:
             self.stop("timeout", "cpu")
@@ -186,7 +141,8 @@ class Step:
         """Why it ends, unless there was a reason before: False then."""
         if self.ended is not None:
             return False
-        self.ended, self.limit = ended, limit
+        self.ended = ended
+        self.limit = limit
         return True
 
     def _look_at_denials(self) -> None:
@@ -194,36 +150,24 @@ class Step:
             self.stop("policy", None)
 
     def finish(self, *, lingers: bool = False) -> None:
-        """Read what is there, and watch no more. What others still hold open, nobody reads.
-
-        `lingers`: whoever wrote is about to let go, and is not to fail for what they write until then.
-        """
+        """Read what is there, and watch no more; `lingers` as for `Output.finish`."""
         self.clock.cancel()
-        for descriptor in list(self._open):
-            for _ in range(1 + self.limits.output_bytes // _CHUNK):
-                if not self._read(descriptor):
-                    break
-            if descriptor in self._open and lingers:
-                self._hub.remove(descriptor)
-                asyncio.get_running_loop().call_later(_MOMENT, os.close, descriptor)
-            elif descriptor in self._open:
-                self._close(descriptor)
-        self._open.clear()
+        self.output.finish(lingers=lingers)
         if self.others is not None:
             self.others.look()
             self.late.cpu_ms += self.others.late_ms
             self.late.tasks = self.others.tasks
         with contextlib.suppress(OSError, KeyError):  # the box is gone
-            self.cpu_after = self._place.cpu_ms()
+            self.cpu_after = self._home.cpu_ms()
         self.member.denials.is_late = _always
-        self._place.over(self)
+        self._home.over(self)
 
     @property
     def wall_ms(self) -> float:
         return (time.monotonic() - self._began) * 1000.0
 
     def usage(self) -> Usage:
-        now = self.cpu_after if self.cpu_after is not None else self._place.cpu_ms()
+        now = self.cpu_after if self.cpu_after is not None else self._home.cpu_ms()
         cpu_ms = max(0.0, self._cpu_seen, self._cpu_ms(now))
         return Usage(cpu_ms=round(cpu_ms, 3), peak_memory_bytes=self.peak or None)
 
@@ -239,3 +183,44 @@ class Step:
 def _always(task: int) -> bool:
     """Between two steps whatever is done is late."""
     return True
+
+
+# ── Its report ──
+
+
+def reported(ending: How, step: Step, home: StepBox) -> BoxReport:
+    ended, status, number, limit = ending
+    files, skipped = home.outputs.changed()
+    return BoxReport(
+        ended=ended,
+        exit_status=status,
+        signal=number,
+        limit=limit,
+        wall_ms=step.wall_ms,
+        usage=step.usage(),
+        isolation=home.isolation,
+        denials=step.denials(),
+        stdout=step.output.captured("stdout"),
+        stderr=step.output.captured("stderr"),
+        files=files,
+        skipped=skipped,
+        network=home.network_of(step),
+        late=home.late_of(step),
+    )
+
+
+def met(step: Step, home: StepBox) -> Limit | None:
+    """A limit that a step met and survived."""
+    return "memory" if home.out_of_memory() else home.met() or step.full
+
+
+def how(exited: ProcessExit | None, step: Step, home: StepBox) -> How:
+    """A process ended by itself, or by the kernel: how, with which status or signal, for which limit."""
+    if exited is None:
+        return "infra", None, None, None
+    if not os.WIFSIGNALED(exited.status):
+        return "exited", os.WEXITSTATUS(exited.status), None, met(step, home)
+    number = os.WTERMSIG(exited.status)
+    return killed_by(
+        number, home.out_of_memory, lambda: spent(exited.cpu_ms, step.limits), lambda: home.met() or step.full
+    )

@@ -1,144 +1,223 @@
-"""Where a session's interpreter writes: into the running cell's pipes, and between cells nowhere; it reads nothing.
-
-What threads and child processes print while no cell runs is lost; it never fails and never shows up in another cell.
-"""
+"""The standard streams of what runs in a box: what it is handed, and what it writes, captured in bounded memory."""
 
 from __future__ import annotations
 
-import io
+import asyncio
+import fcntl
+import hashlib
 import os
-import sys
-from os import close, dup2
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
-from ringfence.sandbox.process import display, guest
+from ringfence.core.box import Captured, Limits, Stream
+from ringfence.core.sessions import Tell
+from ringfence.sandbox.process.box import Hub
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
-
-__builtins__ = display.BUILTINS  # type: ignore[assignment]
-
-_NAMES = ("stdout", "stderr")
+_CHUNK = 65536
+_LINGER_SECONDS = 0.02
+"""So long a pipe that is not read any more is kept."""
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_NOEXEC_SEAL = 0x8  # MFD_NOEXEC_SEAL
 
 
-class NoInput(io.TextIOBase):
-    """Standard input of a cell: nobody is there to answer. Descriptor 0 is empty, for programs that look there."""
+# ── What it writes ──
 
-    encoding = "utf-8"
 
-    def read(self, size: int | None = -1, /) -> NoReturn:
-        raise RuntimeError("a session has no standard input; pass data as a file or a variable")
+class Capture:
+    """Takes a stream in pieces and keeps at most `limit` bytes of it: the first half of them and the last."""
 
-    readline = read
+    def __init__(self, limit: int) -> None:
+        self._limit = max(0, limit)
+        self._tail_size = self._limit // 2
+        self._head_size = self._limit - self._tail_size
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._total = 0
+        self._digest = hashlib.sha256()
 
     @property
-    def buffer(self) -> NoInput:
-        return self
+    def total(self) -> int:
+        """How many bytes came."""
+        return self._total
 
-    def readable(self) -> bool:
+    def feed(self, chunk: bytes | memoryview) -> None:
+        self._total += len(chunk)
+        self._digest.update(chunk)
+        room = self._head_size - len(self._head)
+        if room > 0:
+            self._head += chunk[:room]
+            chunk = chunk[room:]
+        if len(chunk) >= self._tail_size:
+            self._tail[:] = chunk[len(chunk) - self._tail_size :]
+            return
+        self._tail += chunk
+        # Cut at twice the size, so that each byte is moved once at most, however small the pieces are.
+        if len(self._tail) > 2 * self._tail_size:
+            del self._tail[: -self._tail_size]
+
+    def done(self) -> Captured:
+        digest = self._digest.hexdigest()
+        if self._total <= self._limit:
+            return Captured(bytes(self._head + self._tail), b"", self._total, digest)
+        tail = bytes(self._tail[len(self._tail) - self._tail_size :])
+        return Captured(bytes(self._head), tail, self._total, digest)
+
+
+class Output:
+    """What one program, or one step of a session, writes: captured, told as it comes, and bounded."""
+
+    def __init__(self, hub: Hub, limits: Limits, tell: Tell | None, too_much: Callable[[], None]) -> None:
+        """`too_much` is called when more was written than `output_bytes`."""
+        self._hub = hub
+        self._limits = limits
+        self._tell = tell
+        self._too_much = too_much
+        self._captures: dict[Stream, Capture] = {}
+        self._open: dict[int, Stream] = {}
+        self._written = 0
+        self._drained: asyncio.Future[None] | None = None
+
+    def open_pipes(self, given: list[int]) -> None:
+        """One for stdout and one for stderr; the ends to write to are added to `given`."""
+        for stream in ("stdout", "stderr"):
+            ours, theirs = new_pipe()
+            given.append(theirs)
+            self.read_from(ours, stream)
+
+    def read_from(self, descriptor: int, stream: Stream) -> None:
+        """An end to read from that is ours from now on."""
+        os.set_blocking(descriptor, False)
+        self._open[descriptor] = stream
+        self._hub.add(descriptor, partial(self._read, descriptor))
+
+    def captured(self, stream: Stream) -> Captured:
+        """So far."""
+        capture = self._captures.get(stream)
+        return capture.done() if capture is not None else Captured()
+
+    @property
+    def is_drained(self) -> bool:
+        """Nothing can be written any more, and all that was is read."""
+        return not self._open
+
+    async def drained(self) -> None:
+        """Wait until it is."""
+        if not self.is_drained:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    def _read(self, descriptor: int) -> bool:
+        """Whether there may be more."""
+        stream = self._open.get(descriptor)
+        if stream is None:
+            return False
+        try:
+            chunk = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            chunk = b""  # a terminal whose other side is gone
+        if not chunk:
+            self._close(descriptor)
+            return False
+        self._written += len(chunk)
+        if self._written > self._limits.output_bytes:
+            self._too_much()
+        if stream not in self._captures:
+            self._captures[stream] = Capture(self._limits.capture_bytes)
+        self._captures[stream].feed(chunk)
+        room = self._tell(stream, chunk) if self._tell is not None else None
+        if room is not None:
+            self._pause(descriptor, asyncio.ensure_future(room))
         return True
 
-    def fileno(self) -> int:
-        return 0
+    def _pause(self, descriptor: int, room: asyncio.Future[None]) -> None:
+        """The listener has enough for now: the pipe fills, and the program waits."""
+        self._hub.remove(descriptor)
+        room.add_done_callback(lambda _: self._go_on(descriptor))
+
+    def _go_on(self, descriptor: int) -> None:
+        if descriptor in self._open:
+            self._hub.add(descriptor, partial(self._read, descriptor))
+
+    def _close(self, descriptor: int) -> None:
+        self._hub.remove(descriptor)
+        os.close(descriptor)
+        self._open.pop(descriptor, None)
+        if not self._open and self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
 
     def close(self) -> None:
-        """`exit()` closes what it finds here; the next cell is to be told the same as this one."""
+        """Read no more."""
+        for descriptor in list(self._open):
+            self._close(descriptor)
+        self._too_much = _ignore  # else each run would be a cycle that only the garbage collector frees
+
+    def finish(self, *, lingers: bool = False) -> None:
+        """Read what is there, and no more. What others still hold open is not read.
+
+        `lingers`: the writers are about to let go, and are not to fail for what they write until then.
+        """
+        for descriptor in list(self._open):
+            for _ in range(1 + self._limits.output_bytes // _CHUNK):
+                if not self._read(descriptor):
+                    break
+            if descriptor in self._open and lingers:
+                self._hub.remove(descriptor)
+                asyncio.get_running_loop().call_later(_LINGER_SECONDS, os.close, descriptor)
+            elif descriptor in self._open:
+                self._close(descriptor)
+        self._open.clear()
+        self._too_much = _ignore
 
 
-class Streams:
-    """The descriptors 1 and 2, and the two streams of the interpreter that write into them."""
-
-    def __init__(self) -> None:
-        self._nowhere = -1
-        self._own: list[io.TextIOBase] = []
-        sys.stdin = sys.__stdin__ = NoInput()  # type: ignore[assignment, misc]
-        for number, name in enumerate(_NAMES, 1):
-            stream = getattr(sys, name)
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-            else:
-                stream = _stream(number)
-                setattr(sys, name, stream)
-            self._own.append(stream)
-
-    def lead_to(self, stdout: int, stderr: int) -> None:
-        """Into these, which are taken over."""
-        self.flush()
-        for number, descriptor in enumerate((stdout, stderr), 1):
-            dup2(descriptor, number)
-        close(stdout)
-        close(stderr)
-        self._mend()
-
-    def lead_nowhere(self) -> None:
-        """All that was written until now has gone where it belonged."""
-        self.flush()
-        try:
-            for number in (1, 2):
-                dup2(self._nowhere, number)
-        except OSError:  # the first time, or a cell closed it
-            self._nowhere = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-            for number in (1, 2):
-                dup2(self._nowhere, number)
-        self.flush()  # what could not be written does not belong to the next cell
-
-    def spare(self) -> list[int]:
-        """Three descriptors that lead nowhere; none if there are no more."""
-        found: list[int] = []
-        try:
-            while len(found) < 3:
-                found.append(os.dup(self._nowhere))
-        except OSError:
-            let_go(found)
-            return []
-        return found
-
-    def flush(self) -> None:
-        """All that was written is where it belongs."""
-        for stream in self._own:
-            try:
-                stream.flush()
-            except (OSError, ValueError, RuntimeError):
-                continue  # nobody reads it, or it was closed
-        guest.write_out_c(None)
-
-    def _mend(self) -> None:
-        """A stream that a cell closed, unless it put another in its place."""
-        for number, name in enumerate(_NAMES, 1):
-            old = self._own[number - 1]
-            if not _is_usable(old):
-                new = self._own[number - 1] = _stream(number)
-                for place in (name, f"__{name}__"):
-                    if getattr(sys, place, None) is old:
-                        setattr(sys, place, new)
+def _ignore() -> None:
+    """Nothing is read any more."""
 
 
-def flush_what_is_there() -> None:
-    """Whatever the user's code has put in the place of the streams; so this is a part of its cell."""
-    for name in _NAMES:
-        stream = getattr(sys, name, None)
-        try:
-            if stream is not None and not getattr(stream, "closed", False):
-                stream.flush()
-        except Exception:  # noqa: S112 - nobody is left to be told
-            continue
+# ── What it is handed ──
 
 
-def let_go(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        try:
-            close(descriptor)
-        except OSError:
-            continue  # a cell closed it
+def new_pipe() -> tuple[int, int]:
+    """A pipe, to read from and to write to. Programs open theirs again by name, and may be another user than we are."""
+    ends = os.pipe2(os.O_CLOEXEC)
+    os.fchmod(ends[1], 0o666)
+    return ends
 
 
-def _stream(number: int) -> io.TextIOBase:
-    # By lines, since somebody is watching. What UTF-8 cannot say is shown, not an error.
-    return open(number, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+def new_input(stdin: bytes | int) -> int:
+    """What a program is to read: these bytes, or what this descriptor stands for."""
+    return _duplicate(stdin) if isinstance(stdin, int) else memory_file(stdin)
 
 
-def _is_usable(stream: io.TextIOBase) -> bool:
+def _duplicate(descriptor: int) -> int:
+    """For a program. What is a pipe without a name it can open again, as it can its other streams."""
+    copy = os.dup(descriptor)
+    with suppress(OSError):
+        if os.readlink(f"/proc/self/fd/{copy}").startswith("pipe:["):
+            os.fchmod(copy, 0o666)
+    return copy
+
+
+def memory_file(data: bytes) -> int:
+    """At its beginning, and sealed: the program that gets it could open it again for writing, and fill it."""
+    if not data:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = _unexecutable("payload")
     try:
-        return not stream.closed
-    except ValueError:  # its buffer was taken away
-        return False
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(descriptor)
+
+
+def _unexecutable(name: str) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name, flags | _NOEXEC_SEAL)
+    except OSError:  # a kernel before 6.3
+        return os.memfd_create(name, flags)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ringfence.box import Ended, Limit, Limits
-from ringfence.sandbox.process import kernel, uncounted
+from ringfence.core.box import Ended, Limit, Limits
 from ringfence.sandbox.process.box import Box
-from ringfence.sandbox.process.parts import memory
-from ringfence.sandbox.process.pulse import Rhythm, worked_ms
+from ringfence.sandbox.process.limits import uncounted
+from ringfence.sandbox.process.limits.pulse import Rhythm, worked_ms
+from ringfence.sandbox.process.limits.shared_pages import memory
+from ringfence.sandbox.process.zygote import kernel
 
 _KCMP_VM = 1
 
+How = tuple[Ended, int | None, int | None, Limit | None]
+"""Why something ended, its exit status or the signal, and for which limit."""
 Stop = Callable[[Ended, Limit | None], None]
 
 
-class Watch:
-    """Of one run. With a control group it reads the kernel's own count, else it adds up the processes."""
+class RunWatch:
+    """Watches one run. With a control group it reads the kernel's own count, else it adds up the processes."""
 
     def __init__(self, box: Box, limits: Limits, stop: Stop) -> None:
         self._box = box
@@ -31,8 +35,6 @@ class Watch:
         self._full: Limit | None = None
         self._processes = 0
         self._cpu_ms = 0.0
-        self.disk_bytes = 0
-        """In the workspace, when it was last looked at."""
         self.peak = 0
         """The most memory seen."""
         self.overshoot = 0
@@ -67,17 +69,9 @@ class Watch:
         self._processes = max(self._processes, count)
         return used, cpu_ms
 
-    def on_disk(self) -> int:
-        return on_disk(self._box)
-
     def _look_at_disk(self) -> None:
         with contextlib.suppress(OSError, KeyError):
-            state = os.fstatvfs(self._box.descriptors["workspace"])
-            self.disk_bytes = _used(state)
-            if state.f_bfree == 0:
-                self._full = "disk"
-            elif state.f_ffree == 0:
-                self._full = "inodes"
+            self._full = full(self._box.descriptors["workspace"]) or self._full
 
     # ── Afterwards ──
 
@@ -87,8 +81,7 @@ class Watch:
 
     def out_of_time(self, reaped: float) -> bool:
         """A program can have itself killed in the same way; only what was used tells."""
-        most = self._limits.cpu_seconds
-        return most is not None and self.cpu_ms(reaped) >= most * 750  # the kernel counts in ticks
+        return spent(self.cpu_ms(reaped), self._limits)
 
     def cpu_ms(self, reaped: float) -> float:
         """All that was used; what was killed with the box's first process is not in the account of the reaped."""
@@ -117,12 +110,33 @@ class Watch:
         return self._full
 
 
+def killed_by(
+    number: int, out_of_memory: Callable[[], bool], out_of_time: Callable[[], bool], met: Callable[[], Limit | None]
+) -> How:
+    """A process died of this signal, which we did not send: why."""
+    if number == signal.SIGKILL and out_of_memory():
+        return "oom", None, number, "memory"
+    if number == signal.SIGXFSZ:
+        return "disk", None, number, "file_size"
+    if number in (signal.SIGXCPU, signal.SIGKILL) and out_of_time():
+        return "timeout", None, number, "cpu"
+    return "signalled", None, number, met()
+
+
+def spent(cpu_ms: float, limits: Limits) -> bool:
+    """Whether so much processor time is all that was allowed; the kernel counts in ticks."""
+    return limits.cpu_seconds is not None and cpu_ms >= limits.cpu_seconds * 750
+
+
+def full(workspace: int) -> Limit | None:
+    """Which limit of the disk is used up, if one is. Raises OSError."""
+    state = os.fstatvfs(workspace)
+    return "disk" if state.f_bfree == 0 else "inodes" if state.f_ffree == 0 else None
+
+
 def on_disk(box: Box) -> int:
     """Bytes in the workspace now."""
-    return _used(os.fstatvfs(box.descriptors["workspace"]))
-
-
-def _used(state: os.statvfs_result) -> int:
+    state = os.fstatvfs(box.descriptors["workspace"])
     return (state.f_blocks - state.f_bfree) * state.f_frsize
 
 
@@ -132,7 +146,7 @@ def worked(box: Box) -> float | None:
     if counted is not None:
         return counted
     pids = _inside(box)
-    # A child has a clock of its own, which nobody knows before a look.
+    # A child has a clock of its own, which is unknown before a look.
     return worked_ms(pids) if pids == set(box.known) else None
 
 
@@ -142,7 +156,7 @@ def _inside(box: Box) -> set[int]:
 
 
 def used_memory(box: Box) -> int:
-    """Of all that runs in it; the files of the workspace are disk, though they are kept in memory."""
+    """Memory of all that runs in it; the files of the workspace are disk, though they are kept in memory."""
     used = box.group.usage() if box.group is not None else None
     if used is not None:
         return _counted(box, used)
@@ -165,7 +179,10 @@ def added_up(box: Box, enough: int) -> tuple[int, float, int]:
     What the kernel holds for them in sockets and page tables is memory, too, and what they were let share is counted
     whole. Only beyond `enough`, or where there are several, is it worth asking which of it they share.
     """
-    resident, shared, tables, count = 0, 0, 0, 0
+    resident = 0
+    shared = 0
+    tables = 0
+    count = 0
     clocks: dict[int, tuple[float, float]] = {}
     box.known = sorted(_inside(box))
     of_each: dict[int, tuple[int, int, int]] = {}
@@ -193,7 +210,7 @@ def _spent(box: Box, clocks: dict[int, tuple[float, float]]) -> float:
     """Processor time of what runs and of what has ended, by two accounts, of which the larger is taken.
 
     The kernel's: who waits for a child gets its time, and for an orphan the box's first process waits. A program can
-    have its children waited for by nobody; so there is ours: of what has ended, what was last seen of it.
+    see to it that its children are not waited for; so there is ours: of what has ended, what was last seen of it.
     """
     orphans = 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -285,7 +302,7 @@ def _in_sockets(pid: int) -> int:
 
 
 def _cpu_ms(pid: int) -> tuple[float, float]:
-    """Of a process itself, and of those that it has waited for."""
+    """Processor time of a process itself, and of those that it has waited for."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     tick = 1000.0 / os.sysconf("SC_CLK_TCK")
     return (int(words[11]) + int(words[12])) * tick, (int(words[13]) + int(words[14])) * tick

@@ -1,0 +1,203 @@
+"""What the verbs of `ringfence box` share: governed calls, how they end, tables, and the progress of long work."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+
+from ringfence.cli import common
+from ringfence.cli.common import EXIT_CODES, TerminalChannel
+from ringfence.cli.terminal import cut, safe
+from ringfence.compose.runs import Runs, default_config
+from ringfence.config.settings import Config
+from ringfence.core.box import Attached
+from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable
+from ringfence.core.model import Json, Outcome
+from ringfence.sdk.client import CallTool
+from ringfence.sdk.infos import FileInfo, Progress, SandboxInfo, SnapshotInfo, VolumeInfo
+from ringfence.sdk.sandbox import AsyncSandbox
+
+T = TypeVar("T")
+
+_TICK_SECONDS = 0.2
+_CLEAR = "\r\x1b[K"
+ConfigOption = typer.Option(
+    None, "--config", help="A ringfence.yaml for policy, limits and state. Default: the user's own, if there is one."
+)
+JsonOption = typer.Option(False, "--json", help="Print JSON.")
+IdArgument = typer.Argument(..., metavar="ID", help="The box, as `box create` and `box list` name it.")
+
+
+@asynccontextmanager
+async def open_calls(configured: Config) -> AsyncIterator[CallTool]:
+    told = TerminalChannel("" if configured.path == default_config().path else f" --config {configured.path}")
+    async with Runs.open(configured) as runs:
+
+        async def way(tool: str, arguments: Json, attached: Attached) -> Outcome:
+            return await runs.call(tool, arguments, attached, origin="cli", channel=told)
+
+        yield way
+
+
+@asynccontextmanager
+async def sandbox(config_path: Path | None, id: str) -> AsyncIterator[AsyncSandbox]:
+    """A box by its id. Whether there is such a box, the first call tells."""
+    async with open_calls(common.own_config(config_path)) as way:
+        yield AsyncSandbox.over(way, id, {})
+
+
+def finish(work: Callable[[], Awaitable[T]]) -> T:
+    """Run work to its end. An error is printed as one sentence, with an exit code as of `ringfence call`."""
+    try:
+        ended: T = common.run(_ended_by_signals, work)
+    except Refused as exc:
+        common.fail(exc.message, EXIT_CODES[exc.status])
+    except (Unavailable, OutcomeUnknown, StoreError) as exc:
+        common.fail(str(exc), common.NO_BOX)
+    return ended
+
+
+async def _ended_by_signals(work: Callable[[], Awaitable[T]]) -> T:
+    """SIGTERM and SIGHUP end the work as Ctrl-C does, so that its calls are closed on record."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    ended: list[int] = []
+
+    def end(number: int) -> None:
+        ended.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, end, number)
+    try:
+        return await work()
+    except asyncio.CancelledError:
+        if not ended:
+            raise
+        raise typer.Exit(128 + ended[0]) from None
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+# ── Showing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def plain(value: Any) -> Any:
+    """A record as JSON has it."""
+    return asdict(value)
+
+
+def table(heads: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
+    lines = [heads, *(tuple("-" if cell is None else cut(str(cell), 120) for cell in row) for row in rows)]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(heads))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def sandboxes(infos: list[SandboxInfo]) -> str:
+    rows = [
+        (
+            info.id,
+            info.state if info.why is None else f"{info.state} ({info.why})",
+            info.template,
+            _moment(info.created_at),
+            _moment(info.ended_at or info.expires_at),
+            info.step,
+            size(info.memory_bytes),
+            " ".join(f"{name}={value}" for name, value in info.metadata.items()) or None,
+        )
+        for info in infos
+    ]
+    return table(("ID", "STATE", "TEMPLATE", "CREATED", "ENDS", "STEPS", "MEMORY", "METADATA"), rows)
+
+
+def snapshots(infos: list[SnapshotInfo]) -> str:
+    rows = [(each.id, each.name, each.files, size(each.bytes), _moment(each.created_at)) for each in infos]
+    return table(("ID", "NAME", "FILES", "SIZE", "CREATED"), rows)
+
+
+def volumes(infos: list[VolumeInfo]) -> str:
+    rows = [(each.name, each.files, size(each.bytes), size(each.max_bytes), _moment(each.saved_at)) for each in infos]
+    return table(("NAME", "FILES", "SIZE", "MOST", "SAVED"), rows)
+
+
+def files(infos: list[FileInfo]) -> str:
+    rows = [
+        (
+            each.kind,
+            f"{each.mode:04o}",
+            each.bytes if each.kind == "file" else None,
+            each.modified.strftime("%Y-%m-%d %H:%M:%S"),
+            each.path if each.target is None else f"{each.path} -> {each.target}",
+        )
+        for each in infos
+    ]
+    return table(("KIND", "MODE", "BYTES", "MODIFIED", "PATH"), rows)
+
+
+def _moment(text: str | None) -> str | None:
+    return None if text is None else text[:19].replace("T", " ")
+
+
+def size(number: int | None) -> str | None:
+    """Bytes, short."""
+    if number is None:
+        return None
+    value = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return None
+
+
+class ProgressLine:
+    """A line on stderr that shows progress; only on a terminal, and removed at the end."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._began = time.monotonic()
+        self._far: Progress | None = None
+
+    def __call__(self, far: Progress) -> None:
+        self._far = far
+
+    def line(self) -> str:
+        took = f"{time.monotonic() - self._began:.0f} s"
+        if self._far is None:
+            return f"{self._what} … {took}"
+        total = f" of {size(self._far.total)}" if self._far.total is not None else ""
+        return f"{self._what} … {size(self._far.done)}{total}, {took}"
+
+
+@asynccontextmanager
+async def metered(what: str) -> AsyncIterator[ProgressLine]:
+    meter = ProgressLine(what)
+    if not sys.stderr.isatty():
+        yield meter
+        return
+    telling = asyncio.get_running_loop().create_task(_tell(meter))
+    try:
+        yield meter
+    finally:
+        telling.cancel()
+        await asyncio.wait({telling})
+        sys.stderr.write(_CLEAR)
+        sys.stderr.flush()
+
+
+async def _tell(meter: ProgressLine) -> None:
+    while True:
+        await asyncio.sleep(_TICK_SECONDS)
+        sys.stderr.write(_CLEAR + safe(meter.line()))
+        sys.stderr.flush()

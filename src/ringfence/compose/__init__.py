@@ -1,0 +1,1 @@
+"""The composition root: the only place that names implementations and puts them together."""

@@ -1,0 +1,464 @@
+"""The gateway, put together: with the rest of this folder, the only place that names implementations."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import anyio.abc
+from mcp.server.subscriptions import (
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+)
+
+from ringfence import __version__, config, identity
+from ringfence.audit.keys import load_or_create
+from ringfence.compose import servers
+from ringfence.compose.packages import verify
+from ringfence.compose.runs import make_executor, make_router, own_contracts, own_definitions, own_lists, provision
+from ringfence.compose.secrets import ConfiguredSecrets, redacted_logs
+from ringfence.config import Config
+from ringfence.core import canonical
+from ringfence.core.box import BoxSpec, Program
+from ringfence.core.errors import ConfigError, Refused, RingfenceError, StoreError, Unavailable
+from ringfence.core.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec
+from ringfence.core.ports import Channel, Readying, UpstreamRequest
+from ringfence.front.http import HttpFront
+from ringfence.front.mcp import McpFront
+from ringfence.front.refusals import Refusals
+from ringfence.front.stdio import StdioFront
+from ringfence.governance.approvals import ALWAYS, Approvals, Requirement
+from ringfence.governance.budget import Budget
+from ringfence.governance.contract import GONE, Catalog, Schemas
+from ringfence.governance.dispatch import Dispatcher, DispatchTargets
+from ringfence.governance.guard import Guard
+from ringfence.governance.pipeline import Pipeline
+from ringfence.governance.policy import Policy
+from ringfence.governance.rulebook import Rulebook, implicit_contract
+from ringfence.sandbox.tools.executor import Executor
+from ringfence.sandbox.tools.toolkit import SERVER
+from ringfence.store import Store, Transaction, Unproven
+from ringfence.store.clock import Leap, farthest
+from ringfence.upstream.pool import ConnectionPool
+
+log = logging.getLogger("ringfence")
+
+_NAME_LENGTH = 300
+_MOST_FIELDS = 50
+_RETAIN_SECONDS = 3600.0
+_LEAPT = (
+    "the clock is far past the newest record: nothing is pruned by gateway.retention until this gateway has run for a"
+    " day. If the time is right, `ringfence audit prune --before TIME` need not wait"
+)
+_WATCH_SECONDS = 2.0
+
+
+class App:
+    """One gateway: a configuration in force, its state, its servers, and the one pipeline through them."""
+
+    def __init__(self, settings: Config, store: Store, group: anyio.abc.TaskGroup, secrets: ConfiguredSecrets) -> None:
+        self.config = settings
+        self.store = store
+        self.secrets = secrets
+        self.agent: Principal = identity.local_agent(settings.people, identity.os_user())
+        self._schemas = Schemas()
+        self._live: dict[str, dict[tuple[str, str], Definition]] = {}
+        self.pool = ConnectionPool(settings.servers, config.process_environment(), self._consent, self._on_event)
+        self.pool.starting = self._starting
+        self.pool.changed = self._lists_changed
+        self._executor: Executor | None = None
+        self._no_boxes: str | None = None
+        """Why there are none."""
+        self._executors: list[Executor] = []
+        self.dispatcher = Dispatcher(self.pool, DispatchTargets(settings.servers, settings.networks))
+        self._provide_boxes(settings)
+        self._guard = Guard(self._schemas.result_problem, self.secrets.shown)
+        self.pipeline = Pipeline(store, self._rulebook(settings), self.dispatcher, self._guard, Budget())
+        self.front = McpFront(self.pipeline, self.pool, group, __version__)
+        self.front.refusals = Refusals(store)
+        self.front.listing.boxes = lambda: self._executor
+        self.front.left_files = lambda principal: self._tell(principal, "notifications/resources/list_changed", {})
+        self.http: HttpFront | None = None
+        self.stdio: StdioFront | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: Config) -> AsyncIterator[App]:
+        """A running gateway without a front; its servers are started and their definitions compared with the pins.
+
+        Raises ConfigError for a secret that cannot be kept.
+        """
+        secrets = ConfiguredSecrets(settings)
+        await secrets.load()
+        keys = load_or_create(config.key_folder())
+        store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, keys)
+        try:
+            async with anyio.create_task_group() as group:
+                app = cls(settings, store, group, secrets)
+                async with redacted_logs(lambda: app.secrets), app.pool.running():
+                    await app.connect()
+                    group.start_soon(app.front.refusals.run)
+                    try:
+                        yield app
+                    finally:
+                        app.front.close()
+                        with anyio.CancelScope(shield=True):
+                            await app.front.refusals.flush()
+                            await app.end_boxes()
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                try:
+                    await store.aclose()
+                except StoreError as exc:
+                    log.error("the state could not be closed: %s", exc)
+
+    async def handle(self, call: Call, channel: Channel) -> Outcome:
+        return await self.pipeline.handle(call, channel)
+
+    # ── servers and their definitions ─────────────────────────────────────────────────────────────
+
+    async def connect(self) -> None:
+        """Start every server once and see what it offers; one that fails is reported and tried again on demand."""
+        async with anyio.create_task_group() as group:
+            for name in self.config.servers:
+                group.start_soon(self._look_at, name)
+        self.pipeline.rules = self._rulebook(self.config)
+
+    async def _look_at(self, server: str) -> None:
+        try:
+            await self.learn(server, await self.pool.definitions(server, self.agent))
+        except RingfenceError as exc:
+            log.warning("server %s is not available: %s", server, exc)
+
+    async def learn(self, server: str, definitions: list[Definition]) -> None:
+        """Compare what a server shows with what was accepted; pin what may be pinned on first use."""
+        spec = self.config.servers[server]
+        pinned = {(d.kind, d.name): d for d in self.store.reader().pins(server)}
+        known = self._live.get(server, {})
+        self._live[server] = {(d.kind, d.name): d for d in definitions}
+        for definition in definitions:
+            old = pinned.get((definition.kind, definition.name))
+            if old is None and spec.pins == "first_use":
+                await self.accept(definition, "first_use")
+            elif old is not None and old.digest != definition.digest:
+                before = known.get((definition.kind, definition.name))
+                if before is None or before.digest != definition.digest:
+                    await self._changed(old, definition)
+
+    async def accept(self, definition: Definition, by: str) -> None:
+        named = self._guard.message(definition.name, most=_NAME_LENGTH)
+        await self.store.write(lambda tx: tx.put_pin(definition, by, time.time(), named), durable=True)
+
+    async def _changed(self, old: Definition, new: Definition) -> None:
+        named = self._guard.message(new.name, most=_NAME_LENGTH)
+        log.warning(
+            "server %s changed its definition of %s; it is hidden until accepted: ringfence check --accept",
+            new.server,
+            named,
+        )
+        body: Json = {"server": new.server, "of": new.kind, "name": named}
+        body |= {"pinned": old.digest, "seen": new.digest}
+        fields = sorted(k for k in {*old.body, *new.body} if old.body.get(k) != new.body.get(k))
+        body["fields"] = [self._guard.message(field, most=_NAME_LENGTH) for field in fields[:_MOST_FIELDS]]
+        await self.store.write(lambda tx: tx.append("pin_changed", None, body), durable=True)
+
+    async def _starting(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
+        if spec.url is None and spec.placement == "unsafe_host":
+            log.warning(
+                "server %s runs on this host without a box (isolation: none): %s", spec.name, " ".join(spec.command)
+            )
+        if spec.packages is not None:
+            await anyio.to_thread.run_sync(verify, spec)
+        await self.pipeline.server_start(spec, principal, start)
+
+    # ── boxes ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _provide_boxes(self, settings: Config) -> None:
+        """Boxes as the configuration wants them. Those that run go on as they were begun."""
+        try:
+            self._executor = make_executor(settings.sandbox, settings.gateway.state)
+            self._no_boxes = None
+            self._executor.screens = lambda: self.secrets.screen()
+            self._executors.append(self._executor)
+        except Unavailable as exc:
+            self._executor = None
+            self._no_boxes = exc.message
+        self.dispatcher.executor = self._executor
+        self._provide_ways(settings)
+
+    def _provide_ways(self, settings: Config) -> None:
+        """Networks and secrets of this configuration, for boxes, servers, and requests of our own."""
+        secrets = self.secrets
+        packing = None if self._executor is None else self._executor.packing
+        router = make_router(settings, lambda: secrets.broker(lambda: self.pipeline.rules.policy, self.store), packing)
+        if self._executor is not None:
+            self._executor.outward = self._executor.lender = router
+        servers.provide(self.pool, settings, self._executor or str(self._no_boxes), router)
+        self.dispatcher.surroundings = DispatchTargets(settings.servers, settings.networks, router)
+
+    async def warm(self) -> None:
+        """Have boxes ready before the first call; where none can be made, our own tools are no longer offered."""
+        executor = self._executor
+        if executor is None or not isinstance(executor.backend, Readying) or not own_contracts(self.config):
+            return
+        try:
+            await executor.backend.warm(BoxSpec(Program("python"), executor.provision.limits))
+            for sentence in executor.backend.weaker():
+                log.warning("%s", sentence)
+        except Unavailable as exc:
+            log.warning("tools that need a box are not offered: %s", exc)
+            if self._executor is executor:
+                self._no_boxes = exc.message
+                await self.refresh()
+
+    async def end_boxes(self) -> None:
+        for executor in self._executors:
+            await executor.close()
+
+    # ── the configuration in force ────────────────────────────────────────────────────────────────
+
+    def _rulebook(self, settings: Config) -> Rulebook:
+        pins = self.store.reader().pins()
+        live = {(s, d.name): d.digest for s, found in self._live.items() for (k, _), d in found.items() if k == "tool"}
+        tools = {(d.server, d.name): d for d in pins if d.kind == "tool" and d.server in settings.servers}
+        live |= {key: GONE for key in tools if key[0] in self._live and key not in live}
+        prompts = {
+            (d.server, d.name): d
+            for d in pins
+            if d.kind == "prompt"
+            and d.server in settings.servers
+            and self._live.get(d.server, {}).get(("prompt", d.name), d).digest == d.digest
+        }
+        contracts = {**settings.contracts, **own_contracts(settings)}
+        given = provision(settings.sandbox) if self._executor is None else self._executor.provision
+        own = own_definitions(contracts, given, settings.networks, missing=self._no_boxes)
+        return Rulebook(
+            environment=settings.environment,
+            catalog=Catalog(contracts, tools, live=live, schemas=self._schemas, own=own),
+            policy=Policy(
+                settings.policy.rules,
+                preset=settings.policy.preset,
+                default=settings.policy.default,
+                environment=settings.environment,
+            ),
+            approvals=Approvals(
+                self.store,
+                settings.approvals,
+                settings.people,
+                wait_seconds=settings.gateway.approval_wait_seconds,
+            ),
+            servers=settings.servers,
+            prompts=prompts,
+            implicit={
+                **{name: implicit_contract(spec) for name, spec in settings.servers.items()},
+                SERVER: own_lists(settings),
+            },
+        )
+
+    async def refresh(self) -> None:
+        """Rebuild what is offered and tell clients if it is different."""
+        before = self.front.listing.digest()
+        self.pipeline.rules = self._rulebook(self.config)
+        if self.front.listing.digest() != before:
+            await self._tell(None, "notifications/tools/list_changed", {})
+            await self._tell(None, "notifications/prompts/list_changed", {})
+
+    async def apply(self, settings: Config, cause: str) -> None:
+        """Put a new configuration in force, on record. Raises ConfigError for a secret that cannot be kept."""
+        secrets = ConfiguredSecrets(settings, self.secrets)
+        await secrets.load()
+        body = {"cause": cause, "digest": settings.digest, "before": self.config.digest}
+        await self.store.write(lambda tx: tx.append("reload", None, body), durable=True)
+        before = self.front.listing.digest()
+        self.secrets = secrets
+        self._guard.redactor = secrets.shown
+        if settings.sandbox != self.config.sandbox:
+            self._provide_boxes(settings)
+        else:
+            self._provide_ways(settings)
+        self.config = settings
+        self.agent = identity.local_agent(settings.people, identity.os_user())
+        self.pool.replace_servers(settings.servers)
+        self._live = {s: d for s, d in self._live.items() if s in settings.servers}
+        # In force at once: what was tightened must not wait for a server that is slow to start.
+        self.pipeline.rules = self._rulebook(settings)
+        await self.connect()
+        if self.front.listing.digest() != before:
+            await self._tell(None, "notifications/tools/list_changed", {})
+        log.info("configuration reloaded (%s)", cause)
+
+    async def reload(self, *, asked: bool) -> None:
+        """Read the file again. A broken one changes nothing; one that loosens anything waits to be asked for."""
+        try:
+            await self._reload(asked)
+        except StoreError as exc:
+            log.error("the reload could not be recorded, so the old configuration stays in force: %s", exc)
+
+    async def _reload(self, asked: bool) -> None:
+        try:
+            fresh = config.load(self.config.path)
+        except ConfigError as exc:
+            await self._refuse(exc)
+            return
+        if fresh.digest == self.config.digest:
+            return
+        loosened = [] if asked else config.loosens(self.config, fresh)
+        if loosened:
+            log.warning("the new configuration loosens something; send SIGHUP to apply it:\n%s", "\n".join(loosened))
+            body = {"loosens": loosened, "digest": fresh.digest}
+            await self.store.write(lambda tx: tx.append("reload_waiting", None, body), durable=True)
+            return
+        try:
+            await self.apply(fresh, "SIGHUP" if asked else "file changed")
+        except ConfigError as exc:
+            await self._refuse(exc)
+
+    async def _refuse(self, exc: ConfigError) -> None:
+        log.error("the new configuration is broken; the old one stays in force:\n%s", exc)
+        problems = [str(p) for p in exc.problems]
+        await self.store.write(lambda tx: tx.append("reload_refused", None, {"problems": problems}), durable=True)
+
+    async def watch(self) -> None:
+        """Reload when a file of the configuration changes; look again when an operator accepts a definition."""
+        files = self.config.files
+        seen = _stamps(files)
+        pinned = self.store.reader().pin_stamp()
+        while True:
+            await anyio.sleep(_WATCH_SECONDS)
+            now = _stamps(self.config.files)
+            # Other files than before may have changed since they were read, so they are read once more.
+            if now != seen or self.config.files != files:
+                files = self.config.files
+                seen = now
+                await self.reload(asked=False)
+            try:
+                stamp = self.store.reader().pin_stamp()
+                if stamp != pinned:
+                    pinned = stamp
+                    await self.refresh()
+            except StoreError as exc:
+                log.error("whether definitions were accepted cannot be read: %s", exc)
+
+    async def retain(self) -> None:
+        """Prune what is older than the configuration keeps, again and again, once the time of day can be believed."""
+        leap: Leap | None = None
+        told = False
+        while True:
+            kept = self.config.gateway.retention_seconds
+            if kept is not None:
+                now = time.time()
+                before = now - kept
+                try:
+                    if leap is None:
+                        leap = Leap(self.store.reader().before_leap(farthest(kept)))
+                    if leap.waits(now, kept):
+                        if not told:
+                            told = True
+                            log.warning("%s", _LEAPT)
+                            await self.store.write(lambda tx: tx.append("retention_waits", None, {"message": _LEAPT}))
+                        await anyio.sleep(_RETAIN_SECONDS)
+                        continue
+                    told = False
+                    gone = await anyio.to_thread.run_sync(
+                        self.store.prune, before, "gateway.retention", abandon_on_cancel=True
+                    )
+                    if gone.records:
+                        log.info("pruned %d records that are older than gateway.retention", gone.records)
+                except StoreError as exc:
+                    log.error("what is older than gateway.retention could not be pruned: %s", exc)
+            await anyio.sleep(_RETAIN_SECONDS)
+
+    async def draft(self, contract: Callable[[str, Json], Contract]) -> None:
+        """For a gateway without a file: a contract for every tool that a server shows; the first of a name wins."""
+        contracts: dict[str, Contract] = {}
+        for server, found in self._live.items():
+            for (kind, name), definition in found.items():
+                if kind == "tool":
+                    contracts.setdefault(name, contract(server, definition.body))
+        self.config = replace(self.config, contracts=contracts)
+        self.pipeline.rules = self._rulebook(self.config)
+
+    # ── what servers say unasked ──────────────────────────────────────────────────────────────────
+
+    async def _on_event(self, server: str, principal: Principal, method: str, params: Json) -> None:
+        if method in (
+            "notifications/resources/list_changed",
+            "notifications/resources/updated",
+            "notifications/message",
+        ):
+            contract = self.pipeline.rules.implicit.get(server)
+            if contract is None:
+                return
+            try:
+                shown = self._guard.said(contract, params)
+            except Refused as exc:
+                log.warning("server %s: its %s is not passed on: %s", server, method, exc)
+                return
+            await self._tell(principal, method, shown)
+
+    async def _lists_changed(self, server: str, definitions: list[Definition]) -> None:
+        try:
+            await self.learn(server, definitions)
+            await self.refresh()
+        except RingfenceError as exc:
+            # Calls compare what the server shows with the pin anyway; the gateway must not end for this.
+            log.error("the changed definitions of server %s could not be taken note of: %s", server, exc)
+
+    async def _tell(self, principal: Principal | None, method: str, params: Json) -> None:
+        if self.http is not None:
+            await self.http.sessions.tell(principal, method, params)
+        if self.stdio is not None:
+            await self.stdio.tell(method, params)
+        events: dict[str, ServerEvent] = {
+            "notifications/tools/list_changed": ToolsListChanged(),
+            "notifications/prompts/list_changed": PromptsListChanged(),
+            "notifications/resources/list_changed": ResourcesListChanged(),
+        }
+        if method in events:
+            await self.front.publish(principal, events[method])
+        elif method == "notifications/resources/updated" and isinstance(params.get("uri"), str):
+            await self.front.publish(principal, ResourceUpdated(uri=params["uri"]))
+
+    async def _consent(self, request: UpstreamRequest, method: str, params: Json) -> bool:
+        """A person's approval for a server to use the client's model."""
+        approvals = self.pipeline.rules.approvals
+        requirement = Requirement(("always",), (), ALWAYS.expires_seconds, not self.config.people, 1)
+        call = Call(canonical.new_id("call"), request.principal, f"{request.server}:{method}", params)
+        digest = canonical.digest([request.principal.key, call.tool, params, approvals.terms(requirement)])
+        shown: Json = {"tool": call.tool, "server": request.server, "agent": request.principal.agent}
+
+        def use(tx: Transaction) -> bool:
+            used = tx.consume_approval(digest, call.id, time.time())
+            if used is not None and used.leave is not None and (problem := approvals.doubt(used.leave)) is not None:
+                raise Unproven(used.id, problem)
+            return used is not None
+
+        try:
+            summary = lambda: {**shown, "arguments": self._guard.listed(params)}  # noqa: E731
+            await approvals.obtain(call, digest, requirement, summary, request.channel)
+            return await self.store.write(use, durable=True)
+        except Refused:
+            return False
+        except Unproven as exc:
+            log.error("a server's question is refused: %s", exc)
+            return False
+
+
+def _stamps(files: tuple[Path, ...]) -> list[tuple[int, int] | None]:
+    out: list[tuple[int, int] | None] = []
+    for file in files:
+        try:
+            status = file.stat()
+            out.append((status.st_mtime_ns, status.st_size))
+        except OSError:
+            out.append(None)
+    return out

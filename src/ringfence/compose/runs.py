@@ -1,0 +1,350 @@
+"""Runs of one's own: `ringfence run` and the SDK's boxes pass the same pipeline as an agent's calls.
+
+The smaller half of the composition root: a store, a rulebook with our own tools, boxes. No servers and no front, so a
+caller that only wants a box does not load them. `gateway` builds the whole gateway on top of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from ringfence import identity
+from ringfence.audit.keys import load_or_create
+from ringfence.compose.backends import make_backend, templates
+from ringfence.compose.run_request import RunRequest
+from ringfence.compose.secrets import ConfiguredSecrets, redacted_logs
+from ringfence.config import paths
+from ringfence.config.settings import (
+    SANDBOX_NETWORK,
+    Config,
+    GatewaySettings,
+    PolicySettings,
+    SandboxSettings,
+    sealed,
+)
+from ringfence.core import canonical
+from ringfence.core.box import MIB, Attached, Installs, Limits, Stream
+from ringfence.core.errors import Refused, StoreError, Unavailable
+from ringfence.core.model import (
+    Call,
+    Contract,
+    Definition,
+    Json,
+    NetworkSpec,
+    Origin,
+    Outcome,
+    Principal,
+    Status,
+    Transport,
+)
+from ringfence.core.ports import Channel, Packing, UpstreamRequest
+from ringfence.governance.approvals import Approvals
+from ringfence.governance.budget import Budget
+from ringfence.governance.contract import Catalog, Schemas, build, built_in
+from ringfence.governance.contract import sealed as sealed_contract
+from ringfence.governance.dispatch import Dispatcher, DispatchTargets
+from ringfence.governance.guard import Guard
+from ringfence.governance.pipeline import Pipeline
+from ringfence.governance.policy import Policy
+from ringfence.governance.rulebook import Rulebook
+from ringfence.sandbox.tools.executor import Executor
+from ringfence.sandbox.tools.request import BoxContents, Provision, SessionLifetimes
+from ringfence.sandbox.tools.run import RUN_SHELL
+from ringfence.sandbox.tools.toolkit import PROGRAMS, SERVER, TOOLS, WIDE_TOOLS, definition
+from ringfence.store import Store
+
+if TYPE_CHECKING:
+    from ringfence.governance.broker import VaultBroker
+    from ringfence.governance.route import ConfiguredRouter
+    from ringfence.sandbox.keeper.client import KeeperClient
+
+log = logging.getLogger("ringfence")
+
+_MOST_ARGUMENT_BYTES = 128 * MIB
+_MOST_RESULT_BYTES = 2**31
+"""The caller is in this process and set the limits of the box; a result is not cut a second time."""
+_MOST_RESOURCE_BYTES = 16 * MIB
+
+
+# ── What boxes a configuration gives ──────────────────────────────────────────────────────────────
+
+
+def make_executor(settings: SandboxSettings, state: Path | None = None) -> Executor:
+    """Our own tools over the backend that the configuration names, never another. Nothing is started yet.
+
+    Sessions are those of the keeper of a state folder; without one, or where none may be, there are none. Raises
+    Unavailable, naming what is missing.
+    """
+    backend = make_backend(settings)
+    given = provision(settings)
+    if state is None:
+        return Executor(backend, replace(given, lives=None))
+
+    def keeper() -> KeeperClient:
+        from ringfence.compose.keeper import keeper_of  # noqa: PLC0415 - a single run keeps no session
+
+        return keeper_of(state, settings)
+
+    @cache
+    def packing() -> Packing:
+        from ringfence.compose.packages import Packer  # noqa: PLC0415 - most runs install nothing
+
+        return Packer(state, backend, settings)
+
+    executor = Executor(backend, given) if given.lives is None else Executor(backend, given, keeper)
+    executor.packing = packing
+    return executor
+
+
+def make_router(
+    settings: Config, secrets: Callable[[], VaultBroker] | None = None, packing: Callable[[], Packing] | None = None
+) -> Callable[[], ConfiguredRouter]:
+    """How boxes of this configuration reach the outside. Most never do, and load nothing of it."""
+
+    @cache
+    def made() -> ConfiguredRouter:
+        from ringfence.governance.route import ConfiguredRouter, ProxyServer  # noqa: PLC0415 - most have no route
+
+        return ConfiguredRouter(settings.networks, ProxyServer(packing=packing), None if secrets is None else secrets())
+
+    return made
+
+
+def provision(settings: SandboxSettings) -> Provision:
+    """What boxes get where neither contract nor caller says more."""
+    limits = Limits(
+        wall_seconds=settings.default_timeout_seconds,
+        cpu_cores=settings.max_cpu_cores,
+        memory_bytes=settings.max_memory_mb * MIB,
+        disk_bytes=settings.max_disk_mb * MIB,
+        processes=settings.max_processes,
+        output_bytes=settings.max_output_mb * MIB,
+        capture_bytes=settings.capture_bytes,
+    )
+    lives = SessionLifetimes(
+        lifetime_seconds=settings.session_lifetime_seconds,
+        most_lifetime_seconds=settings.max_session_lifetime_seconds,
+        idle_seconds=settings.session_idle_seconds,
+        most_idle_seconds=settings.max_session_idle_seconds,
+        retain_seconds=settings.session_retain_seconds,
+    )
+    return Provision(
+        limits,
+        templates(settings),
+        lives=lives if settings.max_sessions > 0 else None,
+        installs=settings.installs,
+        installable=settings.allow_packages,
+        inside=Installs(settings.allow_packages if settings.install_inside else (), settings.packages),
+    )
+
+
+def own_contracts(settings: Config, most_bytes: int | None = None, tools: Sequence[str] = TOOLS) -> dict[str, Contract]:
+    """The contracts of our own tools: those that are declared, and the built-in one of a tool that none is for."""
+    declared = {n: c for n, c in settings.contracts.items() if c.transport is Transport.SANDBOXED_EXEC}
+    if not settings.own_tools:
+        return declared
+    served = {contract.tool for contract in declared.values()} | set(settings.contracts)
+    timeout = settings.sandbox.default_timeout_seconds
+    wanted = PROGRAMS if settings.sandbox.max_sessions == 0 else tools
+    network = SANDBOX_NETWORK if settings.sandbox.network_enabled else "denied"
+    return declared | {
+        tool: _beside(built_in(tool, timeout, most_bytes, network), declared) for tool in wanted if tool not in served
+    }
+
+
+def _beside(contract: Contract, declared: Mapping[str, Contract]) -> Contract:
+    """What a declared contract hides or asks for, no tool beside it shows or does unasked."""
+    hidden = [pattern for each in declared.values() for pattern in each.redact]
+    shells = [each.approval for each in declared.values() if each.tool == RUN_SHELL and each.approval != "none"]
+    if contract.tool in PROGRAMS or not (hidden or shells):
+        return contract
+    typed = contract.tool == "send_input" and shells  # what is typed into a shell are commands, too
+    approval = shells[0] if typed else contract.approval
+    return sealed_contract(replace(contract, redact=tuple(dict.fromkeys(hidden)), approval=approval))
+
+
+def own_lists(settings: Config) -> Contract:
+    """The contract of what sessions leave, as resources: reading one's own needs no other."""
+    given = {"transport": "sandboxed_exec", "tool": "resources/read", "mode": "read"}
+    contract, _ = build(f"{SERVER}:lists", {**given, "result": {"max_bytes": _MOST_RESOURCE_BYTES}})
+    declared = {n: c for n, c in settings.contracts.items() if c.transport is Transport.SANDBOXED_EXEC}
+    return _beside(contract, declared)
+
+
+def own_definitions(
+    contracts: Mapping[str, Contract],
+    given: Provision,
+    networks: Mapping[str, NetworkSpec],
+    *,
+    wide: bool = False,
+    missing: str | None = None,
+) -> dict[str, Definition | Refused]:
+    """What our own tools say of themselves, by capability; or, where boxes cannot be made, why."""
+    out: dict[str, Definition | Refused] = {}
+    for name, contract in contracts.items():
+        if contract.transport is not Transport.SANDBOXED_EXEC:
+            continue
+        if missing is not None:
+            text = f"The tool {name!r} is not available: {missing}"
+            out[name] = Refused(Status.UNAVAILABLE, "no_backend", text)
+        elif given.lives is None and contract.tool not in PROGRAMS:
+            text = f"The tool {name!r} is not available: there are no sessions here"
+            out[name] = Refused(Status.UNAVAILABLE, "no_session", text)
+        else:
+            packages = (*given.templates.get(contract.template, ()), *given.installs.get(contract.template, ()))
+            inside = bool(given.inside.names)
+            ready = BoxContents(packages, networks.get(contract.network), given.installable, inside)
+            out[name] = definition(contract, given.limits, ready, given.lives, wide=wide)
+    return out
+
+
+# ── Runs ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Runs:
+    """Boxes of one's own: each run is a call of the local principal under a contract, by policy, and on record."""
+
+    def __init__(self, settings: Config, store: Store, executor: Executor, secrets: ConfiguredSecrets) -> None:
+        self._agent: Principal = identity.local_agent(settings.people, identity.os_user())
+        self._settings = settings
+        self.executor = executor
+        executor.screens = secrets.screen
+        broker = lambda: secrets.broker(lambda: self.pipeline.rules.policy, store)  # noqa: E731
+        router = make_router(settings, broker, executor.packing)
+        executor.outward = executor.outward or router
+        executor.lender = executor.lender or router
+        self._schemas = schemas = Schemas(most_bytes=_MOST_ARGUMENT_BYTES)
+        self._names: dict[str, str] = {}
+        rules = Rulebook(
+            environment=settings.environment,
+            catalog=self._catalog(PROGRAMS),
+            policy=Policy(
+                settings.policy.rules,
+                preset=settings.policy.preset,
+                default=settings.policy.default,
+                environment=settings.environment,
+            ),
+            approvals=Approvals(
+                store,
+                settings.approvals,
+                settings.people,
+                wait_seconds=settings.gateway.approval_wait_seconds,
+            ),
+            servers={},
+            prompts={},
+            implicit={},
+        )
+        dispatcher = Dispatcher(NoServers(), DispatchTargets({}, settings.networks), executor)
+        self.pipeline = Pipeline(
+            store, rules, dispatcher, Guard(schemas.result_problem, secrets.shown), Budget(guard_loops=False)
+        )
+
+    def _catalog(self, tools: Sequence[str]) -> Catalog:
+        contracts = own_contracts(self._settings, _MOST_RESULT_BYTES, tools)
+        self._names = {contract.tool: name for name, contract in reversed(contracts.items())}
+        own = own_definitions(contracts, self.executor.provision, self._settings.networks, wide=True)
+        return Catalog(contracts, {}, schemas=self._schemas, own=own)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: Config, executor: Executor | None = None) -> AsyncIterator[Runs]:
+        """Raises Unavailable where no box can be made here, StoreError where nothing could be recorded."""
+        secrets = ConfiguredSecrets(settings)
+        await secrets.load()
+        executor = executor or make_executor(settings.sandbox, settings.gateway.state)
+        keys = load_or_create(paths.key_folder())
+        store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, keys)
+        try:
+            async with redacted_logs(lambda: secrets):
+                yield cls(settings, store, executor, secrets)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await executor.close()
+                try:
+                    store.close()  # here, not in a thread: at the end of a process there may be none to be had
+                except StoreError as exc:
+                    log.error("the state could not be closed: %s", exc)
+
+    async def run(
+        self,
+        wanted: RunRequest,
+        *,
+        origin: Origin,
+        tell: Callable[[Stream, bytes], None] | None = None,
+        channel: Channel | None = None,
+    ) -> Outcome:
+        """One run, in a box of its own. A refusal is an outcome too."""
+        attached = Attached(wanted.inputs, wanted.stdin, wanted.output, tell)
+        return await self.call(wanted.tool, wanted.arguments(), attached, origin=origin, channel=channel)
+
+    async def call(
+        self, tool: str, arguments: Json, attached: Attached, *, origin: Origin, channel: Channel | None = None
+    ) -> Outcome:
+        """One of our own tools, in its wide form. A refusal is an outcome too."""
+        if tool not in self._names and tool in WIDE_TOOLS:  # those of sessions are made ready when one is wanted
+            self.pipeline.rules = replace(self.pipeline.rules, catalog=self._catalog(WIDE_TOOLS))
+        call = Call(
+            id=canonical.new_id("call"),
+            principal=self._agent,
+            tool=self._names.get(tool, tool),
+            arguments=arguments,
+            origin=origin,
+            attached=attached,
+        )
+        return await self.pipeline.handle(call, channel or UNATTENDED)
+
+
+def default_config() -> Config:
+    """The configuration where the user wrote none."""
+    return sealed(
+        Config(
+            path=Path("built-in"),
+            environment="development",
+            gateway=GatewaySettings("127.0.0.1", 0, paths.state_folder()),
+            people={},
+            servers={},
+            contracts={},
+            networks={},
+            secrets={},
+            approvals={},
+            policy=PolicySettings(),
+            sandbox=SandboxSettings(),
+        )
+    )
+
+
+class NoServers:
+    """Stands where a gateway has its servers."""
+
+    async def request(self, request: UpstreamRequest) -> Json:
+        raise Unavailable("no_server", "there are no servers here")
+
+    async def definitions(self, server: str, principal: Principal) -> list[Definition]:
+        return []
+
+    def isolation(self, server: str, *, fresh: bool = False) -> Json:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class UnattendedChannel:
+    """The channel of a call whose caller cannot be asked."""
+
+    capabilities: Json
+
+    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        return {}
+
+    async def notify(self, method: str, params: Json) -> None:
+        return None
+
+
+UNATTENDED = UnattendedChannel({})

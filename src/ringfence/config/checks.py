@@ -1,0 +1,723 @@
+"""What the file means as a whole: names that must be defined, keys that contradict each other, placements that cannot
+be, and what this version does not do yet.
+
+Each check reports every problem that it finds, at the place of the key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ringfence.config import schema, validators
+from ringfence.config.draft import Draft, Shaped
+from ringfence.config.folders import declared, real_path
+from ringfence.config.paths import resolve
+from ringfence.config.settings import SANDBOX_NETWORK
+from ringfence.config.validators import did_you_mean
+from ringfence.config.yaml import Where
+from ringfence.core import system
+from ringfence.core.box import CAN_DO_WITHOUT, MIB, TEMPLATES, Mount
+from ringfence.core.expression import Expression, ExpressionError
+from ringfence.core.model import NetworkSpec
+from ringfence.egress.names import url as url_parts
+from ringfence.egress.rules import pattern
+from ringfence.governance.dispatch import network_allows
+from ringfence.packages.allowlist import AllowedPackage
+from ringfence.packages.images.references import Reference
+from ringfence.sandbox.tools.run import RUN_SHELL
+from ringfence.sandbox.tools.toolkit import BOX_MAKERS, DECLARABLE, PROGRAMS
+
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
+    r"gh[pousr]_[A-Za-z0-9]{20}|github_pat_|glpat-|sk-[A-Za-z0-9_-]{16}|xox[abprs]-|(AKIA|ASIA)[A-Z0-9]{16}"
+    r"|AIza[A-Za-z0-9_-]{30}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
+_NOT_HEADERS = frozenset(
+    {"host", "connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer", "expect", "keep-alive"}
+    | {"proxy-authorization", "proxy-connection"}
+)
+
+
+def check(draft: Draft) -> None:
+    """Everything except the rules of policy, which are checked as they are read."""
+    check_names(draft)
+    check_placement(draft)
+    check_unbuilt(draft)
+    check_images(draft)
+    warn_of_fetching(draft)
+
+
+# ── Names and contradictions ──────────────────────────────────────────────────────────────────────
+
+
+def check_names(draft: Draft) -> None:
+    _people(draft)
+    for name, server in draft.servers.items():
+        _server(draft, name, server)
+    for capability in draft.capabilities.values():
+        _capability(draft, capability)
+    for secret in draft.secrets.values():
+        _secret(draft, secret)
+    if draft.vault.given and draft.vault.shape.address is None and "address" not in draft.vault.broken:
+        draft.problem(draft.vault.where, "missing key 'address'", key=True)
+    for approval in draft.approvals.values():
+        _approval(draft, approval)
+    _sandbox(draft)
+
+
+def expect(draft: Draft, where: Where, what: str, known: Collection[str]) -> None:
+    """The name at `where`, the last step of which is the name itself, must be one of `known`."""
+    name = str(where[-1])
+    if name not in known:
+        draft.problem(where, f"no {what} named {name!r}{did_you_mean(name, known)}")
+
+
+def condition(draft: Draft, where: Where, text: str, *, result: str = "bool") -> None:
+    """A condition must compile."""
+    try:
+        Expression(text, result=result)
+    except ExpressionError as exc:
+        draft.source.problems.append(
+            draft.source.problem_inside(where, f"bad expression: {exc.text}", exc.line - 1, exc.column - 1)
+        )
+
+
+def _people(draft: Draft) -> None:
+    accounts: dict[str, str] = {}
+    for name, person in draft.people.items():
+        account = person.shape.os_user
+        if account is None:
+            continue
+        if account in accounts:
+            # One account answering as two people would make two approvals of one.
+            draft.problem((*person.where, "os_user"), f"{account!r} is {accounts[account]!r} already")
+        accounts.setdefault(account, name)
+
+
+def _server(draft: Draft, name: str, server: Shaped[schema.ServerEntry]) -> None:
+    shape = server.shape
+    where = server.where
+    ways = [way for way in ("command", "url", "openapi") if way in server.broken or getattr(shape, way) is not None]
+    if not ways:
+        draft.problem(where, f"server {name!r} has neither command nor url", key=True)
+    for way in ways[1:]:
+        draft.problem((*where, way), f"server {name!r} has {ways[0]} already: one of them", key=True)
+    if shape.base_url is not None and "openapi" not in ways:
+        draft.problem((*where, "base_url"), "belongs to openapi", key=True)
+    for own in ("env", "cwd"):
+        if getattr(shape, own) and "command" not in ways:
+            draft.problem((*where, own), f"{own} is for a server that is started by a command", key=True)
+    if shape.network != "denied":
+        expect(draft, (*where, "network", shape.network), "network", draft.networks)
+    _secret_names(draft, where, shape.secrets)
+    if "command" in ways:
+        _handed(draft, where, shape.secrets, shape.network)
+    for variable, value in shape.env.items():
+        named = _SECRET_NAME.search(variable) and len(value) >= 8 and not value.startswith(("/", "./", "~"))
+        if named or _SECRET_VALUE.search(value):
+            draft.warn(
+                (*where, "env", variable),
+                f"{variable} looks like a secret: whoever reads this file has it, and so does server {name!r}",
+            )
+
+
+def _secret_names(draft: Draft, where: Where, names: list[str]) -> None:
+    for index, name in enumerate(names):
+        # One name stands by itself, several in a list: the place is found either way.
+        expect(draft, (*where, "secrets", index, name), "secret", draft.secrets)
+
+
+def _handed(draft: Draft, where: Where, names: list[str], network: str) -> None:
+    """What will be refused, since a secret has no way to where it is wanted."""
+    refused = f"every call of {where[-1]!r} will be refused"
+    what = f"server {where[-1]!r} will not start" if where[0] == "servers" else refused
+    for index, name in enumerate(names):
+        secret = draft.secrets.get(name)
+        if secret is None or secret.broken:
+            continue
+        shape = secret.shape
+        place = (*where, "secrets", index)
+        if shape.hosts and network == "denied":
+            text = f"secret {name!r} is for {', '.join(shape.hosts)}, and network is denied: name one that has it"
+        elif not shape.hosts and where[0] == "capabilities":
+            text = f"secret {name!r} names no hosts that it is for, and its value may not enter a box"
+        elif not shape.hosts and shape.env is None:
+            text = f"secret {name!r} has neither hosts nor env: in which variable is it expected?"
+        else:
+            continue
+        draft.warn(place, f"{what}: {text}", key=False)
+
+
+def _sent(draft: Draft, where: Where, names: list[str], servers: list[Shaped[schema.ServerEntry]]) -> None:
+    """The same for calls to servers: a remote one must be among the secret's hosts, any other be given it itself."""
+    if len(servers) != 1 or servers[0].broken:
+        return
+    server = servers[0]
+    for index, name in enumerate(names):
+        secret = draft.secrets.get(name)
+        if secret is None or secret.broken:
+            continue
+        if server.shape.url is None and name not in server.shape.secrets:
+            text = f"server {server.where[-1]!r} is not given secret {name!r}: write it under its secrets, too"
+        elif server.shape.url is not None and not _covers(secret.shape.hosts, server.shape.url):
+            text = f"secret {name!r} is not for the host of {server.shape.url}: name it in its hosts"
+        else:
+            continue
+        draft.warn((*where, "secrets", index), f"every call of {where[-1]!r} will be refused: {text}", key=False)
+
+
+def _covers(hosts: list[str], url: str) -> bool:
+    place = url_parts(url).endpoint
+    return any(pattern(host).covers(place.host, place.port) for host in hosts)
+
+
+def _capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> None:
+    shape = capability.shape
+    where = capability.where
+    if shape.server is not None and shape.transport != "mcp":
+        draft.problem((*where, "server"), f"transport {shape.transport} has no server", key=True)
+    elif shape.server is not None:
+        expect(draft, (*where, "server", shape.server), "server", draft.servers)
+    _boxed(draft, capability)
+    check_narrowing(draft, capability)
+    if shape.network != "denied":
+        expect(draft, (*where, "network", shape.network), "network", draft.networks)
+    if shape.approval is not None:
+        expect(draft, (*where, "approval", shape.approval), "approval", [*draft.approvals, "none", "always"])
+    _secret_names(draft, where, shape.secrets)
+    if shape.transport == "sandboxed_exec":
+        _handed(draft, where, shape.secrets, shape.network)
+    elif shape.secrets:
+        _sent(draft, where, shape.secrets, draft.candidates(capability))
+    for effect in ("compensate", "preview"):
+        named = getattr(shape.effects, effect)
+        if named is not None:
+            expect(draft, (*where, "effects", effect, named), "capability", draft.capabilities)
+    if isinstance(shape.idempotent, schema.IdempotentSection):
+        condition(draft, (*where, "idempotent", "key"), shape.idempotent.key, result="text")
+
+
+def _boxed(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> None:
+    shape = capability.shape
+    where = capability.where
+    if shape.transport == "sandboxed_exec":
+        tool = shape.tool or str(where[-1])
+        if tool not in DECLARABLE and "tool" not in capability.broken:
+            at, text = (("tool",), "") if shape.tool else ((), "; name one with tool:")
+            known = f"a box has no tool {tool!r}, only {', '.join(PROGRAMS)} and those of sessions{text}"
+            draft.problem((*where, *at), f"{known}{did_you_mean(tool, DECLARABLE)}", key=not at)
+        elif shape.network != "denied" and tool not in BOX_MAKERS:
+            text = f"network is for what makes a box, {', '.join(BOX_MAKERS)}; a session keeps what it was opened with"
+            draft.problem((*where, "network"), text, key=True)
+        for key, tools in (("listen", BOX_MAKERS), ("commands", (RUN_SHELL,))):
+            if tool not in tools and key in capability.given:
+                draft.problem((*where, key), f"{key} is for {', '.join(tools)}, not for {tool}", key=True)
+        if shape.commands is not None:
+            _commands(draft, (*where, "commands"), shape.commands)
+        if shape.template not in (known_templates := [*TEMPLATES, *draft.sandbox.shape.templates]):
+            expect(draft, (*where, "template", shape.template), "template", known_templates)
+        return
+    for key in ("memory_layout", "template", "listen", "commands"):
+        if key in capability.given:
+            draft.problem((*where, key), f"{key} is for transport sandboxed_exec", key=True)
+
+
+def _commands(draft: Draft, where: Where, commands: schema.CommandsSection) -> None:
+    groups = {"allow": commands.allow or [], "ask": commands.ask, "deny": commands.deny}
+    seen: dict[str, str] = {}
+    # Only a host that can run boxes knows the programs in them; on any other, the file is meant for another host.
+    has_boxes = system.no_boxes() is None
+    if has_boxes:
+        from ringfence.sandbox.process import named_programs  # noqa: PLC0415 - the file is also checked where no box can run
+    for key, names in groups.items():
+        for index, name in enumerate(names):
+            place = (*where, key, index)
+            if name in seen:
+                draft.problem(place, f"{name!r} is under {seen[name]} already: one of them")
+            elif name in ("sh", "/bin/sh", "/usr/bin/sh") and key != "allow":
+                draft.problem(place, "every command is run by /bin/sh, so it is always there")
+            elif has_boxes and not named_programs.exists(name):
+                text = f"this host has no program {name!r} that boxes see{did_you_mean(name, named_programs.names())}"
+                draft.warn(place, text)
+            seen.setdefault(name, key)
+
+
+def _sandbox(draft: Draft) -> None:
+    where = draft.sandbox.where
+    for index, name in enumerate(draft.sandbox.shape.accept_missing):
+        if name not in CAN_DO_WITHOUT:
+            known = f"a box can do without {', '.join(CAN_DO_WITHOUT)} at most, not {name!r}"
+            draft.problem((*where, "accept_missing", index), f"{known}{did_you_mean(name, CAN_DO_WITHOUT)}")
+    for kind in ("lifetime", "idle"):
+        usual = f"session_{kind}_seconds"
+        most = f"max_session_{kind}_seconds"
+        shape = draft.sandbox.shape
+        if usual in draft.sandbox.given and getattr(shape, usual) > getattr(shape, most):
+            draft.problem((*where, usual), f"more than {most}, which is {getattr(shape, most):g}")
+    _sandbox_network(draft)
+    _sandbox_packages(draft)
+    for name in draft.sandbox.shape.templates:
+        if name in TEMPLATES:
+            draft.problem((*where, "templates", name), f"the name {name!r} is taken: choose another", key=True)
+
+
+def _sandbox_packages(draft: Draft) -> None:
+    shape = draft.sandbox.shape
+    where = draft.sandbox.where
+    if not shape.install_inside:
+        return
+    if not shape.allow_packages and "allow_packages" not in draft.sandbox.broken:
+        text = "install_inside without allow_packages would let in nothing: name what may be installed"
+        draft.problem((*where, "install_inside"), text, key=True)
+    lacking = {"pinned": "version", "hashed": "version and hash"}.get(shape.require_packages)
+    for index, entry in enumerate(shape.allow_packages):
+        if not AllowedPackage.of(entry).says(shape.require_packages):
+            text = f"{entry!r} names no {lacking}, and require_packages asks for it: for install_inside, here"
+            draft.problem((*where, "allow_packages", index), text)
+
+
+def _sandbox_network(draft: Draft) -> None:
+    shape = draft.sandbox.shape
+    where = draft.sandbox.where
+    named = shape.allowed_egress_domains or "allowed_egress_domains" in draft.sandbox.broken
+    if shape.network_enabled and not named:
+        text = "network_enabled without allowed_egress_domains would mean everywhere: name the hosts"
+        draft.problem((*where, "network_enabled"), text, key=True)
+    if shape.network_enabled and SANDBOX_NETWORK in draft.networks:
+        text = f"the name {SANDBOX_NETWORK!r} is what network_enabled makes: choose another"
+        draft.problem(draft.networks[SANDBOX_NETWORK].where, text, key=True)
+    if shape.allowed_egress_domains and not shape.network_enabled:
+        text = "allowed_egress_domains mean nothing without network_enabled: true"
+        draft.warn((*where, "allowed_egress_domains"), text)
+
+
+def _secret(draft: Draft, secret: Shaped[schema.SecretEntry]) -> None:
+    if "from" in secret.broken:
+        return
+    needed = schema.SECRET_OPTIONS[secret.shape.source]
+    for option in sorted({option for options in schema.SECRET_OPTIONS.values() for option in options}):
+        given = option in secret.broken or getattr(secret.shape, option) is not None
+        if option in needed and not given:
+            draft.problem(secret.where, f"missing key {option!r}: a secret from {secret.shape.source} needs it")
+        elif given and option not in needed:
+            draft.problem(
+                (*secret.where, option), f"{option!r} means nothing for a secret from {secret.shape.source}", key=True
+            )
+    if secret.shape.source == "vault" and not draft.vault.given:
+        draft.problem((*secret.where, "from"), "which vault? Write vault: {address: …} at the top of the file")
+    _way_of(draft, secret)
+
+
+def _way_of(draft: Draft, secret: Shaped[schema.SecretEntry]) -> None:
+    """A secret goes into a header of some hosts, or into a server's environment."""
+    shape = secret.shape
+    where = secret.where
+    if "hosts" in secret.broken or "header" in secret.broken:
+        return
+    if shape.header is not None and not shape.hosts:
+        draft.problem((*where, "header"), "a header without hosts: name those that may get it", key=True)
+    if shape.header is not None and shape.header.lower() in _NOT_HEADERS:
+        draft.problem((*where, "header"), f"{shape.header} belongs to the proxy itself")
+    for key in ("format", "methods"):
+        if key in secret.given and not shape.hosts:
+            draft.problem((*where, key), f"{key} belongs to hosts", key=True)
+
+
+def _approval(draft: Draft, approval: Shaped[schema.ApprovalEntry]) -> None:
+    shape = approval.shape
+    where = approval.where
+    if shape.when is not None:
+        condition(draft, (*where, "when"), shape.when)
+    if not draft.people:
+        if shape.people > 1:
+            draft.problem((*where, "people"), f"needs {shape.people} people, and without people: there is one")
+        return
+    roles = set(shape.roles)
+    able = [p for p in draft.people.values() if not roles or roles & set(p.shape.roles) or "roles" in p.broken]
+    if len(able) < shape.people:
+        having = f" with role {' or '.join(shape.roles)}" if roles else ""
+        text = f"needs {shape.people} people{having}, and people: has {len(able)}"
+        draft.problem((*where, "people" if "people" in approval.given else "roles"), text)
+
+
+# ── Contracts against the box of their server ─────────────────────────────────────────────────────
+#
+# A box is made for its server, not for one call: every call of the server has the network and secrets of its box. So a
+# contract says the same, or leaves it out and inherits it; a contract that says less could not be kept.
+
+
+def check_narrowing(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> None:
+    """Problems where it is sure which box a call runs in; a warning where another server may turn out to have it."""
+    servers = draft.candidates(capability)
+    objections = [list(_objections(capability, server)) for server in servers]
+    for key, text in dict(each for found in objections for each in found).items():
+        sure = all(any(key == other for other, _ in found) for found in objections)
+        where = (*capability.where, key) if key in capability.given else capability.where
+        tell = draft.problem if sure else draft.warn
+        tell(where, text if sure else f"name its server, or: {text}", key=key not in capability.given)
+
+
+def inherited(capability: Shaped[schema.CapabilityEntry], server: Shaped[schema.ServerEntry] | None) -> dict[str, Any]:
+    """What a contract has of its server's box, where it does not say so itself."""
+    if server is None or not _runs_boxed(server) or capability.shape.transport != "mcp":
+        return {}
+    has = {"network": server.shape.network, "secrets": list(server.shape.secrets)}
+    return {key: value for key, value in has.items() if value not in ("denied", []) and key not in capability.given}
+
+
+def _objections(
+    capability: Shaped[schema.CapabilityEntry], server: Shaped[schema.ServerEntry]
+) -> Iterator[tuple[str, str]]:
+    if not _runs_boxed(server) or server.broken or capability.broken:
+        return
+    name = server.where[-1]
+    call = f"a call of {capability.where[-1]!r} runs in its box"
+    given = capability.given
+    shape = capability.shape
+    has = server.shape
+    strict = shape.mode == "high_risk"
+    if has.network != "denied" and shape.network == "denied" and ("network" in given or strict):
+        why = "" if "network" in given else ", and high_risk means none"
+        yield (
+            "network",
+            f"server {name!r} has network {has.network!r}, and {call}{why}: write network: {has.network},"
+            " or use a server that has none",
+        )
+    if has.secrets and not shape.secrets and ("secrets" in given or strict):
+        why = "" if "secrets" in given else ", and high_risk means none"
+        named = ", ".join(has.secrets)
+        yield (
+            "secrets",
+            f"server {name!r} is given {named} for as long as it runs, and {call}{why}: write secrets: [{named}],"
+            " or use a server that is given none",
+        )
+
+
+def _runs_boxed(server: Shaped[schema.ServerEntry]) -> bool:
+    return server.shape.command is not None and server.shape.placement != "unsafe_host"
+
+
+# ── Where servers run, and what they see of the host ──────────────────────────────────────────────
+
+
+PLACES = ("own", "session", "remote", "unsafe_host")
+"""What a placement may be beside the name of a box that several servers share."""
+_LONGEST_SOCKET = 107
+"""In bytes; the kernel takes no more."""
+_BOXED = ("mounts", "limits", "network")
+"""What is said of a box, and of nothing else."""
+
+
+def check_placement(draft: Draft) -> None:
+    """Every problem with servers' placements, and with what is mounted for them and for capabilities."""
+    groups: dict[str, list[Shaped[schema.ServerEntry]]] = {}
+    for server in draft.servers.values():
+        if "placement" not in server.broken:
+            _placement(draft, server)
+            if server.shape.placement not in PLACES:
+                groups.setdefault(server.shape.placement, []).append(server)
+    for name, group in groups.items():
+        _group(draft, name, group)
+    for where, shape in _every_mount(draft):
+        try:
+            mount(draft, shape)
+        except ValueError as exc:
+            draft.problem((*where, "host"), str(exc))
+    _socket(draft)
+    for capability in draft.capabilities.values():
+        if capability.shape.transport == "mcp" and capability.shape.filesystem is not None:
+            _check_mounts_narrow(draft, capability, capability.shape.filesystem.mounts)
+
+
+def socket(draft: Draft) -> Path | None:
+    """The unix socket that the gateway listens on, if it is to."""
+    path = validators.socket_path(draft.gateway.shape.listen)
+    return None if path is None else resolve(path, draft.base)
+
+
+def _socket(draft: Draft) -> None:
+    """A box that sees the socket could call the gateway as the user who runs it."""
+    path = socket(draft)
+    where = (*draft.gateway.where, "listen")
+    if path is None:
+        return
+    if len(os.fsencode(path)) > _LONGEST_SOCKET:
+        draft.problem(where, f"{path} is too long for a socket: {_LONGEST_SOCKET} bytes are the most")
+    real = Path(os.path.realpath(path))
+    for place, shape in _every_mount(draft):
+        with suppress(ValueError):  # told at its own place
+            if real.is_relative_to(mount(draft, shape).host):
+                what = ".".join(map(str, place))
+                draft.problem(where, f"{path} lies in a folder that boxes see ({what}): name another place for it")
+
+
+def _placement(draft: Draft, server: Shaped[schema.ServerEntry]) -> None:
+    shape = server.shape
+    where = server.where
+    placement = shape.placement
+    remote = shape.url is not None or shape.openapi is not None
+    if remote and placement not in ("own", "remote"):
+        draft.problem((*where, "placement"), "a server with a url runs elsewhere: its placement is remote")
+    if not remote and placement == "remote" and shape.command is not None:
+        draft.problem((*where, "placement"), "a server that is started by a command is not remote: it needs a url")
+    if placement not in PLACES and (hint := did_you_mean(placement, PLACES)):
+        known = ", ".join(PLACES)
+        draft.problem((*where, "placement"), f"{placement!r} is too much like one of {known} to name a box{hint}")
+    for key in _BOXED:
+        if key in server.given and (remote or placement in ("session", "unsafe_host")) and getattr(shape, key):
+            if key == "network" and (remote or shape.network == "denied"):
+                continue
+            what = "runs elsewhere" if remote else f"has no box of its own (placement {placement})"
+            draft.problem((*where, key), f"{key} is for a server in a box, and this one {what}", key=True)
+    if placement == "session":
+        if shape.secrets:
+            draft.problem((*where, "secrets"), "a server in an agent's own box can have no secret", key=True)
+        _only_reads(draft, server)
+
+
+def _only_reads(draft: Draft, server: Shaped[schema.ServerEntry]) -> None:
+    name = str(server.where[-1])
+    for capability in draft.capabilities.values():
+        if capability.shape.transport == "mcp" and capability.shape.server == name and capability.shape.mode != "read":
+            text = f"server {name!r} lives in an agent's own box, where only read contracts are served"
+            draft.problem((*capability.where, "mode"), text)
+
+
+def _group(draft: Draft, name: str, group: list[Shaped[schema.ServerEntry]]) -> None:
+    """Those in one box see the same, reach the same, and hold the same secrets."""
+    if len(group) == 1:
+        text = f"no other server is in the box {name!r}, so nothing is shared; own would do"
+        draft.warn((*group[0].where, "placement"), text, key=False)
+    for server in group[1:]:
+        for key in ("network", "secrets"):
+            if getattr(server.shape, key) != getattr(group[0].shape, key):
+                first = str(group[0].where[-1])
+                text = f"it shares the box {name!r} with {first!r}, so its {key} must be the same"
+                draft.problem((*server.where, key) if key in server.given else server.where, text, key=True)
+
+
+def _every_mount(draft: Draft) -> Iterator[tuple[Where, schema.MountEntry]]:
+    for server in draft.servers.values():
+        for index, shape in enumerate(server.shape.mounts):
+            yield (*server.where, "mounts", index), shape
+    for capability in draft.capabilities.values():
+        filesystem = capability.shape.filesystem
+        for index, shape in enumerate(filesystem.mounts if filesystem is not None else ()):
+            yield (*capability.where, "filesystem", "mounts", index), shape
+
+
+def mount(draft: Draft, shape: schema.MountEntry) -> Mount:
+    """With the real path of its folder. Raises ValueError."""
+    written = [
+        real_path(str(resolve(each.host, draft.base)))
+        for _, each in _every_mount(draft)
+        if each.mode == "rw" and each is not shape
+    ]
+    return declared(Mount(shape.host, shape.at, shape.mode, shape.unsafe or ""), draft.base, written)
+
+
+def _check_mounts_narrow(
+    draft: Draft, capability: Shaped[schema.CapabilityEntry], wanted: list[schema.MountEntry]
+) -> None:
+    """A call of a server has what that server has, or less of it: then in an instance of its own."""
+    servers = draft.candidates(capability)
+    for index, shape in enumerate(wanted):
+        objections = [text for server in servers if (text := _not_there(draft, shape, server))]
+        where: Where = (*capability.where, "filesystem", "mounts", index)
+        if objections and len(objections) == len(servers):
+            draft.problem(where, objections[0], key=False)
+        elif objections:
+            draft.warn(where, f"name its server, or: {objections[0]}", key=False)
+
+
+def _not_there(draft: Draft, wanted: schema.MountEntry, server: Shaped[schema.ServerEntry]) -> str | None:
+    name = server.where[-1]
+    shape = server.shape
+    if shape.command is None:
+        return f"server {name!r} runs elsewhere, where nothing is mounted: leave filesystem out"
+    if shape.placement in ("session", "unsafe_host"):
+        return f"server {name!r} has no box of its own (placement {shape.placement}): leave filesystem out"
+    try:
+        given = mount(draft, wanted)
+        has = [mount(draft, each) for each in shape.mounts]
+    except ValueError:
+        return None  # told at its own place
+    if any(each.host == given.host and each.at == given.at and given.mode in ("ro", each.mode) for each in has):
+        return None
+    entry = f"{{host: {wanted.host}, at: {wanted.at}, mode: {wanted.mode}}}"
+    return f"server {name!r} does not see this: write it under servers: {name}: mounts: [{entry}], too"
+
+
+def server_limits(shape: schema.LimitsSection | None) -> Mapping[str, float | int]:
+    """By the names of `box.Limits`."""
+    if shape is None:
+        return {}
+    given: dict[str, float | int | None] = {
+        "memory_bytes": None if shape.memory_mb is None else shape.memory_mb * MIB,
+        "disk_bytes": None if shape.disk_mb is None else shape.disk_mb * MIB,
+        "processes": shape.processes,
+        "cpu_cores": shape.cpu_cores,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+# ── Servers from packages and images ──────────────────────────────────────────────────────────────
+
+
+_FETCHERS = ("npx", "bunx", "uvx", "pipx", "docker", "podman", "nerdctl")
+
+
+def check_images(draft: Draft) -> None:
+    """An image is named as it was pinned, and is the root of a box that is its own."""
+    for server in draft.servers.values():
+        shape = server.shape.packages
+        if shape is None or shape.kind != "image":
+            continue
+        where = (*server.where, "packages", "names")
+        try:
+            pinned = [Reference.of(name) for name in shape.names]
+        except ValueError as exc:
+            draft.problem(where, str(exc))
+            continue
+        if len(pinned) != 1 or not pinned[0].digest or not pinned[0].host:
+            draft.problem(where, "an image is one, with its registry and digest: [HOST/NAME:TAG@sha256:…]")
+        if server.shape.placement != "own" and "placement" not in server.broken:
+            text = "an image is the root of its server's box, so that box is its own"
+            draft.problem((*server.where, "placement"), text)
+
+
+def warn_of_fetching(draft: Draft) -> None:
+    """Of commands that fetch what they run: in a box without a network there is nothing to fetch it from."""
+    for server in draft.servers.values():
+        shape = server.shape
+        name = os.path.basename(shape.command[0]) if shape.command else ""
+        if name in _FETCHERS and shape.network == "denied" and shape.placement != "unsafe_host":
+            draft.warn(
+                (*server.where, "command"),
+                f"{name} fetches what it runs when it starts, which a box without a network cannot;"
+                " `ringfence init --from` writes such a server fetched and pinned",
+            )
+
+
+# ── What this version cannot do yet ───────────────────────────────────────────────────────────────
+#
+# What would leave something unprotected, or do nothing, is a problem and never accepted. What only means that calls are
+# refused is a warning. When a part is built, its line here goes.
+
+
+_NOT_BUILT = "is not built yet"
+
+
+def check_unbuilt(draft: Draft) -> None:
+    _unbuilt_gateway(draft)
+    if draft.agents:
+        draft.problem(
+            ("agents",),
+            f"telling agents apart {_NOT_BUILT}: a caller cannot prove who it is; remove agents:"
+            " (the local user's agent needs no entry)",
+            key=True,
+        )
+    for server in draft.servers.values():
+        _unbuilt_server(draft, server)
+    for name, capability in draft.capabilities.items():
+        _unbuilt_capability(draft, capability)
+        _refused_calls(draft, name, capability)
+    _unbuilt_sandbox(draft)
+
+
+def unbuilt_rule_keys(rule: schema.RuleEntry) -> list[tuple[str, str]]:
+    """Keys of a rule that nothing supplies yet."""
+    return [
+        (key, f"{key} {_NOT_BUILT}: nothing supplies what it would look at, so the rule would never match")
+        for key in ("taint_labels", "conditions")
+        if getattr(rule, key)
+    ]
+
+
+def _refuse(draft: Draft, where: Where, what: str) -> None:
+    draft.problem(where, f"{what} {_NOT_BUILT}", key=True)
+
+
+def _unbuilt_gateway(draft: Draft) -> None:
+    gateway = draft.gateway.shape
+    where = draft.gateway.where
+    host = None if validators.socket_path(gateway.listen) is not None else validators.listen_address(gateway.listen)[0]
+    if host is not None and not validators.is_loopback(host):
+        draft.problem(
+            (*where, "listen"),
+            f"listening on {host}, which others can reach, needs identity and TLS, and that {_NOT_BUILT};"
+            " use 127.0.0.1",
+        )
+    if gateway.state is not None and "://" in gateway.state:
+        draft.problem((*where, "state"), f"a database as state {_NOT_BUILT}; name a folder")
+    if gateway.code_mode != "off":
+        _refuse(draft, (*where, "code_mode"), f"code_mode {gateway.code_mode}")
+
+
+def _unbuilt_server(draft: Draft, server: Shaped[schema.ServerEntry]) -> None:
+    shape = server.shape
+    where = server.where
+    if shape.openapi is not None:
+        _refuse(draft, (*where, "openapi"), "a server from an OpenAPI description")
+
+
+def _unbuilt_capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> None:
+    shape = capability.shape
+    where = capability.where
+    if shape.transport == "direct":
+        _refuse(draft, (*where, "transport"), "transport direct")
+    for effect in ("compensate", "preview"):
+        if getattr(shape.effects, effect) is not None:
+            _refuse(draft, (*where, "effects", effect), f"effects.{effect}")
+    if shape.isolation in (None, "none"):
+        return
+    servers = draft.candidates(capability)
+    if servers and shape.isolation != "process":
+        draft.problem((*where, "isolation"), f"isolation {shape.isolation} for a server {_NOT_BUILT}")
+    elif any(server.shape.placement == "unsafe_host" for server in servers):
+        draft.problem((*where, "isolation"), "its server runs in no box (placement unsafe_host): write none")
+
+
+def _refused_calls(draft: Draft, name: str, capability: Shaped[schema.CapabilityEntry]) -> None:
+    shape = capability.shape
+    where = capability.where
+    refused = f"every call of {name!r} will be refused"
+    if shape.transport == "sandboxed_exec":
+        if shape.isolation in ("gvisor", "microvm"):
+            draft.warn((*where, "isolation"), f"{refused}: isolation {shape.isolation} {_NOT_BUILT}")
+        return
+    servers = draft.candidates(capability)
+    if shape.transport == "mcp" and not draft.servers:
+        draft.warn(where, f"{refused}: no server is declared")
+    if shape.network == "denied":
+        return
+    commanded = [server.shape for server in servers if server.shape.url is None]
+    if commanded:
+        if not any(each.network == shape.network and each.placement != "unsafe_host" for each in commanded):
+            text = f"{refused}: the box of its server does not have network {shape.network!r}"
+            draft.warn((*where, "network"), text)
+    elif shape.network in draft.networks:
+        network = NetworkSpec(shape.network, tuple(draft.networks[shape.network].shape.allow))
+        if servers and not any(_reaches(network, server.shape.url or "") for server in servers):
+            draft.warn((*where, "network"), f"{refused}: network {shape.network!r} does not allow its server's address")
+
+
+def _reaches(network: NetworkSpec, url: str) -> bool:
+    parts = urlsplit(url)
+    return network_allows(network, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+
+
+def _unbuilt_sandbox(draft: Draft) -> None:
+    sandbox = draft.sandbox.shape
+    where = draft.sandbox.where
+    if sandbox.backend != "process":
+        _refuse(draft, (*where, "backend"), f"sandbox backend {sandbox.backend}")
+    for key in ("docker_image", "firecracker_kernel_path", "firecracker_rootfs_path"):
+        if getattr(sandbox, key):
+            _refuse(draft, (*where, key), key)

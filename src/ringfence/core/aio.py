@@ -1,0 +1,173 @@
+"""Asynchronous helpers: work that must be finished although its caller was cancelled, and work done in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import anyio
+
+T = TypeVar("T")
+
+MOMENT = 0.004
+"""Seconds: work that is over by then was short, and its caller would have felt what was done beside it."""
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The faster one where it is installed; it is worth a tenth of a run."""
+    try:
+        return importlib.import_module("uvloop").new_event_loop()  # type: ignore[no-any-return]
+    except ImportError:
+        return asyncio.new_event_loop()
+
+
+def begun(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that has done already what it can do without waiting; each turn of the loop that it need not wait for
+    saves a look at every descriptor."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
+    return asyncio.get_running_loop().create_task(work)
+
+
+async def shielded(work: asyncio.Future[T]) -> T:
+    """Wait for work that goes on although its caller may give up.
+
+    So does `asyncio.shield`; from Python 3.14 on it also complains of what fails when no caller waits for it any more,
+    which is what a box does that is no longer wanted.
+    """
+    if not work.done():
+        try:
+            await asyncio.wait((work,))
+        except asyncio.CancelledError:
+            work.add_done_callback(_look_at)
+            raise
+    return work.result()
+
+
+def _look_at(work: asyncio.Future[Any]) -> None:
+    if not work.cancelled():
+        work.exception()
+
+
+async def to_the_end(running: Coroutine[Any, Any, T]) -> T:
+    """What is cancelled is told so once, and then has the time that it takes to remove its box."""
+    task = begun(running)
+    over = asyncio.Event()
+    if task.done():
+        return task.result()
+    task.add_done_callback(lambda _: over.set())
+    try:
+        await over.wait()  # and not for the task itself, which would be cancelled with us, as often as we are
+    except asyncio.CancelledError:
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # looked at; whatever it was, the caller has gone
+        raise
+    return task.result()
+
+
+def when(after: asyncio.Future[Any] | None, act: Callable[[], None]) -> None:
+    """Once: when that is done, or after a moment; at once where there is nothing to wait for."""
+    if after is None or after.done():
+        act()
+        return
+
+    def once(_: object = None) -> None:
+        if not timer.cancelled():
+            timer.cancel()
+            act()
+
+    timer = asyncio.get_running_loop().call_later(MOMENT, once)
+    after.add_done_callback(once)
+
+
+# ── Work that blocks, in threads. A thread cannot be called back. ─────────────────────────────────
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Cancelling does not keep it from being done."""
+    return await _shielded(asyncio.get_running_loop().run_in_executor(None, work))
+
+
+async def pieces_of(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """What an iterator gives, each piece made in a thread; no thread is held between pieces."""
+    loop = asyncio.get_running_loop()
+    working: asyncio.Future[bytes | None] | None = None
+    try:
+        while True:
+            working = loop.run_in_executor(None, next, pieces, None)
+            piece = await _shielded(working)
+            if piece is None:
+                return
+            yield piece
+    finally:
+        if working is not None:
+            await asyncio.wait((working,))
+        if isinstance(pieces, Generator):
+            await in_thread(pieces.close)
+
+
+async def fed(stream: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], T]) -> T:
+    """Work that takes bytes as they come. Cancelling ends it, and waits until it is ended."""
+    feed = _Feed(stream)
+    # Of its own: who sends slowly would keep others from theirs.
+    pool = ThreadPoolExecutor(1, "feed")
+    working = asyncio.get_running_loop().run_in_executor(pool, work, feed)
+    try:
+        return await _shielded(working)
+    except asyncio.CancelledError:
+        feed.stop()
+        await asyncio.wait((working,))
+        raise
+    finally:
+        pool.shutdown(wait=False)
+
+
+async def _shielded(working: asyncio.Future[T]) -> T:
+    working.add_done_callback(_seen)
+    return await shielded(working)
+
+
+def _seen(done: asyncio.Future[T]) -> None:
+    if not done.cancelled():
+        done.exception()
+
+
+class _Feed(Iterator[bytes]):
+    """For the thread an iterator that waits; what it waits for happens in the loop."""
+
+    def __init__(self, stream: AsyncIterator[bytes]) -> None:
+        self._stream = stream
+        self._loop = asyncio.get_running_loop()
+        self._stopped = False
+        self._waiting: asyncio.Task[bytes | None] | None = None
+
+    def __next__(self) -> bytes:
+        piece = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    async def _next(self) -> bytes | None:
+        if self._stopped:
+            raise BrokenPipeError("the sending end is closed")
+        self._waiting = asyncio.ensure_future(_piece(self._stream))
+        try:
+            return await self._waiting
+        except asyncio.CancelledError:
+            raise BrokenPipeError("the sending end is closed") from None
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+
+async def _piece(stream: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(stream, None)

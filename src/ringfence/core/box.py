@@ -1,0 +1,403 @@
+"""The nouns of a box: what it may touch, what runs in it, and what the supervisor saw of it. Plain data, no verbs.
+
+Whatever a `BoxSpec` does not name is forbidden. A `BoxReport` holds only what the supervisor itself observed: bytes
+that came out of the box are data in it, never a statement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ringfence.core.record import plain
+
+MIB = 1024 * 1024
+CAN_DO_WITHOUT = ("landlock",)
+"""What an operator may accept to do without; a box without any other of its protections would be none."""
+
+TEMPLATES: Mapping[str, tuple[str, ...]] = {"python": (), "data": ("numpy", "pandas", "matplotlib")}
+"""Templates that need no configuration, and the packages that each has ready where they are installed."""
+
+Ended = Literal["exited", "signalled", "timeout", "oom", "pids", "disk", "output", "policy", "cancelled", "infra"]
+Limit = Literal["wall", "cpu", "memory", "pids", "disk", "inodes", "files", "file_size", "output"]
+Stream = Literal["stdout", "stderr"]
+Layout = Literal["shared", "fresh"]
+
+
+@plain
+class Limits:
+    """What a box may use, all of its processes together."""
+
+    wall_seconds: float = 30.0
+    cpu_seconds: float | None = None
+    """Processor time; None: as much as the wall clock and the cores allow."""
+    cpu_cores: float = 1.0
+    memory_bytes: int = 256 * MIB
+    disk_bytes: int = 512 * MIB
+    inodes: int = 65_536
+    processes: int = 64
+    """Processes and threads together."""
+    open_files: int = 1024
+    """For each process."""
+    file_bytes: int | None = None
+    """The longest file; None: as long as the disk limit."""
+    output_bytes: int = 64 * MIB
+    """More on stdout and stderr together ends the run."""
+    capture_bytes: int = 1_000_000
+    """Of each stream this much is returned, its head and its tail; the rest is counted and hashed."""
+
+
+@plain
+class Program:
+    """What runs: Python source in the box's interpreter, or any command."""
+
+    kind: Literal["python", "command"]
+    source: bytes = b""
+    """Python source, for `python`."""
+    argv: tuple[str, ...] = ()
+    """For a command all of its words; for Python what follows the program's name in `sys.argv`."""
+    name: str = "-c"
+    """What Python calls the source: `-c`, or the file name that tracebacks and `__file__` show."""
+    stdin: bytes | int = b""
+    """Bytes, or a descriptor: the reading end of a pipe that is for this box alone. It stays the caller's to close."""
+
+
+@plain
+class Input:
+    """A file put into /workspace/input before the start: a host file, or these bytes."""
+
+    name: str
+    """Relative to /workspace/input; may have folders."""
+    source: Path | bytes
+
+
+@plain
+class SetUp:
+    """What boxes of an operator's template begin with, beside its packages."""
+
+    source: str = ""
+    """Python, run once; what it makes, the interpreters of sessions begin with."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Host files and folders for /workspace/input, by the name that they have there."""
+
+
+@plain
+class Mount:
+    """A folder or file of the host that a box sees."""
+
+    host: str
+    at: str
+    mode: Literal["ro", "rw"] = "ro"
+    unsafe: str = ""
+    """Why credentials may be among it, in the operator's words."""
+
+
+@plain
+class Outside:
+    """What a box has of the outside."""
+
+    sends: bool = False
+    """A way out of it, to whomever."""
+    writes: bool = False
+    """A folder that it may write to and that outlives it: one of the host's, or a volume."""
+    sets_up: bool = False
+    """Set-up code of a user's runs in it before anything else."""
+
+
+NO_OUTSIDE = Outside()
+
+
+# ── What runs in it, and waits ────────────────────────────────────────────────────────────────────
+
+
+@plain
+class Listening:
+    """Whether programs of a box may wait for connections over TCP; from outside there are none unless they are let in.
+
+    Sockets that are files need no permission: they are for programs of one box alone.
+    """
+
+    allowed: bool = False
+    ports: tuple[tuple[str, int], ...] | None = None
+    """By name, those that its owner can be shown; None: whichever the owner asks for."""
+
+    @classmethod
+    def of(cls, given: str | Mapping[str, int] | None) -> Listening:
+        """`denied`, `allowed`, or ports by name."""
+        if given is None or isinstance(given, str):
+            return cls(given == "allowed")
+        return cls(True, tuple(sorted(given.items())))
+
+
+NOBODY_LISTENS = Listening()
+
+
+@plain
+class CommandRules:
+    """Which programs a contract lets commands run, by name or by absolute path."""
+
+    allow: tuple[str, ...] | None = None
+    """None: every program of the template that the others do not name."""
+    ask: tuple[str, ...] = ()
+    """Only in a call that a person approved."""
+    deny: tuple[str, ...] = ()
+
+
+@plain
+class Programs:
+    """Which programs a box has beside /bin/sh, by name or by absolute path."""
+
+    allow: tuple[str, ...] | None = None
+    """None: all of the template but those of `deny`."""
+    deny: tuple[str, ...] = ()
+
+
+# ── The way out ───────────────────────────────────────────────────────────────────────────────────
+
+
+@plain
+class Installs:
+    """What programs in a box may install by themselves, from an index that is ours."""
+
+    names: tuple[str, ...]
+    """`name` or a pattern; with `==version`, and ` --hash=sha256:…` behind that, where nothing else may be."""
+    required: Literal["any", "pinned", "hashed"] = "any"
+    """Of these, only those that say so much."""
+
+
+@plain
+class NetworkRule:
+    """One grant. None means: not limited by this."""
+
+    name: str
+    hosts: tuple[str, ...]
+    """`host`, `*.suffix`, `*`, an address or a range, each with `:port` or for every port."""
+    ports: tuple[int, ...] | None = None
+    methods: tuple[str, ...] | None = None
+    paths: tuple[str, ...] | None = None
+    """Prefixes by whole segments: `/v1` covers `/v1` and `/v1/x`, and `/v1/` or `/v1/*` what lies under it."""
+    addresses: tuple[str, ...] = ()
+    """Addresses and ranges that are not public and that the hosts may nevertheless resolve to."""
+    max_bytes_out: int | None = None
+    max_bytes_in: int | None = None
+    per_minute: int | None = None
+    terminate: bool = False
+    """TLS ends here even without methods and paths: for secrets, or to have every request on record."""
+    installs: Installs | None = None
+    """The request goes to no host outside, but to an index of packages that we keep."""
+
+    @property
+    def inspects(self) -> bool:
+        return self.terminate or self.methods is not None or self.paths is not None
+
+
+class ServedRoute(Protocol):
+    """The one route out of a box, while it is served."""
+
+    @property
+    def authority(self) -> bytes | None:
+        """In PEM: whom the box is to trust for TLS that ends at us; None where none does."""
+        ...
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        """What programs find in the box itself and are not to ask us for."""
+        ...
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What programs have to know of it besides."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """The `network` fact so far; under `packages`, what was installed over it."""
+        ...
+
+    async def close(self) -> dict[str, Any]:
+        """End every connection; the `network` fact."""
+        ...
+
+
+@plain
+class Reply:
+    """What we answer ourselves, where a box asks for what is ours."""
+
+    body: bytes | Path = b""
+    kind: str = "text/plain; charset=utf-8"
+    status: int = 200
+    words: str = "OK"
+    """In the first line, which clients show."""
+    refused: str = ""
+    """Why what was asked for is not in it, in a word for the record."""
+
+
+class Desk(Protocol):
+    """Answers for a place that is nowhere outside."""
+
+    async def answer(self, target: str) -> Reply:
+        """To GET and HEAD of a path."""
+        ...
+
+    def handed_out(self) -> tuple[Mapping[str, Any], ...]:
+        """Packages, so far, and how often each."""
+        ...
+
+
+Serve = Callable[[socket.socket], Awaitable[ServedRoute]]
+"""Serves the listener that waits inside a box, which is its from here on. Raises Unavailable."""
+
+
+@plain
+class BoxSpec:
+    """One box: its program and everything that it may touch."""
+
+    program: Program
+    limits: Limits = Limits()
+    env: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[Input, ...] = ()
+    output: Path | None = None
+    """A host folder that the files of /workspace/output are copied to."""
+    output_files: int = 10_000
+    """At most so many of them."""
+    trees: tuple[Path, ...] = ()
+    """Host folders that are readable in the box, at the same path: a virtual environment, say."""
+    template: str = "python"
+    """An operator-made baseline: `python`, or `data` with packages loaded."""
+    layout: Layout = "shared"
+    """`fresh`: started by exec, with an address layout and hash seed of its own."""
+    tenant: str = "local"
+    mounts: tuple[Mount, ...] = ()
+    network: Serve | None = None
+    """None: no way out at all."""
+    packages: tuple[Path, ...] = ()
+    """Folders of Python packages that were installed for it, readable at the same path, where Python looks for them."""
+    listening: Listening = NOBODY_LISTENS
+    programs: Programs | None = None
+    """None: all of the template; then what was written in the box may be executed, too."""
+    installs: bool = False
+    """Programs in it may install packages by themselves, and Python looks for them where those go."""
+    root: Path | None = None
+    """A host folder with an unpacked image that is its root, read-only, instead of the host's system; for commands."""
+
+
+@plain
+class Captured:
+    """What came out of one stream."""
+
+    head: bytes = b""
+    tail: bytes = b""
+    """Empty where the head is all of it."""
+    total: int = 0
+    sha256: str = hashlib.sha256(b"").hexdigest()
+
+    @property
+    def truncated(self) -> bool:
+        return len(self.head) + len(self.tail) < self.total
+
+    @property
+    def text(self) -> str:
+        """Readable text; what was left out is said in its place."""
+        if not self.head and not self.total:
+            return ""
+        if not self.truncated:
+            return (self.head + self.tail).decode("utf-8", "replace")
+        left_out = self.total - len(self.head) - len(self.tail)
+        middle = f"\n… {left_out} bytes left out …\n"
+        return self.head.decode("utf-8", "replace") + middle + self.tail.decode("utf-8", "replace")
+
+
+@plain
+class FileFact:
+    """A file that went in or came out."""
+
+    path: str
+    """As the box sees it, `/workspace/…`."""
+    bytes: int
+    sha256: str
+
+
+@plain
+class Usage:
+    """From the kernel's own accounting; None where it does not tell."""
+
+    cpu_ms: float | None = None
+    peak_memory_bytes: int | None = None
+    io_bytes: int | None = None
+    processes: int | None = None
+    """The most at one time, where the kernel tells; threads count."""
+
+
+@plain
+class BoxReport:
+    """How a run ended, as its supervisor saw it."""
+
+    ended: Ended
+    exit_status: int | None = None
+    signal: int | None = None
+    limit: Limit | None = None
+    wall_ms: float = 0.0
+    usage: Usage = Usage()
+    isolation: dict[str, Any] = field(default_factory=dict)
+    """The `isolation` fact: backend, level, memory_layout, protections, and by which means each limit is enforced."""
+    denials: Mapping[str, int] = field(default_factory=dict)
+    """Refused system calls by name."""
+    stdout: Captured = Captured()
+    stderr: Captured = Captured()
+    inputs: tuple[FileFact, ...] = ()
+    files: tuple[FileFact, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """What lay in /workspace/output and was not collected, and why."""
+    network: Mapping[str, Any] | None = None
+    """The `network` fact of a box that had a way out."""
+    packages: tuple[Mapping[str, str], ...] = ()
+    """What was installed for it: names, versions, and what the index says of their bytes."""
+    commands: Literal["enforced", "advisory"] | None = None
+    """Where the box had only named programs: whether one of them runs code by itself, which then is not limited."""
+    forged: bool = False
+    """Its interpreter said that it was done, and went on: it was ended for that."""
+    late: Mapping[str, Any] | None = None
+    """What was done meanwhile, and since the step before, by what earlier steps left running: no part of this one."""
+    planted: tuple[str, ...] = ()
+    """In folders that it may write to, made or changed by any program: files that programs of the host obey or run."""
+    trouble: tuple[str, ...] = ()
+    """Steps of tear-down that failed, and what the box itself said about a set-up that failed."""
+
+
+# ── Between a caller in this process and its box ──────────────────────────────────────────────────
+
+
+@plain
+class Attached:
+    """What goes beside the arguments of a call: bytes, and where bytes go. The arguments name and digest it.
+
+    Only a caller in this process can attach anything; over MCP there are arguments alone.
+    """
+
+    inputs: tuple[Input, ...] = ()
+    stdin: bytes | int = b""
+    output: Path | None = None
+    tell: Callable[[Stream, bytes], None] | None = None
+    """Gets what the program writes, as it comes."""
+    shown: Callable[[Any], None] | None = None
+    """Gets each `sessions.Shown` or `sessions.Failure` of a cell, as it comes."""
+    data: bytes | AsyncIterator[bytes] = b""
+    """What is to be written, whole or piece by piece."""
+    sink: Callable[[bytes], Awaitable[None]] | None = None
+    """Gets what is read, piece by piece, and may take its time."""
+    changed: Callable[[Any], None] | None = None
+    """Gets each change of a folder that is watched."""
+    keys: AsyncIterator[bytes | tuple[int, int]] | None = None
+    """What is typed into a command as it runs; a pair is the new size of its terminal, in columns and rows."""
+
+
+@plain
+class Ran:
+    """A run that is over, and the limits that it had."""
+
+    limits: Limits
+    report: BoxReport

@@ -1,0 +1,155 @@
+"""Conditions in CEL, checked for names and types when the configuration is read.
+
+One language for `rules[].when`, `approvals.when` and `idempotent.key`. The engine returns a run-time error as a
+value instead of raising it; here it is always raised, so that no caller can take an error for a yes. There is no engine
+for systems with musl instead of glibc: there a condition is refused when it is read, and everything else works.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from ringfence.core.model import Call, Contract, Json
+
+_VARIABLES = ("call", "args", "agent", "contract", "environment")
+_FROM_CALLERS = ("args", "call")
+_LISTS = (list, tuple)  # written out at each use, a union costs more than the look
+_MISSING = (
+    "conditions are written in CEL, and its engine is not installed: pip install cel-expr-python "
+    "(there is none for musl: docs/other-systems.md)"
+)
+_PLACE = re.compile(r"^.*?<input>:(\d+):(\d+): (.*)$", re.MULTILINE)
+
+
+class ExpressionError(ValueError):
+    """A condition that does not compile (with its place) or failed when it was evaluated."""
+
+    def __init__(self, text: str, line: int = 1, column: int = 1) -> None:
+        super().__init__(text)
+        self.text = text
+        self.line = line
+        self.column = column
+
+
+class Expression:
+    """A compiled condition or key."""
+
+    def __init__(self, source: str, *, result: str = "bool") -> None:
+        self.source = source
+        cel, environment = _engine()
+        self._error = cel.Type.ERROR
+        # Converting what a condition does not mention would cost more than evaluating it.
+        self._names = tuple(name for name in _VARIABLES if re.search(rf"\b{name}\b", source))
+        try:
+            self._program = environment.compile(source)
+        except Exception as exc:  # the binding raises plain RuntimeError and friends for every compile error
+            raise _compile_error(exc) from None
+        kind = self._program.return_type()
+        if result == "bool" and kind not in (cel.Type.BOOL, cel.Type.DYN):
+            raise ExpressionError(f"a condition must be true or false, this is {kind.name().lower()}")
+
+    def test(self, variables: Mapping[str, Any]) -> bool:
+        """True or False; anything else, an error included, raises ExpressionError."""
+        value = self._evaluate(variables)
+        if value is True or value is False:
+            return value
+        raise ExpressionError(f"{self.source!r} gave {type(value).__name__}, not true or false")
+
+    def text(self, variables: Mapping[str, Any]) -> str:
+        """The value as text, for a key."""
+        value = self._evaluate(variables)
+        if isinstance(value, str | int | float) and not isinstance(value, bool) and value != "":
+            return str(value)
+        raise ExpressionError(f"{self.source!r} gave no usable key")
+
+    def _evaluate(self, variables: Mapping[str, Any]) -> Any:
+        try:
+            seen = {name: variables[name] for name in self._names if name in variables}
+            if any(_holds_nul(seen[name]) for name in _FROM_CALLERS if name in seen):
+                raise ExpressionError(f"{self.source!r} failed: conditions cannot read text with a NUL character")
+            value = self._program.eval(data=seen)
+            found = value.value()
+            # What is true or false is no error, and nearly everything is; its type is the dearest thing to ask for.
+            if found is not True and found is not False and value.type() == self._error:
+                raise ExpressionError(f"{self.source!r} failed: {found}")
+            return found
+        except ExpressionError:
+            raise
+        except Exception as exc:  # a value that the binding cannot convert is an error of the condition too
+            raise ExpressionError(f"{self.source!r} failed: {exc}") from None
+
+
+def _holds_nul(value: Any) -> bool:
+    """Whether a text in it has a NUL: the engine reads no further, and would judge half of what a server gets."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            if "\0" in item:
+                return True
+        elif isinstance(item, dict):
+            stack += item
+            stack += item.values()
+        elif isinstance(item, _LISTS):
+            stack += item
+    return False
+
+
+@cache
+def _engine() -> tuple[Any, Any]:
+    """The module of the engine, and what conditions can name there. Raises ExpressionError where it is missing."""
+    try:
+        cel: Any = import_module("cel_expr_python.cel")
+    except ImportError:
+        raise ExpressionError(_MISSING) from None
+    any_map = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
+    named = dict.fromkeys(_VARIABLES, any_map) | {"environment": cel.Type.STRING}
+    return cel, cel.NewEnv(variables=named)
+
+
+def _compile_error(exc: Exception) -> ExpressionError:
+    match = _PLACE.search(str(exc))
+    if match is None:
+        return ExpressionError(str(exc).strip() or type(exc).__name__)
+    text = re.sub(r" \(in container ''\)", "", match.group(3))
+    return ExpressionError(text, int(match.group(1)), int(match.group(2)))
+
+
+def variables(call: Call, contract: Contract, environment: str) -> Json:
+    """What a condition can see of a call."""
+    principal = call.principal
+    return {
+        "call": {
+            "tool": call.tool,
+            "kind": call.kind,
+            "origin": call.origin,
+            "server": contract.server or "",
+            "session": call.session or "",
+            "idempotent": call.idempotency_key is not None,
+            "meta": call.meta,
+            "inputs": call.inputs or {},
+        },
+        "args": call.arguments,
+        "agent": {
+            "name": principal.agent,
+            "tenant": principal.tenant,
+            "person": principal.person or "",
+            "roles": sorted(principal.roles),
+        },
+        "contract": {
+            "name": contract.name,
+            "server": contract.server or "",
+            "tool": contract.tool,
+            "mode": str(contract.mode),
+            "transport": str(contract.transport),
+            "network": contract.network,
+            "labels": list(contract.labels),
+            "secrets": list(contract.secrets),
+            "reversible": contract.effects.reversible,
+        },
+        "environment": environment,
+    }

@@ -1,0 +1,504 @@
+"""The nouns. Plain data that every layer may hold; no behaviour beyond naming itself.
+
+A *call* is what an agent asks for. A *contract* says what one capability may do. A *decision* is what policy says of a
+call. A *grant* is permission to run it once. An *outcome* is how it ended; a refusal is an outcome too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from ringfence.core.box import NOBODY_LISTENS, Attached, CommandRules, Listening, Mount, Ran
+from ringfence.core.record import plain
+from ringfence.core.sessions import Within
+
+Json = dict[str, Any]
+"""A JSON object as read from the wire."""
+
+
+class GuardedText(str):
+    """Text that may reach a caller or a record: nothing in it is secret or unseen.
+
+    Only the guard makes one of what others had a hand in (`Guard.message`), and `own_words` of what stands in the
+    source. A test checks that nothing else does.
+    """
+
+    __slots__ = ()
+
+
+def own_words(sentence: str) -> GuardedText:
+    """A sentence of ours, as it stands where this is called."""
+    return GuardedText(sentence)
+
+
+class Status(StrEnum):
+    """How a call ended. `docs/life-of-a-call.md` has the table."""
+
+    SUCCESS = "success"
+    FAILED = "failed"
+    VALIDATION_FAILURE = "validation_failure"
+    DENIED = "denied"
+    APPROVAL_REQUIRED = "approval_required"
+    TIMEOUT = "timeout"
+    KILLED = "killed"
+    UNAVAILABLE = "unavailable"
+    UNKNOWN = "unknown"
+
+
+class Effect(StrEnum):
+    """Whether something outside may have changed."""
+
+    NONE = "none"
+    CONFIRMED = "confirmed"
+    UNKNOWN = "unknown"
+
+
+class Mode(StrEnum):
+    """How much harm a capability can do; gives the contract its defaults."""
+
+    READ = "read"
+    WRITE = "write"
+    HIGH_RISK = "high_risk"
+
+
+class Action(StrEnum):
+    """What a policy rule does with a call that it matches."""
+
+    ALLOW = "allow"
+    AUDIT = "audit"
+    WARN = "warn"
+    SANDBOX = "sandbox"
+    ASK = "ask"
+    DENY = "deny"
+
+
+class Transport(StrEnum):
+    """The way a capability is carried out; chosen by the contract, never by the model."""
+
+    MCP = "mcp"
+    SANDBOXED_EXEC = "sandboxed_exec"
+    DIRECT = "direct"
+
+
+CallKind = Literal["tool", "resource", "prompt", "completion", "listing", "logging", "server"]
+"""`listing` asks a server what resources it has, `logging` tells it which log lines are wanted."""
+Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system"]
+
+
+@plain
+class Principal:
+    """Who calls: an agent, and the person it acts for where that is known."""
+
+    agent: str
+    tenant: str = "local"
+    person: str | None = None
+    roles: frozenset[str] = frozenset()
+    kind: Literal["agent", "system"] = "agent"
+
+    @property
+    def key(self) -> str:
+        return f"{self.tenant}/{self.agent}"
+
+
+SYSTEM = Principal(agent="system", kind="system")
+"""The gateway itself: starts servers, reads their definitions."""
+
+
+@plain
+class Call:
+    """One request to do something, as the front understood it."""
+
+    id: str
+    principal: Principal
+    tool: str
+    """The capability's name; for a resource its URI, for a prompt its name."""
+    arguments: Json
+    kind: CallKind = "tool"
+    origin: Origin = "sdk"
+    server: str | None = None
+    """Set by the front for kinds other than `tool`; a tool's server comes from its contract."""
+    parent: str | None = None
+    session: str | None = None
+    box: str | None = None
+    """The session that the caller wants it in, where a server lives in an agent's own box."""
+    idempotency_key: str | None = None
+    trace: str | None = None
+    deadline: float | None = None
+    """On the monotonic clock; the caller's own limit, beside the contract's."""
+    fault: str | None = None
+    """What was wrong with the bytes of the request; such a call is refused and recorded."""
+    method: str = "tools/call"
+    meta: Json = field(default_factory=dict)
+    """The client's `_meta`, without what MCP or we reserve. Once its contract is known: what that lets go on."""
+    traced: Mapping[str, str] = field(default_factory=dict)
+    """Its trace context, once that was checked; it goes on to the server, and no digest holds it."""
+    log_level: str | None = None
+    """What the client wants to hear of a server's log lines."""
+    inputs: Json | None = None
+    """Answers that a 2026-07-28 client gave before it was asked: used where a server does ask."""
+    attached: Attached | None = None
+    """Bytes beside the arguments, from a caller in this process."""
+
+
+# ── Contracts ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@plain
+class Retry:
+    attempts: int = 0
+    on: tuple[str, ...] = ("unavailable",)
+
+
+@plain
+class Rate:
+    per_minute: int | None = None
+    burst: int | None = None
+    concurrent: int | None = None
+    per_day: int | None = None
+
+
+@plain
+class LogPolicy:
+    """How much of a payload the audit log may hold: its digest, its field names, or the text redacted."""
+
+    arguments: Literal["digest", "names", "redacted"] = "digest"
+    result: Literal["digest", "names", "redacted"] = "digest"
+
+
+@plain
+class ResultPolicy:
+    max_bytes: int = 1_000_000
+    fields: tuple[str, ...] | None = None
+    trust: Literal["trusted", "partial", "untrusted"] = "partial"
+
+
+@plain
+class Effects:
+    reversible: bool = False
+    compensate: str | None = None
+    preview: str | None = None
+
+
+@plain
+class Contract:
+    """What one capability may do. `digest` covers every field but itself."""
+
+    name: str
+    transport: Transport = Transport.MCP
+    server: str | None = None
+    tool: str = ""
+    mode: Mode = Mode.WRITE
+    description: str | None = None
+    network: str = "denied"
+    mounts: tuple[Mount, ...] = ()
+    secrets: tuple[str, ...] = ()
+    environments: tuple[str, ...] | None = None
+    isolation: Literal["none", "process", "gvisor", "microvm"] = "none"
+    memory_layout: Literal["shared", "fresh"] = "shared"
+    template: str = "python"
+    listen: Listening = NOBODY_LISTENS
+    commands: CommandRules | None = None
+    """None: every program of the template."""
+    timeout_seconds: float = 30.0
+    retry: Retry = Retry()
+    idempotent: bool = False
+    idempotent_key: str | None = None
+    """A CEL expression over `args` that gives the idempotency key."""
+    rate: Rate = Rate()
+    approval: str = "none"
+    """`none`, `always`, or the name of an approval rule."""
+    log: LogPolicy = LogPolicy()
+    redact: tuple[str, ...] = ()
+    result: ResultPolicy = ResultPolicy()
+    effects: Effects = Effects()
+    labels: tuple[str, ...] = ()
+    meta: tuple[str, ...] = ()
+    """Keys of a call's `_meta` that may reach the server."""
+    record: Literal["facts", "full"] = "facts"
+    digest: str = ""
+
+
+@plain
+class Definition:
+    """A server's own description of one of its tools or prompts, as it was read, with the digest that pins it."""
+
+    server: str
+    name: str
+    digest: str
+    body: Json
+    kind: Literal["tool", "prompt"] = "tool"
+
+
+@plain
+class ApprovalRule:
+    """When a person must agree, and who may."""
+
+    name: str
+    when: str | None = None
+    roles: tuple[str, ...] = ()
+    expires_seconds: float = 3600.0
+    self_approval: bool = False
+    people: int = 1
+
+
+EVERY_ROLE = frozenset({"*"})
+
+
+@plain
+class Person:
+    """A person who may answer."""
+
+    name: str
+    roles: frozenset[str] = frozenset()
+    os_user: str | None = None
+
+    def holds(self, roles: tuple[str, ...]) -> bool:
+        """Whether every entry of `roles` is satisfied; alternatives within an entry are joined by `|`."""
+        return self.roles == EVERY_ROLE or all(self.roles & set(entry.split("|")) for entry in roles)
+
+
+@plain
+class Rule:
+    """One line of policy. Empty patterns match every call; every given condition must hold."""
+
+    id: str
+    action: Action
+    name: str = ""
+    description: str = ""
+    priority: int = 100
+    tool_patterns: tuple[str, ...] = ()
+    argument_patterns: Mapping[str, str] = field(default_factory=dict)
+    when: str | None = None
+    agents: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    environments: tuple[str, ...] = ()
+    approval: str | None = None
+    owasp_asi_id: str | None = None
+    modes: tuple[Mode, ...] = ()
+    """Only presets set this: a rule of theirs speaks of a contract's mode, not of a name."""
+    normalize: bool = True
+    """Whether its argument patterns are also tried on text with look-alikes made alike."""
+    enabled: bool = True
+
+
+# ── What happens to a call ────────────────────────────────────────────────────────────────────────
+
+
+@plain
+class Decision:
+    """What policy says of one call. `deny` beats all; `ask` and `sandbox` may both apply."""
+
+    id: str
+    allowed: bool
+    reason: str
+    rules: tuple[str, ...] = ()
+    """Ids of every rule that matched, highest priority first."""
+    asks: tuple[str, ...] = ()
+    """Names of the approval rules that a matching `ask` named (`always` where it named none)."""
+    sandbox: bool = False
+    marks: tuple[str, ...] = ()
+    """`warn` and `audit` rules that matched."""
+    error: str | None = None
+    policy_digest: str = ""
+    forms: tuple[tuple[str, str], ...] = ()
+    """Of each rule that matched by its argument patterns: its id, and the form of the text that it was found in."""
+
+
+@plain
+class Receipt:
+    """Where a record stands in the audit log."""
+
+    chain: str
+    seq: int
+    head: str
+
+
+@plain
+class Grant:
+    """Permission to run one call once, until a time, for exactly these digests. Only the pipeline makes one."""
+
+    call: Call
+    contract: Contract
+    decision: Decision
+    definition: Definition | None
+    arguments_digest: str
+    approval_id: str | None
+    expires_at: float
+    """On the monotonic clock."""
+    after_step: int | None = None  # in a session: only where this is still its last step
+
+
+@plain
+class Answer:
+    """What came back from where a grant was dispatched to, before the guard saw it."""
+
+    result: Json | None
+    """The raw result object, unknown fields and all; None where there is none to give."""
+    status: Status = Status.SUCCESS
+    reason_code: str = "ok"
+    message: str = ""
+    isolation: Json = field(default_factory=dict)
+    attempts: int = 1
+    ran: Ran | None = None
+    """What the supervisor saw, of what ran in a box."""
+    within: Within | None = None
+    network: Json | None = None
+    """What a server's box asked of the network meanwhile, where there is one."""
+    redactions: Mapping[str, int] = field(default_factory=dict)
+    """What was removed already, by rule."""
+    secrets: Mapping[str, int] = field(default_factory=dict)
+    """The same by secret, for the audit log alone."""
+
+
+@plain
+class Outcome:
+    """How a call ended, for its caller."""
+
+    status: Status
+    reason_code: str
+    message: GuardedText = GuardedText("")
+    """For refusals and failures of ours: one readable sentence."""
+    result: Json | None = None
+    """The guarded result as it goes to the client, unknown fields kept; None for a refusal."""
+    trust: str = "trusted"
+    facts: Json = field(default_factory=dict)
+    approval_id: str | None = None
+    receipt: Receipt | None = None
+    error: Json | None = None
+    """The JSON-RPC error (code, message, data) that a server answered with, where that was it."""
+    ran: Ran | None = None
+    """What ran in a box, its output as it came, for a caller in this process."""
+    within: Within | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.SUCCESS
+
+    @property
+    def content(self) -> list[Json]:
+        """MCP content blocks: the result's own, or the refusal as text."""
+        if self.result is not None and isinstance(self.result.get("content"), list):
+            return list(self.result["content"])
+        return [{"type": "text", "text": self.message}] if self.message else []
+
+    @property
+    def structured(self) -> Any:
+        return None if self.result is None else self.result.get("structuredContent")
+
+    @property
+    def text(self) -> str:
+        """All text blocks, joined."""
+        return "\n".join(str(b.get("text", "")) for b in self.content if b.get("type") == "text")
+
+
+# ── specs: What the operator declared: servers, networks and secrets, by name. Plain data; `model` ha
+
+
+@dataclass(frozen=True, slots=True)
+class PackageSpec:
+    """Packages that a server was fetched as, and the tree in our cache that they came to."""
+
+    kind: Literal["npm", "pypi", "image"]
+    names: tuple[str, ...]
+    tree: str
+    """The digest of everything in it."""
+    folder: str
+    """Where that tree lies on this host. Of an image, it is the root of the server's box."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """An upstream MCP server as the operator declared it."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    url: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    resources: tuple[str, ...] = ()
+    """Glob patterns of the URIs that may be read."""
+    prompts: tuple[str, ...] = ()
+    sampling: Literal["deny", "ask", "allow"] = "deny"
+    elicitation: Literal["deny", "ask"] = "ask"
+    pins: Literal["accepted", "first_use"] = "accepted"
+    start_timeout_seconds: float = 30.0
+    placement: str = "own"
+    """`own`, `session`, `unsafe_host`, or the name of a box that it shares with the servers of the same placement."""
+    mounts: tuple[Mount, ...] = ()
+    """What its box sees of the host, beside what its command needs."""
+    network: str = "denied"
+    limits: Mapping[str, float | int] = field(default_factory=dict)
+    """Of its box, by the names of `box.Limits`, where they are not the usual ones."""
+    secrets: tuple[str, ...] = ()
+    packages: PackageSpec | None = None
+    listens: bool = False
+    """Whether it may wait for connections, which only programs of its own box can make."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSpec:
+    """What of the outside a name stands for. None means: not limited by this."""
+
+    name: str
+    allow: tuple[str, ...] = ()
+    methods: tuple[str, ...] | None = None
+    paths: tuple[str, ...] | None = None
+    addresses: tuple[str, ...] = ()
+    """Addresses and ranges that are not public and that the hosts may nevertheless resolve to."""
+    max_bytes_out: int | None = None
+    max_bytes_in: int | None = None
+    per_minute: int | None = None
+    inspect: bool = False
+    """TLS ends at the gateway even where neither methods nor paths ask for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecretSpec:
+    """Where a secret comes from and whom it is for; never its value."""
+
+    name: str
+    source: Literal["env", "file", "command", "keyring", "vault"]
+    options: Mapping[str, str | tuple[str, ...]]
+    hosts: tuple[str, ...] = ()
+    """Where the value may go, in `header`; without them it can only be handed to a server, in `env`."""
+    header: str | None = None
+    format: str | None = None
+    """The header's text around `{value}`; None: as the header is usually written."""
+    methods: tuple[str, ...] = ("GET", "HEAD")
+    env: str | None = None
+    """The variable that a box finds the placeholder in, or a server the value."""
+    lifetime_seconds: float = 300.0
+    tenants: tuple[str, ...] | None = None
+    environments: tuple[str, ...] | None = None
+    capabilities: tuple[str, ...] | None = None
+    servers: tuple[str, ...] | None = None
+    agents: tuple[str, ...] | None = None
+
+    @property
+    def brokered(self) -> bool:
+        """Whether the value is put into requests outside of the box, and never enters it."""
+        return bool(self.hosts) and self.header is not None
+
+    @property
+    def variable(self) -> str:
+        """Where a box finds what stands for it."""
+        if self.env is not None:
+            return self.env
+        if self.source == "env":
+            return str(self.options["name"])
+        return "".join(c if c.isalnum() and c.isascii() else "_" for c in self.name).upper()
+
+
+@dataclass(frozen=True, slots=True)
+class VaultSpec:
+    """A HashiCorp Vault that secrets are read from."""
+
+    address: str
+    token_env: str = "VAULT_TOKEN"  # noqa: S105 - the name of a variable
+    token_file: str | None = None
+    namespace: str | None = None
+    addresses: tuple[str, ...] = ()
+    """Addresses and ranges that are not public and that its name may resolve to."""

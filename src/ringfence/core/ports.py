@@ -1,0 +1,259 @@
+"""The verbs that layers ask of each other without knowing who answers. Each is injected by `app`.
+
+A protocol here has at most three methods; whatever needs more is two protocols, or not a port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from ringfence.core.box import BoxReport, BoxSpec, Desk, Installs, Mount, NetworkRule, Serve, Stream
+from ringfence.core.brokering import BrokeredSecret, SubstitutionReply, SubstitutionRequest
+from ringfence.core.model import Definition, Json, Principal, ServerSpec
+from ringfence.core.record import plain
+
+SAID_IN_CALLS = frozenset({"notifications/progress", "notifications/message"})
+"""What a server may tell the client of a call in the course of it; all else that it says is no part of that call."""
+
+TURNED_AWAY = frozenset({"server_refused", "session_lost"})
+"""Reasons of an OutcomeUnknown where the server's answer says that it did nothing: its word alone, which will do for
+what can have no effect anyway."""
+
+
+class Channel(Protocol):
+    """The way back to the client that made a call, while the call is under way."""
+
+    @property
+    def capabilities(self) -> Json:
+        """The client's declared MCP capabilities; what is absent here may not be asked of it."""
+        ...
+
+    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        """Put `{"method", "params"}` questions to the client and wait for its results, by the same keys."""
+        ...
+
+    async def notify(self, method: str, params: Json) -> None:
+        """Send a notification that belongs to this call; `notifications/progress` carries no token yet."""
+        ...
+
+
+@plain
+class UpstreamRequest:
+    """One request to a server on behalf of a principal."""
+
+    server: str
+    principal: Principal
+    method: str
+    params: Json
+    channel: Channel
+    timeout: float
+    definition: Definition | None = None
+    """The pinned definition that the server must still offer, for a tool."""
+    session: str | None = None
+    """The client's MCP session, where it has one."""
+    log_level: str | None = None
+    """What the client wants to hear of the server's log lines."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """For this request alone, where it goes over HTTP."""
+    box: str | None = None
+    """The session in whose box the server is to be, where it lives in an agent's own."""
+    fresh: bool = False
+    """An instance of the server for this request alone, in a box of its own, gone with it."""
+    mounts: tuple[Mount, ...] | None = None
+    """What that instance sees of the host, where it is not what the server always sees."""
+    asked: Callable[[Json | None], None] | None = None
+    """Told at the end what the server's box asked of the network meanwhile; None where that is not known."""
+
+
+class Upstreams(Protocol):
+    """MCP servers, by name."""
+
+    async def request(self, request: UpstreamRequest) -> Json:
+        """Send one request and return the raw result object.
+
+        Raises Unavailable when nothing was sent, OutcomeUnknown when an answer was lost or is no more than an HTTP
+        status, Refused for an error answer of the server's own.
+        """
+        ...
+
+    async def definitions(self, server: str, principal: Principal) -> list[Definition]:
+        """What the server offers `principal` now. Raises Unavailable."""
+        ...
+
+    def isolation(self, server: str, *, fresh: bool = False) -> Json:
+        """The `isolation` fact for whatever runs this server, or ran an instance of it for one request alone."""
+        ...
+
+
+class Launched(Protocol):
+    """A server that was started, and its standard streams."""
+
+    @property
+    def isolation(self) -> Json: ...
+
+    def asking(self) -> Callable[[], Json | None]:
+        """From now on: what its box asks of the network, as a `network` fact; None where that is not known."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """To its standard input. Raises OSError where its reader is gone."""
+        ...
+
+    async def receive(self, stream: Stream) -> bytes:
+        """What it writes next; nothing once it writes no more."""
+        ...
+
+    async def stop(self) -> str:
+        """End it, with everything that it started. Where it ended by itself: what it may have lacked, in a sentence."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts servers."""
+
+    def isolation(self, spec: ServerSpec) -> Json:
+        """The `isolation` fact of a server that is yet to be started."""
+        ...
+
+    async def launch(self, spec: ServerSpec, principal: Principal) -> Launched:
+        """Raises Unavailable where nothing was started."""
+        ...
+
+
+class Redactor(Protocol):
+    """Removes what must not be seen."""
+
+    def strikes(self, data: bytes) -> bool:
+        """Whether anything would go."""
+        ...
+
+    def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
+        """The text without it, and how often each rule struck."""
+        ...
+
+    def secrets(self, text: str) -> Mapping[str, int]:
+        """Which secrets are in it, by name: for the audit log alone, since a caller who is told could guess and try."""
+        ...
+
+
+@plain
+class Access:
+    """What a box is to have of the outside, and for whom. The start of a server is for no capability and no agent."""
+
+    network: str = "denied"
+    """`denied`, or a name under `networks:`."""
+    places: tuple[str, ...] = ()
+    """What the caller itself named besides, as HOST[:PORT]."""
+    secrets: tuple[str, ...] = ()
+    tenant: str = "local"
+    capability: str | None = None
+    server: str | None = None
+    agent: str | None = None
+    call_id: str | None = None
+    url: str | None = None
+    """Where a request of our own goes; then there is no box."""
+    session: str | None = None
+    """The session whose box it is."""
+    installs: Installs | None = None
+    """What its programs may install by themselves."""
+
+
+@plain
+class Route:
+    """How one box will reach the outside, before there is a box."""
+
+    serve: Serve | None = None
+    """For `BoxSpec.network`; None: no way out."""
+    rules: tuple[NetworkRule, ...] = ()
+    """The same as plain data, for a process that serves it elsewhere; secrets are not in it."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What the box finds in its environment: placeholders of secrets."""
+    loans: tuple[BrokeredSecret, ...] = ()
+    """The same secrets by name, for a process that makes placeholders elsewhere."""
+
+
+class Router(Protocol):
+    """Makes routes from networks and secrets, which it is given by name."""
+
+    def check(self, access: Access) -> None:
+        """Whether there could be such a route, before a person is asked to approve it. Raises Refused, Unavailable."""
+        ...
+
+    async def passage(self, access: Access) -> Route:
+        """For one box. Raises Refused, Unavailable: then nothing may run."""
+        ...
+
+    async def headers(self, access: Access) -> Mapping[str, str]:
+        """What a request of our own carries of these secrets. Raises Refused, Unavailable."""
+        ...
+
+
+class SecretBroker(Protocol):
+    """Puts secrets into requests of boxes that another process keeps."""
+
+    async def ready(self, access: Access) -> None:
+        """Whether each of these could be had now. Raises Refused, Unavailable: then nothing may run."""
+        ...
+
+    async def lend(self, wish: SubstitutionRequest) -> SubstitutionReply:
+        """What changes in one request, decided and on record. Raises Refused, Unavailable."""
+        ...
+
+
+@plain
+class Packed:
+    """Packages as a box can see them."""
+
+    folder: Path
+    packages: tuple[Mapping[str, str], ...]
+    """Names, versions, and what the index says of their bytes."""
+
+
+class Packing(Protocol):
+    """Installs packages for boxes, in a box."""
+
+    def check(self, names: tuple[str, ...], within: tuple[str, ...] | None = None) -> None:
+        """Whether these could be installed and may be, before a person is asked for them. Raises Refused."""
+        ...
+
+    async def packed(self, names: tuple[str, ...]) -> Packed:
+        """These and all that they need. Raises Refused, Unavailable."""
+        ...
+
+    def desk(self, installs: Installs) -> Desk:
+        """An index of these, for programs of one box. Raises Refused."""
+        ...
+
+
+class Backend(Protocol):
+    """Makes boxes. One that cannot give all that a spec asks refuses, and says what is missing."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+        """Run a program in a fresh box, to the end of the box. `tell` gets output as it comes.
+
+        Raises ValueError for a spec that makes no sense, Unavailable where nothing was run. Cancelling kills the box.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End every box and whatever was kept ready."""
+        ...
+
+
+@runtime_checkable
+class Readying(Protocol):
+    """A backend that can have boxes ready before they are asked for."""
+
+    async def warm(self, spec: BoxSpec) -> None:
+        """For specs like this one. Raises Unavailable where there can be none."""
+        ...
+
+    def weaker(self) -> tuple[str, ...]:
+        """What boxes have on this host, but not as well as they could, each with what to do about it."""
+        ...

@@ -1,0 +1,289 @@
+"""JSON Schema, used without trusting its author.
+
+A schema comes from a server. Nothing is ever fetched for one, and its size, its depth, its patterns and the work of
+checking against it are bounded; what exceeds that is unusable, and the tool behind it with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+from urllib.parse import unquote
+
+import jsonschema_rs
+
+from ringfence.core import canonical
+
+MAX_SCHEMA_BYTES = 256 * 1024
+MAX_VALUE_BYTES = 64_000_000
+
+_MOST_STEPS = 200_000
+_MOST_STEPS_BY_REFERENCE = 50_000
+_MOST_STEPS_TO_EXPLAIN = 2_000
+_FEW_REFERENCES = 24
+"""There are at most 3^(24/3) ways through so few: they can be followed to the end when the schema is read."""
+_FEW_OPTIONS = 100
+"""Objects and lists in an `enum` are compared one by one; texts and numbers are looked up."""
+_CHEAP = 2_000_000_000
+"""Bytes of schema, its references followed, times bytes of value up to which the steps need not be counted first."""
+_SHOWN = 5
+
+_DRAFTS: Mapping[str, Any] = {
+    "https://json-schema.org/draft/2020-12/schema": jsonschema_rs.Draft202012Validator,
+    "https://json-schema.org/draft/2019-09/schema": jsonschema_rs.Draft201909Validator,
+    "http://json-schema.org/draft-07/schema": jsonschema_rs.Draft7Validator,
+    "http://json-schema.org/draft-06/schema": jsonschema_rs.Draft6Validator,
+    "http://json-schema.org/draft-04/schema": jsonschema_rs.Draft4Validator,
+}
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_LITERAL = frozenset({"const", "enum", "default", "examples"})
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+_IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
+_IN_PLACE = ("not", "if", "then", "else")
+_IN_PLACE_NAMED = ("dependentSchemas", "dependencies")
+_EACH_VALUE = ("additionalProperties", "unevaluatedProperties", "propertyNames")
+_EACH_ITEM = ("items", "additionalItems", "unevaluatedItems", "contains")
+
+
+class Unusable(Exception):
+    """Why a schema cannot be used."""
+
+
+class Schema:
+    """A compiled schema. Raises Unusable."""
+
+    def __init__(self, root: Any) -> None:
+        size = _bounded(root)
+        survey = _survey(root)
+        self._root = root
+        self._references = {text: _target(text, root, survey) for text in set(survey.references)}
+        self._reference_count = len(survey.references)
+        self._options = survey.options
+        self._weight = size * _repetition(root, self._references, survey)
+        self._validator = _validator(root, survey.draft)
+
+    def problem(self, value: Any, name: str, most_bytes: int = MAX_VALUE_BYTES) -> str | None:
+        """What is wrong with `value`, called `name`: places and rules, never a value. None when it fits.
+
+        It names properties as they are called, in full: half a name could be half a secret, which the guard would not
+        know again. The guard cleans and cuts it before it is shown.
+        """
+        try:
+            size = len(canonical.dumps(value))
+        except (ValueError, TypeError, RecursionError):
+            return f"{name}: not plain JSON"
+        if size > most_bytes:
+            return f"{name}: larger than {most_bytes} bytes"
+        if size > canonical.MAX_DEPTH and canonical.depth(value) > canonical.MAX_DEPTH:
+            return f"{name}: nested deeper than {canonical.MAX_DEPTH} levels"
+        if not self._affordable(value, size):
+            return f"{name}: too much work to check against this schema"
+        try:
+            return None if self._validator.is_valid(value) else self._explain(value, name)
+        except ValueError:  # a value that the validator cannot convert
+            return f"{name}: not plain JSON"
+
+    def _affordable(self, value: Any, size: int) -> bool:
+        if self._reference_count > _FEW_REFERENCES or self._options > _FEW_OPTIONS:
+            return self._within(value, _MOST_STEPS_BY_REFERENCE)
+        return self._weight * size <= _CHEAP or self._within(value, _MOST_STEPS)
+
+    def _explain(self, value: Any, name: str) -> str:
+        if self._within(value, _MOST_STEPS_TO_EXPLAIN):
+            errors = list(islice(self._validator.iter_errors(value), _SHOWN + 1))
+        elif self._reference_count:
+            # A yes or no remembers which references it followed; a list of errors takes every way through them.
+            return f"{name}: does not fit the schema"
+        else:
+            errors = [_first(self._validator, value)]
+        told = [f"{_path(name, error.instance_path)}: {error.message}" for error in errors[:_SHOWN]]
+        return "; ".join([*told, "and more"] if len(errors) > _SHOWN else told)
+
+    def _within(self, value: Any, limit: int) -> bool:
+        """Whether checking takes no more than so many steps, counted without short cuts."""
+        stack = [(self._root, value)]
+        steps = 0
+        while stack:
+            node, item = stack.pop()
+            steps += 1
+            if isinstance(node, dict) and self._options:
+                steps += _options(node)
+            if steps > limit:
+                return False
+            if not isinstance(node, dict):
+                continue
+            for key in _REFERENCES:
+                text = node.get(key)
+                if isinstance(text, str):
+                    stack.append((self._references[text], item))
+            stack.extend((sub, item) for key in _IN_PLACE_LISTS for sub in node.get(key) or ())
+            stack.extend((node[key], item) for key in _IN_PLACE if key in node)
+            stack.extend((sub, item) for key in _IN_PLACE_NAMED for sub in (node.get(key) or {}).values())
+            if isinstance(item, dict):
+                steps += len(node.get("patternProperties") or ()) * len(item)
+                if steps > limit:
+                    return False
+                stack.extend(_members(node, item))
+            elif isinstance(item, list):
+                stack.extend(_items(node, item))
+        return True
+
+
+def _members(node: Mapping[str, Any], item: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    properties = node.get("properties") or {}
+    yield from ((properties[key], value) for key, value in item.items() if key in properties)
+    for sub in (node.get("patternProperties") or {}).values():
+        yield from ((sub, value) for value in item.values())
+    for key in _EACH_VALUE:
+        if isinstance(node.get(key), dict):
+            yield from ((node[key], value) for value in item.values())
+
+
+def _items(node: Mapping[str, Any], item: list[Any]) -> Iterator[tuple[Any, Any]]:
+    for key in ("prefixItems", "items"):
+        if isinstance(node.get(key), list):
+            yield from zip(node[key], item, strict=False)
+    for key in _EACH_ITEM:
+        if isinstance(node.get(key), dict):
+            yield from ((node[key], value) for value in item)
+
+
+def _first(validator: Any, value: Any) -> Any:
+    try:
+        validator.validate(value)
+    except jsonschema_rs.ValidationError as error:
+        return error
+    raise ValueError("two readings of one value")
+
+
+def _path(name: str, parts: list[str | int]) -> str:
+    return name + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+
+
+# ── Reading a schema ──────────────────────────────────────────────────────────────────────────────
+
+
+def _bounded(root: Any) -> int:
+    """The schema's size."""
+    if not isinstance(root, dict | bool):
+        raise Unusable("it is no JSON Schema")
+    try:
+        size = len(canonical.dumps(root))
+    except (ValueError, TypeError, RecursionError):
+        raise Unusable("it is not plain JSON") from None
+    if size > MAX_SCHEMA_BYTES:
+        raise Unusable(f"it is larger than {MAX_SCHEMA_BYTES // 1024} kB")
+    if canonical.depth(root) > canonical.MAX_DEPTH:
+        raise Unusable(f"it is nested deeper than {canonical.MAX_DEPTH} levels")
+    return size
+
+
+def _options(node: Mapping[str, Any]) -> int:
+    options = node.get("enum")
+    return sum(isinstance(option, dict | list) for option in options) if isinstance(options, list) else 0
+
+
+@dataclass(slots=True)
+class _Survey:
+    draft: Any
+    anchors: dict[str, Any]
+    references: list[str]
+    nodes: set[int]
+    """Which objects were looked at, by their identity."""
+    options: int = 0
+
+
+def _survey(root: Any) -> _Survey:
+    found = _Survey(jsonschema_rs.Draft202012Validator, {"": root}, [], set())
+    embedded = False
+    for node in _nodes(root):
+        found.nodes.add(id(node))
+        found.options += _options(node)
+        draft = node.get("$schema")
+        if isinstance(draft, str):
+            if draft.rstrip("#") not in _DRAFTS:
+                raise Unusable("its $schema is not a known draft")
+            if node is root:
+                found.draft = _DRAFTS[draft.rstrip("#")]
+        identity = node.get("$id")
+        if isinstance(identity, str) and node is not root:
+            embedded = embedded or not identity.startswith("#")
+            found.anchors[identity.partition("#")[2]] = node
+        for key in ("$anchor", "$dynamicAnchor"):
+            if isinstance(node.get(key), str):
+                found.anchors[node[key]] = node
+        found.references.extend(node[key] for key in _REFERENCES if isinstance(node.get(key), str))
+    found.anchors[""] = root
+    if embedded and found.references:
+        # What `#` means would depend on where it stands; hardly any tool does this, and it can hide a bomb.
+        raise Unusable("it embeds other schemas by $id and refers to them")
+    return found
+
+
+def _nodes(root: Any) -> Iterator[dict[str, Any]]:
+    """Every object of the document that can be a schema."""
+    stack = [(root, False)]
+    while stack:
+        item, named = stack.pop()
+        if isinstance(item, list):
+            stack.extend((value, False) for value in item)
+        elif isinstance(item, dict) and named:
+            stack.extend((value, False) for value in item.values())
+        elif isinstance(item, dict):
+            yield item
+            stack.extend((value, key in _NAMED) for key, value in item.items() if key not in _LITERAL)
+
+
+def _target(reference: str, root: Any, survey: _Survey) -> Any:
+    if not reference.startswith("#"):
+        raise Unusable("it refers to something outside of itself (a reference must start with #)")
+    pointer = unquote(reference[1:])
+    if not pointer.startswith("/"):
+        found = survey.anchors.get(pointer)
+    else:
+        found = root
+        for part in pointer[1:].split("/"):
+            found = _step(found, part.replace("~1", "/").replace("~0", "~"))
+    # Into a default or an example too: references there were not counted, so a bomb could hide in it.
+    if not isinstance(found, bool) and id(found) not in survey.nodes:
+        raise Unusable("one of its references leads to no schema")
+    return found
+
+
+def _repetition(root: Any, references: Mapping[str, Any], survey: _Survey) -> float:
+    """How many times larger the schema is with its references written out, recursion cut."""
+    if not 0 < len(survey.references) <= _FEW_REFERENCES:
+        return 1.0
+    count = 0
+    stack = [(root, frozenset({id(root)}))]
+    while stack:
+        start, path = stack.pop()
+        for node in _nodes(start):
+            count += 1
+            targets = (references[node[key]] for key in _REFERENCES if isinstance(node.get(key), str))
+            stack.extend((target, path | {id(target)}) for target in targets if id(target) not in path)
+    return max(1.0, count / len(survey.nodes))
+
+
+def _step(item: Any, part: str) -> Any:
+    if isinstance(item, dict):
+        return item.get(part)
+    if isinstance(item, list) and part.isascii() and part.isdigit() and len(part) < 7 and int(part) < len(item):
+        return item[int(part)]
+    return None
+
+
+def _never(uri: str) -> Any:
+    raise LookupError("nothing is fetched for a schema")
+
+
+def _validator(root: Any, draft: Any) -> Any:
+    # Linear patterns first. Lookarounds, which common schema generators emit, need the other engine, bounded as well.
+    for patterns in (jsonschema_rs.RegexOptions(), jsonschema_rs.FancyRegexOptions(backtrack_limit=10_000)):
+        try:
+            return draft(root, retriever=_never, mask="the value", pattern_options=patterns)
+        except (ValueError, jsonschema_rs.ReferencingError):
+            continue
+    raise Unusable("it is no valid JSON Schema")

@@ -1,0 +1,166 @@
+"""What differs from one operating system to the next and is wanted on all of them: private files, locks, accounts.
+
+Boxes are Linux's alone; where there can be none, what is said about it is here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+    import pwd
+
+_NAMES = {"darwin": "macOS", "win32": "Windows"}
+_INSTEAD = {
+    "darwin": "run Ringfence in a Linux virtual machine or on a Linux host",
+    "win32": "run Ringfence in WSL 2 or on a Linux host",
+}
+_LOCKED_BYTE = 0x7FFFFFFE
+"""On Windows a lock keeps everyone else from the bytes it is on, so it lies where no file of ours has any."""
+
+PLAIN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""Flags of every file that we open by descriptor."""
+PRIVATE = PLAIN | getattr(os, "O_NOFOLLOW", 0)
+"""And of those that must be what they seem: no link is followed."""
+UNHURRIED = PLAIN | getattr(os, "O_NONBLOCK", 0)
+"""And of those in whose place there may be a pipe, which must not hold us up."""
+
+
+def no_boxes() -> str | None:
+    """Why there are no boxes on this system, and what to do; None where there can be."""
+    if sys.platform == "linux":
+        return None
+    name = _NAMES.get(sys.platform, sys.platform)
+    instead = _INSTEAD.get(sys.platform, "run Ringfence on a Linux host")
+    return f"a box needs Linux, and this is {name}: {instead} (docs/other-systems.md)"
+
+
+def tells_peers() -> bool:
+    """Whether the kernel says which user is at the other end of a TCP connection within this machine."""
+    return sys.platform == "linux"
+
+
+def same_network(process: int) -> bool:
+    """Whether a process has the network that we have: what is in a box, or in another container, does not, and is none
+    of our user's own programs though it has their number. One that is gone, or that we may not look at, has not."""
+    try:
+        return os.path.samestat(os.stat(f"/proc/{process}/ns/net"), os.stat("/proc/self/ns/net"))
+    except OSError:
+        return False
+
+
+@cache
+def interpreter() -> Path:
+    """The interpreter of boxes, by its real path: a virtual environment's is a link to it."""
+    return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
+
+
+# ── Time ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def uptime() -> float:
+    """Seconds on a clock that cannot be set; where the system has such a one, it goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+
+
+@cache
+def boot() -> str | None:
+    """Which start of the machine `uptime` counts from; None where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
+    except OSError:
+        return None
+
+
+# ── Accounts ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def user_name() -> str:
+    """Name of the account that this process runs as."""
+    if sys.platform == "win32":
+        return os.getlogin()  # as the system has it: environment variables say whatever they were set to
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid-{os.getuid()}"
+
+
+def stranger(info: os.stat_result) -> bool:
+    """Whether a file belongs to another user. Windows says so by access lists, which we do not read."""
+    return sys.platform != "win32" and info.st_uid != os.geteuid()
+
+
+def open_to_others(info: os.stat_result, bits: int) -> int:
+    """Which of these permissions a file gives. Windows makes such bits up."""
+    return 0 if sys.platform == "win32" else stat.S_IMODE(info.st_mode) & bits
+
+
+# ── Files ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lock(descriptor: int) -> bool:
+    """Lock a whole file until it is closed. False while another holds it. Raises OSError."""
+    if sys.platform == "win32":
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def write_at(descriptor: int, data: bytes, offset: int) -> int:
+    """How much of it was written. The place where others read and write on is not promised to stay."""
+    if sys.platform == "win32":
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.write(descriptor, data)
+    return os.pwrite(descriptor, data, offset)
+
+
+def read_at(descriptor: int, size: int, offset: int) -> bytes:
+    if sys.platform == "win32":
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, size)
+    return os.pread(descriptor, size, offset)
+
+
+def restrict(descriptor: int, mode: int) -> None:
+    """Whatever our umask says. On Windows a file has the access list of its folder."""
+    if sys.platform != "win32":
+        os.fchmod(descriptor, mode)
+
+
+def sync_folder(folder: Path) -> None:
+    """Names in it are on disk afterwards. Windows keeps its own journal of names, and opens no folder."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def watched(folder: Path) -> int | Path:
+    """What `os.stat` takes to look at a folder again and again: where it can be had, a descriptor, which is cheaper."""
+    if sys.platform == "win32":
+        return folder
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def unwatch(watched: int | Path) -> None:
+    if isinstance(watched, int):
+        os.close(watched)

@@ -1,0 +1,76 @@
+"""P, continued: what /proc and /sys tell of the machine and let one change."""
+
+from __future__ import annotations
+
+from ringfence.doctor.case import Case
+
+_ABSENT = "ENOENT: /proc shows the box's own processes and nothing else"
+
+CASES = (
+    Case(
+        "P40",
+        "reach the kernel's settings: core_pattern, modprobe, hotplug helper",
+        _ABSENT,
+        """
+        there("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/sys/kernel/uevent_helper", "/proc/sys")
+        """,
+    ),
+    Case(
+        "P42",
+        "read addresses in the kernel",
+        _ABSENT,
+        "attempt(lambda: open('/proc/kallsyms').readline())",
+    ),
+    Case(
+        "P43",
+        "reach the memory and the magic keys of the machine",
+        _ABSENT,
+        "there('/proc/kcore', '/proc/kpagecount', '/proc/kmsg', '/proc/sysrq-trigger', '/dev/mem')",
+    ),
+    Case(
+        "P44",
+        "read how the machine was started and configured",
+        _ABSENT,
+        """
+        any_of({path: lambda path=path: open(path, "rb").read(64)
+                for path in ("/proc/cmdline", "/proc/version", "/proc/config.gz", "/proc/modules")})
+        """,
+    ),
+    Case(
+        "P45",
+        "read what else happens on the machine: load, uptime, memory, processors, interrupts, disks",
+        _ABSENT,
+        """
+        any_of({path: lambda path=path: open(path).read(64)
+                for path in ("/proc/loadavg", "/proc/uptime", "/proc/meminfo", "/proc/stat", "/proc/cpuinfo",
+                             "/proc/interrupts", "/proc/diskstats", "/proc/vmstat", "/proc/schedstat")})
+        """,
+    ),
+    Case(
+        "P46",
+        "read the identity of the machine: boot id, machine id, host id, serial numbers",
+        _ABSENT,
+        """
+        any_of({path: lambda path=path: open(path).read(64)
+                for path in ("/proc/sys/kernel/random/boot_id", "/etc/machine-id", "/var/lib/dbus/machine-id",
+                             "/etc/hostid", "/sys/class/dmi/id/product_uuid", "/sys/class/net/eth0/address")})
+        """,
+    ),
+    Case("P47", "list keys and their users", _ABSENT, "any_of({'keys': lambda: open('/proc/keys').read(8)})"),
+    Case(
+        "P48",
+        "walk through /sys: devices, modules, kernel parameters, control groups",
+        "ENOENT: there is no /sys",
+        "there('/sys/devices', '/sys/kernel', '/sys/module', '/sys/fs/cgroup', '/sys/class', '/sys/firmware')",
+    ),
+    Case(
+        "P49",
+        "find any other file in /proc that is not about a process",
+        "none",
+        """
+        found = [name for name in os.listdir("/proc") if not name.isdigit()
+                 and name not in ("self", "thread-self", "mounts", "net")]
+        say(bool(found), ", ".join(sorted(found)[:6]) or "none")
+        """,
+    ),
+)

@@ -1,0 +1,186 @@
+"""What is offered to a client: tools by their contracts, resources and prompts by their servers' lists."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ringfence.core import canonical, invisible
+from ringfence.core.errors import Refused, RingfenceError
+from ringfence.core.model import Call, Contract, Definition, Json, Origin, Principal, ServerSpec, Transport
+from ringfence.governance.pipeline import Pipeline
+from ringfence.governance.rulebook import Rulebook, allowed_item, normal_uri
+from ringfence.identity import LOCAL_AGENT
+from ringfence.sandbox.tools.executor import Executor
+from ringfence.sandbox.tools.resources import PREFIX
+from ringfence.sandbox.tools.toolkit import SERVER
+from ringfence.upstream.pool import SilentChannel
+
+log = logging.getLogger("ringfence.front")
+
+_RESOURCES = ("resources/list", "resources")
+_TEMPLATES = ("resources/templates/list", "resourceTemplates")
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    rules: Rulebook
+    tools: list[Json]
+    header_schemas: dict[str, Json]
+    in_sessions: frozenset[str]
+    """Tools of ours that can be told which session they are for."""
+
+
+def _offer(rules: Rulebook, clean: Callable[[Json], Json]) -> _Offer:
+    tools: list[Json] = []
+    header_schemas: dict[str, Json] = {}
+    in_sessions: set[str] = set()
+    for capability in rules.catalog.offered(rules.environment):
+        name = capability.contract.name
+        if capability.definition is None or _pointless(rules, capability.contract):
+            continue
+        body = _shown(clean, capability.definition)
+        if body is None:
+            continue
+        body["name"] = name
+        if capability.contract.description is not None:
+            body["description"] = capability.contract.description
+        if capability.contract.result.fields is not None:
+            body.pop("outputSchema", None)  # what is left of the result is no longer what the server promises
+        schema = body.get("inputSchema")
+        if isinstance(schema, dict) and b"x-mcp-header" in canonical.dumps(schema):
+            header_schemas[name] = schema
+        if capability.contract.transport is Transport.SANDBOXED_EXEC and "session" in body["inputSchema"]["properties"]:
+            in_sessions.add(name)
+        tools.append(body)
+    return _Offer(rules, tools, header_schemas, frozenset(in_sessions))
+
+
+def _shown(clean: Callable[[Json], Json], definition: Definition) -> Json | None:
+    """A definition as a client may see it; None where it cannot be shown without deceiving the client."""
+    try:
+        return {**clean(definition.body)}
+    except Refused as exc:
+        kind = definition.kind
+        name = invisible.visible(definition.name)
+        log.warning("server %s: its %s %s is not offered: %s", definition.server, kind, name, exc)
+        return None
+
+
+def _pointless(rules: Rulebook, contract: Contract) -> bool:
+    """A tool of our own that policy never allows. No operator declared it, so no client is told of it."""
+    if contract.transport is not Transport.SANDBOXED_EXEC:
+        return False
+    return rules.policy.never_allows(Call("", Principal(LOCAL_AGENT), contract.name, {}), contract)
+
+
+class Listing:
+    """Reads the rulebook in force each time, so a reload shows at once."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._owners: dict[tuple[str, str], str] = {}
+        """(principal, uri) → server, learnt from listings; bounded by clearing."""
+        self._offered: _Offer | None = None
+        self.boxes: Callable[[], Executor | None] = lambda: None
+        """What sessions left are resources, too."""
+
+    def tools(self) -> list[Json]:
+        return self._offer().tools
+
+    def header_schema(self, tool: str) -> Json | None:
+        """The input schema of a tool that wants some arguments repeated as HTTP headers."""
+        return self._offer().header_schemas.get(tool)
+
+    def takes_session(self, tool: str) -> bool:
+        return tool in self._offer().in_sessions
+
+    def _offer(self) -> _Offer:
+        """Made once per rulebook: the list is asked for far more often than it changes."""
+        rules = self._pipeline.rules
+        if self._offered is None or self._offered.rules is not rules:
+            self._offered = _offer(rules, self._pipeline.listed)
+        return self._offered
+
+    def prompts(self) -> list[Json]:
+        names = self._prompt_names()
+        prompts = self._pipeline.rules.prompts
+        clean = self._pipeline.listed
+        shown = ((name, _shown(clean, prompts[key])) for name, key in names.items())
+        return [{**body, "name": name} for name, body in shown if body is not None]
+
+    def prompt(self, name: str) -> tuple[str, str] | None:
+        """(server, the server's own name) of an offered prompt."""
+        return self._prompt_names().get(name)
+
+    def _prompt_names(self) -> dict[str, tuple[str, str]]:
+        """Offered names; one that two servers use is preceded by its server's."""
+        rules = self._pipeline.rules
+        keys = [k for k in rules.prompts if k[0] in rules.servers and allowed_item(rules.servers[k[0]], "prompt", k[1])]
+        keys = [key for key in keys if invisible.name(key[1]) == key[1]]  # a name is sent back as it was shown
+        names = [name for _, name in keys]
+        return {(n if names.count(n) == 1 else f"{s}.{n}"): (s, n) for s, n in keys}
+
+    async def resources(self, principal: Principal, *, templates: bool, origin: Origin = "system") -> list[Json]:
+        """From every server that lists any; one that is down leaves its own out, and is logged."""
+        key = "uriTemplate" if templates else "uri"
+        out: list[Json] = []
+        for spec in self._with_resources():
+            for item in await self._listing(spec.name, principal, templates, origin):
+                uri = item.get(key)
+                known = normal_uri(uri) if isinstance(uri, str) else None
+                if known is not None and allowed_item(spec, "resource", known) and not known.startswith(PREFIX):
+                    self._learn(principal, known, spec.name)
+                    # As it will be compared and sent when it is asked for.
+                    with contextlib.suppress(Refused):
+                        out.append(self._pipeline.listed(item if known == uri else {**item, key: known}))
+        return [*out, *await self._own_resources(principal, templates)]
+
+    async def _listing(self, server: str, principal: Principal, templates: bool, origin: Origin) -> list[Json]:
+        """What one server lists now, asked for by a call like any other."""
+        method, key = _TEMPLATES if templates else _RESOURCES
+        call = Call(canonical.new_id("call"), principal, method, {}, "listing", origin, server, method=method)
+        outcome = await self._pipeline.handle(call, SilentChannel())
+        if outcome.result is None:
+            log.warning("server %s: its resources cannot be listed: %s", server, outcome.message)
+            return []
+        items = outcome.result.get(key)
+        return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+    async def _own_resources(self, principal: Principal, templates: bool) -> Sequence[Json]:
+        boxes = self.boxes()
+        if boxes is None:
+            return ()
+        try:
+            return await boxes.resources(principal, templates=templates)
+        except RingfenceError as exc:
+            log.warning("what sessions left cannot be listed: %s", exc)
+            return ()
+
+    async def resource_server(self, principal: Principal, uri: str) -> str | None:
+        """The server whose list has this URI: the only one that may, else the one that listed it."""
+        if uri.startswith(PREFIX):
+            return SERVER
+        uri = normal_uri(uri) or uri
+        candidates = [s.name for s in self._with_resources() if allowed_item(s, "resource", uri)]
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        known = self._owners.get((principal.key, uri))
+        if known is None:
+            await self.resources(principal, templates=False)
+            known = self._owners.get((principal.key, uri))
+        return known if known in candidates else candidates[0]
+
+    def _with_resources(self) -> list[ServerSpec]:
+        return [s for s in self._pipeline.rules.servers.values() if s.resources]
+
+    def _learn(self, principal: Principal, uri: str, server: str) -> None:
+        if len(self._owners) > 10_000:
+            self._owners.clear()
+        self._owners[principal.key, uri] = server
+
+    def digest(self) -> str:
+        """Changes when what a client would be shown changes."""
+        return canonical.digest([self.tools(), self.prompts()])

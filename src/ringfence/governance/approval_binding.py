@@ -1,0 +1,93 @@
+"""What a person is asked about one call, and what their answer is bound to."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from ringfence.core import canonical
+from ringfence.core.model import Call, Contract, Decision, Json
+from ringfence.governance.approvals import Requirement
+from ringfence.governance.guard import Guard
+from ringfence.governance.journal import CallState
+from ringfence.governance.rulebook import Rulebook
+from ringfence.sandbox.tools.request import asked_for
+from ringfence.store import Approval, Transaction, Unproven
+
+
+def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: Requirement) -> str:
+    """The digest of all that matters of a call: change any of it and it is another question.
+
+    That is also which rules ask and who may answer: once they are tightened, what was asked or answered before is void.
+    In a session it is its last step and the files in it, too: when another step came between, the answer is void.
+    """
+    bound: Json = {
+        "principal": [state.call.principal.key, state.call.principal.person],
+        "tool": state.call.tool,
+        "pin": state.definition.digest if state.definition is not None else None,
+        "arguments": state.arguments_digest,
+        "contract": contract.digest,
+        "policy": rules.policy.digest,
+        "environment": rules.environment,
+        "approval": rules.approvals.terms(requirement),
+    }
+    if state.session_state is not None:
+        bound["session"] = [state.call.arguments.get("session"), *state.session_state]
+    return canonical.digest(bound)
+
+
+def named(state: CallState) -> Call:
+    """The call by a name that may be kept and shown: that of a resource or prompt is whatever its caller wrote."""
+    call = state.call
+    return call if call.kind == "tool" else replace(call, tool=state.clean(call.tool))
+
+
+def use(rules: Rulebook, tx: Transaction, digest: str, call_id: str) -> Approval | None:
+    """Consume the approval; None where there is none. Raises Unproven where the log does not prove it."""
+    approval = tx.consume_approval(digest, call_id, time.time())
+    if approval is None:
+        return None
+    problem = "nothing proves it" if approval.leave is None else rules.approvals.doubt(approval.leave)
+    if problem is not None:
+        raise Unproven(approval.id, problem)
+    return approval
+
+
+def for_programs(decision: Decision, call: Call, contract: Contract) -> Decision:
+    """The decision with a question for a person, where the command names programs that they are to be asked for."""
+    programs = asked_for(call, contract)
+    if not programs:
+        return decision
+    reason = f"{decision.reason}; a person must agree (the command names {', '.join(programs)})"
+    return replace(decision, asks=tuple(dict.fromkeys((*decision.asks, "always"))), reason=reason)
+
+
+def summary(guard: Guard, state: CallState) -> Json:
+    """What the person who answers is shown."""
+    contract = state.contract
+    call = state.call
+    assert contract is not None and state.decision is not None
+    arguments, removed = guard.shown(contract, call.arguments)
+    beside = {name: value for name, value in (("meta", call.meta), ("inputs", call.inputs)) if value}
+    if beside:
+        beside, more = guard.shown(contract, beside)
+        removed = {name: removed.get(name, 0) + more.get(name, 0) for name in (*removed, *more)}
+    shown: Json = {
+        "tool": named(state).tool,
+        "server": contract.server,
+        "mode": str(contract.mode),
+        "arguments": arguments,
+        "removed": removed,
+        "agent": call.principal.agent,
+        "person": call.principal.person,
+        "origin": call.origin,
+        "rules": list(state.decision.rules),
+        "reversible": contract.effects.reversible,
+        **beside,
+    }
+    programs = asked_for(call, contract)
+    if programs:
+        shown["programs"] = list(programs)
+    if state.session_state is not None:
+        shown["session"] = {"after_step": state.session_state[0], "files": state.session_state[1]}
+    return shown

@@ -1,0 +1,234 @@
+"""A person's approval of one exact call: asked once, answered by a person who may, consumed once.
+
+What is approved is a digest over everything that matters of the call. Any change makes another digest and so
+another question. The state lives in the store, so an answer may come from another process, or after a restart; what it
+is worth, the signed log alone says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import anyio
+import anyio.to_thread
+
+from ringfence.audit.approvals import ProvenApproval
+from ringfence.core.errors import Refused
+from ringfence.core.expression import Expression, ExpressionError
+from ringfence.core.model import ApprovalRule, Call, Contract, Decision, Json, Person, Status
+from ringfence.core.ports import Channel
+from ringfence.store import Approval, ApprovalQuestion, RowNotFound, Store, Unproven
+
+ALWAYS = ApprovalRule(name="always")
+_PROGRESS_SECONDS = 2.0
+_MOST_WAITING = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """All approval rules that apply to one call, as one question: each must be satisfied."""
+
+    names: tuple[str, ...]
+    roles: tuple[str, ...]
+    """Each entry must be held; alternatives within an entry are joined by `|`."""
+    expires_seconds: float
+    self_approval: bool
+    people: int
+
+
+class Approvals:
+    """Asks, waits, and tells whether a call may go on. Consuming is part of the grant."""
+
+    def __init__(
+        self, store: Store, rules: Mapping[str, ApprovalRule], people: Mapping[str, Person], *, wait_seconds: float
+    ) -> None:
+        """Without `people` there is one person, who has every role."""
+        self._store = store
+        self._rules = {**rules, "always": ALWAYS}
+        self._people = people
+        self._conditions = {n: Expression(r.when) for n, r in rules.items() if r.when is not None}
+        self._wait = wait_seconds
+        self._making: anyio.CapacityLimiter | None = None
+        """One at a time makes what a person is shown: more threads would leave the loop less of the interpreter."""
+
+    def requirement(self, contract: Contract, decision: Decision, variables: Callable[[], Json]) -> Requirement | None:
+        """What must be asked for this call, if anything. A condition that fails to evaluate asks."""
+        names = list(decision.asks)
+        if contract.approval != "none" and self._applies(contract.approval, variables):
+            names.append(contract.approval)
+        if not names:
+            return None
+        rules = [self._rules[n] for n in dict.fromkeys(names)]
+        return Requirement(
+            names=tuple(r.name for r in rules),
+            roles=tuple("|".join(sorted(r.roles)) for r in rules if r.roles),
+            expires_seconds=min(r.expires_seconds for r in rules),
+            # Where only one person exists, no other could answer.
+            self_approval=not self._people or all(r.self_approval for r in rules),
+            people=max(r.people for r in rules),
+        )
+
+    def terms(self, requirement: Requirement) -> Json:
+        """What an answer is bound to besides its call: the rules that ask for it, and who may give it."""
+        rules = [self._rules.get(name, ApprovalRule(name)) for name in requirement.names]
+        able = [p for p in self._people.values() if p.holds(requirement.roles)]
+        return {
+            "rules": [
+                [r.name, r.when, sorted(r.roles), float(r.expires_seconds), r.self_approval, r.people] for r in rules
+            ],
+            "people": [[p.name, sorted(p.roles), p.os_user] for p in sorted(able, key=lambda p: p.name)],
+            "asked": [list(requirement.roles), requirement.self_approval, requirement.people],
+        }
+
+    def doubt(self, leave: ProvenApproval) -> str | None:
+        """Why what the log has for this call is not the agreement of people who may give it; None if it is."""
+        asked_for = leave.question.get("asked_for")
+        roles = tuple(leave.question.get("roles") or ())
+        own = leave.question.get("self_approval") is True
+        for yes in leave.agreed if self._people else ():
+            person = self._people.get(yes.person)
+            if person is None or not person.holds(roles) or (person.name == asked_for and not own):
+                return f"{yes.person} may not answer it by the configuration in force"
+        return None
+
+    def _applies(self, name: str, variables: Callable[[], Json]) -> bool:
+        condition = self._conditions.get(name)
+        if condition is None:
+            return True
+        try:
+            return condition.test(variables())
+        except ExpressionError:
+            return True
+
+    async def obtain(
+        self, call: Call, digest: str, requirement: Requirement, summary: Callable[[], Json], channel: Channel
+    ) -> None:
+        """Return when an approval for `digest` is there to be consumed; raise Refused otherwise.
+
+        `summary` makes what a person is shown. That may be large, so it is made only when a person is to be asked, and
+        not on the loop.
+        """
+        approval = self._standing(digest)
+        if approval is None:
+            approval = await self._ask(call, digest, requirement, summary)
+        approval = await self._await_answer(approval, channel)
+        if approval.state == "expired":
+            approval = await self._ask(call, digest, requirement, summary)  # the old one can no longer be answered
+        if approval.state == "denied":
+            raise refused(approval)
+        if approval.state not in ("approved", "consumed"):
+            raise waiting(approval)
+
+    async def ask_again(
+        self, call: Call, digest: str, requirement: Requirement, summary: Callable[[], Json]
+    ) -> Refused:
+        """Another call consumed the answer first: a new question for this one."""
+        return waiting(await self._ask(call, digest, requirement, summary))
+
+    def _standing(self, digest: str) -> Approval | None:
+        """The newest question about this digest that still counts: an open one, a usable yes, or a no of late."""
+        now = time.time()
+        live = [
+            a
+            for a in self._store.reader().find_approvals(digest)
+            if a.state in ("approved", "pending") or (a.state == "denied" and now < a.expires_at)
+        ]
+        return max(live, key=lambda a: (a.state == "approved", a.asked_at), default=None)
+
+    async def _ask(self, call: Call, digest: str, requirement: Requirement, summary: Callable[[], Json]) -> Approval:
+        def question() -> ApprovalQuestion:
+            if self._store.reader().open_questions(call.principal.key) >= _MOST_WAITING:
+                # The people who answer must be able to read all that is asked.
+                text = f"{_MOST_WAITING} calls of this agent wait for a person already"
+                raise Refused(Status.DENIED, "throttled", text)
+            now = time.time()
+            return ApprovalQuestion(
+                digest=digest,
+                call_id=call.id,
+                principal=call.principal.key,
+                person=call.principal.person,
+                tool=call.tool,
+                summary=summary(),
+                rule="+".join(requirement.names),
+                roles=requirement.roles,
+                self_approval=requirement.self_approval,
+                people=requirement.people,
+                asked_at=now,
+                expires_at=now + requirement.expires_seconds,
+            )
+
+        self._making = self._making or anyio.CapacityLimiter(1)
+        asked = await anyio.to_thread.run_sync(question, limiter=self._making)
+        return await self._store.write(lambda tx: tx.ask_approval(asked), durable=True)
+
+    async def _await_answer(self, approval: Approval, channel: Channel) -> Approval:
+        """The question once it has an answer, or as it stands when there is no more time for one."""
+        started = anyio.current_time()
+        left = approval.expires_at - time.time()
+        until = started + min(self._wait, left)
+        if approval.state == "pending" and until > started:
+            with self._store.waiting.answer_to(approval) as answered:
+                while not answered.is_set() and (now := anyio.current_time()) < until:
+                    note = {"progress": now - started, "message": f"waiting for a person to answer {approval.id}"}
+                    await channel.notify("notifications/progress", note)
+                    with anyio.move_on_after(min(until - now, _PROGRESS_SECONDS)):
+                        await answered.wait()
+        found = find(self._store, approval.id, brief=True)
+        late = left <= self._wait and anyio.current_time() >= until
+        return replace(found, state="expired") if late and found.state == "pending" else found
+
+
+def find(store: Store, approval_id: str, *, brief: bool = False) -> Approval:
+    approval = store.reader().approval(approval_id, brief=brief)
+    if approval is None:
+        raise RowNotFound(f"there is no approval {approval_id!r}")
+    return approval
+
+
+def waiting(approval: Approval) -> Refused:
+    return Refused(
+        Status.APPROVAL_REQUIRED,
+        "approval_required",
+        f"This call waits for a person. Ask them to run: ringfence approvals approve {approval.id} "
+        f"— then make the same call again.",
+        approval_id=approval.id,
+    )
+
+
+def unproven(exc: Unproven) -> Refused:
+    return Refused(Status.DENIED, "approval_unproven", str(exc), approval_id=exc.identity)
+
+
+def refused(approval: Approval) -> Refused:
+    by = ", ".join(a.person for a in approval.answers if not a.approve)
+    return Refused(
+        Status.DENIED,
+        "approval_refused",
+        f"{by or 'A person'} refused this call ({approval.id}).",
+        approval_id=approval.id,
+    )
+
+
+def objection(approval: Approval, person: Person) -> str | None:
+    """Why this person may not answer this question; None if they may."""
+    if approval.person == person.name and not approval.self_approval:
+        return f"{person.name}'s own agent asked; another person must answer"
+    if not person.holds(approval.roles):
+        wanted = " and ".join(r.replace("|", " or ") for r in approval.roles)
+        return f"{person.name} has not the role that is asked for: {wanted}"
+    return None
+
+
+def answer(store: Store, approval_id: str, person: Person, *, approve: bool, seen: Approval | None = None) -> Approval:
+    """Record a person's answer to the question as they have `seen` it. Raises Refused when they may not give it."""
+    asked = find(store, approval_id) if seen is None else seen
+    problem = objection(asked, person)
+    if problem is not None:
+        raise Refused(Status.DENIED, "not_entitled", problem)
+    given = store.write_sync(
+        lambda tx: tx.answer_approval(approval_id, person.name, approve, time.time(), asked), durable=True
+    )
+    store.waiting.wake()
+    return given

@@ -1,0 +1,180 @@
+"""How often, how many at once, and when a caller is only going round in circles.
+
+In memory and bounded: a restart forgets it. The quota of a day is durable and is spent in the store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from ringfence.core.errors import Refused
+from ringfence.core.model import Call, Contract, Status
+
+LOOP_FAILURES = 200
+LOOP_SECONDS = 60.0
+
+_FAILURES = frozenset({Status.FAILED, Status.VALIDATION_FAILURE})
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+def day_scope(call: Call, contract: Contract) -> str:
+    """Whose quota of a day a call spends: one principal's, of one capability."""
+    return f"{call.principal.key}:{contract.name}"
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """A token bucket and the number of calls under way."""
+
+    tokens: float
+    updated: float
+    running: int = 0
+
+    def refill(self, now: float, per_second: float, most: float) -> None:
+        self.tokens = min(most, self.tokens + max(0.0, now - self.updated) * per_second)
+        self.updated = now
+
+
+@dataclass(slots=True)
+class _Streak:
+    """When a call last failed, again and again, with nothing else in between."""
+
+    failed_at: deque[float] = field(default_factory=lambda: deque(maxlen=LOOP_FAILURES))
+
+
+class BudgetSlot:
+    """A place that a call has taken; released with how the call ended. Releasing it twice is harmless."""
+
+    __slots__ = ("_bucket", "_budget", "_call", "_digest", "_open")
+
+    def __init__(self, budget: Budget, bucket: _Bucket | None, call: Call, arguments_digest: str) -> None:
+        self._budget = budget
+        self._bucket = bucket
+        self._call = call
+        self._digest = arguments_digest
+        self._open = True
+
+    def release(self, status: Status) -> None:
+        if not self._open:
+            return
+        self._open = False
+        if self._bucket is not None:
+            self._bucket.running -= 1
+        self._budget.note(self._call, self._digest, status)
+
+    def __enter__(self) -> BudgetSlot:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.release(Status.UNKNOWN)
+
+
+class Budget:
+    """Rates, places and the loop guard, by principal and capability."""
+
+    def __init__(
+        self, *, clock: Callable[[], float] = time.monotonic, kept: int = 10_000, guard_loops: bool = True
+    ) -> None:
+        """`guard_loops` is for callers that may not know what they do: models."""
+        self._clock = clock
+        self._guard_loops = guard_loops
+        self._buckets: _Recent[tuple[str, str], _Bucket] = _Recent(kept, lambda bucket: bucket.running == 0)
+        self._streaks: _Recent[tuple[str, str, str], _Streak] = _Recent(min(kept, 2000), lambda streak: True)
+
+    def admit(self, call: Call, contract: Contract, arguments_digest: str) -> BudgetSlot:
+        """Take a place and a token. Raises Refused, which costs neither."""
+        now = self._clock()
+        self.check_loop(call, arguments_digest)
+        rate = contract.rate
+        if rate.per_minute is None and rate.concurrent is None:
+            return BudgetSlot(self, None, call, arguments_digest)
+        burst = float(rate.burst if rate.burst is not None else rate.per_minute or 0)
+        bucket = self._buckets.get((call.principal.key, contract.name), lambda: _Bucket(burst, now))
+        if rate.concurrent is not None and bucket.running >= rate.concurrent:
+            text = f"{contract.name} is limited to {rate.concurrent} at a time; try again when one has ended"
+            raise Refused(Status.DENIED, "throttled", text)
+        if rate.per_minute is not None:
+            bucket.refill(now, rate.per_minute / 60.0, burst)
+            if bucket.tokens < 1.0:
+                raise Refused(Status.DENIED, "throttled", _throttled(contract, bucket.tokens))
+            bucket.tokens -= 1.0
+        bucket.running += 1
+        return BudgetSlot(self, bucket, call, arguments_digest)
+
+    def check_loop(self, call: Call, arguments_digest: str) -> None:
+        """Refuse a call that failed, unchanged, too many times in a row just now."""
+        streak = self._streaks.peek((call.principal.key, call.tool, arguments_digest))
+        if streak is None or len(streak.failed_at) < LOOP_FAILURES:
+            return
+        wait = streak.failed_at[0] + LOOP_SECONDS - self._clock()
+        if wait > 0:
+            text = (
+                f"the same call failed {LOOP_FAILURES} times in a row within {LOOP_SECONDS:.0f} s; "
+                f"change it, or try again in {_seconds(wait)}"
+            )
+            raise Refused(Status.DENIED, "loop", text)
+
+    def note(self, call: Call, arguments_digest: str, status: Status) -> None:
+        """Remember how a call ended; a success ends its row of failures."""
+        if not self._guard_loops:
+            return
+        key = (call.principal.key, call.tool, arguments_digest)
+        if status in _FAILURES:
+            self._streaks.get(key, _Streak).failed_at.append(self._clock())
+        elif status is Status.SUCCESS:
+            self._streaks.drop(key)
+
+
+def _throttled(contract: Contract, tokens: float) -> str:
+    per_minute = contract.rate.per_minute or 0
+    if per_minute <= 0:
+        return f"{contract.name} is limited to 0 calls a minute"
+    wait = (1.0 - tokens) * 60.0 / per_minute
+    return f"{contract.name} is limited to {per_minute} calls a minute; try again in {_seconds(wait)}"
+
+
+def _seconds(wait: float) -> str:
+    return f"{max(wait, 0.1):.1f} s"
+
+
+class _Recent(Generic[K, V]):
+    """A dictionary that forgets what was not used for longest, but never an entry that is still needed.
+
+    What is needed is bounded by itself: it is the calls under way.
+    """
+
+    def __init__(self, kept: int, forgettable: Callable[[V], bool]) -> None:
+        self._kept = kept
+        self._forgettable = forgettable
+        self._entries: OrderedDict[K, V] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def peek(self, key: K) -> V | None:
+        return self._entries.get(key)
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        found = self._entries.get(key)
+        if found is not None:
+            self._entries.move_to_end(key)
+            return found
+        while len(self._entries) >= self._kept:
+            oldest, entry = next(iter(self._entries.items()))
+            if not self._forgettable(entry):
+                # Still in use: put it behind the others, and grow by one rather than search them all.
+                self._entries.move_to_end(oldest)
+                break
+            del self._entries[oldest]
+        found = self._entries[key] = make()
+        return found
+
+    def drop(self, key: K) -> None:
+        self._entries.pop(key, None)

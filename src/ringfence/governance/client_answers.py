@@ -1,0 +1,256 @@
+"""What a client answers to a server's questions (elicitation, sampling, roots) in the course of a call.
+
+Only what was asked for goes on: an answer that does not fit its question stays behind, and so does every field of it
+that was not asked for. What goes on is matched by rules as arguments are, is put to a person where the call needs one,
+and is on record before it is sent. For each round of questions anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ringfence.core import canonical
+from ringfence.core.errors import Refused, StoreError
+from ringfence.core.expression import variables
+from ringfence.core.model import Call, Decision, Json, Status
+from ringfence.core.ports import Channel
+from ringfence.core.schema import Schema, Unusable
+from ringfence.governance import approval_binding, journal
+from ringfence.governance.approvals import unproven
+from ringfence.governance.guard import Guard
+from ringfence.governance.journal import CallState
+from ringfence.governance.rulebook import Rulebook
+from ringfence.store import Approval, Store, Transaction, Unproven
+
+log = logging.getLogger("ringfence.rounds")
+
+RECORD = "answered"
+
+_ACTIONS = ("accept", "decline", "cancel")
+_ROLES = ("assistant", "user")
+_MOST_BYTES = 1_000_000
+_MOST_ROOTS = 1000
+_SHORT = 1000
+
+
+@dataclass(slots=True)
+class AnswerChannel:
+    """Implements `ports.Channel`: through it a server asks the client, for one call."""
+
+    channel: Channel
+    """With everything cleaned that a server says on it."""
+    client: Channel
+    """The same without that, for words of our own."""
+    rules: Rulebook
+    state: CallState
+    guard: Guard
+    store: Store
+    count: int = 0
+    given: Json = field(default_factory=dict)
+    """Answers that came with the call, not used yet."""
+
+    def __post_init__(self) -> None:
+        self.given = dict(self.state.call.inputs or {})
+
+    @property
+    def capabilities(self) -> Json:
+        return self.channel.capabilities
+
+    async def notify(self, method: str, params: Json) -> None:
+        await self.channel.notify(method, params)
+
+    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        """Answers that fit their questions; where one is missing, the server may ask again. Raises Refused."""
+        self.count += 1
+        unfit: list[str] = []
+        early = _fitting(questions, {key: self.given.pop(key) for key in questions if key in self.given}, unfit)
+        rest = {key: question for key, question in questions.items() if key not in early}
+        told = _fitting(rest, await self.channel.ask(rest), unfit) if rest or not questions else {}
+        answers = {**early, **told}
+        if answers or unfit:
+            await self._admit(questions, answers, told, unfit)
+        return answers
+
+    async def _admit(
+        self, questions: Mapping[str, Json], answers: Json, told: Mapping[str, Json], unfit: list[str]
+    ) -> None:
+        """Rules, and where need be a person, decide on the answers; then they are on record."""
+        contract = self.state.contract
+        assert contract is not None
+        call = replace(self.state.call, inputs=answers)
+        decision = self.rules.policy.decide(call, contract)
+        body: Json = {
+            "call": journal.of_call(self.state),
+            "round": self.count,
+            "methods": sorted({str(question.get("method")) for question in questions.values()}),
+            "answers": journal.payload(self.state, answers, contract.log.arguments),
+            "unfit": len(unfit),
+            "decision": journal.of_decision(decision, self.state.clean),
+        }
+        if not decision.allowed:
+            await self._record(body)
+            raise Refused(Status.FAILED, "policy", f"An answer was not sent on, by policy: {decision.reason}")
+        # What came with the call, a person saw with the call; what says nothing, no person need see.
+        if any(_says_something(questions[key], answer) for key, answer in told.items()):
+            await self._agreed(questions, call, decision, body)
+        else:
+            await self._record(body)
+
+    async def _agreed(self, questions: Mapping[str, Json], call: Call, decision: Decision, body: Json) -> None:
+        contract = self.state.contract
+        assert contract is not None
+        see = lambda: variables(call, contract, self.rules.environment)  # noqa: E731
+        requirement = self.rules.approvals.requirement(contract, decision, see)
+        if requirement is None:
+            await self._record(body)
+            return
+        # The same answer to another question is another one; in which round it comes, may differ when it is repeated.
+        about = [self.state.arguments_digest, [_put(question) for question in questions.values()], call.inputs]
+        asked = replace(self.state, call=call, decision=decision, arguments_digest=canonical.digest(about))
+        digest = approval_binding.binding(self.rules, asked, contract, requirement)
+        words = {key: _words(question) for key, question in questions.items()}
+        shown = lambda: {**approval_binding.summary(self.guard, asked), "asked": self.guard.redacted(contract, words)}  # noqa: E731
+        try:
+            await self.rules.approvals.obtain(approval_binding.named(asked), digest, requirement, shown, self.client)
+            await self._record(body, digest)
+        except Refused as exc:
+            # The call has begun, so it cannot end as one that never ran.
+            raise Refused(Status.FAILED, exc.reason_code, exc.message, approval_id=exc.approval_id) from None
+
+    async def _record(self, body: Json, digest: str | None = None) -> None:
+        """On disk before the answer leaves, where an effect is possible; with the approval that it uses up."""
+
+        def work(tx: Transaction) -> Approval | None:
+            approval = None
+            if digest is not None:
+                approval = approval_binding.use(self.rules, tx, digest, self.state.call.id)
+                if approval is None:
+                    text = "the approval of this answer was used or ran out meanwhile"
+                    raise Refused(Status.FAILED, "approval_required", text)
+                body["approval"] = journal.of_approval(approval)
+            tx.append(RECORD, self.state.call.id, body)
+            return approval
+
+        try:
+            await self.store.write(work, durable=self.state.effect_possible or digest is not None)
+        except Unproven as exc:
+            log.error("an answer in call %s is not sent on: %s", self.state.call.id, exc)
+            refused = unproven(exc)
+            raise Refused(Status.FAILED, refused.reason_code, refused.message) from None
+        except StoreError:
+            raise Refused(Status.FAILED, "store", "an answer could not be recorded, so it was not sent on") from None
+
+
+def _says_something(question: Json, answer: Json) -> bool:
+    """Folders that a client works on are told once for each connection, whichever call opens it."""
+    return question.get("method") != "roots/list" and answer.get("action") not in ("decline", "cancel")
+
+
+def _put(question: Json) -> Json:
+    """A question without what is said about it."""
+    params = question.get("params")
+    params = params if isinstance(params, dict) else {}
+    return {"method": question.get("method"), "params": {k: v for k, v in params.items() if k != "_meta"}}
+
+
+def _words(question: Json) -> str:
+    """A question as it is shown to the person who must approve the answer."""
+    params = question.get("params")
+    message = params.get("message") if isinstance(params, dict) else None
+    return message if isinstance(message, str) else str(question.get("method"))
+
+
+# ── Whether an answer fits ────────────────────────────────────────────────────────────────────────
+
+
+def _fitting(questions: Mapping[str, Json], answers: Mapping[str, Any], unfit: list[str]) -> dict[str, Json]:
+    out: dict[str, Json] = {}
+    for key, question in questions.items():
+        if key in answers:
+            fitted = fitted_answer(question, answers[key])
+            if fitted is None:
+                unfit.append(key)
+            else:
+                out[key] = fitted
+    return out
+
+
+def fitted_answer(question: Json, answer: Any) -> Json | None:
+    """What of an answer was asked for; None where it is no answer to this question."""
+    params = question.get("params")
+    params = params if isinstance(params, dict) else {}
+    if not isinstance(answer, dict):
+        return None
+    match question.get("method"):
+        case "elicitation/create":
+            return _elicited(params, answer)
+        case "sampling/createMessage":
+            return _sampled(answer)
+        case "roots/list":
+            return _roots(answer)
+    return None
+
+
+def _elicited(params: Json, answer: Json) -> Json | None:
+    action = answer.get("action")
+    if action not in _ACTIONS:
+        return None
+    if action != "accept" or params.get("mode") == "url":
+        return {"action": action}
+    schema = params.get("requestedSchema")
+    schema = schema if isinstance(schema, dict) else {}
+    properties = schema.get("properties")
+    content = answer.get("content", {})
+    if not isinstance(content, dict):
+        return None
+    wanted = {name: value for name, value in content.items() if isinstance(properties, dict) and name in properties}
+    try:
+        problem = Schema(schema).problem(wanted, "content", _MOST_BYTES)
+    except Unusable:
+        return None
+    return None if problem is not None else {"action": action, "content": wanted}
+
+
+def _sampled(answer: Json) -> Json | None:
+    content = answer.get("content")
+    blocks = content if isinstance(content, list) else [content]
+    fits = (
+        answer.get("role") in _ROLES
+        and _is_short(answer.get("model"))
+        and all(isinstance(block, dict) and _is_short(block.get("type")) for block in blocks)
+        and (answer.get("stopReason") is None or _is_short(answer["stopReason"]))
+        and _is_bounded(content)
+    )
+    return (
+        {name: answer[name] for name in ("role", "content", "model", "stopReason") if name in answer} if fits else None
+    )
+
+
+def _roots(answer: Json) -> Json | None:
+    roots = answer.get("roots")
+    if not isinstance(roots, list) or len(roots) > _MOST_ROOTS:
+        return None
+    out: list[Json] = []
+    for root in roots:
+        uri, name = (root.get("uri"), root.get("name")) if isinstance(root, dict) else (None, None)
+        if not isinstance(uri, str) or not uri.startswith("file://") or not uri.isprintable() or len(uri) > 8 * _SHORT:
+            return None
+        if name is not None and not _is_short(name):
+            return None
+        out.append({"uri": uri} if name is None else {"uri": uri, "name": name})
+    return {"roots": out}
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _SHORT
+
+
+def _is_bounded(value: Any) -> bool:
+    try:
+        size = len(canonical.dumps(value))
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return size <= _MOST_BYTES and canonical.depth(value) <= canonical.MAX_DEPTH

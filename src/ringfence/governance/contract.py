@@ -1,0 +1,330 @@
+"""What each capability may do, whether a call fits it, and what is offered.
+
+`build` fills a contract from what the operator wrote and the defaults of its mode. `Schemas` checks arguments and
+results against the pinned JSON Schema. `Catalog` answers which capability a call means.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import re2
+
+from ringfence.core import canonical
+from ringfence.core.box import CommandRules, Listening, Mount
+from ringfence.core.errors import Refused
+from ringfence.core.expression import Expression, ExpressionError
+from ringfence.core.model import (
+    Call,
+    Contract,
+    Definition,
+    Effects,
+    LogPolicy,
+    Mode,
+    Rate,
+    ResultPolicy,
+    Retry,
+    Status,
+    Transport,
+)
+from ringfence.core.schema import Schema, Unusable
+from ringfence.sandbox.tools.toolkit import BOX_MAKERS
+from ringfence.sandbox.tools.toolkit import mode as mode_of
+
+ContractProblem = tuple[tuple[str | int, ...], str]
+"""Path of the key inside the capability, and what is wrong with it."""
+
+# ── Building ──────────────────────────────────────────────────────────────────────────────────────
+
+_re2_options = re2.Options()
+_re2_options.log_errors = False  # the engine would write the pattern to stderr
+
+
+def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[ContractProblem]]:
+    """The contract of a capability from the keys that were written, and what contradicts itself in them.
+
+    `config` checks shapes and names when it reads the file; here is only what the keys mean together.
+    """
+    mode = Mode(given.get("mode", Mode.WRITE))
+    transport = Transport(given.get("transport", Transport.MCP))
+    idempotent = given.get("idempotent", False)
+    key = idempotent.get("key") if isinstance(idempotent, Mapping) else None
+    filesystem = given.get("filesystem")
+    mounts = filesystem.get("mounts", ()) if isinstance(filesystem, Mapping) else ()
+    result = dict(given.get("result") or {})
+    if result.get("fields") is not None:
+        result["fields"] = tuple(result["fields"])
+    environments = given.get("environments")
+    contract = Contract(
+        name=name,
+        transport=transport,
+        server=given.get("server"),
+        tool=given.get("tool") or name,
+        mode=mode,
+        description=given.get("description"),
+        network=given.get("network") or "denied",
+        mounts=tuple(Mount(**mount) for mount in mounts),
+        secrets=_names(given.get("secrets")),
+        environments=None if environments is None else tuple(environments),
+        isolation=given.get("isolation") or ("process" if transport is Transport.SANDBOXED_EXEC else "none"),
+        memory_layout=given.get("memory_layout") or "shared",
+        template=given.get("template") or "python",
+        listen=Listening.of(given.get("listen")),
+        commands=_commands(given.get("commands")),
+        timeout_seconds=float(given.get("timeout_seconds", 30.0)),
+        retry=_retry(given.get("retry") or {}, mode, bool(idempotent)),
+        idempotent=bool(idempotent),
+        idempotent_key=key,
+        rate=Rate(**(given.get("rate") or {})),
+        approval=given.get("approval") or ("always" if mode is Mode.HIGH_RISK else "none"),
+        log=LogPolicy(**(given.get("log") or {})),
+        redact=tuple(given.get("redact") or ()),
+        result=ResultPolicy(**result),
+        effects=Effects(**(given.get("effects") or {})),
+        labels=tuple(given.get("labels") or ()),
+        meta=tuple(given.get("meta") or ()),
+        record=given.get("record") or "facts",
+    )
+    return sealed(contract), list(_contradictions(contract))
+
+
+def built_in(tool: str, timeout_seconds: float, most_bytes: int | None = None, network: str = "denied") -> Contract:
+    """The contract of our own tool that the operator did not declare. It asks no person: the box is the control."""
+    given: dict[str, Any] = {"transport": "sandboxed_exec", "mode": mode_of(tool), "approval": "none"}
+    if most_bytes is not None:
+        given["result"] = {"max_bytes": most_bytes}
+    if tool in BOX_MAKERS:
+        given["network"] = network
+    return build(tool, {**given, "timeout_seconds": timeout_seconds})[0]
+
+
+def sealed(contract: Contract) -> Contract:
+    """The contract with the digest of everything else in it."""
+    fields = asdict(contract)
+    del fields["digest"]
+    return replace(contract, digest=canonical.digest(fields))
+
+
+def _names(secrets: Any) -> tuple[str, ...]:
+    if secrets is None or secrets == "none":
+        return ()
+    return (secrets,) if isinstance(secrets, str) else tuple(secrets)
+
+
+def _commands(given: Mapping[str, Any] | None) -> CommandRules | None:
+    if given is None:
+        return None
+    allow = given.get("allow")
+    return CommandRules(
+        allow=None if allow is None else tuple(allow),
+        ask=tuple(given.get("ask") or ()),
+        deny=tuple(given.get("deny") or ()),
+    )
+
+
+def _retry(given: Mapping[str, Any], mode: Mode, idempotent: bool) -> Retry:
+    may_repeat = mode is Mode.READ or (mode is Mode.WRITE and idempotent)
+    attempts = given.get("attempts")
+    return Retry(
+        attempts=(2 if may_repeat else 0) if attempts is None else attempts,
+        on=tuple(given.get("on") or ("unavailable",)),
+    )
+
+
+def _contradictions(contract: Contract) -> Iterator[ContractProblem]:
+    if contract.retry.attempts > 0 and contract.mode is Mode.HIGH_RISK:
+        yield ("retry", "attempts"), "a high_risk capability is never retried"
+    elif contract.retry.attempts > 0 and contract.mode is Mode.WRITE and not contract.idempotent:
+        yield ("retry", "attempts"), "a write is retried only where it is idempotent"
+    if contract.rate.burst is not None and contract.rate.per_minute is None:
+        yield ("rate", "burst"), "a burst needs per_minute"
+    if contract.meta and contract.transport is Transport.SANDBOXED_EXEC:
+        yield ("meta",), "what runs in a box has no server that _meta could reach"
+    if contract.idempotent_key is not None:
+        try:
+            Expression(contract.idempotent_key, result="text")
+        except ExpressionError as exc:
+            yield ("idempotent", "key"), f"{exc.text} (at {exc.line}:{exc.column} of the key)"
+    for index, pattern in enumerate(contract.redact):
+        try:
+            re2.compile(pattern, _re2_options)
+        except re2.error as exc:
+            detail = exc.args[0]
+            text = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)
+            yield ("redact", index), f"bad pattern: {text}"
+
+
+# ── Schemas ───────────────────────────────────────────────────────────────────────────────────────
+
+MAX_ARGUMENTS_BYTES = 1_000_000
+_ANYTHING = Schema(True)
+
+
+class Schemas:
+    """Compiled schemas by the digest of the definition they came in. Nothing is ever fetched for one."""
+
+    def __init__(self, kept: int = 1024, most_bytes: int = MAX_ARGUMENTS_BYTES) -> None:
+        self._kept = kept
+        self._most_bytes = most_bytes
+        self._cache: OrderedDict[tuple[str, str], Schema | str] = OrderedDict()
+
+    def unusable(self, definition: Definition) -> str | None:
+        """Why the definition's schemas cannot be used, if so."""
+        for key in ("inputSchema", "outputSchema"):
+            schema = self._compiled(definition, key)
+            if isinstance(schema, str):
+                return f"its {key} cannot be used: {schema}"
+        return None
+
+    def arguments_problem(self, definition: Definition | None, arguments: Any) -> str | None:
+        """What is wrong with the arguments, naming places but never values. Raises Refused for a bad schema."""
+        schema = self._compiled(definition, "inputSchema") if definition is not None else None
+        if definition is not None and isinstance(schema, str):
+            raise _bad_schema(definition.name, f"its inputSchema cannot be used: {schema}")
+        checked = schema if isinstance(schema, Schema) else _ANYTHING  # still plain JSON, and of bounded size
+        return checked.problem(arguments, "arguments", self._most_bytes)
+
+    def result_problem(self, definition: Definition, structured: Any) -> str | None:
+        """What is wrong with a successful result's structured content; None stands for none at all."""
+        schema = self._compiled(definition, "outputSchema")
+        if schema is None:
+            return None
+        if isinstance(schema, str):
+            return f"the tool's outputSchema cannot be used: {schema}"
+        if structured is None:
+            return "the tool has an outputSchema but returned no structured content"
+        return schema.problem(structured, "result")
+
+    def _compiled(self, definition: Definition, key: str) -> Schema | str | None:
+        root = definition.body.get(key)
+        if root is None:
+            return None
+        place = (definition.digest, key)
+        found = self._cache.get(place)
+        if found is None:
+            try:
+                found = Schema(root)
+            except Unusable as exc:
+                found = str(exc)
+            self._cache[place] = found
+            while len(self._cache) > self._kept:
+                self._cache.popitem(last=False)
+        else:
+            self._cache.move_to_end(place)
+        return found
+
+
+def _bad_schema(tool: str, text: str) -> Refused:
+    return Refused(Status.UNAVAILABLE, "bad_schema", f"The tool {tool!r} is not available: {text}")
+
+
+# ── Catalog ───────────────────────────────────────────────────────────────────────────────────────
+
+
+GONE = ""
+"""Stands for the digest of a definition that its server, which is there, does not show any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """A contract with the pinned definition of the tool behind it; None where there is no server."""
+
+    contract: Contract
+    definition: Definition | None
+
+
+class Catalog:
+    """The capabilities in force. Never changes; a new configuration or pin makes a new one."""
+
+    def __init__(
+        self,
+        contracts: Mapping[str, Contract],
+        definitions: Mapping[tuple[str, str], Definition],
+        *,
+        live: Mapping[tuple[str, str], str] | None = None,
+        schemas: Schemas | None = None,
+        own: Mapping[str, Definition | Refused] | None = None,
+    ) -> None:
+        """`definitions` are the accepted ones by (server, tool); `live` are the digests that servers show now; `own`
+        are those of capabilities that run in a box, by their names, or why they cannot run."""
+        self.schemas = schemas or Schemas()
+        self._contracts = dict(contracts)
+        self._definitions = dict(definitions)
+        self._live = dict(live or {})
+        self._own = dict(own or {})
+        self._usable: dict[str, Capability | Refused] = {n: self._usability(c) for n, c in self._contracts.items()}
+
+    def offered(self, environment: str) -> list[Capability]:
+        """What may be called in this environment, in the order of the configuration."""
+        return [
+            found
+            for name, found in self._usable.items()
+            if isinstance(found, Capability) and _in(self._contracts[name], environment)
+        ]
+
+    def resolve(self, call: Call, environment: str) -> Capability:
+        """The capability that the call means, its arguments checked. Raises Refused."""
+        if call.fault is not None:
+            raise Refused(Status.VALIDATION_FAILURE, "bad_request", f"The request cannot be read: {call.fault}")
+        contract = self._contracts.get(call.tool)
+        if contract is None:
+            raise self._unknown(call.tool, environment)
+        if not _in(contract, environment):
+            text = f"The tool {call.tool!r} is not offered in the environment {environment!r}."
+            raise Refused(Status.VALIDATION_FAILURE, "wrong_environment", text)
+        found = self._usable[call.tool]
+        if isinstance(found, Refused):
+            raise Refused(found.status, found.reason_code, found.message)
+        problem = self.schemas.arguments_problem(found.definition, call.arguments)
+        if problem is not None:
+            text = f"The arguments of {call.tool!r} do not fit: {problem}."
+            raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", text)
+        return found
+
+    def _unknown(self, tool: str, environment: str) -> Refused:
+        names = [capability.contract.name for capability in self.offered(environment)]
+        near = difflib.get_close_matches(tool[:128], names, n=3)
+        hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+        return Refused(Status.VALIDATION_FAILURE, "unknown_tool", f"There is no tool {tool[:128]!r}.{hint}")
+
+    def _usability(self, contract: Contract) -> Capability | Refused:
+        """The capability, or the refusal that every call of it gets."""
+        definition: Definition | None = None
+        if contract.transport is Transport.SANDBOXED_EXEC:
+            own = self._own.get(contract.name) or _no_backend(contract.name)
+            if isinstance(own, Refused):
+                return own
+            definition = own
+        elif contract.transport is Transport.MCP:
+            servers = [contract.server] if contract.server else [s for s, t in self._definitions if t == contract.tool]
+            if len(servers) > 1:
+                text = f"The tool {contract.name!r} is not available: several servers have it, the contract names none."
+                return Refused(Status.UNAVAILABLE, "ambiguous_server", text)
+            definition = self._definitions.get((servers[0], contract.tool)) if servers else None
+            if definition is None:
+                text = f"The tool {contract.name!r} is not available: its definition was not accepted yet"
+                return Refused(Status.UNAVAILABLE, "not_pinned", f"{text} (run `ringfence check --accept`).")
+            live = self._live.get((definition.server, definition.name), definition.digest)
+            if live == GONE:
+                text = f"The tool {contract.name!r} is not available: its server no longer offers it."
+                return Refused(Status.UNAVAILABLE, "tool_gone", text)
+            if live != definition.digest:
+                text = f"The tool {contract.name!r} is not available: its definition changed since it was accepted"
+                return Refused(Status.UNAVAILABLE, "pin_changed", f"{text} (run `ringfence check --accept`).")
+            if contract.server is None:
+                contract = sealed(replace(contract, server=definition.server))
+        problem = self.schemas.unusable(definition) if definition is not None else None
+        return Capability(contract, definition) if problem is None else _bad_schema(contract.name, problem)
+
+
+def _no_backend(tool: str) -> Refused:
+    text = f"The tool {tool!r} is not available: it needs a sandbox, and no sandbox backend is available."
+    return Refused(Status.UNAVAILABLE, "no_backend", text)
+
+
+def _in(contract: Contract, environment: str) -> bool:
+    return contract.environments is None or environment in contract.environments

@@ -1,0 +1,289 @@
+"""Carries out what was granted, by the contract's transport, and nothing else.
+
+`run` takes a Grant: there is no other way to reach a server or a box. What cannot be given as the contract or policy
+asks (a box, a secret, a confined network) is refused here, never replaced by less.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+import anyio
+
+from ringfence.core.box import NO_OUTSIDE, Mount, Outside
+from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
+from ringfence.core.model import (
+    Answer,
+    Call,
+    Contract,
+    Decision,
+    Grant,
+    Json,
+    Mode,
+    NetworkSpec,
+    ServerSpec,
+    Status,
+    Transport,
+)
+from ringfence.core.ports import TURNED_AWAY, Access, Channel, Router, UpstreamRequest, Upstreams
+from ringfence.egress import names, rules
+from ringfence.governance import effects
+from ringfence.sandbox.tools.executor import Executor
+from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION, RUNS_IN_A_SESSION, WRITES_FILES
+
+_RETRY_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchTargets:
+    """What contracts name: the servers and networks of the configuration in force."""
+
+    servers: Mapping[str, ServerSpec]
+    networks: Mapping[str, NetworkSpec]
+    outward: Callable[[], Router] | None = None
+
+
+class Dispatcher:
+    """The last step inwards: to a server, or into a box."""
+
+    def __init__(self, upstreams: Upstreams, surroundings: DispatchTargets, executor: Executor | None = None) -> None:
+        self._upstreams = upstreams
+        self.executor = executor
+        self.surroundings = surroundings
+
+    def check(self, call: Call, contract: Contract, decision: Decision) -> None:
+        """Refuse what could not be carried out as asked, before a person is asked for approval."""
+        if contract.transport is Transport.SANDBOXED_EXEC:
+            self._boxes(contract).check(call, contract)  # and where policy wants a sandbox, this is one
+            return
+        if contract.transport is not Transport.MCP:
+            raise Unavailable("no_transport", f"transport {contract.transport} is not available")
+        spec = self.surroundings.servers.get(contract.server or "")
+        if spec is None:
+            raise Unavailable("no_server", f"{contract.name} names no server that is configured")
+        if contract.secrets:
+            self._check_secrets(call, contract, spec)
+        if spec.placement == "session":
+            _check_lodger(call, contract, spec)
+        if decision.sandbox:
+            self._check_sandbox(contract, spec, "policy wants it in a sandbox")
+        if contract.mounts:
+            self._check_mounts(contract, spec)
+        if contract.network != "denied":
+            self._check_network(contract, spec)
+
+    def _check_sandbox(self, contract: Contract, spec: ServerSpec, why: str) -> None:
+        """Whether the server can have an instance in a fresh box for this call alone."""
+        if spec.url is not None or spec.placement == "session":
+            where = "runs elsewhere" if spec.url is not None else "lives in the agent's own box"
+            text = f"{contract.name}: {why}, and its server {spec.name} {where}"
+            raise Refused(Status.DENIED, "sandbox_impossible", text)
+        self._boxes(contract)
+
+    def _check_mounts(self, contract: Contract, spec: ServerSpec) -> None:
+        self._check_sandbox(contract, spec, "its contract names mounts")
+        has = {(mount.host, mount.at, mode) for mount in spec.mounts for mode in ("ro", mount.mode)}
+        for mount in contract.mounts:
+            if (mount.host, mount.at, mount.mode) not in has:
+                text = f"{contract.name} is to see {mount.host} at {mount.at} ({mount.mode}), and server {spec.name}"
+                raise Refused(Status.DENIED, "mounts", f"{text} does not: write it under its mounts, too")
+
+    def _check_network(self, contract: Contract, spec: ServerSpec) -> None:
+        if spec.url is None and spec.placement == "unsafe_host":
+            text = f"{contract.name}: the network of a server that runs in no box cannot be confined"
+            raise Unavailable("no_network_control", text)
+        if spec.url is None:
+            if spec.network != contract.network:
+                text = f"{contract.name} is for network {contract.network}, and the box of server {spec.name} has"
+                raise Refused(Status.DENIED, "network", f"{text} {spec.network}")
+            return
+        parts = urlsplit(spec.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        network = self.surroundings.networks.get(contract.network)
+        if network is None or not network_allows(network, parts.hostname or "", port):
+            raise Refused(
+                Status.DENIED,
+                "network",
+                f"{contract.name}: {parts.hostname}:{port} is not in network {contract.network}",
+            )
+
+    def _check_secrets(self, call: Call, contract: Contract, spec: ServerSpec) -> None:
+        if spec.url is not None:
+            self._outward(contract).check(_access(call, contract, spec))
+            return
+        # A server that is started has its secrets from its start; what it is not given then, no call can give it.
+        missing = [name for name in contract.secrets if name not in spec.secrets]
+        if missing:
+            text = f"{contract.name} needs {', '.join(missing)}, which its server is not given"
+            raise Unavailable("no_secret", f"{text}: write it under servers: {spec.name}: secrets")
+
+    async def _headers(self, grant: Grant) -> Mapping[str, str]:
+        """The secrets of a call to a remote server. Raises Refused, Unavailable."""
+        contract = grant.contract
+        spec = self.surroundings.servers[contract.server or ""]
+        if spec.url is None:
+            return {}
+        return await self._outward(contract).headers(_access(grant.call, contract, spec))
+
+    def _outward(self, contract: Contract) -> Router:
+        if self.surroundings.outward is None:
+            raise Unavailable("no_secret", f"{contract.name} needs a secret, and there are none here")
+        return self.surroundings.outward()
+
+    def _boxes(self, contract: Contract) -> Executor:
+        if self.executor is None:
+            raise Unavailable("no_backend", f"{contract.name} needs a sandbox, and no sandbox backend is available")
+        return self.executor
+
+    def isolation(self, contract: Contract) -> Json:
+        """The `isolation` fact of whatever would carry this out."""
+        if contract.transport is Transport.SANDBOXED_EXEC:
+            return self._boxes(contract).isolation()
+        return self._upstreams.isolation(contract.server or "")
+
+    async def state(self, call: Call, contract: Contract) -> tuple[int, str] | None:
+        """The last step of a call's session, and the digest of its files. Raises Refused, Unavailable."""
+        if contract.transport is not Transport.SANDBOXED_EXEC:
+            return None
+        return await self._boxes(contract).state_of(call)
+
+    async def outside(self, call: Call, contract: Contract) -> Outside:
+        """What the session has of the outside that it makes something happen in. Raises Refused, Unavailable."""
+        happens = contract.tool in (*RUNS_IN_A_SESSION, *WRITES_FILES, FORKS_A_SESSION)
+        if contract.transport is not Transport.SANDBOXED_EXEC or not happens:
+            return NO_OUTSIDE
+        return await self._boxes(contract).outside(call)
+
+    async def run(self, grant: Grant, channel: Channel) -> Answer:
+        """Once; again only where nothing was sent, or the contract says that twice is as good as once."""
+        if time.monotonic() > grant.expires_at:
+            raise Unavailable("grant_expired", "the grant of this call has expired")
+        contract = grant.contract
+        left = _time_left(grant)
+        attempt = 1
+        problem: Unavailable | OutcomeUnknown | None = None
+        while True:
+            try:
+                answer = await self._attempt(grant, channel, left)
+                return replace(answer, attempts=attempt) if attempt > 1 else answer
+            except (Unavailable, OutcomeUnknown) as exc:
+                # Once an attempt may have run, a later one that never started does not undo it.
+                problem = problem if isinstance(problem, OutcomeUnknown) else exc
+                if attempt > contract.retry.attempts or not _may_repeat(contract, exc):
+                    raise problem from None
+            except Refused as exc:
+                if isinstance(problem, OutcomeUnknown) and exc.status is Status.DENIED:
+                    raise problem from None  # of its secrets, before this attempt began
+                raise
+            pause = _RETRY_SECONDS * 2 ** (attempt - 1)
+            left = _time_left(grant) - pause
+            if left <= 0:
+                raise problem
+            await anyio.sleep(pause)
+            attempt += 1
+
+    async def _attempt(self, grant: Grant, channel: Channel, timeout: float) -> Answer:
+        contract = grant.contract
+        call = grant.call
+        if contract.transport is Transport.SANDBOXED_EXEC:
+            return await self._boxes(contract).run(grant)
+        seen: list[Json | None] = []
+        mounts = _mounts(contract, self.surroundings.servers.get(contract.server or ""))
+        request = UpstreamRequest(
+            server=contract.server or "",
+            principal=call.principal,
+            method=call.method,
+            params=_params(grant),
+            channel=channel,
+            timeout=timeout,
+            definition=grant.definition,
+            session=call.session,
+            log_level=call.log_level,
+            box=call.box,
+            fresh=grant.decision.sandbox or mounts is not None,
+            mounts=mounts,
+            asked=seen.append,
+        )
+        if contract.secrets:
+            request = replace(request, headers=await self._headers(grant))
+        try:
+            result = await self._upstreams.request(request)
+        except OutcomeUnknown as exc:
+            if exc.reason_code not in TURNED_AWAY:
+                raise
+            if not effects.possible_effects(call, contract):
+                raise Unavailable(exc.reason_code, exc.message) from None
+            text = f"{exc.message}; whether it had an effect is not known"
+            raise OutcomeUnknown(exc.reason_code, text, answered=exc.answered) from None
+        status, code = (Status.FAILED, "tool_error") if result.get("isError") else (Status.SUCCESS, "ok")
+        isolation = self._upstreams.isolation(request.server, fresh=request.fresh)
+        return Answer(result, status, code, isolation=isolation, network=seen[-1] if seen else None)
+
+
+def network_allows(network: NetworkSpec, host: str, port: int) -> bool:
+    """Whether an entry (`host`, `*.ending`, an address or a range, each with `:port` or for every port) covers it."""
+    try:
+        place = names.Endpoint(names.host(host), port)
+    except names.BadName:
+        return False
+    return any(rules.pattern(entry).covers(place.host, port) for entry in network.allow)
+
+
+def _mounts(contract: Contract, spec: ServerSpec | None) -> tuple[Mount, ...] | None:
+    """What its server is to see for this call alone, with the code of its packages; None: what it always sees."""
+    if not contract.mounts or spec is None:
+        return None
+    code = spec.mounts[-1:] if spec.packages is not None else ()
+    wanted = (*contract.mounts, *code)
+    same = {(m.host, m.at, m.mode) for m in wanted} == {(m.host, m.at, m.mode) for m in spec.mounts}
+    return None if same else wanted
+
+
+def _access(call: Call, contract: Contract, spec: ServerSpec) -> Access:
+    return Access(
+        secrets=contract.secrets,
+        tenant=call.principal.tenant,
+        capability=contract.name,
+        server=spec.name,
+        agent=call.principal.agent,
+        call_id=call.id,
+        url=spec.url,
+    )
+
+
+def _may_repeat(contract: Contract, problem: Unavailable | OutcomeUnknown) -> bool:
+    if isinstance(problem, Unavailable):
+        return "unavailable" in contract.retry.on
+    return contract.idempotent or contract.idempotent_key is not None
+
+
+def _check_lodger(call: Call, contract: Contract, spec: ServerSpec) -> None:
+    """What a server in an agent's own box says is the agent's word, so it may only be asked to read."""
+    if contract.mode is not Mode.READ:
+        text = f"server {spec.name} lives in the agent's own box, where only read contracts are served"
+        raise Refused(Status.DENIED, "session_placement", text)
+    if call.box is None and call.kind == "tool":
+        text = f"server {spec.name} lives in your own box: name the session in _meta ringfence/session"
+        raise Refused(Status.VALIDATION_FAILURE, "no_session", text)
+
+
+def _time_left(grant: Grant) -> float:
+    limit = grant.contract.timeout_seconds
+    if grant.call.deadline is not None:
+        limit = min(limit, grant.call.deadline - time.monotonic())
+    return limit
+
+
+def _params(grant: Grant) -> Json:
+    """The request as the server gets it: exactly what was validated, matched by rules and recorded."""
+    call = grant.call
+    if call.method == "tools/call":
+        params: Json = {"name": grant.contract.tool, "arguments": call.arguments}
+    else:
+        params = dict(call.arguments)
+    if call.meta or call.traced:
+        params["_meta"] = {**call.meta, **call.traced}
+    return params

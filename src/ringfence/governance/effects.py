@@ -1,0 +1,60 @@
+"""What a call may change outside, known before it runs: one function of the call and its contract.
+
+The *started* record and whether it waits for the disk, the `effect` of the facts and both explanations go by it, so
+they cannot contradict each other. What was seen later can only narrow it: a box that was seen to send nothing sent
+nothing.
+"""
+
+from __future__ import annotations
+
+from ringfence.core.box import NO_OUTSIDE, Outside
+from ringfence.core.model import Call, Contract, Mode, ServerSpec, Transport
+from ringfence.core.record import plain
+from ringfence.sandbox.tools import request, toolkit
+from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION, PROGRAMS, RUNS_IN_A_SESSION, WRITES_FILES
+
+
+@plain
+class PossibleEffects:
+    """How something outside may change. None of them: nothing can."""
+
+    acts: bool = False
+    """A server, or a program without a box, does whatever it does."""
+    sends: bool = False
+    """Its box has a route out, which our proxy serves, so what was sent is known where the box's end was seen."""
+    writes: bool = False
+    """Its box, or we ourselves for it, may write to a folder of the host's."""
+
+    def __bool__(self) -> bool:
+        return self.acts or self.sends or self.writes
+
+
+NO_EFFECTS = PossibleEffects()
+
+
+def possible_effects(call: Call, contract: Contract, session: Outside = NO_OUTSIDE) -> PossibleEffects:
+    """`session` is what the box of the session has that the call names."""
+    if contract.transport is not Transport.SANDBOXED_EXEC:
+        return NO_EFFECTS if contract.mode is Mode.READ else PossibleEffects(acts=True)
+    # What runs in a box is whatever the caller sent, so here the box says what is possible, and not the mode.
+    if toolkit.makes_box(call, contract):
+        # A session that is opened without set-up code runs no code of the caller's yet.
+        runs = contract.tool in PROGRAMS or bool(call.arguments.get("setup"))
+        return _by(request.outside(call, contract)) if runs else NO_EFFECTS
+    if contract.tool in RUNS_IN_A_SESSION or (contract.tool == FORKS_A_SESSION and session.sets_up):
+        return _by(session)
+    return PossibleEffects(writes=session.writes) if contract.tool in WRITES_FILES else NO_EFFECTS
+
+
+def effects_of_start(spec: ServerSpec) -> PossibleEffects:
+    """The start of a server: what its program may do before the first request to it."""
+    if spec.url is not None:
+        return NO_EFFECTS
+    if spec.placement == "unsafe_host":
+        return PossibleEffects(acts=True)
+    sends = spec.network != "denied" or bool(spec.secrets)
+    return PossibleEffects(sends=sends, writes=any(mount.mode == "rw" for mount in spec.mounts))
+
+
+def _by(outside: Outside) -> PossibleEffects:
+    return PossibleEffects(sends=outside.sends, writes=outside.writes)

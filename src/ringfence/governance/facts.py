@@ -1,0 +1,395 @@
+"""What is known of how a call ended. Facts come from our own observation; what we cannot see is null.
+
+A call to an upstream server runs outside of any box of ours, so its use of processor, memory and network is unknown,
+never zero. Of a box the supervisor saw everything; nothing here is what the program said of itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from ringfence.core import canonical
+from ringfence.core.box import BoxReport, Captured, FileFact, Ran
+from ringfence.core.model import Call, Contract, Decision, Effect, Json, Mode, Status
+from ringfence.core.sessions import Within
+from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
+from ringfence.packages.index_address import INDEX_HOST
+from ringfence.sandbox.tools.limits import limit_words, signal_words, span
+
+_NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE})
+_WITHHELD = frozenset({"result_too_large", "bad_output", "invalid_result"})
+_MOST_FILES = 1000
+_MOST_DENIALS = 5
+_UNSEEN_NETWORK: Json = {"allowed": None, "denied": None, "bytes_in": None, "bytes_out": None}
+_NO_NETWORK: Json = {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
+_ENDED = {
+    Status.SUCCESS: "exited",
+    Status.FAILED: "exited",
+    Status.VALIDATION_FAILURE: "policy",
+    Status.DENIED: "policy",
+    Status.APPROVAL_REQUIRED: "policy",
+    Status.TIMEOUT: "timeout",
+    Status.KILLED: "policy",
+    Status.UNAVAILABLE: "infra",
+    Status.UNKNOWN: "infra",
+}
+
+
+# Not frozen, which would triple what it costs: one is made for every call, and read once.
+@dataclass(slots=True)
+class Ending:
+    """What the way of a call left behind when it ended."""
+
+    call: Call
+    status: Status
+    reason_code: str
+    started_at: datetime
+    wall_ms: float
+    contract: Contract | None = None
+    decision: Decision | None = None
+    dispatched: bool = False
+    """Whether a byte of it may have left us."""
+    isolation: Json = field(default_factory=dict)
+    result: Json | None = None
+    encoded: bytes | None = None
+    """The result's canonical form, where it was made already."""
+    redactions: Mapping[str, int] = field(default_factory=dict)
+    ran: Ran | None = None
+    """What the supervisor saw, of what ran in a box."""
+    within: Within | None = None
+    """The session that it was done in."""
+    network: Json | None = None
+    """What the box of a server asked of the network while it answered; None where there is none."""
+    possible: PossibleEffects = NO_EFFECTS
+    """What it could change outside, as it was known before it ran."""
+    answered: int | None = None
+    """The HTTP status, where that is all that its server said: it proves nothing."""
+
+    @property
+    def took_ms(self) -> float:
+        """How long it ran: of a box its own time, without the way to it."""
+        return self.wall_ms if self.ran is None else self.ran.report.wall_ms
+
+
+def build(ending: Ending) -> Json:
+    """The facts object of a call."""
+    contract = ending.contract
+    decision = ending.decision
+    changed = effect(ending.status, ending.possible, ending.dispatched, _sent(ending))
+    told: Json = {
+        "call_id": ending.call.id,
+        "decision_id": decision.id if decision is not None else None,
+        "rules": list(decision.rules) if decision is not None else [],
+        "contract_digest": contract.digest if contract is not None else None,
+        "started_at": _zulu(ending.started_at),
+        "wall_ms": round(ending.took_ms, 3),
+        "ended": None,  # this and whatever else is None here is filled in below; the order is for readers
+        "exit_status": None,
+        "signal": None,
+        "timed_out": None,
+        "limit": None,
+        "effect": changed.value,
+        "usage": None,
+        "isolation": dict(ending.isolation) if ending.dispatched or ending.isolation else None,
+        "network": None,
+        "inputs": None,
+        "files": None,
+        "output": None,
+        "redactions": dict(ending.redactions),
+        "denials": None,
+        "explanation": explanation(ending, changed),
+    }
+    told.update(_of_server(ending) if ending.ran is None else _of_box(ending.ran.report))
+    if ending.within is not None:
+        told.update(_of_session(ending.within))
+    return told
+
+
+def _of_session(within: Within) -> Json:
+    session = {"id": within.session, "step": within.step, "context": within.context, "state": within.state}
+    given: Json = {"inputs": [_file(fact) for fact in within.given]} if within.given else {}
+    step = within.report
+    if step is not None and step.context is not None and step.cell.report.ended == "exited":
+        given["claimed"] = ["exit_status"]  # of a cell, its interpreter says whether it failed
+    if within.packages:
+        given["packages"] = [dict(package) for package in within.packages]
+    return {"session": session, **given}
+
+
+def _of_server(ending: Ending) -> Json:
+    ran = ending.dispatched
+    timed_out = ending.status is Status.TIMEOUT
+    return {
+        "ended": "cancelled" if ending.reason_code == "cancelled" else _ENDED[ending.status],
+        "timed_out": timed_out,
+        "limit": "wall" if timed_out else None,
+        "usage": {"cpu_ms": None, "peak_memory_bytes": None, "io_bytes": None, "processes": None},
+        "network": (ending.network or _UNSEEN_NETWORK) if ran else None,
+        "inputs": [],
+        "files": [],
+        "output": {
+            "stdout_bytes": None,
+            "stderr_bytes": None,
+            "sha256": _sha256(ending) if ending.result is not None else None,
+            "truncated": False,
+        },
+        "denials": None if ran else {},
+    }
+
+
+def _of_box(report: BoxReport) -> Json:
+    usage = report.usage
+    seen: Json = {
+        "ended": report.ended,
+        "exit_status": report.exit_status,
+        "signal": report.signal,
+        "timed_out": report.ended == "timeout",
+        "limit": report.limit,
+        "usage": {
+            "cpu_ms": None if usage.cpu_ms is None else round(usage.cpu_ms, 3),
+            "peak_memory_bytes": usage.peak_memory_bytes,
+            "io_bytes": usage.io_bytes,
+            "processes": usage.processes,
+        },
+        "network": _NO_NETWORK if report.network is None else {**report.network},
+        "inputs": [_file(fact) for fact in report.inputs],
+        "files": [_file(fact) for fact in report.files[:_MOST_FILES]],
+        "output": {
+            "stdout_bytes": report.stdout.total,
+            "stderr_bytes": report.stderr.total,
+            "sha256": _of_both(report.stdout, report.stderr),
+            "truncated": report.stdout.truncated or report.stderr.truncated,
+            "stdout_sha256": report.stdout.sha256,
+            "stderr_sha256": report.stderr.sha256,
+        },
+        "denials": dict(report.denials),
+    }
+    inside = seen["network"].pop("packages", ()) if report.network is not None else ()
+    if report.commands is not None:
+        seen["commands"] = report.commands
+    if report.planted:
+        seen["planted"] = list(report.planted)
+    if report.forged:
+        seen["forged"] = True
+    if report.late is not None:
+        seen["late"] = {**report.late}
+    if report.packages or inside:
+        seen["packages"] = [_uncounted(package) for package in (*report.packages, *inside)]
+    if len(report.files) > _MOST_FILES:
+        seen["files_left_out"] = len(report.files) - _MOST_FILES
+    if report.skipped:
+        seen["skipped"] = dict(islice(report.skipped.items(), _MOST_FILES))
+    if report.trouble:
+        seen["trouble"] = list(report.trouble)
+    return seen
+
+
+def _uncounted(package: Mapping[str, Any]) -> Json:
+    return {name: value for name, value in package.items() if name != "count"}
+
+
+def _file(fact: FileFact) -> Json:
+    return {"path": fact.path, "bytes": fact.bytes, "sha256": fact.sha256}
+
+
+def _of_both(stdout: Captured, stderr: Captured) -> str:
+    """Of all output: where one stream is empty the other's digest, else the digest of both digests, stdout first."""
+    if stderr.total == 0:
+        return stdout.sha256
+    if stdout.total == 0:
+        return stderr.sha256
+    return hashlib.sha256(bytes.fromhex(stdout.sha256) + bytes.fromhex(stderr.sha256)).hexdigest()
+
+
+def _sha256(ending: Ending) -> str:
+    encoded = ending.encoded if ending.encoded is not None else canonical.dumps(ending.result)
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def _zulu(moment: datetime) -> str:
+    moment = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def effect(status: Status, possible: PossibleEffects, dispatched: bool, sent: bool | None = None) -> Effect:
+    """Whether something outside may have changed, of what could; `sent` is whether its box sent anything out, where
+    that was seen."""
+    changed = possible.acts or possible.writes or (possible.sends and sent is not False)
+    if status in _NEVER_RAN or not changed:
+        return Effect.NONE
+    if status is Status.SUCCESS:
+        return Effect.CONFIRMED
+    # `unknown` without a dispatch is an earlier attempt under the same key, whose answer was lost.
+    return Effect.UNKNOWN if dispatched or status is Status.UNKNOWN else Effect.NONE
+
+
+def _sent(ending: Ending) -> bool | None:
+    """Whether anything that its box asked for went out, however that ended; None where its box was not seen to the
+    end."""
+    if ending.ran is None:
+        return None
+    network = ending.ran.report.network
+    if network is None:
+        return False
+    asked = (entry for which in ("allowed", "failed") for entry in network.get(which, ()))
+    # Bytes are those of hosts outside alone: our own index answers here.
+    return network.get("bytes_out", 0) > 0 or any(entry["host"] != INDEX_HOST for entry in asked)
+
+
+def explanation(ending: Ending, changed: Effect | None = None) -> str:
+    """The ending in one sentence, for a model and for a person; `changed` where its effect is known already."""
+    changed = changed or effect(ending.status, ending.possible, ending.dispatched, _sent(ending))
+    parts = (
+        _what_happened(ending),
+        _programs(ending),
+        _refused_calls(ending),
+        _network(ending),
+        _late(ending),
+        _what_changed(ending, changed),
+    )
+    said = "; ".join([part for part in parts if part])
+    within = ending.within
+    if within is None or within.step is None:
+        return said
+    return f"{f'step {within.step} of ' if within.step else ''}session {within.session}: {said}"
+
+
+def _what_happened(ending: Ending) -> str:
+    if ending.ran is not None and ending.status is not Status.UNKNOWN:
+        return _in_a_box(ending, ending.ran)
+    status = ending.status
+    code = ending.reason_code
+    took = span(ending.took_ms)
+    match status:
+        case Status.SUCCESS:
+            return f"the tool answered after {took}" if ending.dispatched else "answered with an earlier call's result"
+        case Status.FAILED:
+            if code in _WITHHELD:
+                return f"the tool answered after {took}, but its answer was withheld ({code})"
+            return f"the tool failed after {took}" + ("" if code == "tool_error" else f" ({code})")
+        case Status.VALIDATION_FAILURE:
+            return f"the request was refused as invalid ({code})"
+        case Status.DENIED:
+            return _denied(ending)
+        case Status.APPROVAL_REQUIRED:
+            return "a person must agree before it can run"
+        case Status.TIMEOUT:
+            return f"terminated by timeout after {took}"
+        case Status.KILLED:
+            return f"cancelled after {took}" if code == "cancelled" else f"stopped after {took} ({code})"
+        case Status.UNAVAILABLE:
+            return f"something it needs was not available ({code})"
+        case Status.UNKNOWN if ending.answered is not None:
+            return f"the server answered HTTP {ending.answered} after {took} ({code})"
+        case Status.UNKNOWN:
+            lost = "the answer was lost" if ending.ran is None else "the box itself failed"
+            return f"{lost} after {took} ({code})"
+
+
+def _in_a_box(ending: Ending, ran: Ran) -> str:
+    report = ran.report
+    took = span(ending.took_ms)
+    withheld = "" if ending.reason_code not in _WITHHELD else f", but its output was withheld ({ending.reason_code})"
+    match report.ended:
+        case "exited":
+            met = (
+                f", having met its limit of {limit_words(report.limit, ran.limits)}" if report.limit is not None else ""
+            )
+            return f"exited with status {report.exit_status} after {took}{met}{withheld}"
+        case "signalled":
+            return f"ended by {signal_words(report.signal)} after {took}{withheld}"
+        case "timeout" if report.limit == "cpu":
+            return f"terminated after {took} for using more than {limit_words('cpu', ran.limits)}"
+        case "timeout":
+            return f"terminated by timeout after {took}"
+        case "cancelled":
+            return f"cancelled after {took}"
+        case "policy" if report.forged:
+            return f"killed after {took}: its interpreter said that it was done and went on (forged)"
+        case "policy":
+            return f"killed for breaking the rules of its box after {took}"
+        case "oom":
+            return f"killed for using more than {limit_words('memory', ran.limits)} after {took}"
+        case "pids" | "disk" | "output":
+            return f"killed for using more than {limit_words(report.limit or report.ended, ran.limits)} after {took}"
+        case "infra":
+            return f"the box itself failed after {took}"
+
+
+def _programs(ending: Ending) -> str:
+    match ending.ran.report.commands if ending.ran is not None else None:
+        case "enforced":
+            return "only the programs that its contract names could be run"
+        case "advisory":
+            return "only the programs that its contract names were there, and one of them runs code of its own"
+    return ""
+
+
+def _refused_calls(ending: Ending) -> str:
+    denials = ending.ran.report.denials if ending.ran is not None else {}
+    if not denials:
+        return ""
+    shown = [f"{name} ({count})" for name, count in islice(denials.items(), _MOST_DENIALS)]
+    if len(denials) > _MOST_DENIALS:
+        shown.append(f"{len(denials) - _MOST_DENIALS} more")
+    return f"refused system calls: {', '.join(shown)}"
+
+
+def _network(ending: Ending) -> str:
+    network = ending.ran.report.network if ending.ran is not None else None
+    if network is None:
+        return ""
+    said = []
+    for which, word in (("allowed", "reached"), ("denied", "denied"), ("failed", "failed to reach")):
+        places = [f"{entry['host']}:{entry['port']} ({entry['count']})" for entry in network.get(which, ())]
+        if len(places) > _MOST_DENIALS:
+            places = [*places[:_MOST_DENIALS], f"{len(places) - _MOST_DENIALS} more"]
+        if places:
+            said.append(f"{word} {', '.join(places)}")
+    return f"network: {'; '.join(said)}" if said else ""
+
+
+def _late(ending: Ending) -> str:
+    late = ending.ran.report.late if ending.ran is not None else None
+    if late is None:
+        return ""
+    parts = [f"{span(late['cpu_ms'])} of processor time"] if late.get("cpu_ms") else []
+    parts += [f"{sum(late['denials'].values())} refused system calls"] if late.get("denials") else []
+    parts += [f"{len(late['files'])} files"] if late.get("files") else []
+    parts += ["requests to the network"] if late.get("network") else []
+    parts += [f"{late['tasks']} threads and processes beside it"] if late.get("tasks") else []
+    said = [f"left by earlier steps and charged to none: {', '.join(parts)}"] if parts else []
+    if refused := late.get("refused_connections"):
+        said.append(f"{refused} connections of other users to its ports were refused")
+    return "; ".join(said)
+
+
+def _denied(ending: Ending) -> str:
+    decision = ending.decision
+    if decision is not None and not decision.allowed:
+        return f"refused by policy ({decision.reason})"
+    return f"refused ({ending.reason_code})"
+
+
+def _what_changed(ending: Ending, changed: Effect) -> str:
+    contract = ending.contract
+    match changed:
+        case Effect.CONFIRMED:
+            return "its effect is confirmed"
+        case Effect.UNKNOWN:
+            return "whether it took effect is unknown"
+        case Effect.NONE:
+            if not ending.dispatched or ending.status in _NEVER_RAN:
+                return "nothing was run" if ending.status is not Status.SUCCESS else "nothing was run again"
+            if contract is not None and contract.mode is Mode.READ and not ending.possible:
+                return "it only reads, so nothing was changed"
+            had = ending.possible.sends or (ending.ran is not None and ending.ran.report.network is not None)
+            network = "nothing was sent to the network" if had else "network was denied"
+            if ending.within is not None:
+                return f"{network}; nothing outside of the session was changed"
+            return f"{network}; no side effect was possible"

@@ -1,0 +1,525 @@
+"""What may go back: a result passes size, schema, fields, invisible characters and redaction, in that order.
+
+Unknown fields and content types stay as they are. Where nothing strikes, the very object that came in goes out.
+Characters that a reader does not see are removed from the texts of results. In keys, and in all that a person reads or
+that describes a tool, they are escaped instead, so that nothing looks like what it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count as counting
+from types import MappingProxyType
+from typing import Any, cast
+
+import re2
+
+from ringfence.core import canonical, invisible
+from ringfence.core.errors import Refused
+from ringfence.core.model import Contract, Definition, GuardedText, Json, Status, Transport, own_words
+from ringfence.core.ports import SAID_IN_CALLS, Channel, Redactor
+
+log = logging.getLogger("ringfence.guard")
+
+CONTROL = "control_characters"
+INVISIBLE = "invisible"
+UNSEEN = (CONTROL, INVISIBLE)
+"""Rules of characters that a reader does not see: gone from results, escaped in all else."""
+FOREIGN = "foreign_keys"
+"""Keys in a server's `_meta` that are ours to write."""
+REPLACEMENT = "[redacted]"
+
+_MOST_HITS = 1000
+"""A text that a pattern strikes more often is withheld whole: each hit costs another search of the rest."""
+_ASKED = ("allowed", "denied", "failed")
+"""What of the `network` fact names hosts that a program in a box asked for."""
+MESSAGE_CHARACTERS = 4000
+
+_CLASS = "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in invisible.UNSEEN)
+# On the encoded result, where C0 is written as an escape. May strike where nothing is, never the other way round.
+_SUSPECT = re2.compile(rf"\\u00[01]|\\[bf]|[\x{{7f}}-\x{{9f}}{_CLASS}]")
+
+_PROTOCOL = frozenset(
+    {"content", "contents", "structuredContent", "isError", "_meta", "type", "text", "data", "blob", "mimeType", "uri"}
+    | {"name", "title", "description", "annotations", "resource", "resultType", "messages", "role", "size"}
+)
+"""Names that need no look; any other key is text that a server chose."""
+_WORDS = frozenset({"type", "mimeType", "role", "resultType"})
+_BASE64 = frozenset({"data", "blob"})
+_IS_BASE64 = re2.compile("[A-Za-z0-9+/]*=*")
+_OWN_META = "io.modelcontextprotocol/"
+
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+_SAME_KEY = "two keys of one object would look the same"
+
+ByteString = bytes
+"""The type; a field of Guarded has its name."""
+
+
+# Not frozen, which would triple what it costs: one is made for every call, and read once.
+@dataclass(slots=True)
+class Guarded:
+    """A result as it may go on, or the problem for which it may not."""
+
+    result: Json | None
+    problem: tuple[str, GuardedText] | None
+    """Reason code and text."""
+    redactions: Mapping[str, int]
+    bytes: int
+    """Size of what came in."""
+    trust: str
+    encoded: ByteString | None = None
+    """The canonical form of `result`, which was needed here anyway."""
+    secrets: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    """Which secrets were removed, for the audit log alone."""
+
+
+@dataclass(slots=True)
+class _Item:
+    """A result on its way through the steps."""
+
+    contract: Contract
+    definition: Definition | None
+    result: Json
+    encoded: bytes
+    struck: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    problem: tuple[str, str] | None = None
+    """Reason code and text, which may hold names that the tool chose."""
+
+    @property
+    def complete(self) -> bool:
+        """A tool's own success; an error is held to no output schema."""
+        return not self.result.get("isError")
+
+
+class _Struck(Counter[str]):
+    """How often each rule struck."""
+
+    def __init__(self, *, escape: bool = True) -> None:
+        """Without `escape`, what a reader does not see is removed from texts."""
+        super().__init__()
+        self.escape = escape
+        self.secrets: Counter[str] = Counter()
+
+
+class _SameKey(Exception):
+    """A key, with what cannot be seen in it escaped, is another key of the same object."""
+
+
+class Guard:
+    """Inspects results and texts on their way out."""
+
+    def __init__(
+        self, output_problem: Callable[[Definition, Any], str | None], redactor: Redactor | None = None
+    ) -> None:
+        self._output_problem = output_problem
+        self.redactor = redactor
+        """Another takes its place when the configuration does."""
+        self._steps: tuple[Callable[[_Item], None], ...] = (
+            self._kind,
+            self._size,
+            self._schema,
+            self._fields,
+            self._unforged,
+            self._clean,
+        )
+
+    def inspect(self, contract: Contract, definition: Definition | None, result: Json) -> Guarded:
+        """The result as the contract lets it go on."""
+        trust = contract.result.trust
+        try:
+            encoded = canonical.dumps(result)
+        except (ValueError, TypeError, RecursionError):
+            return Guarded(None, ("bad_output", own_words("the tool's result is not plain JSON")), {}, 0, trust)
+        brackets = encoded.count(b"{") + encoded.count(b"[")  # cheap, and nearly always settles it
+        if brackets > canonical.MAX_DEPTH and canonical.depth(result) > canonical.MAX_DEPTH:
+            deep = ("bad_output", own_words("the tool's result is nested too deeply"))
+            return Guarded(None, deep, {}, len(encoded), trust)
+        item = _Item(contract, definition, result, encoded)
+        for step in self._steps:
+            try:
+                step(item)
+            except _SameKey:
+                item.problem = ("bad_output", f"in the tool's result {_SAME_KEY}")
+            if item.problem is not None:
+                code, text = item.problem
+                return Guarded(None, (code, self.message(text, contract)), dict(item.struck), len(encoded), trust)
+        if item.result is result:
+            return Guarded(result, None, dict(item.struck), len(encoded), trust, encoded=encoded)
+        kept = canonical.dumps(item.result)
+        seen = item.struck.secrets if isinstance(item.struck, _Struck) else _NOTHING
+        return Guarded(item.result, None, dict(item.struck), len(encoded), trust, encoded=kept, secrets=seen)
+
+    def message(self, text: str, contract: Contract | None = None, most: int = MESSAGE_CHARACTERS) -> GuardedText:
+        """A text of ours or of a server's, fit to be shown, and no more of it than `most` characters."""
+        patterns = _compiled(contract.redact) if contract is not None else ()
+        proper = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+        suspect = invisible.suspect(proper)
+        if not suspect and not patterns and len(proper) <= most:  # as nearly all are
+            return GuardedText(proper if self.redactor is None else self.redactor.redact(proper)[0])
+        struck = _Struck()
+        if suspect:
+            proper = self._seen(proper, patterns, struck, invisible.escaped)
+        whole = self._redacted(proper, patterns, struck)
+        return GuardedText(whole if len(proper) <= most else self._cut(proper, patterns, most, whole))
+
+    def _cut(self, text: str, patterns: tuple[Any, ...], place: int, whole: str) -> str:
+        """The beginning of a text, as it is in the redacted whole. The place is one of the text as it came, so that it
+        does not tell how long something was that is gone, and half of what goes is never left."""
+        back = 0
+        while back < place:
+            head = text[: place - back]
+            rest = text[place - back :]
+            clean = self._redacted(head, patterns, _Struck())
+            if clean + self._redacted(rest, patterns, _Struck()) == whole:
+                return clean
+            back = 2 * back + 1
+        return ""
+
+    def redacted(self, contract: Contract, value: Any) -> Any:
+        """Any JSON value as it may be kept. Raises Refused."""
+        return self.shown(contract, value)[0]
+
+    def said(self, contract: Contract, params: Json) -> Json:
+        """What a server says unasked, as a client may hear it."""
+        return cast("Json", self.redacted(contract, without_forged(params)[0]))
+
+    def shown(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
+        """Any JSON value as a person may see it, and how often each rule struck: they must know that it is not all.
+
+        Raises Refused where two of its keys would look the same.
+        """
+        struck = _Struck()
+        try:
+            return self._walk(value, _compiled(contract.redact), struck, keys=True), dict(struck)
+        except _SameKey:
+            raise Refused(Status.VALIDATION_FAILURE, "ambiguous_keys", _SAME_KEY) from None
+
+    def facts(self, facts: Json) -> Json:
+        """Facts with names in them that a program in a box chose: of its files, and of the hosts that it asked for."""
+        asked = facts.get("network") or {}
+        chosen = facts.get("files") or facts.get("skipped") or facts.get("trouble") or any(map(asked.get, _ASKED))
+        return self.listed(facts) if chosen else facts
+
+    def listed(self, item: Json) -> Json:
+        """What is said of tools, resources and runs, without secrets and with nothing unseen in it; the very same
+        where there is neither. Raises Refused where two of its keys would look the same."""
+        encoded = canonical.dumps(item)
+        if not (self._may_strike(encoded) or _suspect(encoded)):
+            return item
+        try:
+            return cast("Json", self._walk(item, (), _Struck(), keys=True))
+        except _SameKey:
+            raise Refused(Status.UNAVAILABLE, "ambiguous_keys", _SAME_KEY) from None
+
+    # ── The steps ─────────────────────────────────────────────────────────────────────────────────
+
+    def _kind(self, item: _Item) -> None:
+        # A question back was answered before this. What is neither would pass the next steps by.
+        if item.result.get("resultType", "complete") != "complete":
+            item.problem = ("invalid_result", "the server answered with a type of result that is not known here")
+
+    def _size(self, item: _Item) -> None:
+        most = item.contract.result.max_bytes
+        if len(item.encoded) > most:
+            text = f"the tool's result has {len(item.encoded)} bytes, the contract allows {most}"
+            item.problem = ("result_too_large", text)
+
+    def _schema(self, item: _Item) -> None:
+        definition = item.definition
+        if definition is None or definition.kind != "tool" or not item.complete:
+            return
+        problem = self._output_problem(definition, item.result.get("structuredContent"))
+        if problem is not None:
+            item.problem = ("bad_output", f"the tool's result does not fit its own schema: {problem}")
+
+    def _fields(self, item: _Item) -> None:
+        fields = item.contract.result.fields
+        if fields is None:
+            return
+        kept = _only(item.result, frozenset(fields))
+        if kept is None:
+            item.problem = ("bad_output", "the contract names fields of the result, but the tool returned no object")
+        else:
+            item.result = kept
+            item.encoded = canonical.dumps(kept)
+
+    def _clean(self, item: _Item) -> None:
+        # Control characters go before redaction looks: they could cut a secret in two that the reader joins again.
+        patterns = _compiled(item.contract.redact)
+        if patterns or self._may_strike(item.encoded) or _suspect(item.encoded):
+            struck = item.struck if isinstance(item.struck, _Struck) else _Struck(escape=False)
+            item.result = self._walk(item.result, patterns, struck)
+            item.struck = struck
+
+    def _unforged(self, item: _Item) -> None:
+        # First, while what hides in a key has not been escaped: it is ours if it would look like one of ours.
+        if item.contract.transport is not Transport.MCP:
+            return
+        places = item.encoded.count(b'"_meta"')
+        if places < 2:  # a look at the one place spares a walk through all
+            meta = item.result.get("_meta")
+            if places == 0 or (isinstance(meta, dict) and not any(map(_is_ours, meta))):
+                return
+        item.result, dropped = without_forged(item.result)
+        if dropped:
+            item.encoded = canonical.dumps(item.result)
+            item.struck = _Struck(escape=False)
+            item.struck[FOREIGN] += dropped
+
+    def _may_strike(self, encoded: bytes) -> bool:
+        """One look at the encoded result settles it for all texts in it; escapes may hide where a word begins.
+
+        May be true where nothing would go, never the other way round.
+        """
+        if self.redactor is None:
+            return False
+        if self.redactor.strikes(encoded):
+            return True
+        if b"\\" not in encoded:
+            return False
+        if b"\\u" in encoded or b"\\b" in encoded or b"\\f" in encoded:
+            return True
+        plain = encoded.replace(b"\\n", b"\n").replace(b"\\t", b"\t").replace(b"\\r", b"\r")
+        return self.redactor.strikes(plain)
+
+    # ── Texts ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _walk(self, value: Any, patterns: tuple[Any, ...], struck: _Struck, *, keys: bool = False) -> Any:
+        """`value` with every text in it cleaned; itself where nothing was found. Its depth is bounded already.
+
+        With `keys` it is data, no protocol: a contract's patterns then speak of the names in it too.
+        """
+        if isinstance(value, str):
+            return self._cleaned(value, patterns, struck)
+        if isinstance(value, dict):
+            out: Json = {}
+            changed = False
+            for key, old in value.items():
+                name = key
+                if keys or key not in _PROTOCOL:
+                    name = self._name(key, patterns if keys else (), struck, value)
+                    name = _free(name, out)
+                own = () if patterns and not keys and _opaque(key, old) else patterns
+                new = self._walk(old, own, struck, keys=keys or key == "structuredContent")
+                changed = changed or new is not old or name is not key
+                out[name] = new
+            return out if changed else value
+        if isinstance(value, list):
+            items = [self._walk(old, patterns, struck, keys=keys) for old in value]
+            return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+        return value
+
+    def _name(self, key: str, patterns: tuple[Any, ...], struck: _Struck, siblings: Mapping[str, Any]) -> str:
+        """A key, cleaned: what is unseen in it is escaped whatever becomes of texts. Raises _SameKey."""
+        if not invisible.suspect(key):
+            return self._redacted(key, patterns, struck)
+        seen = self._seen(key, patterns, struck, invisible.name)
+        if seen in siblings:
+            raise _SameKey
+        return self._redacted(seen, patterns, struck)
+
+    def _cleaned(self, text: str, patterns: tuple[Any, ...], struck: _Struck) -> str:
+        if invisible.suspect(text):
+            text = self._seen(text, patterns, struck, invisible.escaped if struck.escape else None)
+        return self._redacted(text, patterns, struck)
+
+    def _seen(self, text: str, patterns: tuple[Any, ...], struck: _Struck, escaped: Callable[[str], str] | None) -> str:
+        """Of a text what its reader sees; what they do not see is counted, and gone or escaped. Where an escape, or a
+        joiner that is kept, would hide a secret that the reader could put together again, all of it is gone."""
+        visible, controls = invisible.without_controls(text)
+        clean, hidden = invisible.without_hidden(visible)
+        if controls:
+            struck[CONTROL] += controls
+        if hidden:
+            struck[INVISIBLE] += hidden
+        if escaped is not None and (controls or hidden or escaped is invisible.name):
+            clean = escaped(text)
+        bare = invisible.bare(visible)
+        found = self._hits(bare, patterns) if clean != bare else 0
+        return bare if found and found > self._hits(clean, patterns) else clean
+
+    def _hits(self, text: str, patterns: tuple[Any, ...]) -> int:
+        found = _Struck()
+        self._redacted(text, patterns, found)
+        return found.total()
+
+    def _redacted(self, text: str, patterns: tuple[Any, ...], struck: _Struck) -> str:
+        if self.redactor is not None:
+            clean, found = self.redactor.redact(text)
+            if found:
+                struck.update(found)
+                struck.secrets.update(self.redactor.secrets(text))
+                text = clean
+        for index, pattern in enumerate(patterns):
+            clean, count = _substitute(pattern, text)
+            if count:
+                struck[f"redact[{index}]"] += count
+                text = clean
+        return text
+
+
+def without_forged(value: Any) -> tuple[Any, int]:
+    """What a server said without keys of ours in any `_meta` of it, and how many there were. Its depth is bounded."""
+    if isinstance(value, dict):
+        out: Json = {}
+        dropped = 0
+        changed = False
+        for key, old in value.items():
+            new, inside = without_forged(old)
+            if key == "_meta" and isinstance(new, dict):
+                own = {name: kept for name, kept in new.items() if not _is_ours(name)}
+                inside += len(new) - len(own)
+                new = own if len(own) != len(new) else new
+            changed = changed or new is not old
+            dropped += inside
+            out[key] = new
+        return (out if changed else value), dropped
+    if isinstance(value, list):
+        pairs = [without_forged(item) for item in value]
+        dropped = sum(count for _, count in pairs)
+        return ([item for item, _ in pairs] if dropped else value), dropped
+    return value, 0
+
+
+def _is_ours(key: str) -> bool:
+    return invisible.folded(invisible.without_controls(key)[0]).casefold().lstrip().startswith("ringfence/")
+
+
+def _suspect(encoded: bytes) -> bool:
+    # Plain text without an escape, which nearly all is, is told apart at a tenth of the pattern's cost.
+    if encoded.isascii() and b"\\" not in encoded and b"\x7f" not in encoded:
+        return False
+    return _SUSPECT.search(encoded) is not None
+
+
+def _opaque(key: str, value: Any) -> bool:
+    """Words of the protocol, and base64: an operator's pattern would break them. Known secrets still go."""
+    if not isinstance(value, str):
+        return False
+    return (key in _WORDS and len(value) <= 64) or (key in _BASE64 and _IS_BASE64.fullmatch(value) is not None)
+
+
+def _substitute(pattern: Any, text: str) -> tuple[str, int]:
+    parts: list[str] = []
+    end = count = 0
+    for match in pattern.finditer(text):
+        start, stop = match.span()
+        if start == stop:
+            continue
+        count += 1
+        if count > _MOST_HITS:
+            return REPLACEMENT, count
+        parts += (text[end:start], REPLACEMENT)
+        end = stop
+    return ("".join((*parts, text[end:])), count) if count else (text, 0)
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    """Two keys may look alike once cleaned; neither may swallow the other."""
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name}~{number}" in taken:
+        number += 1
+    return f"{name}~{number}"
+
+
+@lru_cache(maxsize=256)
+def _compiled(patterns: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(re2.compile(pattern) for pattern in patterns)  # checked when the contract was built
+
+
+# ── Declared fields ───────────────────────────────────────────────────────────────────────────────
+
+
+def _only(result: Json, fields: frozenset[str]) -> Json | None:
+    """The result with the declared fields alone; None where there is no object to take them from.
+
+    Whatever else could carry the rest goes too: other blocks, unknown fields, a server's own `_meta`. A text that
+    repeats the object is written anew. Of an error the texts stay, or its reader could not tell what went wrong.
+    """
+    failed = bool(result.get("isError"))
+    blocks = [block for block in result.get("content") or () if isinstance(block, dict) and block.get("type") == "text"]
+    structured = result.get("structuredContent")
+    kept: Json = {key: result[key] for key in ("isError", "resultType") if key in result}
+    objects = (found for found in map(_object, blocks) if found is not None)
+    whole = structured if isinstance(structured, dict) else next(objects, None)
+    if whole is None and not failed:
+        return None
+    some = {key: value for key, value in (whole or {}).items() if key in fields}
+    if isinstance(structured, dict):
+        kept["structuredContent"] = some
+    if failed:
+        kept["content"] = [_text(block["text"]) for block in blocks if isinstance(block.get("text"), str)]
+    else:
+        repeated = any(_object(block) == whole for block in blocks)
+        kept["content"] = [_text(json.dumps(some, ensure_ascii=False))] if repeated else []
+    meta = result.get("_meta")
+    if isinstance(meta, dict):
+        kept["_meta"] = {key: value for key, value in meta.items() if key.startswith(_OWN_META)}
+    return kept
+
+
+def _text(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+def _object(block: Json) -> Json | None:
+    text = block.get("text")
+    if not isinstance(text, str) or not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = canonical.loads(text)
+    except canonical.NotCanonical:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class GuardedChannel:
+    """The way back to the client, with everything that a server says on it cleaned as its results are."""
+
+    def __init__(self, guard: Guard, contract: Contract, channel: Channel) -> None:
+        self._guard = guard
+        self._contract = contract
+        self._channel = channel
+
+    @property
+    def capabilities(self) -> Json:
+        return self._channel.capabilities
+
+    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        """Raises Refused where a question cannot be shown as it is."""
+        names: dict[str, str] = {}
+        clean: dict[str, Json] = {}
+        try:
+            for key, question in questions.items():
+                name = self._name(key, names)
+                names[name] = key
+                clean[name] = {**question, "params": self._guard.redacted(self._contract, question["params"])}
+        except Refused as exc:
+            raise Refused(Status.FAILED, "server_question", f"a question of the server: {exc.message}") from None
+        return {names[name]: answer for name, answer in (await self._channel.ask(clean)).items() if name in names}
+
+    def _name(self, key: str, taken: Mapping[str, str]) -> str:
+        """What the client knows a question by: the server's own key, unless that is more than a name."""
+        if key not in taken and key in self._guard.redacted(self._contract, {key: None}):
+            return key
+        return next(name for number in counting(1) if (name := f"question-{number}") not in taken)
+
+    async def notify(self, method: str, params: Json) -> None:
+        if method not in SAID_IN_CALLS:
+            return
+        try:
+            clean = self._guard.said(self._contract, params)
+        except Refused as exc:
+            log.warning("a server's %s is not passed on: %s", method, exc.message)
+            return
+        await self._channel.notify(method, clean)

@@ -1,0 +1,114 @@
+"""The same key, one effect: a call repeated under its idempotency key joins, replays, conflicts, or is `unknown`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+
+from ringfence.core import canonical
+from ringfence.core.errors import Refused
+from ringfence.core.expression import Expression, ExpressionError
+from ringfence.core.model import Call, Contract, GuardedText, Json, Outcome, Status
+from ringfence.store import KeyRow, Store, Transaction
+
+_POLL_SECONDS = 0.05
+_GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """A key within the scope of one principal and one capability, and the request it stands for."""
+
+    scope: str
+    name: str
+    request_digest: str
+
+
+class IdempotencyKeys:
+    """Looks a key up before anything else happens; taking it is part of the grant."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._expressions: dict[str, Expression] = {}
+
+    def key(self, call: Call, contract: Contract, digest: str, variables: Callable[[], Json]) -> IdempotencyKey | None:
+        """The client's own key, or the one that the contract derives from the arguments."""
+        name = call.idempotency_key
+        if name is None and contract.idempotent_key is not None:
+            source = contract.idempotent_key
+            if source not in self._expressions:
+                self._expressions[source] = Expression(source, result="key")
+            try:
+                name = self._expressions[source].text(variables())
+            except ExpressionError:
+                # Not the engine's own words: they may quote an argument, and this goes on record.
+                text = f"no idempotency key: {source!r} gives none for these arguments"
+                raise Refused(Status.VALIDATION_FAILURE, "no_key", text) from None
+        if name is None:
+            return None
+        # The name may be an argument, so it is kept as a digest, which also bounds its length.
+        return IdempotencyKey(f"{call.principal.key}/{contract.name}", canonical.digest(name), digest)
+
+    async def earlier(self, key: IdempotencyKey, timeout: float) -> tuple[str, Json] | None:
+        """What an earlier call under this key came to: its id and outcome; None if there was none."""
+        deadline = anyio.current_time() + timeout + _GRACE_SECONDS
+        while True:
+            row = self._store.reader().key(key.scope, key.name)
+            if row is None:
+                return None
+            if row.state != "started" or row.request_digest != key.request_digest:
+                return judge(row, key)
+            if anyio.current_time() > deadline:
+                raise Refused(
+                    Status.UNAVAILABLE, "key_busy", f"call {row.call_id} under the same key has not ended yet"
+                )
+            await anyio.sleep(_POLL_SECONDS)
+
+
+def judge(row: KeyRow, key: IdempotencyKey) -> tuple[str, Json]:
+    if row.request_digest != key.request_digest:
+        raise Refused(
+            Status.VALIDATION_FAILURE, "key_conflict", f"the same key was used by {row.call_id} for another request"
+        )
+    if row.state == "done" and row.outcome is not None:
+        return row.call_id, row.outcome
+    raise Refused(
+        Status.UNKNOWN, "key_unknown", f"the outcome of {row.call_id} under the same key is unknown; it may have run"
+    )
+
+
+def settle(tx: Transaction, key: IdempotencyKey, call_id: str, outcome: Outcome | None) -> None:
+    """What the key says from now on: the outcome, that it is unknown, or nothing if the call never ran (None)."""
+    if outcome is None:
+        # A failed write may have taken the key all the same; one that another call has stays with it.
+        tx.release_key(key.scope, key.name, call_id)
+    elif outcome.status in (Status.SUCCESS, Status.FAILED):
+        tx.settle_key(key.scope, key.name, "done", pack(outcome))
+    else:
+        tx.settle_key(key.scope, key.name, "unknown", None)
+
+
+def pack(outcome: Outcome) -> Json:
+    """An outcome as it is kept for replay."""
+    return {
+        "status": str(outcome.status),
+        "reason_code": outcome.reason_code,
+        "message": outcome.message,
+        "result": outcome.result,
+        "trust": outcome.trust,
+        "error": outcome.error,
+    }
+
+
+def unpack(kept: Json, clean: Callable[[str], GuardedText]) -> Outcome:
+    """The outcome again. More may be secret by now than when it was kept."""
+    return Outcome(
+        status=Status(kept["status"]),
+        reason_code=kept["reason_code"],
+        message=clean(kept["message"]),
+        result=kept["result"],
+        trust=kept["trust"],
+        error=kept["error"],
+    )

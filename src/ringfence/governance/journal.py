@@ -1,0 +1,389 @@
+"""What of a call goes on record: who, what, under which contract and rules, by whose approval, how it ended.
+
+Values never enter a record. Arguments and results appear as salted digests, and as names where the contract allows;
+what may be kept of their text lies apart from the chain, where it can be erased.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from ringfence.audit.chain import SHARED
+from ringfence.core import canonical
+from ringfence.core.box import Ran
+from ringfence.core.errors import SetUpFailed
+from ringfence.core.model import (
+    Call,
+    Contract,
+    Decision,
+    Definition,
+    GuardedText,
+    Json,
+    Outcome,
+    Receipt,
+    Transport,
+    own_words,
+)
+from ringfence.core.sessions import Within
+from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
+from ringfence.store import Approval
+
+SAID_BY_OTHERS = frozenset(
+    {"upstream_error", "answer_unusable", "answer_lost", "client_refused", "server_question", "bad_output"}
+    | {"server_start", "server_listing", "server_version", "server_down", SetUpFailed.REASON}
+)
+"""Reasons whose text comes in part from a server, a client or code in a box: it may repeat a value, so only the reason
+goes on record."""
+
+
+_NAME_LENGTH = 1000
+"""Characters. What is longer is cut when it is clean: half a secret is no longer recognised."""
+_MOST_FILES = 100
+_MOST_PARTS = 256
+
+
+def _withheld(_: str) -> GuardedText:
+    """Where there is no guard, nothing is fit to be kept."""
+    return own_words("")
+
+
+@dataclass(slots=True)
+class CallState:
+    """One call in the pipeline: filled in step by step, so that wherever it ends, all that is known goes on record."""
+
+    call: Call
+    environment: str
+    began: float = field(default_factory=time.monotonic)
+    began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    salt: bytes = field(default_factory=lambda: os.urandom(16))
+    kept: dict[str, str] = field(default_factory=dict)
+    """The salted digests of what is kept of its payloads, by part: redacted, that is another text."""
+    contract: Contract | None = None
+    definition: Definition | None = None
+    decision: Decision | None = None
+    possible: PossibleEffects = NO_EFFECTS
+    """What it may change outside."""
+    network: Json | None = None
+    """What the box of a server asked for while it answered."""
+    approval: Approval | None = None
+    arguments_digest: str = ""
+    started: Receipt | None = None
+    dispatched: bool = False
+    answered: int | None = None
+    """The HTTP status, where that is all that its server said."""
+    replayed_from: str | None = None
+    attempts: int = 0
+    redactions: dict[str, int] = field(default_factory=dict)
+    secrets: dict[str, int] = field(default_factory=dict)
+    """What was removed, by secret: for the record alone, since a caller who is told could guess and try."""
+    clean: Callable[[str], GuardedText] = _withheld
+    """A text that its caller, its server or a rule chose, as it may be kept."""
+    isolation: Json = field(default_factory=dict)
+    ran: Ran | None = None
+    within: Within | None = None
+    session_state: tuple[int, str] | None = None
+    """Of its session, where a person is asked: the last step, and the digest of its files."""
+    encoded_result: bytes | None = None
+    """The guarded result's canonical form."""
+    about: Json | None = None
+    """What *started* said; *finished* says it again."""
+    left_behind: Json = field(default_factory=dict)
+    """Of the call's `_meta`, what reaches no server: how many keys, and which parts of a trace, and why."""
+
+    def drop_trace(self, name: str, why: str) -> None:
+        """A part of its trace goes no further."""
+        kept = {key: text for key, text in self.call.traced.items() if key != name}
+        self.call = replace(self.call, traced=kept)
+        self.left_behind = {**self.left_behind, "refused": {**self.left_behind.get("refused", {}), name: why}}
+
+    def strike(self, rules: Mapping[str, int], secrets: Mapping[str, int]) -> None:
+        """Something was removed."""
+        for kept, new in ((self.redactions, rules), (self.secrets, secrets)):
+            for name, count in new.items():
+                kept[name] = kept.get(name, 0) + count
+
+    @property
+    def effect_possible(self) -> bool:
+        """Whether anything outside may change: then what is recorded is on disk first."""
+        return bool(self.possible)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is for a tool of ours."""
+        return self.contract is not None and self.contract.transport is Transport.SANDBOXED_EXEC
+
+    @property
+    def wall_ms(self) -> float:
+        return (time.monotonic() - self.began) * 1000.0
+
+
+def common(state: CallState) -> Json:
+    """The keys that *started* and *finished* share."""
+    call = state.call
+    contract = state.contract
+    decision = state.decision
+    level = contract.log.arguments if contract is not None else "digest"
+    told = of_call(state)
+    decided = None if decision is None else of_decision(decision, state.clean)
+    pin = state.definition.digest if state.definition is not None else None
+    out: Json = {
+        "approval": None if state.approval is None else of_approval(state.approval),
+        "arguments": payload(state, call.arguments, level) | _kept(state, "arguments"),
+        **_carried(state),
+    }
+    if contract is None or call.kind != "tool":
+        # What a caller chose freely is nothing that repeats.
+        named = None if contract is None else _contract(contract)
+        return {**out, "call": told, "contract": named, "pin": pin, "decision": decided}
+    # What is this call's own stands in its record, which has its id anyway; what a call lacks, many lack.
+    own = {name: told.pop(name) for name in ("session", "parent", "trace") if told[name] is not None}
+    del told["id"]
+    if decided is not None:
+        out["decision"] = {"id": decided.pop("id")}
+    part: Json = {"call": told, "contract": _contract(contract), "pin": pin, "decision": decided}
+    if out["approval"] is None:
+        part["approval"] = out.pop("approval")
+    return {**out, **({"call": own} if own else {}), SHARED: [_shared(part)]}
+
+
+def _contract(contract: Contract) -> Json:
+    return {"name": contract.name, "digest": contract.digest, "mode": str(contract.mode)}
+
+
+_parts: dict[bytes, canonical.Shared] = {}
+
+
+def _shared(part: Json) -> canonical.Shared:
+    """A part that repeats from call to call: most calls find it here, and need not take its digest again."""
+    text = canonical.dumps(part)
+    found = _parts.get(text)
+    if found is None:
+        if len(_parts) >= _MOST_PARTS:
+            _parts.clear()
+        found = _parts[text] = canonical.Shared(part)
+    return found
+
+
+def of_call(state: CallState) -> Json:
+    """Which call it is, and whose."""
+    call = state.call
+    contract = state.contract
+    principal = state.call.principal
+    return {
+        "id": call.id,
+        "kind": call.kind,
+        "method": call.method,
+        "tool": call.tool if contract is not None and call.kind == "tool" else _name(state, call.tool),
+        "server": contract.server if contract is not None else call.server,
+        "origin": call.origin,
+        "principal": {
+            "tenant": principal.tenant,
+            "agent": principal.agent,
+            "person": principal.person,
+            "kind": principal.kind,
+        },
+        "session": None if call.session is None else _name(state, call.session),
+        "parent": call.parent,
+        "trace": None if call.trace is None else _name(state, call.trace),
+        "environment": state.environment,
+    }
+
+
+def _carried(state: CallState) -> Json:
+    """What the call carries to a server beside its arguments, and what of that was left behind."""
+    call = state.call
+    if not (call.meta or call.traced or call.inputs or state.left_behind):
+        return {}
+    if state.contract is None:
+        return {}  # refused before it was known what may go on
+    level = state.contract.log.arguments
+    told: Json = dict(state.left_behind)
+    if call.meta:
+        told["meta"] = payload(state, call.meta, level)
+    if call.inputs:
+        told["inputs"] = payload(state, call.inputs, level)
+    if call.traced:
+        told["trace"] = {name: payload(state, text) for name, text in call.traced.items()}
+    return {"carried": told}
+
+
+def payload(state: CallState, value: Any, level: str = "digest") -> Json:
+    """A value as it goes on record: a digest that says nothing without its salt, and names where they are wanted."""
+    return _payload(state, value, None, level)
+
+
+def _name(state: CallState, text: str) -> str:
+    """A name as its caller gave it, whatever it holds: clean, and short enough."""
+    clean = state.clean(text)
+    return clean if len(clean) <= _NAME_LENGTH else clean[:_NAME_LENGTH] + "…"
+
+
+def started(state: CallState) -> Json:
+    state.about = common(state)
+    return {**state.about, "durable": state.effect_possible, "effect_possible": state.effect_possible}
+
+
+def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
+    contract = state.contract
+    result: Json | None = None
+    if outcome.result is not None:
+        level = contract.log.result if contract is not None else "digest"
+        result = _payload(state, outcome.result, state.encoded_result, level) | _kept(state, "result")
+    about = state.about or common(state)
+    ended: Json = {
+        "status": str(outcome.status),
+        "reason_code": outcome.reason_code,
+        "message": "" if outcome.reason_code in SAID_BY_OTHERS else outcome.message or "",
+        "effect": facts.get("effect"),
+        "result": result,
+        "started_seq": state.started.seq if state.started is not None else None,
+        "replayed_from": state.replayed_from,
+        "attempts": state.attempts,
+        **({"secrets": dict(state.secrets)} if state.secrets else {}),
+    }
+    told = _unlinked(facts, state)
+    if SHARED not in about:  # it got nowhere, so it is short, and said in full
+        if told.get("isolation"):
+            told["isolation"] = state.isolation
+        return {**about, **ended, "facts": told}
+    told, part = _told(told, ended, state)
+    return {**about, **ended, "facts": told, SHARED: [*about[SHARED], part]}
+
+
+def _unlinked(told: Json, state: CallState) -> Json:
+    """Facts as they go on record: without plain digests, which could be tried against guesses, and without names that
+    a program in a box chose for its files."""
+    out = dict(told)
+    salt = state.salt
+    output = told.get("output")
+    if output is not None and output.get("sha256") is not None:
+        out["output"] = {name: None if name.endswith("sha256") else value for name, value in output.items()}
+    for part in ("inputs", "files"):
+        if told.get(part):
+            out[part] = [_file(entry, salt) for entry in told[part][:_MOST_FILES]]
+    late = told.get("late")
+    if late and late.get("files"):
+        out["late"] = {**late, "files": [_file(entry, salt) for entry in late["files"][:_MOST_FILES]]}
+    if told.get("skipped"):
+        out["skipped"] = len(told["skipped"])
+    return out
+
+
+_REPEATED = ("contract_digest", "rules", "ended", "effect")
+_COUNTED = ("output", "usage", "network", "session")
+_ECHOED = ("call_id", "decision_id")
+_ENDED = ("message", "replayed_from", "attempts", "status", "reason_code", "effect")
+_VERIFIED = "verified_at"
+_ends: dict[tuple[int, bytes], tuple[Json | None, canonical.Shared]] = {}
+
+
+def _told(facts: Json, ended: Json, state: CallState) -> tuple[Json, canonical.Shared]:
+    """Facts as they stand in the record itself, and what it shares with others: how it was isolated, and all that is
+    as usual. What is moved there is taken out of `ended`."""
+    isolated = facts.pop("isolation", None)
+    quiet: Json = {}
+    own: Json = {}
+    for name, value in facts.items():
+        if name in _REPEATED or _is_quiet(value):
+            quiet[name] = value
+        elif name in _COUNTED and isinstance(value, dict):
+            quiet[name], own[name] = _halves(value)
+        elif name not in _ECHOED:
+            own[name] = value
+    usual: Json = {"facts": quiet}
+    if state.started is not None and not ended["message"]:
+        usual |= {name: ended.pop(name) for name in _ENDED}
+    isolation = state.isolation if isolated else None
+    if isolation and (at := isolation.get(_VERIFIED)) is not None:
+        own["isolation"] = {_VERIFIED: at}
+    return own, _ending(usual, isolation)
+
+
+def _halves(counts: Json) -> tuple[Json, Json]:
+    """What is as usual, and what is not."""
+    quiet: Json = {}
+    own: Json = {}
+    for name, value in counts.items():
+        (quiet if _is_quiet(value) else own)[name] = value
+    return quiet, own
+
+
+def _ending(usual: Json, isolation: Json | None) -> canonical.Shared:
+    """By which object the isolation is: boxes of one kind have one and the same, and it was most of a record."""
+    try:
+        form = marshal.dumps(usual, 2)  # it is never read again, and it is quicker than JSON
+    except ValueError:  # a text of a type of its own is none to it
+        form = canonical.dumps(usual)
+    key = (id(isolation), form)
+    known = _ends.get(key)
+    if known is None or known[0] is not isolation:
+        if len(_ends) >= _MOST_PARTS:
+            _ends.clear()
+        # Each process tries its host anew, so what it shares with others must not say when.
+        common = isolation and {name: value for name, value in isolation.items() if name != _VERIFIED}
+        part = canonical.Shared({**usual, "facts": {**usual["facts"], "isolation": common}})
+        known = _ends[key] = (isolation, part)
+    return known[1]
+
+
+def _is_quiet(value: Any) -> bool:
+    """Nothing, none, or nothing but that; an empty text says something."""
+    if not value:
+        return bool(value != "")
+    return isinstance(value, dict) and all(map(_is_quiet, value.values()))
+
+
+def _file(entry: Json, salt: bytes) -> Json:
+    return {"bytes": entry["bytes"], "digest": canonical.salted_bytes(entry["sha256"].encode(), salt)}
+
+
+def of_decision(decision: Decision, clean: Callable[[str], GuardedText]) -> Json:
+    return {
+        "id": decision.id,
+        "allowed": decision.allowed,
+        "reason": clean(decision.reason),
+        "rules": list(decision.rules),
+        "marks": list(decision.marks),
+        "asks": list(decision.asks),
+        "sandbox": decision.sandbox,
+        "policy_digest": decision.policy_digest,
+        "error": None if decision.error is None else clean(decision.error),
+        **({"forms": dict(decision.forms)} if decision.forms else {}),
+    }
+
+
+def of_approval(approval: Approval) -> Json:
+    """By what the log proves of it, and where; what a table says is no evidence."""
+    return {"id": approval.id, "by": []} if approval.leave is None else approval.leave.as_told()
+
+
+def _payload(state: CallState, value: Any, encoded: bytes | None, level: str) -> Json:
+    try:
+        text = encoded if encoded is not None else canonical.dumps(value)
+    except (ValueError, RecursionError, UnicodeEncodeError):
+        return {"digest": None, "bytes": None}  # refused at the contract: it has no canonical form
+    entry: Json = {"digest": canonical.salted_bytes(text, state.salt), "bytes": len(text)}
+    if level != "digest":
+        entry["names"] = [_name(state, name) for name in _names(value)]
+    return entry
+
+
+def _kept(state: CallState, part: str) -> Json:
+    return {"kept": state.kept[part]} if part in state.kept else {}
+
+
+def _names(value: Any, prefix: str = "", depth: int = 3) -> list[str]:
+    """Field names, dotted, a few levels deep."""
+    if not isinstance(value, dict) or depth == 0:
+        return []
+    out: list[str] = []
+    for key in sorted(value):
+        out.append(prefix + key)
+        out.extend(_names(value[key], f"{prefix}{key}.", depth - 1))
+    return out[:200]

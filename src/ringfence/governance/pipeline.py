@@ -1,0 +1,545 @@
+"""The pipeline of a call, written once.
+
+    contract → policy → once → budget → approval → grant → dispatch → guard → fact → audit
+
+Whatever happens, the call closes with exactly one *finished* record, and an answer goes out only after that record is
+safe: no record, no result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from urllib.parse import unquote
+
+import anyio
+
+from ringfence.core import canonical
+from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable, UpstreamFailed
+from ringfence.core.expression import variables
+from ringfence.core.model import (
+    SYSTEM,
+    Call,
+    Contract,
+    Grant,
+    Json,
+    Outcome,
+    Principal,
+    Receipt,
+    ResultPolicy,
+    ServerSpec,
+    Status,
+    own_words,
+)
+from ringfence.core.ports import Channel
+from ringfence.governance import approval_binding, budget, call_meta, effects, facts, idempotency, journal
+from ringfence.governance.approvals import Requirement, unproven
+from ringfence.governance.budget import Budget
+from ringfence.governance.client_answers import AnswerChannel
+from ringfence.governance.dispatch import Dispatcher
+from ringfence.governance.guard import Guard, GuardedChannel, without_forged
+from ringfence.governance.idempotency import IdempotencyKey, IdempotencyKeys
+from ringfence.governance.journal import CallState
+from ringfence.governance.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
+from ringfence.sandbox.tools.results import complete
+from ringfence.sandbox.tools.toolkit import SERVER
+from ringfence.store import Approval, Store, Transaction, Unproven
+
+log = logging.getLogger("ringfence.pipeline")
+
+_GRANT_SECONDS = 10.0
+_LISTING = ResultPolicy(max_bytes=8_000_000)
+"""All pages of what a server lists come as one result."""
+ASIDE = ("listing", "logging")
+"""Kinds of calls that clients make by themselves, and for which no person is asked."""
+
+
+class Pipeline:
+    """`handle(call) -> Outcome`: nothing reaches a server except through here."""
+
+    def __init__(self, store: Store, rules: Rulebook, dispatcher: Dispatcher, guard: Guard, limits: Budget) -> None:
+        self.rules = rules
+        self._store = store
+        self._dispatcher = dispatcher
+        self._guard = guard
+        self._budget = limits
+        self._once = IdempotencyKeys(store)
+        self._under_way = 0
+        """Calls; several share a commit, made beside the loop, and one that is alone waits for no others."""
+
+    async def handle(self, call: Call, channel: Channel) -> Outcome:
+        self._under_way += 1
+        try:
+            return await self._handle(call, channel)
+        finally:
+            self._under_way -= 1
+
+    async def _handle(self, call: Call, channel: Channel) -> Outcome:
+        rules = self.rules
+        state = CallState(call, rules.environment, clean=self._guard.message)
+        slot: budget.BudgetSlot | None = None
+        key: IdempotencyKey | None = None
+        try:
+            contract = self._contract(rules, state)
+            self._policy(rules, state, contract)
+            call = state.call  # as it goes on
+            self._dispatcher.check(call, contract, state.decision)  # type: ignore[arg-type]
+            state.possible = effects.possible_effects(call, contract, await self._dispatcher.outside(call, contract))
+            key, replayed = await self._earlier(rules, state, contract)
+            if replayed is not None:
+                outcome = replayed
+            else:
+                slot = self._budget.admit(call, contract, state.arguments_digest)
+                grant = await self._grant_or_join(rules, state, contract, key, channel)
+                outcome = grant if isinstance(grant, Outcome) else await self._carry_out(rules, state, grant, channel)
+        except Refused as exc:
+            outcome = self._refusal(state, exc)
+        except Unavailable as exc:
+            outcome = self._problem(state, Status.UNAVAILABLE, exc.reason_code, exc.message)
+        except OutcomeUnknown as exc:
+            state.answered = exc.answered
+            outcome = self._problem(state, Status.UNKNOWN, exc.reason_code, exc.message)
+        except StoreError as exc:
+            # Once it was dispatched it is the state of sessions that failed, and what was asked may be done.
+            log.error("the store failed %s the call ran: %s", "while" if state.dispatched else "before", exc)
+            text = own_words("the call could not be recorded, so it was not made")
+            outcome = Outcome(Status.UNAVAILABLE, "store", text)
+            if state.dispatched:
+                text = own_words("what became of the call could not be recorded")
+                outcome = Outcome(Status.UNKNOWN, "store", text)
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                stopped = Outcome(Status.KILLED, "cancelled", own_words("the caller cancelled the call"))
+                await self._close(state, key, slot, stopped)
+            raise
+        except Exception:  # the edge of the pipeline: a fault of ours must still close the call on record
+            log.exception("call %s failed inside the gateway", call.id)
+            outcome = Outcome(
+                Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE,
+                "internal",
+                own_words("the gateway itself failed"),
+            )
+        return await self._close(state, key, slot, outcome)
+
+    def listed(self, item: Json) -> Json:
+        """What a server says of what it has, as a client may see it."""
+        return self._guard.listed(without_forged(item)[0])
+
+    async def server_start(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
+        """The start of a server is a call by `system`: on record before it happens, and closed with how it went."""
+        how: Json = {"url": spec.url} if spec.url is not None else {"command": list(spec.command)}
+        call = Call(canonical.new_id("call"), SYSTEM, spec.name, {**how, "for": principal.key}, "server", "system")
+        call = replace(call, server=spec.name, method="server/start")
+        state = CallState(call, self.rules.environment, clean=self._guard.message)
+        state.contract = implicit_contract(spec)
+        state.isolation = self._dispatcher.isolation(state.contract)
+        state.possible = effects.effects_of_start(spec)
+        try:
+            # What it may do outside, it may do at once: that it was started is on disk before it is.
+            work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call.id, journal.started(state))  # noqa: E731
+            state.started = await self._store.write(work, durable=state.effect_possible)
+        except StoreError:
+            raise Unavailable("store", f"the start of server {spec.name} could not be recorded") from None
+        state.dispatched = True
+        outcome = Outcome(Status.SUCCESS, "ok")
+        try:
+            await start()
+        except Unavailable as exc:
+            outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
+            raise
+        except BaseException:
+            outcome = Outcome(Status.KILLED, "cancelled", own_words("the start was given up"))
+            raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._close(state, None, None, outcome)
+
+    # ── 1 contract, 2 policy ──────────────────────────────────────────────────────────────────────
+
+    def _contract(self, rules: Rulebook, state: CallState) -> Contract:
+        call = state.call
+        if call.fault is None:
+            state.arguments_digest = _digest(replace(call, meta={}) if call.meta else call)
+            self._budget.check_loop(call, state.arguments_digest)
+        if call.kind == "tool":
+            capability = rules.catalog.resolve(call, rules.environment)
+            state.contract = capability.contract
+            state.definition = capability.definition
+        else:
+            state.contract = self._listed(rules, state)
+        if call.meta:
+            self._carry(state, state.contract)
+        return state.contract
+
+    def _carry(self, state: CallState, contract: Contract) -> None:
+        """From here on the call carries what may go on, and nothing else; what a contract lets go on counts as an
+        argument does."""
+        found = call_meta.split(state.call.meta, contract.meta)
+        for name, text in list(found.trace.items()):
+            if self._guard.shown(contract, [text, unquote(text)])[1]:
+                del found.trace[name]
+                found.refused[name] = "secret"
+        problem = call_meta.meta_problem(found.meta) if found.meta else None
+        meta = found.meta if problem is None else {}
+        state.call = replace(state.call, meta=meta, traced=found.trace, trace=found.trace.get("traceparent"))
+        state.left_behind = {
+            **({"stripped": found.stripped} if found.stripped else {}),
+            **({"refused": found.refused} if found.refused else {}),
+        }
+        if problem is not None:
+            raise Refused(Status.VALIDATION_FAILURE, "bad_meta", f"The call cannot be made: {problem}.")
+        if meta:
+            state.arguments_digest = _digest(state.call)
+
+    def _listed(self, rules: Rulebook, state: CallState) -> Contract:
+        """A resource, prompt or completion: allowed by the server's own list or not at all."""
+        call = state.call
+        if call.fault is not None:
+            raise Refused(Status.VALIDATION_FAILURE, "bad_request", call.fault)
+        if call.kind == "completion" and (problem := completion_problem(call.arguments)) is not None:
+            raise Refused(Status.VALIDATION_FAILURE, "bad_request", f"The completion cannot be made: {problem}.")
+        if call.kind == "resource" and call.server == SERVER and SERVER in rules.implicit:
+            return rules.implicit[SERVER]
+        if call.kind in ASIDE and call.server is not None and call.server in rules.servers:
+            return replace(rules.implicit[call.server], result=_LISTING)
+        spec = rules.servers.get(call.server or "")
+        known = settled(call)
+        if spec is None or known is None or not is_listed(spec, known):
+            raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", f"no {call.kind} {call.tool!r} is offered")
+        if known is not call:
+            state.call = call = known
+            state.arguments_digest = _digest(replace(call, meta={}))
+        if call.kind == "prompt":
+            state.definition = rules.prompts.get((spec.name, str(call.arguments.get("name"))))
+            if state.definition is None:
+                raise Refused(Status.UNAVAILABLE, "not_pinned", f"the prompt {call.tool!r} was not accepted yet")
+        return rules.implicit[spec.name]
+
+    def _policy(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
+        decision = state.decision = rules.policy.decide(state.call, contract)
+        if contract.commands is not None and decision.allowed:
+            state.decision = approval_binding.for_programs(decision, state.call, contract)
+        if not decision.allowed:
+            code = "policy_error" if decision.error is not None else "policy"
+            raise Refused(Status.DENIED, code, f"Refused by policy: {decision.reason}")
+        if decision.asks and state.call.kind in ASIDE:
+            text = f"Refused by policy: {decision.reason}, and nobody is asked for {state.call.method}"
+            raise Refused(Status.DENIED, "policy", text)
+
+    # ── 3 once ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _earlier(
+        self, rules: Rulebook, state: CallState, contract: Contract
+    ) -> tuple[IdempotencyKey | None, Outcome | None]:
+        if state.call.idempotency_key is None and contract.idempotent_key is None:
+            return None, None
+        digest = canonical.digest([state.arguments_digest, contract.name])
+        see = lambda: variables(state.call, contract, rules.environment)  # noqa: E731
+        key = self._once.key(state.call, contract, digest, see)
+        if key is None:
+            return None, None
+        earlier = await self._once.earlier(key, contract.timeout_seconds)
+        return key, None if earlier is None else self._replay(state, *earlier)
+
+    def _replay(self, state: CallState, call_id: str, kept: Json) -> Outcome:
+        """What was kept, as it may go on now: more may be secret, and the contract may say less, than at that time."""
+        state.replayed_from = call_id
+        outcome = idempotency.unpack(kept, self._guard.message)
+        contract = state.contract
+        assert contract is not None
+        if outcome.error is not None:
+            outcome = replace(outcome, error=self._guard.redacted(contract, outcome.error))
+        if outcome.result is None:
+            return outcome
+        guarded = self._guard.inspect(contract, None, outcome.result)
+        state.strike(guarded.redactions, guarded.secrets)
+        if guarded.problem is not None:
+            code, text = guarded.problem
+            return Outcome(Status.FAILED, code, text, trust=guarded.trust)
+        return replace(outcome, result=guarded.result, trust=guarded.trust)
+
+    # ── 5 approval, 6 grant ───────────────────────────────────────────────────────────────────────
+
+    async def _grant_or_join(
+        self, rules: Rulebook, state: CallState, contract: Contract, key: IdempotencyKey | None, channel: Channel
+    ) -> Grant | Outcome:
+        """The grant; or, where another call took the key since we looked, what that one comes to."""
+        while True:
+            try:
+                return await self._grant(rules, state, contract, key, channel)
+            except _KeyTaken:
+                assert key is not None
+                earlier = await self._once.earlier(key, contract.timeout_seconds)
+                if earlier is not None:
+                    return self._replay(state, *earlier)
+
+    async def _grant(
+        self, rules: Rulebook, state: CallState, contract: Contract, key: IdempotencyKey | None, channel: Channel
+    ) -> Grant:
+        """Consume the approval, take the key and write *started*, in one transaction."""
+        assert state.decision is not None
+        see = lambda: variables(state.call, contract, rules.environment)  # noqa: E731
+        requirement = rules.approvals.requirement(contract, state.decision, see)
+        if requirement is not None and call_meta.FREE_TEXT in state.call.traced:
+            state.drop_trace(call_meta.FREE_TEXT, "approval")
+        digest = await self._approval(rules, state, requirement, channel) if requirement is not None else ""
+        state.isolation = self._dispatcher.isolation(contract)
+
+        def work(tx: Transaction) -> tuple[Receipt, Approval | None]:
+            approval: Approval | None = None
+            # The key first: the call that has it may also have used the approval, and is then to be joined.
+            if key is not None and tx.take_key(key.scope, key.name, key.request_digest, state.call.id) is not None:
+                raise _KeyTaken
+            if requirement is not None:
+                approval = state.approval = self._use(rules, tx, digest, state.call.id)
+            if contract.rate.per_day is not None:
+                scope = budget.day_scope(state.call, contract)
+                if not tx.spend(scope, state.began_at.date().isoformat(), contract.rate.per_day):
+                    raise Refused(Status.DENIED, "quota", f"the day's quota of {contract.name} is used up")
+            kept = self._kept(contract, _whole(state.call), contract.log.arguments)
+            if kept is not None:
+                state.kept["arguments"] = canonical.salted_bytes(kept, state.salt)
+                tx.put_payload(state.call.id, "arguments", state.salt, kept)
+            return tx.append("started", state.call.id, journal.started(state), salt=state.salt), approval
+
+        alone = self._under_way == 1
+        plain = key is None and requirement is None and contract.rate.per_day is None
+        keeps = contract.log.arguments == "redacted" or contract.record == "full"
+        try:
+            if plain and not keeps and not state.effect_possible:
+                state.started = await self._store.begin(state.call.id, journal.started(state), state.salt, alone=alone)
+            else:
+                state.started, state.approval = await self._store.write(
+                    work,
+                    durable=state.effect_possible,
+                    alone=alone,
+                    covered=state.effect_possible,  # by the end's, where nothing can happen before that
+                )
+        except _AlreadyUsed:
+            state.approval = None
+            assert requirement is not None
+            shown = lambda: approval_binding.summary(self._guard, state)  # noqa: E731
+            raise await rules.approvals.ask_again(approval_binding.named(state), digest, requirement, shown) from None
+        except Unproven as exc:
+            state.approval = state.about = None
+            log.error("call %s is refused: %s", state.call.id, exc)
+            raise unproven(exc) from None
+        except (Refused, StoreError):
+            state.approval = state.about = None  # rolled back: the approval was not used
+            raise
+        return Grant(
+            call=state.call,
+            contract=contract,
+            decision=state.decision,
+            definition=state.definition,
+            arguments_digest=state.arguments_digest,
+            approval_id=state.approval.id if state.approval is not None else None,
+            expires_at=time.monotonic() + _GRANT_SECONDS,
+            after_step=state.session_state[0] if state.session_state is not None else None,
+        )
+
+    @staticmethod
+    def _use(rules: Rulebook, tx: Transaction, digest: str, call_id: str) -> Approval:
+        """Consume the approval that this call runs on. Raises Unproven, or _AlreadyUsed where there is none."""
+        approval = approval_binding.use(rules, tx, digest, call_id)
+        if approval is None:
+            raise _AlreadyUsed
+        return approval
+
+    async def _approval(self, rules: Rulebook, state: CallState, requirement: Requirement, channel: Channel) -> str:
+        """Wait for a person's approval of the call as it is now; if its session went on meanwhile, ask again."""
+        contract = state.contract
+        assert contract is not None
+        state.session_state = await self._dispatcher.state(state.call, contract)
+        while True:
+            digest = approval_binding.binding(rules, state, contract, requirement)
+            shown = lambda: approval_binding.summary(self._guard, state)  # noqa: E731
+            await rules.approvals.obtain(approval_binding.named(state), digest, requirement, shown, channel)
+            if self.rules is not rules and self._changed(rules, state, requirement):
+                text = "The rules were changed while this call waited for a person; make it again to have them asked."
+                raise Refused(Status.DENIED, "rules_changed", text)
+            seen, state.session_state = state.session_state, await self._dispatcher.state(state.call, contract)
+            if state.session_state == seen:
+                return digest
+
+    def _changed(self, rules: Rulebook, state: CallState, requirement: Requirement) -> bool:
+        """Whether people were asked by rules, or about a contract, that are no longer in force."""
+        now = self.rules
+        assert state.contract is not None
+        fresh = replace(state)
+        try:
+            if state.call.kind == "tool":
+                found = now.catalog.resolve(state.call, now.environment)
+                fresh.contract = found.contract
+                fresh.definition = found.definition
+            else:
+                fresh.contract = self._listed(now, fresh)
+        except Refused:
+            return True
+        return approval_binding.binding(now, fresh, fresh.contract, requirement) != approval_binding.binding(
+            rules, state, state.contract, requirement
+        )
+
+    # ── 7 dispatch, 8 guard ───────────────────────────────────────────────────────────────────────
+
+    async def _carry_out(self, rules: Rulebook, state: CallState, grant: Grant, channel: Channel) -> Outcome:
+        state.dispatched = True
+        clean = GuardedChannel(self._guard, grant.contract, channel)
+        try:
+            answer = await self._dispatcher.run(
+                grant, AnswerChannel(clean, channel, rules, state, self._guard, self._store)
+            )
+        except (Unavailable, Refused) as exc:
+            if isinstance(exc, Unavailable) or exc.status is Status.VALIDATION_FAILURE:
+                state.dispatched = False  # provably never started
+            raise
+        state.attempts = answer.attempts
+        state.isolation = answer.isolation
+        state.ran = answer.ran
+        state.within = answer.within
+        state.network = answer.network
+        state.redactions = dict(answer.redactions)
+        state.secrets = dict(answer.secrets)
+        if answer.result is None:
+            return Outcome(answer.status, answer.reason_code, self._guard.message(answer.message))
+        guarded = self._guard.inspect(grant.contract, grant.definition, answer.result)
+        state.strike(guarded.redactions, guarded.secrets)
+        state.encoded_result = guarded.encoded
+        if guarded.problem is not None:
+            code, text = guarded.problem
+            return Outcome(Status.FAILED, code, text, trust=guarded.trust)
+        # Where the contract has something removed from the output, no caller gets it as it came.
+        whole = not grant.contract.redact and grant.contract.result.fields is None
+        ran, within = (answer.ran, answer.within) if whole else (None, None)
+        return Outcome(
+            answer.status, answer.reason_code, result=guarded.result, trust=guarded.trust, ran=ran, within=within
+        )
+
+    def _refusal(self, state: CallState, exc: Refused) -> Outcome:
+        error: Json | None = None
+        message = self._guard.message(exc.message, state.contract)
+        if isinstance(exc, UpstreamFailed):
+            error = {"code": exc.code, "message": message}
+            if exc.data is not None and state.contract is not None:
+                with contextlib.suppress(Refused):
+                    error["data"] = self._guard.redacted(state.contract, exc.data)
+        trust = _trust(state, exc.reason_code)
+        return Outcome(exc.status, exc.reason_code, message, trust=trust, approval_id=exc.approval_id, error=error)
+
+    def _problem(self, state: CallState, status: Status, code: str, text: str) -> Outcome:
+        return Outcome(status, code, self._guard.message(text), trust=_trust(state, code))
+
+    # ── 9 fact, 10 audit ──────────────────────────────────────────────────────────────────────────
+
+    async def _close(
+        self, state: CallState, key: IdempotencyKey | None, slot: budget.BudgetSlot | None, outcome: Outcome
+    ) -> Outcome:
+        """Write *finished*; without it there is no result to give."""
+        if slot is not None:
+            slot.release(outcome.status)
+        elif state.arguments_digest:
+            self._budget.note(state.call, state.arguments_digest, outcome.status)
+        told = self._facts(state, outcome)
+        if state.ran is not None:
+            told = self._guard.facts(told)
+        if outcome.result is not None and state.dispatched and state.is_own:
+            complete(outcome.result, told)
+
+        def work(tx: Transaction) -> Receipt:
+            contract = state.contract
+            if contract is not None and outcome.result is not None:
+                kept = self._kept(contract, outcome.result, contract.log.result)
+                if kept is not None:
+                    state.kept["result"] = canonical.salted_bytes(kept, state.salt)
+                    tx.put_payload(state.call.id, "result", state.salt, kept)
+            if key is not None:
+                idempotency.settle(tx, key, state.call.id, outcome if state.dispatched else None)
+            return tx.append("finished", state.call.id, journal.finished(state, outcome, told))
+
+        try:
+            durable = state.effect_possible and state.started is not None
+            receipt = await self._store.write(work, durable=durable, alone=self._under_way == 1)
+        except StoreError as exc:
+            log.error("call %s could not be closed on record: %s", state.call.id, exc)
+            status = Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE
+            lost = Outcome(status, "store", own_words("the outcome could not be recorded, so it is withheld"))
+            return _completed(lost, self._facts(state, lost))
+        return _completed(outcome, told, receipt)
+
+    def _facts(self, state: CallState, outcome: Outcome) -> Json:
+        return facts.build(
+            facts.Ending(
+                call=state.call,
+                contract=state.contract,
+                decision=state.decision,
+                status=outcome.status,
+                reason_code=outcome.reason_code,
+                started_at=state.began_at,
+                wall_ms=state.wall_ms,
+                dispatched=state.dispatched,
+                isolation=state.isolation,
+                result=outcome.result,
+                encoded=state.encoded_result if outcome.result is not None else None,
+                redactions=state.redactions,
+                ran=state.ran,
+                within=state.within,
+                possible=state.possible,
+                network=state.network,
+                answered=state.answered,
+            )
+        )
+
+    def _kept(self, contract: Contract, value: Json, level: str) -> bytes | None:
+        """The text of a payload that the contract lets us keep, redacted; it lies apart from the chain."""
+        if level != "redacted" and contract.record != "full":
+            return None
+        return canonical.dumps(self._guard.redacted(contract, value))
+
+
+def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) -> Outcome:
+    """Spelled out, because `dataclasses.replace` costs five times as much and every call passes here."""
+    return Outcome(
+        outcome.status,
+        outcome.reason_code,
+        outcome.message,
+        outcome.result,
+        outcome.trust,
+        facts,
+        outcome.approval_id,
+        receipt,
+        outcome.error,
+        outcome.ran,
+        outcome.within,
+    )
+
+
+def _trust(state: CallState, reason_code: str) -> str:
+    """Of the text of a refusal: our own words, or such as a server had a hand in."""
+    if reason_code not in journal.SAID_BY_OTHERS:
+        return "trusted"
+    return state.contract.result.trust if state.contract is not None else "untrusted"
+
+
+def _whole(call: Call) -> Json:
+    """The arguments, with what goes to the server beside them."""
+    beside = {"_meta": call.meta, "inputResponses": call.inputs}
+    return {**call.arguments, **{name: value for name, value in beside.items() if value}}
+
+
+def _digest(call: Call) -> str:
+    try:
+        whole = [call.method, call.tool, call.arguments, call.inputs]
+        return canonical.digest([*whole, call.meta] if call.meta else whole)
+    except (ValueError, TypeError, RecursionError):
+        raise Refused(Status.VALIDATION_FAILURE, "bad_request", "The arguments are not JSON.") from None
+
+
+class _AlreadyUsed(Exception):
+    """Another call consumed the approval first."""
+
+
+class _KeyTaken(Exception):
+    """Another call took the key first."""

@@ -1,0 +1,535 @@
+"""What policy says of a call: pure, default-deny, and an error denies.
+
+Rules join thus: `deny` beats all; otherwise `ask` and `sandbox` both apply when both match (an approval never
+removes the sandbox); `warn` and `audit` allow and mark; `allow` allows; nothing matched leaves the default.
+`docs/policy.md` has the presets as a table, and a test reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, Literal
+from urllib.parse import unquote
+
+import re2
+
+from ringfence.core import canonical
+from ringfence.core.expression import Expression, ExpressionError, variables
+from ringfence.core.invisible import folded
+from ringfence.core.model import Action, Call, Contract, Decision, Json, Mode, Rule
+
+ANY_ARGUMENT = "*"
+"""As the name in `argument_patterns`: any string in the arguments, at any depth, keys included."""
+
+AS_SENT = "as_sent"
+"""The form of text that a pattern is tried on first: a string itself, anything else as its JSON."""
+FORMS = (AS_SENT, "string", "joined", "carried", "normalized")
+"""Then each string and key inside; lists joined by a space; what comes beside the arguments (answers to a server's
+questions, `_meta`); and all of these with what looks alike made alike."""
+
+_CACHED = 4096
+"""Calls name tools as they like, so what is remembered per tool is bounded."""
+_JOINED = 64
+"""Likewise for what their arguments make of its rules."""
+
+RuleProblem = tuple[tuple[str | int, ...], str, int, int]
+"""Path of the field inside the rule, what is wrong, and the line and column (from 0) inside the field's text."""
+
+
+# ── Presets ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _preset(prefix: str, table: Mapping[Mode, Sequence[Action]], asi: Mapping[Action, str] | None = None) -> list[Rule]:
+    rules = []
+    for mode, actions in table.items():
+        for action in actions:
+            suffix = f"-{action.value}" if len(actions) > 1 else ""
+            rules.append(
+                Rule(
+                    id=f"{prefix}-{mode.value.replace('_', '-')}{suffix}",
+                    action=action,
+                    name=f"{action.value} {mode.value} capabilities",
+                    priority=0,  # an operator's own rules are reported first
+                    modes=(mode,),
+                    owasp_asi_id=asi[action] if asi else None,
+                )
+            )
+    return rules
+
+
+def _no_leak(rule_id: str, name: str, pattern: str, asi: str) -> Rule:
+    return Rule(
+        id=rule_id,
+        action=Action.DENY,
+        name=name,
+        priority=0,
+        argument_patterns={ANY_ARGUMENT: pattern},
+        when='"external_sink" in contract.labels',
+        owasp_asi_id=asi,
+    )
+
+
+_CAUTIOUS = {
+    Mode.READ: (Action.AUDIT,),
+    Mode.WRITE: (Action.ASK,),
+    Mode.HIGH_RISK: (Action.ASK, Action.SANDBOX),
+}
+
+PRESETS: Mapping[str, tuple[Rule, ...]] = {
+    "none": (),
+    "permissive": tuple(
+        _preset("perm", {Mode.READ: (Action.ALLOW,), Mode.WRITE: (Action.ALLOW,), Mode.HIGH_RISK: (Action.AUDIT,)})
+    ),
+    "standard": tuple(
+        _preset("std", {Mode.READ: (Action.ALLOW,), Mode.WRITE: (Action.AUDIT,), Mode.HIGH_RISK: (Action.WARN,)})
+    ),
+    "strict": tuple(_preset("strict", _CAUTIOUS)),
+    "owasp-asi": (
+        *_preset("asi", _CAUTIOUS, {Action.AUDIT: "ASI-01", Action.ASK: "ASI-02", Action.SANDBOX: "ASI-05"}),
+        _no_leak(
+            "asi-private-key",
+            "No private key to an outside sink",
+            r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-[0-9]|AGE-SECRET-KEY-1",
+            "ASI-03",
+        ),
+        _no_leak(
+            "asi-cloud-key",
+            "No cloud access key to an outside sink",
+            r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[0-9A-Za-z_\-]{35}|\bya29\.[0-9A-Za-z_\-]{20,}"
+            r"|AccountKey=[A-Za-z0-9+/]{40,}|\bLTAI[A-Za-z0-9]{12,20}\b",
+            "ASI-03",
+        ),
+    ),
+}
+
+
+# ── Reading a rule ────────────────────────────────────────────────────────────────────────────────
+
+_options = re2.Options()
+_options.log_errors = False  # the engine would write the pattern to stderr
+
+
+def rule_problems(rule: Rule) -> list[RuleProblem]:
+    """Everything that keeps this rule from being used; empty when it is fine."""
+    problems: list[RuleProblem] = []
+
+    def pattern(path: tuple[str | int, ...], text: str) -> None:
+        try:
+            re2.compile(text, _options)
+        except re2.error as exc:
+            problems.append((path, f"bad pattern: {_re2_text(exc)}", 0, 0))
+        except UnicodeEncodeError:
+            problems.append((path, "bad pattern: a lone surrogate is not text", 0, 0))
+
+    for index, text in enumerate(rule.tool_patterns):
+        pattern(("tool_patterns", index), text)
+    for name, text in rule.argument_patterns.items():
+        pattern(("argument_patterns", name), text)
+    if rule.when is not None:
+        try:
+            Expression(rule.when)
+        except ExpressionError as exc:
+            problems.append((("when",), exc.text, exc.line - 1, exc.column - 1))
+    if rule.approval is not None and rule.action is not Action.ASK:
+        problems.append((("approval",), f"only a rule with action ask may name one, this one is {rule.action}", 0, 0))
+    return problems
+
+
+def _re2_text(exc: Exception) -> str:
+    detail = exc.args[0] if exc.args else ""
+    text = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)
+    if "perl operator" in text:
+        return f"{text} (RE2 has no lookaround)"
+    if re.search(r"escape sequence: \\[1-9]", text):
+        return f"{text} (RE2 has no backreferences)"
+    return text
+
+
+class _Compiled:
+    """A rule made ready: what a tool, agent or server settles for good apart from what each call must be asked."""
+
+    __slots__ = ("arguments", "forms", "prefixes", "rule", "tool_patterns", "when")
+
+    def __init__(self, rule: Rule) -> None:
+        problems = rule_problems(rule)
+        if problems:
+            raise ValueError(f"rule {rule.id!r}: " + "; ".join(text for _, text, _, _ in problems))
+        self.rule = rule
+        self.prefixes = tuple(_literal_prefix(p).encode() for p in rule.tool_patterns) or (b"",)
+        self.tool_patterns = [re2.compile(p, _options) for p in rule.tool_patterns]
+        self.arguments = [(name, re2.compile(p, _options)) for name, p in rule.argument_patterns.items()]
+        self.when = Expression(rule.when) if rule.when is not None else None
+        others = len(FORMS) if rule.normalize else len(FORMS) - 1
+        self.forms = 1 if rule.action is Action.ALLOW else others
+        """How many forms of text its patterns are tried on."""
+
+    @property
+    def settled(self) -> bool:
+        return not self.arguments and self.when is None
+
+    def applies(self, tool: bytes, agent: str, server: str | None, mode: Mode) -> bool:
+        """Everything but arguments and condition."""
+        rule = self.rule
+        if self.tool_patterns and not any(pattern.fullmatch(tool) for pattern in self.tool_patterns):
+            return False
+        if rule.modes and mode not in rule.modes:
+            return False
+        if rule.agents and not any(fnmatchcase(agent, glob) for glob in rule.agents):
+            return False
+        return not rule.servers or (server is not None and any(fnmatchcase(server, glob) for glob in rule.servers))
+
+    def matches(self, seen: _Seen, see: Callable[[], Json]) -> str | None:
+        """The rest: None, or the form of text that its patterns were found in. Whatever goes wrong raises, and denies.
+
+        A rule that allows is held to the arguments as they were sent: no other reading of them may allow more.
+        """
+        found = 0
+        for name, regex in self.arguments:
+            form = self._form(name, regex, seen)
+            if form is None:
+                return None
+            found = max(found, form)
+        return FORMS[found] if self.when is None or self.when.test(see()) else None
+
+    def _form(self, name: str, regex: Any, seen: _Seen) -> int | None:
+        search = regex.search
+        for form, texts in seen.texts(name):
+            if form >= self.forms:
+                return None
+            for text in texts:
+                if search(text):
+                    return form
+        return None
+
+
+_ONE_LINE = bytes.maketrans(b"\t\n\r", b"   ")
+_CONTROLS = bytes(number for number in (*range(0x20), 0x7F) if number not in b"\t\n\r")
+
+
+class _Seen:
+    """The texts of one call that patterns are tried on, made when the first rule wants them."""
+
+    __slots__ = ("_call", "_made")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._made: dict[str, list[tuple[int, list[bytes]]]] = {}
+
+    def texts(self, name: str) -> list[tuple[int, list[bytes]]]:
+        """By form, as its place among the forms; without those that have nothing to show."""
+        made = self._made.get(name)
+        if made is None:
+            # Encoded once for all patterns; what cannot be encoded is no text, and an error denies.
+            forms = [[text.encode() for text in texts] for texts in self._forms(name)]
+            forms.append([alike for texts in forms for text in texts for alike in _normalized(text)])
+            made = self._made[name] = [(form, texts) for form, texts in enumerate(forms) if texts]
+        return made
+
+    def _forms(self, name: str) -> Iterator[Iterable[str]]:
+        """In the order of FORMS, all but the last."""
+        call = self._call
+        arguments = self._call.arguments
+        if name == ANY_ARGUMENT:
+            yield _strings(arguments)
+            yield ()
+            yield _joined(arguments)
+        elif call.kind in _NAMES_WITHIN:
+            yield from self._forms_within(name)
+        elif name not in arguments:
+            yield from ((), (), ())
+        else:
+            value = arguments[name]
+            yield (_text(value),)
+            yield () if isinstance(value, str) else _strings(value)
+            yield () if isinstance(value, str) else _joined(value)
+        if call.inputs or call.meta or call.traced:
+            beside = list(_carried(call, name))
+            yield (*map(_text, beside), *_strings(beside), *_joined(beside))
+        else:
+            yield ()
+
+    def _forms_within(self, name: str) -> Iterator[Iterable[str]]:
+        """Of a prompt or completion, the first three: what is under the name itself, and what the server gets by it."""
+        arguments = self._call.arguments
+        within = list(_within(self._call, name))
+        plain = [arguments[name]] if name in arguments else []
+        if not plain and self._call.kind == "prompt":
+            plain, within = within, []  # nothing else has this name, so it is an argument as a tool's is
+        # A completion has the same name in two places, and what allows one of them must not allow the other.
+        yield map(_text, plain)
+        values = (*plain, *within)
+        yield (*map(_text, within), *_strings([value for value in values if not isinstance(value, str)]))
+        yield (text for value in values for text in _joined(value))
+
+
+_NAMES_WITHIN = ("prompt", "completion")
+"""Kinds of calls whose arguments have names of their own, one level further down."""
+
+
+def _within(call: Call, name: str) -> Iterator[Any]:
+    """What a prompt, or a completion for one or for a resource's template, is given under this name."""
+    argument = call.arguments.get("argument")
+    context = call.arguments.get("context")
+    if call.kind == "completion" and isinstance(argument, Mapping) and argument.get("name") == name:
+        yield argument.get("value")
+    given = call.arguments if call.kind == "prompt" else context
+    place = given.get("arguments") if isinstance(given, Mapping) else None
+    if isinstance(place, Mapping) and name in place:
+        yield place[name]
+
+
+def _normalized(text: bytes) -> Iterator[bytes]:
+    """The text with what looks alike made alike, where that makes a difference: with its lines, and as one line."""
+    strange = not text.isascii() or _has_controls(text)
+    if strange:
+        text = folded(text.decode()).encode()
+        yield text
+    line = text.translate(_ONE_LINE)
+    if line != text:
+        yield line
+
+
+def _has_controls(text: bytes) -> bool:
+    return len(text.translate(None, _CONTROLS)) < len(text)
+
+
+def _carried(call: Call, name: str) -> Iterator[Any]:
+    """What reaches a server beside the arguments: under this name, or under any."""
+    answers = [answer for answer in (call.inputs or {}).values() if isinstance(answer, Mapping)]
+    if name == ANY_ARGUMENT:
+        yield from filter(None, (call.inputs, call.meta))
+        for text in call.traced.values():
+            yield from (text, unquote(text))
+        return
+    for place in (*(answer.get("content") for answer in answers), call.meta):
+        if isinstance(place, Mapping) and name in place:
+            yield place[name]
+
+
+def _joined(value: Any) -> Iterator[str]:
+    """Every list of plain values in it, at any depth, as one line: how a command is often written."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Mapping):
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple):
+            stack.extend(each for each in item if isinstance(each, Mapping | list | tuple))
+            if len(item) > 1 and any(isinstance(each, str) for each in item):
+                yield " ".join(_text(each) for each in item if not isinstance(each, Mapping | list | tuple))
+
+
+def _literal_prefix(pattern: str) -> str:
+    """Characters that every match must begin with: the index that spares a call most rules about other tools."""
+    if "|" in pattern or "(?" in pattern:
+        return ""
+    run = re.match(r"[A-Za-z0-9_\-]*", pattern)
+    prefix = run.group() if run else ""
+    return prefix[:-1] if pattern[len(prefix) : len(prefix) + 1] in {"*", "?", "+", "{"} else prefix
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else canonical.dumps(value).decode("utf-8")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            stack.extend(item.keys())
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple):
+            stack.extend(item)
+
+
+# ── Deciding ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """The rules that can match calls of one tool by one agent, highest priority first."""
+
+    rules: tuple[_Compiled, ...]
+    settled: Decision | None
+    """The decision itself, but for its id, where no rule looks at the call's arguments or condition."""
+    joined: dict[int, Decision] = field(default_factory=dict)
+    """Where some do: what those that matched come to, by their places as bits."""
+
+
+class Policy:
+    """Rules in force in one environment."""
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        *,
+        preset: str = "standard",
+        default: Literal["deny", "allow_read"] = "deny",
+        environment: str,
+    ) -> None:
+        """Raises ValueError for a rule or preset that cannot be used; `rule_problems` says which and where."""
+        if preset not in PRESETS:
+            raise ValueError(f"unknown preset {preset!r}")
+        every = [*rules, *PRESETS[preset]]
+        self.environment = environment
+        self.digest = canonical.digest(
+            {"environment": environment, "default": default, "preset": preset, "rules": [asdict(r) for r in every]}
+        )
+        self._default = default
+        usable = [r for r in every if r.enabled and (not r.environments or environment in r.environments)]
+        self._rules = [_Compiled(r) for r in sorted(usable, key=lambda r: -r.priority)]  # stable: file order within
+        self._cache: dict[tuple[str, str, str | None, Mode], _Candidates] = {}
+
+    def decide(self, call: Call, contract: Contract) -> Decision:
+        """What the rules say of this call. Never raises for what a caller sent."""
+        candidates = self._candidates(call, contract)
+        if candidates.settled is not None:
+            return _with_new_id(candidates.settled)
+        matched = 0
+        errors: list[str] = []
+        forms: dict[str, str] = {}
+        known: Json = {}
+        seen = _Seen(call)
+
+        def see() -> Json:
+            if not known:
+                known.update(variables(call, contract, self.environment))
+            return known
+
+        for place, compiled in enumerate(candidates.rules):
+            try:
+                form = compiled.matches(seen, see)
+            except (ValueError, TypeError, RecursionError) as exc:
+                errors.append(f"rule {compiled.rule.id!r} could not be evaluated: {_harmless(exc, compiled.rule)}")
+                continue
+            if form is not None:
+                matched |= 1 << place
+                if form != AS_SENT:
+                    forms[compiled.rule.id] = form
+        usual = not errors and not forms
+        decision = candidates.joined.get(matched) if usual else None
+        if decision is None:
+            rules = [compiled.rule for place, compiled in enumerate(candidates.rules) if matched >> place & 1]
+            decision = self._join(rules, errors, contract.mode, forms)
+            if usual and len(candidates.joined) < _JOINED:
+                candidates.joined[matched] = decision
+        return _with_new_id(decision)
+
+    def never_allows(self, call: Call, contract: Contract) -> bool:
+        """Whether calls like this one are denied whatever their arguments are."""
+        settled = self._candidates(call, contract).settled
+        return settled is not None and not settled.allowed
+
+    def _candidates(self, call: Call, contract: Contract) -> _Candidates:
+        server = contract.server if contract.server is not None else call.server
+        key = (call.tool, call.principal.agent, server, contract.mode)
+        found = self._cache.get(key)
+        if found is not None:
+            return found
+        try:
+            name = call.tool.encode()  # once for all patterns
+        except UnicodeEncodeError:
+            return _Candidates((), self._join([], ["the tool's name is not text"], contract.mode))
+        rules = tuple([r for r in self._rules if name.startswith(r.prefixes) and r.applies(name, *key[1:])])
+        settled = None
+        if all(rule.settled for rule in rules):
+            settled = self._join([rule.rule for rule in rules], [], contract.mode)
+        found = _Candidates(rules, settled)
+        if len(self._cache) >= _CACHED:
+            self._cache.pop(next(iter(self._cache)), None)
+        self._cache[key] = found
+        return found
+
+    def _join(
+        self, matched: Sequence[Rule], errors: Sequence[str], mode: Mode, forms: Mapping[str, str] | None = None
+    ) -> Decision:
+        forms = forms or {}
+        actions = {rule.action for rule in matched}
+        asks = tuple(dict.fromkeys(rule.approval or "always" for rule in matched if rule.action is Action.ASK))
+        # What a rule demands holds in whatever form it matched; it allows only what it matches as it was sent.
+        allows = any(rule.id not in forms or rule.action is Action.ASK for rule in matched)
+        by_default = not allows and self._default == "allow_read" and mode is Mode.READ
+        allowed = not errors and Action.DENY not in actions and (allows or by_default)
+        return Decision(
+            id="",
+            allowed=allowed,
+            reason=_reason(matched, errors, by_default, forms),
+            rules=tuple(rule.id for rule in matched),
+            asks=asks if allowed else (),
+            sandbox=allowed and Action.SANDBOX in actions,
+            marks=tuple(rule.id for rule in matched if rule.action in (Action.WARN, Action.AUDIT)),
+            error="; ".join(errors) or None,
+            policy_digest=self.digest,
+            forms=tuple((rule.id, forms.get(rule.id, AS_SENT)) for rule in matched if rule.argument_patterns),
+        )
+
+
+def _with_new_id(decision: Decision) -> Decision:
+    # Spelled out: this is on every call's way, and dataclasses.replace is several times slower.
+    return Decision(
+        canonical.new_id("dec"),
+        decision.allowed,
+        decision.reason,
+        decision.rules,
+        decision.asks,
+        decision.sandbox,
+        decision.marks,
+        decision.error,
+        decision.policy_digest,
+        decision.forms,
+    )
+
+
+def _reason(matched: Sequence[Rule], errors: Sequence[str], by_default: bool, forms: Mapping[str, str]) -> str:
+    if errors:
+        return "denied: " + "; ".join(errors)
+    if not matched:
+        return "allowed: no rule matched and the default allows reads" if by_default else "denied: no rule matched"
+    named = partial(_named, matched, forms)
+    if denies := named(Action.DENY):
+        return f"denied by {denies}"
+    parts = []
+    if asks := named(Action.ASK):
+        parts.append(f"a person must agree ({asks})")
+    if boxed := named(Action.SANDBOX):
+        parts.append(f"only in a sandbox ({boxed})")
+    if marks := named(Action.WARN, Action.AUDIT):
+        parts.append(f"marked by {marks}")
+    if allows := named(Action.ALLOW):
+        parts.append(f"allowed by {allows}")
+    if by_default:
+        parts.append("allowed: no rule matched it as it was sent and the default allows reads")
+    elif not asks and all(rule.id in forms for rule in matched):
+        parts.insert(0, "denied: no rule matched it as it was sent")
+    return "; ".join(parts)
+
+
+def _named(matched: Sequence[Rule], forms: Mapping[str, str], *actions: Action) -> str:
+    return ", ".join(_with_form(rule, forms.get(rule.id)) for rule in matched if rule.action in actions)
+
+
+def _with_form(rule: Rule, form: str | None) -> str:
+    about = ", ".join(text for text in (rule.name, form and f"matched {form}") if text)
+    return f"{rule.id} ({about})" if about else rule.id
+
+
+_MISSING_KEY = re.compile(r'Key not found in map : "(\w+)"$')
+_TYPES_ONLY = re.compile(r"(No matching overloads found : [\w+*/%<>=!&|\-]+\([\w, ]*\)|gave \w+, not true or false)$")
+
+
+def _harmless(exc: Exception, rule: Rule) -> str:
+    """What went wrong, without the argument values that the engine's own text may quote: it goes into the record."""
+    if not isinstance(exc, ExpressionError):
+        return "an argument is not plain JSON"
+    missing = _MISSING_KEY.search(exc.text)
+    if missing and missing.group(1) in (rule.when or ""):
+        return f"no such key: {missing.group(1)}"
+    types = _TYPES_ONLY.search(exc.text)
+    return types.group(1) if types else "its condition failed on these arguments"

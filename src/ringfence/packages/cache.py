@@ -1,0 +1,229 @@
+"""The cache of packages: trees of files by the digest of their contents, checked before each use.
+
+A tree never changes, and no box may write to it. The cache also remembers which tree a request resulted in, so that the
+same request is fetched once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ringfence.core import canonical
+from ringfence.core.errors import Unavailable
+
+AT = "/packages"
+"""Where a box sees a tree."""
+FOLDER = "packages"
+"""Name of the cache within a state folder."""
+_MOST_MANIFEST_BYTES = 64 * 1024 * 1024
+_CHUNK = 1024 * 1024
+_ABANDONED_SECONDS = 86_400
+
+Kind = Literal["npm", "pypi", "image"]
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One package as its registry has it."""
+
+    name: str
+    version: str
+    integrity: str
+    """Of the bytes that the registry sent: `sha512-…` as npm writes it, or `sha256:…`."""
+    built_from: str = ""
+    """If the registry sent sources: their digest; `integrity` is then that of the wheel built from them."""
+
+    def plain(self) -> dict[str, str]:
+        return {name: value for name, value in asdict(self).items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Unpacked packages, ready to be mounted in a box."""
+
+    digest: str
+    kind: Kind
+    folder: Path
+    packages: tuple[Package, ...]
+    programs: Mapping[str, str]
+    """Programs by name: paths within the tree."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Of an image: how to run it, as in `manifests.ImageConfig`, and which of its entries were left out."""
+
+
+class PackageCache:
+    """Trees below one folder of our state."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._checked: set[str] = set()
+
+    @property
+    def wheels(self) -> Path:
+        """Where single files of an index are kept, by the digest that the index gives."""
+        return self._folder / "wheels"
+
+    def staging(self) -> Path:
+        """A new folder beside the trees, to prepare one in."""
+        _private(self._folder)
+        _sweep(self._folder)
+        path = self._folder / f".new-{secrets.token_hex(8)}"
+        path.mkdir(mode=0o700)
+        return path
+
+    def put(
+        self,
+        kind: Kind,
+        tree: Path,
+        packages: tuple[Package, ...],
+        programs: Mapping[str, str],
+        about: Mapping[str, Any] | None = None,
+    ) -> Tree:
+        """Keep a tree under the digest of its contents."""
+        manifest = {
+            "kind": kind,
+            "packages": [package.plain() for package in packages],
+            "programs": dict(programs),
+            "files": dict(_files(tree, kind)),
+            **({"about": dict(about)} if about else {}),
+        }
+        digest = canonical.digest(manifest)
+        place = self._place(digest)
+        if not place.exists():
+            made = self.staging()
+            os.rename(tree, made / "tree")
+            (made / "manifest.json").write_bytes(canonical.dumps(manifest))
+            try:
+                os.rename(made, place)
+            except OSError:  # another process was faster: the same digest is the same tree
+                shutil.rmtree(made, ignore_errors=True)
+        return self.tree(digest)
+
+    def tree(self, digest: str) -> Tree:
+        """A tree by its digest, every byte of it checked. Raises Unavailable."""
+        place = self._place(digest)
+        try:
+            if (place / "manifest.json").stat().st_size > _MOST_MANIFEST_BYTES:
+                raise ValueError
+            data = (place / "manifest.json").read_bytes()
+            manifest = json.loads(data)
+        except (OSError, ValueError, RecursionError):
+            raise Unavailable(
+                "no_package", f"the packages {digest[:19]}… are not here; fetch them: ringfence init --fetch"
+            ) from None
+        if canonical.digest(manifest) != digest:
+            raise _altered(place)
+        if digest not in self._checked:
+            if dict(_files(place / "tree", manifest["kind"])) != manifest["files"]:
+                raise _altered(place)
+            self._checked.add(digest)
+        return Tree(
+            digest=digest,
+            kind=manifest["kind"],
+            folder=place / "tree",
+            packages=tuple(Package(**package) for package in manifest["packages"]),
+            programs=manifest["programs"],
+            about=manifest.get("about", {}),
+        )
+
+    # ── Requests that were fetched before ──
+
+    def known(self, wanted: Any) -> Tree | None:
+        """The tree of an equal earlier request, if it is here."""
+        try:
+            digest = self._asked(wanted).read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return None
+        try:
+            return self.tree(digest)
+        except Unavailable as exc:
+            if exc.reason_code == "no_package":
+                return None
+            raise
+
+    def remember(self, wanted: Any, tree: Tree) -> None:
+        place = self._asked(wanted)
+        _private(place.parent)
+        part = place.with_name(f".{secrets.token_hex(8)}")
+        part.write_text(tree.digest, encoding="ascii")
+        os.rename(part, place)
+
+    def _asked(self, wanted: Any) -> Path:
+        return self._folder / "asked" / canonical.digest(wanted).removeprefix("sha256:")
+
+    def _place(self, digest: str) -> Path:
+        number = digest.removeprefix("sha256:")
+        if len(number) != 64 or set(number) - set("0123456789abcdef"):
+            raise Unavailable("no_package", "that is not the digest of packages: sha256: and 64 digits")
+        return self._folder / number
+
+
+def folder_of(state: Path, digest: str) -> Path:
+    """The folder of the tree with this digest, if it is here."""
+    return state / FOLDER / digest.removeprefix("sha256:") / "tree"
+
+
+def _private(folder: Path) -> None:
+    """Make a folder, and its missing parents, that no other user can read."""
+    for each in reversed((folder, *folder.parents)):
+        each.mkdir(mode=0o700, exist_ok=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes left that were killed while they fetched."""
+    for left in folder.glob(".new-*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _altered(place: Path) -> Unavailable:
+    text = f"packages in our cache are not what was fetched; remove {place} and fetch them anew"
+    return Unavailable("package_altered", text)
+
+
+def _files(root: Path, kind: Kind) -> Iterator[tuple[str, list[Any]]]:
+    """Every file below: digest, size, whether it is executable; every link; of an image, every folder."""
+    waiting = [""]
+    while waiting:
+        inside = waiting.pop()
+        try:
+            with os.scandir(f"{root}/{inside}") as entries:
+                for entry in entries:
+                    name = f"{inside}{entry.name}"
+                    if entry.is_symlink():
+                        yield name, ["link", 0, False, os.readlink(entry.path)]
+                    elif not entry.is_dir(follow_symlinks=False):
+                        yield name, _file(entry.path)
+                    else:
+                        waiting.append(f"{name}/")
+                        if kind == "image":
+                            yield name, ["folder", 0, False]
+        except OSError as problem:
+            raise Unavailable("package_altered", f"our cache of packages cannot be read: {problem.strerror}") from None
+
+
+def _file(path: str) -> list[Any]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return ["other", 0, False]
+        digest = hashlib.sha256()
+        most = min(found.st_size + 1, _CHUNK)
+        while chunk := os.read(descriptor, most):
+            digest.update(chunk)
+    finally:
+        os.close(descriptor)
+    return [digest.hexdigest(), found.st_size, bool(found.st_mode & 0o100)]

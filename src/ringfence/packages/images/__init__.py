@@ -1,0 +1,1 @@
+"""Container images, fetched without a container engine, as root file systems of boxes."""

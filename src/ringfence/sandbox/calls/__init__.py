@@ -1,1 +1,0 @@
-"""How each tool of sessions is carried out, once it was granted."""

@@ -1,0 +1,210 @@
+"""The one list of names of files and folders that programs of the host run or obey by themselves.
+
+A name is here if some program reads it unasked, because it lies in the folder that the program is started in or is told
+to open, and then runs what it says or trusts someone because of it. Not here is what runs only when a person asks for
+exactly that, and what an agent is meant to write: `Makefile`, `package.json`, `conftest.py`, `.eslintrc.js`,
+`.pylintrc`, `ansible.cfg`, the workflows in `.github`; nor what such a program treats as data or text only: `.env`,
+`.editorconfig`, `.gitattributes`, `AGENTS.md`.
+
+A box may not change them where it may write to a folder of the host (`guarded`), and they are not copied out of it
+(`collect`).
+"""
+
+from __future__ import annotations
+
+FOLDERS = (".config", ".cargo", ".julia", ".local", ".yarn")
+"""They hold such files among others: that one of these folders appears means nothing."""
+PINNED = (".git", *FOLDERS)
+"""Pinned in place, so that they cannot be replaced; their contents may be changed."""
+WITH_PROJECTS = (
+    ".agents",
+    ".amazonq",
+    ".claude",
+    ".codex",
+    ".continue",
+    ".cursor",
+    ".gemini",
+    ".kiro",
+    ".roo",
+    ".windsurf",
+)
+"""Agents keep whole projects in these, which may be mounted."""
+
+_VERSION_CONTROL = (
+    ".git",
+    ".git/hooks",
+    ".git/config",
+    ".git/config.worktree",
+    ".git/commondir",
+    ".git/modules",
+    ".git/worktrees",
+    ".gitconfig",
+    ".gitmodules",
+    ".githooks",
+    ".husky",
+    ".lefthook.yml",
+    ".pre-commit-config.yaml",
+    ".hg",
+    ".hgrc",
+    ".jj",
+    ".svn",
+    ".bzr",
+    "lefthook.yml",
+)
+_EDITORS = (
+    ".devcontainer",
+    ".devcontainer.json",
+    ".dir-locals.el",
+    ".emacs",
+    ".emacs.d",
+    ".exrc",
+    ".gvimrc",
+    ".idea",
+    ".nvim.lua",
+    ".nvimrc",
+    ".vim",
+    ".vimrc",
+    ".vscode",
+    ".zed",
+    ".dir-locals-2.el",
+    ".fleet",
+    ".lvimrc",
+    ".vs",
+)
+_AGENTS = (
+    *WITH_PROJECTS,
+    ".aider.conf.yml",
+    ".claude.json",
+    ".clinerules",
+    ".cursorrules",
+    ".mcp.json",
+    ".windsurfrules",
+    ".crush",
+    ".crush.json",
+    ".opencode",
+    ".qwen",
+    ".trae",
+    ".augment",
+    ".factory",
+    ".junie",
+    "crush.json",
+    "opencode.json",
+)
+_SHELLS = (
+    ".bash_aliases",
+    ".bash_login",
+    ".bash_logout",
+    ".bash_profile",
+    ".bashrc",
+    ".cshrc",
+    ".envrc",
+    ".inputrc",
+    ".kshrc",
+    ".login",
+    ".logout",
+    ".mise",
+    ".mise.local.toml",
+    ".mise.toml",
+    ".profile",
+    ".tcshrc",
+    ".xinitrc",
+    ".xprofile",
+    ".xsession",
+    ".xsessionrc",
+    ".zlogin",
+    ".zlogout",
+    ".zprofile",
+    ".zshenv",
+    ".zshrc",
+    ".rvmrc",
+    "mise.local.toml",
+    "mise.toml",
+)
+_PACKAGES = (
+    ".bundle",
+    ".cargo",
+    ".cargo/config",
+    ".cargo/config.toml",
+    ".cargo/env",
+    ".condarc",
+    ".gemrc",
+    ".mvn",
+    ".npmrc",
+    ".pip",
+    ".pnpmfile.cjs",
+    ".pypirc",
+    ".yarn",
+    ".yarn/plugins",
+    ".yarn/releases",
+    ".yarnrc",
+    ".yarnrc.yml",
+    "bunfig.toml",
+)
+_TOOLS = (
+    ".Rprofile",
+    ".config",
+    ".config/autostart",
+    ".config/fish",
+    ".config/git",
+    ".config/mise",
+    ".config/mise.toml",
+    ".config/systemd",
+    ".curlrc",
+    ".forward",
+    ".gdbinit",
+    ".ghci",
+    ".irbrc",
+    ".lldbinit",
+    ".pdbrc",
+    ".pryrc",
+    ".psqlrc",
+    ".ripgreprc",
+    ".screenrc",
+    ".sqliterc",
+    ".tmux.conf",
+    ".wgetrc",
+    ".RData",
+    ".iex.exs",
+    ".ocamlinit",
+    ".octaverc",
+    ".ansible.cfg",
+    ".ipython",
+    ".julia",
+    ".julia/config",
+    ".local",
+    ".local/bin",
+    ".local/lib",
+    ".local/share/applications",
+    ".local/share/systemd",
+    ".pdbrc.py",
+    ".perldb",
+)
+_CREDENTIALS = (
+    ".aws",
+    ".docker",
+    ".gnupg",
+    ".kube",
+    ".netrc",
+    ".rhosts",
+    ".shosts",
+    ".ssh",
+    ".terraformrc",
+)
+"""Several of these also name programs to run, such as credential helpers."""
+
+NAMES = (*_VERSION_CONTROL, *_EDITORS, *_AGENTS, *_SHELLS, *_PACKAGES, *_TOOLS, *_CREDENTIALS)
+"""Relative to a folder that is opened, outer ones first."""
+
+_TOPS = frozenset(name.partition("/")[0].casefold() for name in NAMES)
+
+
+_REPOSITORY = "head"
+"""Git takes any folder for a repository that has a file HEAD beside `objects` and `refs`, or beside `commondir`; then
+its `config` names programs, whatever the folder is called."""
+WHY = "tools on the host act upon a file of this name by themselves"
+
+
+def is_acted_upon(name: str, *, folder: bool = False) -> bool:
+    """Whether an entry of this name is one of them, or may hold one; some file systems ignore case."""
+    plain = name.casefold()
+    return plain in _TOPS or (plain == _REPOSITORY and not folder)

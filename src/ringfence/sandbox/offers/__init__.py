@@ -1,1 +1,0 @@
-"""What each tool of sessions takes, gives back, and says of itself."""

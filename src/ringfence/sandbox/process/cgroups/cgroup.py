@@ -1,0 +1,486 @@
+"""Control groups of boxes, made below our own group and nowhere else, for cgroup v1, v2, and both side by side.
+
+A group stands for one box and is one folder in each hierarchy that we can use. A *role* is what a folder is used for:
+`memory`, `pids` and `cpu` limit, `freezer` stops, `time` counts processor time, `kill` ends everything at once. With v1
+each controller has a hierarchy of its own; with v2 one folder has all roles; a host with v1 controllers usually has an
+empty v2 hierarchy beside them, which still serves `freezer`, `time` and `kill`.
+
+What a kernel does not tell is None. Everything here is synchronous, and cheap where it does not say otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import NamedTuple
+
+from ringfence.core.box import Limits
+from ringfence.core.record import plain
+from ringfence.sandbox.process.cgroups.cgroupfs import (
+    CgroupFiles,
+    fields,
+    limit_cpu,
+    limit_memory,
+    number,
+    read,
+    rmdir,
+    write,
+)
+from ringfence.sandbox.process.cgroups.hierarchy import CgroupFolder, GroupOwner, Manager, find, left_behind, roles_of
+
+LIMITING = ("memory", "pids", "cpu", "freezer")
+STALE_CACHE_BYTES = 8 * 1024 * 1024
+"""A group that is used again gives back file cache beyond this much; below it that costs more than it is worth."""
+
+LEAST_PROCESSES = 2
+"""No box has fewer, so a peak that is no higher can stay: the next one will be at least as high."""
+
+HANDLES = 128
+_A_PAGE = 4000
+"""Bytes; of a longer list a single read gives only the beginning."""
+log = logging.getLogger(__name__)
+
+KEPT = 128
+STALE_BYTES = 1024 * 1024
+"""Files of a box go with a delay; a group that is still charged for more of them is not given to another box."""
+_ROLES = ("memory", "pids", "cpu", "time")
+"""What a box needs that is never paused."""
+
+_numbers = itertools.count(1)
+"""Of all groups that this process makes, whichever backend wants them."""
+
+
+@plain
+class Allowance:
+    """The limits of a group, kept to be set again."""
+
+    memory_bytes: int
+    hard_bytes: int
+    processes: int
+    cpu_cores: float
+
+
+class Counted(NamedTuple):
+    """What a box came to; None where the kernel does not tell."""
+
+    oom_kills: int | None
+    pids_denied: int | None
+    pids_peak: int | None
+    cpu_ms: float | None
+
+
+@plain
+class _Before:
+    """What the kernel had already counted when a group was last made as good as new."""
+
+    charged: int = 0
+    oom_kills: int = 0
+    cpu_ms: float = 0.0
+
+
+class Group:
+    """One box's group."""
+
+    def __init__(self, name: str, folders: Mapping[str, CgroupFolder]) -> None:
+        """`folders`: where each role of this group lives. They must exist: `Cgroups.make` makes them."""
+        self.name = name
+        self._folders = dict(folders)
+        self.paths = tuple(dict.fromkeys(folder.path for folder in folders.values()))
+        """Its folders, each once."""
+        self._allowance: Allowance | None = None
+        self._before = _Before()
+        self._counted: Counted | None = None
+        self._files = CgroupFiles()
+        self.pauses = False
+        """It was made with what stops processes, for a box that stays."""
+
+    def keep_files_open(self) -> None:
+        """Of a group that will be looked at again and again."""
+        self._files.keep()
+
+    def limit(self, *, memory_bytes: int, hard_bytes: int, processes: int, cpu_cores: float) -> None:
+        """Set what the group may use. The kernel enforces `hard_bytes`; `memory_bytes` is for who watches `usage`."""
+        self._allowance = Allowance(memory_bytes, hard_bytes, processes, cpu_cores)
+        self._apply(self._allowance, self.paths)
+
+    def _apply(self, limits: Allowance, paths: Collection[str]) -> None:
+        memory, pids, cpu = (self._folders.get(role) for role in ("memory", "pids", "cpu"))
+        if memory and memory.path in paths:
+            limit_memory(memory.path, memory.v2, limits.hard_bytes)
+        if pids and pids.path in paths:
+            write(pids.path + "/pids.max", str(limits.processes))
+        if cpu and cpu.path in paths:
+            limit_cpu(cpu.path, cpu.v2, limits.cpu_cores)
+
+    def entrances(self) -> list[int]:
+        """Descriptors, to be given back with `entered`. A process with one thread that writes "0" into each is in.
+
+        To move a process, the kernel keeps the whole host from forking, which takes as long as all its cores need to
+        hear of it; a thread can move itself without that, where the hierarchy is of v1.
+        """
+        opened: list[int] = []
+        by_path = {folder.path: folder for folder in self._folders.values()}
+        try:
+            for path, folder in by_path.items():
+                opened.append(self._files.opened(path + ("/cgroup.procs" if folder.v2 else "/tasks"), os.O_WRONLY))
+        except OSError:
+            self.entered(opened)
+            raise
+        return opened
+
+    def entered(self, entrances: list[int]) -> None:
+        for descriptor in entrances:
+            self._files.done(descriptor)
+
+    def add(self, pid: int) -> None:
+        """Take in a process, and with it all that it will start. Memory that it already has stays where it was."""
+        for path in self.paths:
+            write(path + "/cgroup.procs", str(pid))
+
+    def processes(self) -> frozenset[int]:
+        """Everything in the group now; what has ended and waits to be reaped does not count."""
+        listed = (int(pid) for path in self.paths for pid in read(path + "/cgroup.procs").split())
+        # 0 stands for a process that our pid namespace does not show.
+        return frozenset(pid for pid in listed if pid)
+
+    def tasks(self) -> list[int] | None:
+        """Every thread in the group; None where the kernel does not list them."""
+        if not self._folders:
+            return None
+        folder = next((each for each in self._folders.values() if each.v2), next(iter(self._folders.values())))
+        path = folder.path + ("/cgroup.threads" if folder.v2 else "/tasks")
+        listed = self._files.read(path) if folder.v2 else b""
+        if not listed or len(listed) > _A_PAGE:
+            # Opened anew, to the end: of a list that was read a moment ago, v1 gives the same once more.
+            listed = read(path).encode()
+        return [int(tid) for tid in listed.split() if tid != b"0"]
+
+    def tasks_now(self) -> int | None:
+        """How many threads are in the group, what waits to be reaped included; None where the kernel does not count."""
+        pids = self._folders.get("pids")
+        return self._files.number(pids.path + "/pids.current") if pids is not None else None
+
+    def is_empty(self) -> bool:
+        """Whether nothing is in it, nor waits to be reaped. False where the kernel does not count."""
+        pids = self._folders.get("pids")
+        return pids is not None and self._files.number(pids.path + "/pids.current") == 0
+
+    @property
+    def counts_sockets(self) -> bool:
+        """Whether what waits in sockets is part of `usage`."""
+        memory = self._folders.get("memory")
+        return memory is not None and memory.v2
+
+    def usage(self) -> int | None:
+        """Bytes in use now, without file cache that the kernel would give up for the asking."""
+        memory = self._folders.get("memory")
+        if memory is None:
+            return None
+        stat = fields(memory.path + "/memory.stat")
+        if memory.v2:
+            parts = ("kernel_stack", "pagetables", "percpu", "slab")  # before Linux 5.18 there is no sum of them
+            kernel = stat.get("kernel", sum(stat.get(part, 0) for part in parts)) - stat.get("slab_reclaimable", 0)
+            return stat["anon"] + stat["shmem"] + stat.get("sock", 0) + max(0, kernel)
+        kernel = number(memory.path + "/memory.kmem.usage_in_bytes") or 0
+        return stat["total_rss"] + stat["total_shmem"] + stat.get("total_swap", 0) + kernel
+
+    @property
+    def charged(self) -> int:
+        """Bytes that were still charged to it when it was made as good as new, file cache included."""
+        return self._before.charged
+
+    def oom_kills(self) -> int | None:
+        """How many processes the kernel ended because the group met `hard_bytes`."""
+        if memory := self._folders.get("memory"):
+            place = memory.path + ("/memory.events" if memory.v2 else "/memory.oom_control")
+            killed = self._files.field(place, b"oom_kill")
+            return None if killed is None else killed - self._before.oom_kills
+        return None
+
+    def pids_denied(self) -> int | None:
+        """How many processes or threads were refused."""
+        pids = self._folders.get("pids")
+        return self._files.field(pids.path + "/pids.events", b"max") if pids else None
+
+    def pids_peak(self) -> int | None:
+        """The most processes and threads at one time."""
+        pids = self._folders.get("pids")
+        return self._files.number(pids.path + "/pids.peak") if pids else None
+
+    def cpu_ms(self) -> float | None:
+        """Processor time used so far, by what still runs and by what has ended."""
+        if folder := self._folders.get("time"):
+            used = (
+                (self._files.field(folder.path + "/cpu.stat", b"usage_usec") or 0) / 1e3
+                if folder.v2
+                else (self._files.number(folder.path + "/cpuacct.usage") or 0) / 1e6
+            )
+            return used - self._before.cpu_ms
+        return None
+
+    def count(self) -> Counted:
+        """All of this, of a box that is over: it is read once, and stays as it is."""
+        if self._counted is None:
+            peak = self.pids_peak()
+            full = peak is None or self._allowance is None or peak >= self._allowance.processes
+            self._counted = Counted(self.oom_kills(), self.pids_denied() if full else 0, peak, self.cpu_ms())
+        return self._counted
+
+    def kill(self) -> None:
+        """End everything in the group; returns when all of it was told to."""
+        if folder := self._folders.get("kill"):
+            write(folder.path + "/cgroup.kill", "1")
+        else:
+            if pids := self._folders.get("pids"):
+                # Nothing is born while we count.
+                write(pids.path + "/pids.max", "0")
+            deadline = time.monotonic() + 1.0
+            while self._signal_all() and time.monotonic() < deadline:
+                self._thaw_dying()
+                time.sleep(0.001)
+        self._thaw_dying()
+
+    def freeze(self) -> None:
+        """Stop everything in the group. It stands still once `frozen` says so, a fraction of a millisecond later."""
+        self._set_frozen(True)
+
+    def thaw(self) -> None:
+        self._set_frozen(False)
+
+    def frozen(self) -> bool | None:
+        if folder := self._folders.get("freezer"):
+            if folder.v2:
+                return fields(folder.path + "/cgroup.events").get("frozen") == 1
+            return read(folder.path + "/freezer.state").strip() == "FROZEN"
+        return None
+
+    def reset(self) -> None:
+        """Make the empty group as good as new for the next box, with the same limits.
+
+        Where memory has a v1 hierarchy the folders stay, but for that of `pids` if there was a crowd, since no kernel
+        sets its peak back: while file cache of a box lives, the kernel keeps a removed memory group in memory. With
+        v2 all is made anew. Close what holds files of the box open first: they are charged to it.
+        Raises OSError when something still lives in the group.
+        """
+        memory = self._folders.get("memory")
+        pids = self._folders.get("pids")
+        renewed = self.paths
+        if memory is not None and not memory.v2:
+            counted = self.count()
+            crowded = (counted.pids_peak or 0) > LEAST_PROCESSES or counted.pids_denied
+            renewed = (pids.path,) if pids is not None and pids.path != memory.path and crowded else ()
+        # Opened anew: of a list that was read a moment ago, v1 gives the same once more.
+        if not renewed and not self.is_empty() and read(self.paths[0] + "/cgroup.procs"):
+            raise OSError(errno.EBUSY, "processes still live in the group", self.name)
+        for path in renewed:
+            self._files.forget(path)
+            rmdir(path, patience=0.2)
+            os.mkdir(path)
+        if memory is None or memory.path in renewed:
+            self._before = _Before()
+        else:
+            self._before = self._counted_before(memory.path)
+        self._counted = None
+        if self._allowance is not None:
+            self._apply(self._allowance, renewed)
+
+    def remove(self, *, patience: float = 0.2) -> None:
+        """Remove the folders, waiting this many seconds for what is just ending. Raises OSError if one stays."""
+        stayed: OSError | None = None
+        self._files.forget()
+        for path in self.paths:
+            try:
+                rmdir(path, patience=patience)
+            except OSError as problem:
+                stayed = problem
+        if stayed is not None:
+            raise stayed
+
+    def _signal_all(self) -> bool:
+        """Send SIGKILL to all, or to the first of very many; False if there was none."""
+        handles: dict[int, int] = {}
+        try:
+            for pid in islice(self.processes(), HANDLES):
+                with suppress(ProcessLookupError):
+                    handles[pid] = os.pidfd_open(pid)
+            # A number may have passed to a stranger before its handle was opened; strangers are not in the group.
+            for pid in self.processes() & handles.keys():
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+        return bool(handles)
+
+    def _thaw_dying(self) -> None:
+        """With v1 a frozen process does not even die."""
+        folder = self._folders.get("freezer")
+        if folder is not None and not folder.v2:
+            self.thaw()
+
+    def _set_frozen(self, frozen: bool) -> None:
+        if folder := self._folders.get("freezer"):
+            if folder.v2:
+                write(folder.path + "/cgroup.freeze", "1" if frozen else "0")
+            else:
+                write(folder.path + "/freezer.state", "FROZEN" if frozen else "THAWED")
+
+    def _counted_before(self, memory: str) -> _Before:
+        """What counters of kept v1 folders begin with, since they cannot be set back."""
+        before = self._before
+        counted = self.count()
+        self._before = _Before()
+        charged = self._files.number(memory + "/memory.usage_in_bytes") or 0
+        if charged > STALE_CACHE_BYTES:
+            with suppress(OSError):  # it gives back what it can
+                write(memory + "/memory.force_empty", "0")
+            charged = self._files.number(memory + "/memory.usage_in_bytes") or 0
+        oom_kills = before.oom_kills + (counted.oom_kills or 0)
+        cpu_ms = before.cpu_ms + (counted.cpu_ms or 0.0)
+        return _Before(charged, oom_kills, cpu_ms)
+
+
+class Cgroups:
+    """Where groups can be made on this host, by us."""
+
+    def __init__(self, folders: Mapping[str, CgroupFolder], why: Mapping[str, str], owner: GroupOwner) -> None:
+        self.available = frozenset(role for role in LIMITING if role in folders)
+        self.why = {role: why[role] for role in LIMITING if role not in folders}
+        """Why the others are not available."""
+        self.of_v1 = any(not folder.v2 for folder in folders.values())
+        """Whether some are of v1, which let in no process of another user."""
+        self._folders = dict(folders)
+        self._owner = owner
+
+    @classmethod
+    def detect(cls, proc: str = "/proc", manager: Manager | None = None) -> Cgroups:
+        """Find out by trying, which takes about a millisecond. Never fails: what cannot be had is in `why`.
+
+        With a `manager` of the host's groups, this process may be moved into a group of its own, which takes longer.
+        """
+        owner = GroupOwner.of_this_process()
+        folders, why = find(proc, owner.group("probe"), manager)
+        return cls(folders, why, owner)
+
+    def make(self, name: str, roles: Collection[str] | None = None) -> Group:
+        """A new group without limits. The name needs to be unique in this process. Raises OSError."""
+        inside = self._owner.group(name)
+        wanted = self._folders if roles is None else [role for role in self._folders if role in roles]
+        folders = {role: self._folders[role].below(inside) for role in wanted}
+        there = folders.get("kill", folders.get("freezer"))
+        if there is not None and there.v2 and "time" in folders:
+            folders["time"] = there  # it is made anyway, and counts, too
+        group = Group(inside, folders)
+        made: list[str] = []
+        try:
+            for path in group.paths:
+                os.mkdir(path)
+                made.append(path)
+        except OSError:
+            for path in made:
+                with suppress(OSError):
+                    os.rmdir(path)
+            raise
+        return group
+
+    def left_behind(self) -> list[Group]:
+        """The groups, ours by name, whose maker lives no more.
+
+        A maker that was killed may have been in another group than we are, so all that is mounted is looked at.
+        """
+        groups: dict[str, dict[str, CgroupFolder]] = {}
+        for mount, v2 in {folder.mount: folder.v2 for folder in self._folders.values()}.items():
+            for path in left_behind(mount):
+                folder = CgroupFolder(path, v2, mount)
+                groups.setdefault(os.path.basename(path), {}).update(dict.fromkeys(roles_of(folder), folder))
+        return [Group(name, folders) for name, folders in groups.items()]
+
+
+def sweep(cgroups: Cgroups) -> tuple[str, ...]:
+    """Remove the groups whose maker lives no more, ending what is still in them; returns the folders removed."""
+    removed: list[str] = []
+    for group in cgroups.left_behind():
+        with suppress(OSError):  # another start may be sweeping too, and what stays is found again by the next
+            group.kill()
+        with suppress(OSError):
+            group.remove()
+        removed += [path for path in group.paths if not os.path.exists(path)]
+    return tuple(removed)
+
+
+# ── Groups that serve one box after the other ──
+# To make one and set its limits costs more than to look at what it counted.
+
+
+class GroupPool:
+    """Of one backend."""
+
+    def __init__(self, cgroups: Cgroups) -> None:
+        self._cgroups = cgroups
+        self._used: dict[Limits, deque[Group]] = {}
+        """The longest unused first: what a box left behind is gone by the time that its group is wanted again."""
+        self._closing = False
+
+    @property
+    def of_v1(self) -> bool:
+        """Whether a box enters groups of v1."""
+        return self._cgroups.of_v1
+
+    def take(self, limits: Limits, *, pauses: bool = False) -> Group | None:
+        """An empty group under these limits; None where there can be none. Raises OSError."""
+        while not pauses and (used := self._used.get(limits)):
+            group = used.popleft()
+            if _as_good_as_new(group):
+                return group
+        if not self._cgroups.available:
+            return None
+        group = self._cgroups.make(str(next(_numbers)), (*_ROLES, "freezer", "kill") if pauses else _ROLES)
+        group.pauses = pauses
+        group.limit(
+            memory_bytes=limits.memory_bytes,
+            hard_bytes=limits.memory_bytes + limits.disk_bytes,
+            processes=limits.processes,
+            cpu_cores=limits.cpu_cores,
+        )
+        if pauses:
+            group.keep_files_open()  # of a box that stays, and is looked at in each step
+        return group
+
+    def give_back(self, group: Group, limits: Limits, *, reaped: bool) -> None:
+        """Of a box that is gone. Once its first process was reaped, nothing is left in the group.
+
+        Raises OSError where something is.
+        """
+        if group.pauses or not reaped or self._closing or sum(map(len, self._used.values())) >= KEPT:
+            group.remove()
+        else:
+            group.keep_files_open()
+            self._used.setdefault(limits, deque()).append(group)
+
+    def close(self) -> None:
+        """What is given back from now on is removed."""
+        self._closing = True
+        for used in self._used.values():
+            while used:
+                with suppress(OSError):  # the next start sweeps
+                    used.popleft().remove()
+
+
+def _as_good_as_new(group: Group) -> bool:
+    """Make it so; one that cannot be is removed."""
+    try:
+        group.reset()
+        if group.charged <= STALE_BYTES or (group.usage() or 0) <= STALE_BYTES:
+            return True
+        group.remove(patience=0.0)
+    except OSError as exc:
+        log.warning("a control group cannot be used again, and stays until the next start: %s", exc)
+    return False

@@ -1,0 +1,245 @@
+"""What a value looks like to others: its text, and the richer forms that it can give of itself.
+
+Everything is text in the end: what is binary is in base64, JSON is JSON text. Here runs in the box, in the middle of
+the user's code, so nothing that a value does is taken for granted; and what costs time to load is loaded on first use.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+    from typing import Any
+
+BUILTINS = dict(vars(builtins))
+"""A cell may do to the builtins what it likes: functions of modules with this for theirs go on with what they know."""
+__builtins__ = BUILTINS  # type: ignore[assignment]
+
+_METHODS = (
+    ("_repr_html_", "text/html"),
+    ("_repr_markdown_", "text/markdown"),
+    ("_repr_svg_", "image/svg+xml"),
+    ("_repr_png_", "image/png"),
+    ("_repr_jpeg_", "image/jpeg"),
+    ("_repr_pdf_", "application/pdf"),
+    ("_repr_latex_", "text/latex"),
+    ("_repr_json_", "application/json"),
+    ("_repr_javascript_", "application/javascript"),
+)
+_TEXT_ALONE = frozenset((int, float, complex, bool, str, bytes, bytearray, tuple, set, frozenset, type, range))
+_MOST_FORMS = 32
+_MOST_JSON = 1_000_000
+"""Characters. A value whose text is longer is not also written as JSON."""
+_MIME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$&-^_.+")
+_PARAMETERS = _MIME | frozenset('=; "')
+_PATHS: list[str] = []
+
+
+def forms(value: object, figures: Figures) -> dict[str, str]:
+    """By MIME type. An error of `repr` is the caller's; a richer form that fails is left out, and stderr says so."""
+    found: dict[str, str] = {"text/plain": repr(value)}
+    kind = type(value)
+    if kind in _TEXT_ALONE:
+        return found
+    if kind is dict or kind is list:
+        if len(found["text/plain"]) <= _MOST_JSON and (text := _json_text(value)) is not None:
+            found["application/json"] = text
+        return found
+    if figures.is_one(value):
+        found.update(figures.forms(value))
+    for method, mime in _METHODS:
+        given = _ask(value, method)
+        if given is not None and (text := _as_text(mime, given, method)) is not None:
+            found[mime] = text
+    found.update(bundle(_ask(value, "_repr_mimebundle_")))
+    return found
+
+
+def bundle(given: Any) -> dict[str, str]:
+    """Forms that the user's code put together by hand; `(forms, metadata)` is the other way to say it."""
+    if isinstance(given, tuple) and given:
+        given = given[0]
+    if not isinstance(given, dict):
+        return {}
+    found = {}
+    for mime, value in list(given.items())[:_MOST_FORMS]:
+        if _is_mime(mime) and value is not None and (text := _as_text(mime, value, "a bundle")) is not None:
+            found[mime] = text
+    return found
+
+
+def remember_paths() -> None:
+    """While there are none of the user's among them."""
+    _PATHS[:] = sys.path
+
+
+def standard(name: str) -> Any:
+    """A module of the standard library, whatever a cell has put into its folder under that name."""
+    if name not in sys.modules:
+        found, sys.path = sys.path, list(_PATHS)
+        try:
+            __import__(name)
+        finally:
+            sys.path = found
+    return sys.modules[name]
+
+
+class Figures:
+    """Those of matplotlib, if it was loaded: a cell's open ones are shown at its end, or when it says `plt.show()`."""
+
+    def __init__(self, show: Callable[[], None]) -> None:
+        self.kinds: Sequence[str] = ("png",)
+        self._shown: list[Any] = []
+        self._show = show
+
+    def is_one(self, value: object) -> bool:
+        module = sys.modules.get("matplotlib.figure")
+        kind = getattr(module, "Figure", None)
+        return isinstance(kind, type) and isinstance(value, kind)
+
+    def forms(self, figure: Any) -> dict[str, str]:
+        found = {"text/plain": repr(figure)}
+        for kind in self.kinds:
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=kind, bbox_inches="tight")
+            mime = "image/svg+xml" if kind == "svg" else f"image/{kind}"
+            text = _as_text(mime, drawn.getvalue(), "savefig")
+            if text is not None:
+                found[mime] = text
+        self._shown.append(figure)
+        return found
+
+    def take(self) -> list[Any]:
+        """All that are open and were not shown yet; they are closed."""
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        shown, self._shown = self._shown, []
+        if pyplot is None or not hasattr(pyplot, "get_fignums"):
+            return []
+        found = [pyplot.figure(number) for number in pyplot.get_fignums()]
+        if found:
+            pyplot.close("all")
+        return [figure for figure in found if not any(figure is other for other in shown)]
+
+    def adopt(self, pyplot: Any) -> None:
+        """There is no screen: what is to be shown is a result."""
+
+        def show(*_: object, **__: object) -> None:
+            """Show all open figures as results, and close them."""
+            self._show()
+
+        pyplot.show = show
+
+
+class Loading:
+    """Tells when a module is loaded: the first among the finders of modules, of which it finds none itself."""
+
+    def __init__(self, wanted: dict[str, Callable[[Any], None]]) -> None:
+        self._wanted = wanted
+        for name in list(wanted):
+            if name in sys.modules:
+                wanted.pop(name)(sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self._wanted:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if not isinstance(spec.loader, type):  # then it is this module's own
+                    self._listen(spec.loader, name)
+                return spec
+        return None
+
+    def _listen(self, loader: Any, name: str) -> None:
+        load = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            loader.__dict__.pop("exec_module", None)
+            load(module)
+            tell = self._wanted.pop(name, None)
+            if tell is not None:
+                tell(module)
+
+        loader.exec_module = exec_module
+
+
+# ── Small things ──
+
+
+def _ask(value: object, method: str) -> Any:
+    # Of the type: an instance that answers to every name would answer to this one, too.
+    if getattr(type(value), method, None) is None:
+        return None
+    try:
+        return getattr(value, method)()
+    except NotImplementedError:
+        return None
+    except Exception as exc:  # a bug of the value's; its text is still there
+        _complain(method, exc)
+        return None
+
+
+def _as_text(mime: str, value: Any, method: str) -> str | None:
+    try:
+        if _is_binary(mime):
+            return _base64(value)
+        if isinstance(value, str):
+            return value
+        if isinstance(value, bytes | bytearray):
+            return bytes(value).decode("utf-8", "replace")
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):  # (form, metadata)
+            return _as_text(mime, value[0], method)
+        text = _json_text(value, exactly=False)
+    except Exception as exc:  # likewise
+        _complain(method, exc)
+        return None
+    if text is None:
+        _complain(method, TypeError(f"a {type(value).__name__} is not {mime}"))
+    return text
+
+
+def _base64(value: Any) -> str:
+    binascii = standard("binascii")
+    if isinstance(value, tuple):
+        value = value[0]
+    if isinstance(value, str):  # it is base64 already, with or without line breaks
+        value = binascii.a2b_base64("".join(value.split()), strict_mode=True)
+    data = bytes(value)
+    return str(binascii.b2a_base64(data, newline=False), "ascii")
+
+
+def _json_text(value: object, *, exactly: bool = True) -> str | None:
+    try:
+        json = standard("json")
+        text: str = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        # Tuples and keys that are no text would come back as something else.
+        return text if not exactly or json.loads(text) == value else None
+    except Exception:  # no JSON, then
+        return None
+
+
+def _is_binary(mime: str) -> bool:
+    return mime == "application/pdf" or (mime.startswith(("image/", "audio/", "video/")) and not mime.endswith("+xml"))
+
+
+def _is_mime(name: object) -> bool:
+    """In the reader's form; what is none is not shown."""
+    if not isinstance(name, str) or not 3 <= len(name) <= 100:
+        return False
+    kind, _, rest = name.partition("/")
+    form, _, parameters = rest.partition(";")
+    named = kind[:1].isalnum() and form[:1].isalnum() and _MIME.issuperset(kind + form)
+    return named and _PARAMETERS.issuperset(parameters)
+
+
+def _complain(method: str, exc: BaseException) -> None:
+    try:
+        sys.stderr.write(f"{method} failed: {type(exc).__name__}: {exc}\n")
+    except Exception:  # there is no place left to say so
+        return

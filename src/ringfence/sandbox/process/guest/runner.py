@@ -1,0 +1,248 @@
+"""Runs one Python program as `python FILE` would, in an interpreter that was forked ready. Imports nothing of ours.
+
+A program is run like this, at the bottom of the stack, since a program can see all frames below its own:
+
+    program = runner.GuestProgram().take(source, name, arguments)
+    try:
+        exec(program.code(), program.namespace)
+    except BaseException as exc:
+        program.failed(exc)
+    os._exit(program.finish())
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]
+import _thread
+import atexit
+import ctypes
+import gc
+import os
+import sys
+from _weakref import ref
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+else:
+    ModuleType = type(sys)  # `types` would have to be loaded
+
+write_out_c = ctypes.pythonapi.fflush
+FRAMES = 1 if sys.version_info >= (3, 12) else 2
+"""What of ours lies below the program's own; so much deeper it may recurse. 3.11 counts calls of `exec`, too."""
+
+
+class GuestProgram:
+    """From its source to its exit status."""
+
+    def __init__(self) -> None:
+        """Everything that can be done before it is known."""
+        self._source = b""
+        self._shown = "<string>"
+        self._status = 0
+        self._interrupted = False
+        self._module: ModuleType | None = fresh_main("-c")
+        self.namespace = self._module.__dict__
+        sys.setrecursionlimit(sys.getrecursionlimit() + FRAMES)
+        sys.path.insert(0, "")
+        self._known = frozenset(sys.modules)
+
+    def take(self, source: bytes, name: str, arguments: list[str]) -> GuestProgram:
+        """What is to be run, as if it had been started by this name, with these arguments."""
+        self._source = source
+        sys.argv = [name, *arguments]
+        if name == "-c":
+            sys.orig_argv = [sys.executable, name, source.decode("utf-8", "replace"), *arguments]
+        else:
+            sys.orig_argv = [sys.executable, name, *arguments]
+            sys.path[0] = os.path.dirname(name)
+            self._shown = name
+            put(source, name)
+            self._module = fresh_main(name)
+            self.namespace = self._module.__dict__
+        if "TZ" in os.environ:
+            sys.modules["time"].tzset()
+        return self
+
+    def code(self) -> CodeType:
+        return compile(self._source, self._shown, "exec", dont_inherit=True)
+
+    # ── An exception that was not caught ──
+
+    def failed(self, exc: BaseException) -> None:
+        """Do what the interpreter does with it; our own frames left out."""
+        if isinstance(exc, SystemExit):
+            self._status = exit_status(exc.code)
+            return
+        trace = exc.__traceback__ and exc.__traceback__.tb_next
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        exc.__traceback__ = trace
+        self._show_lines()
+        self._status = 1
+        self._interrupted = isinstance(exc, KeyboardInterrupt)
+        sys.last_type = type(exc)
+        sys.last_value = exc
+        sys.last_traceback = trace
+        if sys.version_info >= (3, 12):
+            sys.last_exc = exc
+        self._complain(exc)
+
+    def _complain(self, exc: BaseException) -> None:
+        hook = getattr(sys, "excepthook", None)
+        if hook is None:
+            _say("sys.excepthook is missing\n")
+            hook = sys.__excepthook__
+        try:
+            hook(type(exc), exc, exc.__traceback__)
+        except SystemExit as again:
+            self._status = exit_status(again.code)
+        except BaseException as worse:  # the program's own hook: whatever it raised is shown, as outside
+            worse.__traceback__ = worse.__traceback__ and worse.__traceback__.tb_next
+            worse.__context__ = None
+            _say("Error in sys.excepthook:\n")
+            sys.__excepthook__(type(worse), worse, worse.__traceback__)
+            _say("\nOriginal exception was:\n")
+            sys.__excepthook__(type(exc), exc, exc.__traceback__)
+
+    def _show_lines(self) -> None:
+        """So that tracebacks quote a program that is in no file, as the interpreter does from 3.13 on."""
+        if self._shown == "<string>" and sys.version_info >= (3, 13):
+            import linecache  # noqa: PLC0415 - only for a program that failed
+
+            lines = self._source.decode("utf-8", "replace").splitlines(keepends=True)
+            linecache.cache[self._shown] = (len(self._source), None, lines, self._shown)
+
+    # ── The end ──
+
+    def finish(self) -> int:
+        """What the interpreter does at its end, without taking the whole interpreter apart. The exit status."""
+        threading = sys.modules.get("threading")
+        if threading is not None:
+            try:
+                threading._shutdown()
+            except BaseException as exc:  # the program's own threads: likewise
+                sys.excepthook(type(exc), exc, exc.__traceback__)
+        atexit._run_exitfuncs()
+        written = _flush("stdout")
+        _flush("stderr")
+        if _thread._count():
+            _write_out_files()  # daemons go on; whatever is taken from them now, they would complain about
+        else:
+            self._take_apart()
+        written = _flush("stdout", silently=not written) and written
+        _flush("stderr")
+        write_out_c(None)
+        if self._interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        return self._status if written else 120
+
+    def _take_apart(self) -> None:
+        """Let go of all that the program made, in the interpreter's order: finalizers run, files are written out."""
+        for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+            sys.__dict__.pop(name, None)
+        gc.collect()
+        sys.stdout = sys.__stdout__
+        sys.stderr = sys.__stderr__
+        self._module = None
+        self.namespace = {}
+        gone: list[ref[ModuleType]] = []
+        for name in [name for name in sys.modules if name not in self._known or name == "__main__"]:
+            module = sys.modules.pop(name)
+            if isinstance(module, ModuleType):
+                gone.append(ref(module))
+            del module
+        gc.collect()
+        for held in reversed(gone):
+            still = held()
+            if still is not None:
+                _clear(still.__dict__)
+
+
+def put(source: bytes, name: str) -> None:
+    """Where a program expects to find itself, and tracebacks its lines."""
+    with open(name, "wb") as file:
+        file.write(source)
+
+
+def forget_ourselves() -> None:
+    """A program is not to find us among its modules."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "ringfence":
+            del sys.modules[name]
+
+
+def fresh_main(name: str) -> ModuleType:
+    module = ModuleType("__main__")
+    names = module.__dict__
+    names["__builtins__"] = sys.modules["builtins"]
+    if sys.version_info < (3, 14):
+        names["__annotations__"] = {}
+    if name == "-c":
+        names["__loader__"] = sys.modules["_frozen_importlib"].BuiltinImporter
+    else:
+        names["__file__"] = name
+        names["__cached__"] = None
+        names["__loader__"] = sys.modules["_frozen_importlib_external"].SourceFileLoader("__main__", name)
+    sys.modules["__main__"] = module
+    return module
+
+
+def exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
+    _flush("stdout")
+    _say(f"{code}\n")
+    return 1
+
+
+def _say(text: str) -> None:
+    """On stderr, whatever has become of it."""
+    stream = getattr(sys, "stderr", None)
+    if stream is None:
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+        return
+    try:
+        stream.write(text)
+        stream.flush()
+    except Exception:  # there is no place left to say so
+        return
+
+
+def _write_out_files() -> None:
+    from _io import BufferedWriter, TextIOWrapper  # noqa: PLC0415 - only where daemons are left
+
+    for kind in (TextIOWrapper, BufferedWriter):
+        for found in gc.get_objects():
+            try:
+                if type(found) is kind and not found.closed and found.writable():
+                    found.flush()
+            except (OSError, ValueError):
+                continue  # there is no place left to say so
+
+
+def _clear(names: dict[str, object]) -> None:
+    """As the interpreter does it: what is private first."""
+    for name in [name for name in names if name[:1] == "_" and name[1:2] != "_"]:
+        names[name] = None
+    for name in [name for name in names if name != "__builtins__"]:
+        names[name] = None
+
+
+def _flush(name: str, *, silently: bool = False) -> bool:
+    """A standard stream; whatever the program has put in its place."""
+    stream = getattr(sys, name, None)
+    try:
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
+    except Exception as exc:  # likewise
+        if name == "stdout" and not silently:
+            where = f"in: {stream!r}"  # as the interpreter itself says it, which changes its words
+            if sys.version_info >= (3, 13):
+                where = f"{'while' if sys.version_info >= (3, 14) else 'on'} flushing sys.stdout:"
+            _say(f"Exception ignored {where}\n{type(exc).__name__}: {exc}\n")
+        return False
+    return True

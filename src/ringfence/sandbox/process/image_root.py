@@ -1,0 +1,113 @@
+"""Boxes whose root is an unpacked image: what they can be asked for, and what is seen of each before it is used.
+
+The supervisor's part; the zygote's is `image`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ringfence.core.box import BoxSpec, Mount, Program
+from ringfence.core.errors import Unavailable
+from ringfence.sandbox.process import mounting
+from ringfence.sandbox.process.selftest import ProbeResult
+from ringfence.sandbox.process.zygote.template import DEVICES
+
+COMMANDS = Program("command", argv=("image",))
+"""What a box that stays and has an image as its root is for; which they are it is told later."""
+_OURS = ("/workspace", "/proc")
+"""What each box makes for itself."""
+
+
+def check(spec: BoxSpec, root: Path) -> None:
+    """Raises ValueError, with a sentence for a person, for what a box with an image as its root cannot have."""
+    asked = {
+        "trees of the host": spec.trees,
+        "packages": spec.packages or spec.installs,
+        "named programs": spec.programs is not None,
+        f"the template {spec.template}": spec.template != "python",
+        "an interpreter of ours": spec.layout == "fresh" or spec.program.kind == "python",
+    }
+    for what, wanted in asked.items():
+        if wanted:
+            raise ValueError(f"a box whose root is an image has that and no more: it cannot have {what}")
+    for mount in spec.mounts:
+        _check_way(mount, root)
+
+
+def _check_way(mount: Mount, root: Path) -> None:
+    """Links of an image lead where it likes: none is followed, and none is hidden that programs go by."""
+    way = root
+    for part in mount.at.strip("/").split("/"):
+        way = way / part
+        try:
+            found = os.lstat(way)
+        except OSError:
+            return  # then there is room
+        if stat.S_ISLNK(found.st_mode):
+            at = f"/{way.relative_to(root)}"
+            raise ValueError(f"a mount cannot be at {mount.at}: in the image, {at} is a link to {os.readlink(way)!r}")
+
+
+def place(root: Path) -> mounting.Placed:
+    """What is there now. Raises ValueError."""
+    (placed,) = mounting.place([Mount(str(root), "/")])
+    if not placed.folder:
+        raise ValueError(f"{root} is not a folder, so it cannot be the root of a box")
+    if os.geteuid() == 0 and stat.S_IMODE(os.stat(root).st_mode) & 0o005 != 0o005:
+        raise ValueError(f"{root} cannot be the root of a box: nobody but its owner may look into it")
+    return placed
+
+
+# ── What a box was seen to be ─────────────────────────────────────────────────────────────────────
+
+
+def look(pid: int, mounts: Iterable[mounting.Placed]) -> dict[str, ProbeResult]:
+    """What the kernel says of the file systems in a box, by the steps that made them so. Raises Unavailable.
+
+    The box that a backend looks at before all others has another root than this one.
+    """
+    try:
+        table = Path(f"/proc/{pid}/mountinfo").read_bytes()
+    except OSError as exc:
+        raise Unavailable("self_test", f"a box could not be looked at: {exc.strerror}") from None
+    return judge(table, mounts)
+
+
+def judge(table: bytes, mounts: Iterable[mounting.Placed]) -> dict[str, ProbeResult]:
+    """As `look`, by what the kernel said."""
+    seen = list(_parsed(table))
+    declared = {**dict.fromkeys(_OURS, True), **{each.at: each.writable for each in mounts}}
+    around = {at: _innermost(at, declared) for at, _, _ in seen}
+    fixed = {at: flags for at, flags, _ in seen if around[at] is None}
+    lent = [flags for at, flags, _ in seen if (within := around[at]) is not None and not declared[within]]
+    ours = {"/dev", *(f"/dev/{name}" for name in DEVICES)}
+    loose = sorted(",".join(sorted(flags)) for flags in (*fixed.values(), *lent) if not {"ro", "nosuid"} <= flags)
+    strange = sorted(fixed.keys() - {"/"} - ours)
+
+    def found(probe: str, expected: object, saw: object) -> ProbeResult:
+        return ProbeResult(probe, str(expected), str(saw), saw == expected)
+
+    return {
+        "own_root": found("mounted at /", ["overlay"], [kind for at, _, kind in seen if at == "/"]),
+        "read_only_root": found("the mount at / is read-only", True, "ro" in fixed.get("/", ())),
+        "trees_read_only": found("mounts of others, and flags without ro and nosuid", [], strange + loose),
+        "own_devices": found("devices that are not mounted", [], sorted(ours - fixed.keys())),
+        "proc": found("where a proc file system is mounted", ["/proc"], [at for at, _, kind in seen if kind == "proc"]),
+    }
+
+
+def _innermost(at: str, places: Iterable[str]) -> str | None:
+    return max((each for each in places if at == each or at.startswith(f"{each}/")), key=len, default=None)
+
+
+def _parsed(table: bytes) -> Iterator[tuple[str, set[str], str]]:
+    """Where, how, and of which kind."""
+    for line in table.splitlines():
+        words = line.split(b" ")
+        at = re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), words[4])
+        yield os.fsdecode(at), set(os.fsdecode(words[5]).split(",")), os.fsdecode(words[words.index(b"-") + 1])

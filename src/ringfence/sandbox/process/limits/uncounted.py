@@ -1,0 +1,175 @@
+"""Kernel memory that a box takes, and that neither its control group nor the accounts of its processes show.
+
+A program makes the kernel keep things for it: datagrams that were not read, locks on parts of files, descriptors to
+be waited for. Where nothing counts them, they are counted here, by what /proc tells of them, and only where there are
+so many that it matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+_FEW_DATAGRAM_SOCKETS = 8
+"""What these can hold is not worth reading more than how many there are."""
+_STREAM_BYTES = 512 << 10
+"""What a TCP connection of a box can hold, both ways: by itself the kernel enlarges its buffers no further."""
+_LOCK_BYTES = 256
+_FEW_LOCKS = 1000
+_MOST_LOCKS = 20_000
+"""Of one box: no honest program has as many, and the kernel's list is read only so far."""
+_LINE_BYTES = 64
+_LOCKS_SECONDS = 0.2
+"""How old an answer may be: the list is one for the whole host."""
+_BREATH = 3.0
+"""So many times as long as reading it took, the list is not read again."""
+_WATCH_BYTES = 1024
+"""Some 200 in truth. They count for more, so that few have to be read before a box has too many."""
+_FEW_WATCHERS = 8
+MOST_WATCHERS = 256
+"""Instances of epoll in one box, where nothing else bounds what they hold."""
+_READ_BYTES = 1 << 18
+_REST = 20.0
+"""So many times as long as a count took, there is no other."""
+
+
+def datagrams(pid: int) -> int:
+    """Bytes that wait in the UDP sockets of the network of a process."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        if _sockets(pid, "UDP") > _FEW_DATAGRAM_SOCKETS:
+            queues = (queue for name in ("udp", "udp6") for queue in _queues(f"/proc/{pid}/net/{name}"))
+            return sum(int(queue.partition(":")[2], 16) for queue in queues)
+    return 0
+
+
+def streams(pid: int, room: int) -> int:
+    """Bytes that TCP connections of the network of a process may hold, where they could be more than `room`.
+
+    One in which anything waits counts whole: what the kernel keeps for a byte is not known. A socket can be connected
+    to itself, so that no server is needed.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        if _sockets(pid, "TCP") * _STREAM_BYTES > room:
+            queues = (queue for name in ("tcp", "tcp6") for queue in _queues(f"/proc/{pid}/net/{name}"))
+            return sum(_STREAM_BYTES for queue in queues if queue.strip("0:"))
+    return 0
+
+
+def _sockets(pid: int, kind: str) -> int:
+    total = 0
+    for name in ("sockstat", "sockstat6"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines():
+                words = line.split()
+                if words[0] in (f"{kind}:", f"{kind}6:"):
+                    total += int(words[2])
+    return total
+
+
+def _queues(path: str) -> list[str]:
+    """Of each socket `tx_queue:rx_queue`, in hexadecimal digits."""
+    try:
+        return [line.split()[4] for line in Path(path).read_text().splitlines()[1:]]
+    except FileNotFoundError:
+        return []
+
+
+class Locks:
+    """How many locks on parts of files processes have, of all on this host."""
+
+    def __init__(self, path: str = "/proc/locks") -> None:
+        self._path = path
+        self._next = float("-inf")
+        self._listed = b""
+
+    def held(self, pids: Callable[[], Iterable[int]], limit: int) -> int:
+        """Bytes that the locks of these processes take; more than `limit` where there are too many to be honest."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._listed = self._read()
+            # A list that some box has made long must not keep us busy.
+            self._next = now + max(_LOCKS_SECONDS, (time.monotonic() - now) * _BREATH)
+        if self._listed.count(b"\n") < _FEW_LOCKS:
+            return 0
+        count = sum(self._listed.count(word % pid) for pid in pids() for word in (b"WRITE %d ", b"READ %d "))
+        return count * _LOCK_BYTES if count < _MOST_LOCKS else max(count * _LOCK_BYTES, limit + 1)
+
+    def _read(self) -> bytes:
+        """Lines such as `1: POSIX ADVISORY WRITE 123 00:2a:17 0 EOF`, the newest first; of very many not all."""
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                parts = []
+                most = 2 * _MOST_LOCKS * _LINE_BYTES
+                while most > 0 and (part := file.read(1 << 18)):
+                    parts.append(part)
+                    most -= len(part)
+                return b"".join(parts)
+        except OSError:
+            return b""
+
+
+class Watched:
+    """How many descriptors the processes of one box have given to epoll, to be waited for."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._bytes = 0
+
+    def held(self, watchers: int, pids: Iterable[int], limit: int) -> int:
+        """Bytes; `watchers` is how many instances of epoll there may be, and `limit` where counting may end.
+
+        A user has only so many watches on the host, so that an eighth of all counts as the whole limit.
+        """
+        now = time.monotonic()
+        if watchers <= _FEW_WATCHERS:
+            return 0
+        if now >= self._next:
+            each = max(_WATCH_BYTES, limit * 8 // _most_watches())
+            count = 0
+            for told in instances(pids):
+                count += told.count(b"tfd:")
+                if count * each > limit:
+                    break
+            self._bytes = count * each
+            self._next = now + (time.monotonic() - now) * _REST
+        return self._bytes
+
+
+def instances(pids: Iterable[int]) -> Iterator[bytes]:
+    """Of epoll: what the kernel tells about each, once for every process that has it.
+
+    What a descriptor is a link in /proc would say, but only to its own user; who that is, a box's ids may hide.
+    """
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for number in os.listdir(f"/proc/{pid}/fdinfo"):
+                with contextlib.suppress(OSError):  # it was closed meanwhile
+                    with open(f"/proc/{pid}/fdinfo/{number}", "rb", buffering=0) as file:
+                        told = file.read(_READ_BYTES)
+                    if b"tfd:" in told or _essence(told) == _empty_one():
+                        yield told
+
+
+def _essence(told: bytes) -> list[bytes]:
+    """Without position and flags: where it lives, and what only its own kind tells."""
+    return [line for line in told.splitlines() if not line.startswith((b"pos:", b"flags:"))]
+
+
+@cache
+def _empty_one() -> list[bytes]:
+    """What is told of an epoll that waits for nothing: they all live at the same place."""
+    with select.epoll() as own:
+        return _essence(Path(f"/proc/self/fdinfo/{own.fileno()}").read_bytes())
+
+
+@cache
+def _most_watches() -> int:
+    try:
+        return max(1, int(Path("/proc/sys/fs/epoll/max_user_watches").read_text()))
+    except (OSError, ValueError):
+        return 1 << 20

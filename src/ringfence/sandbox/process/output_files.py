@@ -1,0 +1,119 @@
+"""The files left in /workspace/output. In a box that stays, only what is new or changed is read again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from ringfence.core.aio import shielded
+from ringfence.core.box import FileFact
+from ringfence.sandbox.files import collect
+
+_MOST_FILES = 10_000
+_MUCH = 1_000_000
+_DEEPEST = 32
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+_Look = tuple[tuple[int, ...], ...]
+_Found = tuple[_Look, tuple[FileFact, ...], dict[str, str]]
+
+
+def left_any(workspace: int) -> bool:
+    """Whether there may be any: the size of the folder tells."""
+    try:
+        return os.stat("output", dir_fd=workspace, follow_symlinks=False).st_size != collect.EMPTY_FOLDER
+    except OSError:
+        return False
+
+
+def collected(
+    workspace: int, into: Path | None, max_bytes: int, max_files: int
+) -> tuple[tuple[FileFact, ...], dict[str, str]]:
+    """The files, and what is none to take, and why. The folder's name, too, was in the program's hands."""
+    try:
+        folder = os.open("output", _FLAGS, dir_fd=workspace)
+    except OSError:
+        return (), {}
+    try:
+        return collect.collect(folder, into, max_bytes=max_bytes, max_files=max_files)
+    finally:
+        os.close(folder)
+
+
+class OutputFiles:
+    """Those of a box that stays."""
+
+    def __init__(self, workspace: int, max_bytes: int) -> None:
+        self._workspace = workspace
+        self._max_bytes = max_bytes
+        self._look: _Look = ()
+        self._known: dict[str, str] = {}
+        self._ahead: _Found | None = None
+        """What was read for the next call of `changed`."""
+        self._turn = asyncio.Lock()
+
+    async def read_ahead(self) -> None:
+        """Where there is much to read, in a thread: others wait for this one. What is on disk does not tell how much
+        it is, since files can have holes."""
+        async with self._turn:
+            self._ahead = None
+            look = self._seen()
+            if look and look != self._look and sum(each[1] for each in look) > _MUCH:
+                self._ahead = await shielded(asyncio.ensure_future(asyncio.to_thread(self._found)))
+
+    def changed(self) -> tuple[tuple[FileFact, ...], dict[str, str]]:
+        """Files that are new, or other than they were when this was asked last; what is no file to take, and why."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            look = self._seen()
+            if not look:
+                self._look = ()
+                self._known = {}
+                return (), {}
+            if look == self._look:
+                return (), {}
+            ahead = self._found()
+        # Where it changes all the time, what was seen before it was read counts: then it is read again next time.
+        self._look, facts, skipped = ahead
+        new = tuple(fact for fact in facts if self._known.get(fact.path) != fact.sha256)
+        self._known = {fact.path: fact.sha256 for fact in facts}
+        return new, skipped
+
+    def _seen(self) -> _Look:
+        """What can be seen of everything in it without reading it; nothing where nothing is there."""
+        if not left_any(self._workspace):
+            return ()
+        try:
+            folder = os.open("output", _FLAGS, dir_fd=self._workspace)
+        except OSError:
+            return ()
+        try:
+            look: list[tuple[int, ...]] = []
+            _stat(folder, look, 0)
+            return tuple(look)
+        finally:
+            os.close(folder)
+
+    def _found(self) -> _Found:
+        return self._seen(), *collected(self._workspace, None, self._max_bytes, _MOST_FILES)
+
+
+def _stat(folder: int, look: list[tuple[int, ...]], depth: int) -> None:
+    """What can be seen of everything beneath without reading it."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if len(look) >= _MOST_FILES:
+                return
+            with suppress(OSError):
+                found = entry.stat(follow_symlinks=False)
+                look.append((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+                if stat.S_ISDIR(found.st_mode) and depth < _DEEPEST:
+                    inner = os.open(entry.name, _FLAGS, dir_fd=folder)
+                    try:
+                        _stat(inner, look, depth + 1)
+                    finally:
+                        os.close(inner)

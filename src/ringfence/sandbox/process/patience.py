@@ -1,0 +1,111 @@
+"""How long to wait for processes of ours: as long as they get on, however slow the machine is.
+
+An emulated or overloaded machine takes a hundred times as long as others for the same. A clock alone cannot tell that
+from a process that hangs, but its processor time can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_LOOKS = 6
+"""At a process, within the time that it may do nothing."""
+_MOST = 20
+"""So many times that, of processor time: then it is not slow but going round in circles."""
+_SLOWEST = 100.0
+IDLE_SECONDS = 30.0
+_USUAL_SECONDS = 1.0
+"""More than an interpreter takes anywhere else."""
+
+
+class MachinePace:
+    """How many times as long as usual everything takes on this machine, by what was seen of it."""
+
+    def __init__(self) -> None:
+        self._times = 1.0
+
+    def took(self, seconds: float, usually: float) -> None:
+        """The slowest that was seen counts: it may be so again."""
+        self._times = min(max(self._times, seconds / usually), _SLOWEST)
+
+    async def start(self, ready: asyncio.Future[T], processes: Callable[[], Iterable[int]]) -> T:
+        """As `while_they_work`, for an interpreter that is started and gets ready, which shows how slow this is."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        result = await while_they_work(ready, processes, IDLE_SECONDS)
+        self.took(clock() - began, _USUAL_SECONDS)
+        return result
+
+    def allow(self, seconds: float) -> float:
+        """For what takes much less than that anywhere else."""
+        return seconds * self._times
+
+
+async def while_they_work(done: asyncio.Future[T], processes: Callable[[], Iterable[int]], seconds: float) -> T:
+    """What they are to bring about. Raises TimeoutError where for so long none of them did anything."""
+    patience = Patience(processes, seconds)
+    while True:
+        await asyncio.wait({done}, timeout=patience.pause)
+        if done.done():
+            return done.result()
+        if patience.is_over():
+            raise TimeoutError
+
+
+class Patience:
+    """With processes that are to do something; for callers that look at them again and again."""
+
+    def __init__(self, processes: Callable[[], Iterable[int]], seconds: float) -> None:
+        """`seconds` is how long none of them may do anything."""
+        self.pause = seconds / _LOOKS
+        """From one look to the next."""
+        self._processes = processes
+        self._most = _MOST * seconds * 1e9
+        self._idle = 0
+        self._before = -1
+
+    def is_over(self) -> bool:
+        worked, wants = _look(self._processes())
+        self._idle = 0 if wants or worked > self._before else self._idle + 1
+        self._before = worked
+        return self._idle >= _LOOKS or worked > self._most
+
+
+def group(leader: int) -> list[int]:
+    """The processes of a process group."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[2]) == leader:
+                found.append(int(name))
+        except (OSError, ValueError, IndexError):
+            continue  # it ended meanwhile
+    return found
+
+
+def _nanoseconds(process: int, state: list[str]) -> int:
+    """Of processor time; in ticks where the kernel was built without better statistics."""
+    try:
+        return int(Path(f"/proc/{process}/schedstat").read_text().split()[0])
+    except FileNotFoundError:
+        return (int(state[11]) + int(state[12])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def _look(processes: Iterable[int]) -> tuple[int, bool]:
+    """Their processor time in nanoseconds; whether one of them waits for a core, or for a disk."""
+    worked = 0
+    wants = False
+    for process in processes:
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            worked += _nanoseconds(process, state)
+        except (OSError, ValueError, IndexError):
+            continue  # it is gone, and another has taken over
+        wants = wants or state[0] in "RD"
+    return worked, wants

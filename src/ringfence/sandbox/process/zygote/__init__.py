@@ -1,0 +1,1 @@
+"""What runs in the zygote, and in a box before its program does. Standard library only."""

@@ -1,0 +1,529 @@
+"""How a box is closed, as one list of steps. Used inside the zygote.
+
+The order matters, and each step says why it stands where it does. A step puts down the system calls that it needs; the
+process that is to run the program makes them all before it is told what to run: from the last step on there is no
+privilege left in it to give away.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+
+from ringfence.sandbox.process.zygote import kernel, landlock
+from ringfence.sandbox.process.zygote.plan import HANDLE, SyscallPlan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+Shape = dict[str, "Any"]
+"""What boxes of one kind have in common: `disk_bytes inodes processes open_files file_bytes cpu_seconds data_bytes
+cores`; 0 and an empty list mean no limit of this sort. `sends` is as `open_files`, until a box has sent its own.
+`folders` are where, how large, whether read-only. Where only named programs may run: `executable` is what may be, and
+`noexec` that nothing written in the box may."""
+
+INSIDE_ID = 1000
+LOCKED_BYTES = 65536
+SECURE_BITS = 0xEF
+"""NOROOT, NO_SETUID_FIXUP and NO_CAP_AMBIENT_RAISE, and all four of the first kernels that had them locked."""
+TEMPLATE = b"/t"
+"""Where the zygote built what all its boxes have in common; a box sees it as its root."""
+WORKSPACE = TEMPLATE + b"/workspace"
+INPUT = WORKSPACE + b"/input"
+MOUNTS = b"/m"
+"""Where the zygote has what its boxes are to see elsewhere, each under its number."""
+_MS_NOEXEC = 8
+_HERE = -100
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_EMPTY_PATH = 0x1000
+_RECURSIVE = 0x8000
+_CLONE = 1
+
+
+# Plain classes: what the zygote loads, every box is a copy of, and `dataclasses` alone doubles the cost of a fork.
+
+
+class BuildSite(SyscallPlan):
+    """Boxes of one kind in the making: what was ordered, and what is to be done for it."""
+
+    def __init__(self, shape: dict[str, Any], spaces: int, entrances: int) -> None:
+        super().__init__(entrances)
+        self.open_files = 0
+        """What remains to be set when it has sent its descriptors, if anything."""
+        self.shape = shape
+        self.spaces = spaces
+        """Namespaces of the first process that are to be entered."""
+        self.own_id = False
+        """No other box has its id on the host, nor has its zygote."""
+        self.lends = False
+        """What is written in it belongs to the supervisor's user, who could not reach what belongs to another."""
+        self.filter: kernel.Filter | None = None
+        self.landlock_version = 0
+        self.last_capability = 0
+
+
+class ConfineStep:
+    def __init__(
+        self, name: str, why: str, act: Callable[[BuildSite], object], rests_on: str = "", *, once: bool = False
+    ) -> None:
+        self.name = name
+        self.why = why
+        self.act = act
+        self.rests_on = rests_on
+        """Without that one this one cannot be done either."""
+        self.once = once
+        """For the whole box; a process that enters it later finds it done."""
+
+
+class Namespace:
+    """Made with the box's first process, all at once; every process of the box enters it."""
+
+    def __init__(self, name: str, flag: int, why: str) -> None:
+        self.name = name
+        self.flag = flag
+        self.why = why
+
+
+NAMESPACES = (
+    Namespace("user_namespace", kernel.NEWUSER, "capabilities and ids that mean nothing outside; owns all the others"),
+    Namespace(
+        "pid_namespace", kernel.NEWPID, "no process outside has a number here, and the last one out ends them all"
+    ),
+    Namespace("mount_namespace", kernel.NEWNS, "mounts of the box are the box's own"),
+    Namespace("ipc_namespace", kernel.NEWIPC, "no shared memory, semaphores or queues of others"),
+    Namespace("uts_namespace", kernel.NEWUTS, "a host name of its own"),
+    Namespace("net_namespace", kernel.NEWNET, "no route to anywhere, no socket of the host, abstract ones included"),
+)
+
+
+def _mapping(site: BuildSite) -> None:
+    site.write_text("setgroups", "deny")
+    site.write_text("uid_map", "map")
+    site.write_text("gid_map", "map")
+
+
+def own(first: int, outer: int) -> dict[str, bytes]:
+    """What is in a box's plan that no other box has: by its first process, and who it is outside of it."""
+    files = {name: b"/proc/%d/%s" % (first, name.encode()) for name in ("setgroups", "uid_map", "gid_map", "ns/user")}
+    return {**files, "deny": b"deny", "map": b"%d %d 1" % (INSIDE_ID, outer)}
+
+
+def _enter(site: BuildSite) -> None:
+    # Who makes a file system from outside of the box's user namespace may still say whose its files are.
+    site.call("setns", HANDLE, site.spaces & ~kernel.NEWUSER if site.lends else site.spaces)
+    for name in ("setfsgid", "setfsuid") if site.lends else ():
+        site.call(name, INSIDE_ID)
+
+
+def _identity(site: BuildSite) -> None:
+    if site.lends:
+        _lend_workspace(site)
+        site.call("setns", HANDLE, kernel.NEWUSER)
+    site.call("setresgid", INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    site.call("setresuid", INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    site.call("prctl", kernel.PR_SET_DUMPABLE, 1)  # or the program could not look at its own /proc/self
+
+
+def _shares(site: BuildSite) -> None:
+    # What the box uses of these counts for its user on the host too, and there each user has only so many.
+    bounds = [
+        (b"user/max_inotify_instances", b"32"),
+        (b"user/max_inotify_watches", b"16384"),
+        (b"user/max_user_namespaces", b"0"),
+    ]
+    if site.spaces & kernel.NEWNET:
+        # TCP would enlarge its buffers by itself, to megabytes for each socket, which not every control group counts.
+        bounds += [(b"net/ipv4/tcp_rmem", b"4096\t131072\t262144"), (b"net/ipv4/tcp_wmem", b"4096\t16384\t262144")]
+    for name, most in bounds:
+        descriptor = site.open(b"/proc/sys/" + name, os.O_RDWR)
+        site.call("write", descriptor, most, len(most))
+        site.reads(descriptor, most)
+        site.close(descriptor)
+
+
+def _root(site: BuildSite) -> None:
+    site.call("mount", TEMPLATE, TEMPLATE, None, kernel.MS_BIND | kernel.MS_REC, None)
+
+
+def _proc(site: BuildSite) -> None:
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | 8
+    site.call("mount", b"proc", TEMPLATE + b"/proc", b"proc", flags, b"subset=pid,hidepid=invisible")
+
+
+def _pivot(site: BuildSite) -> None:
+    site.call("chdir", TEMPLATE)
+    site.call("pivot_root", b".", b".")
+    site.call("umount2", b".", kernel.MNT_DETACH)
+
+
+def _read_only(site: BuildSite) -> None:
+    _set_mount(site, b"/", kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
+
+
+def _loopback(site: BuildSite) -> None:
+    descriptor = site.taken(site.call("socket", 2, 2 | 0o2000000, 0))
+    site.call("ioctl", descriptor, 0x8914, struct.pack("16sh22x", b"lo", 0x1 | 0x40))
+    site.close(descriptor)
+
+
+def _folder(site: BuildSite) -> None:
+    site.call("chdir", b"/workspace")
+
+
+def _session(site: BuildSite) -> None:
+    site.call("setsid")
+
+
+def _cores(site: BuildSite) -> None:
+    cores = site.shape["cores"]
+    if cores:
+        mask = sum(1 << core for core in cores).to_bytes(1024, "little")
+        site.call("sched_setaffinity", 0, len(mask), mask)
+
+
+def _limit(site: BuildSite, number: int, most: int, hard: int | None = None) -> None:
+    site.call("prlimit64", 0, number, struct.pack("QQ", most, most if hard is None else hard), None)
+
+
+def at_most(number: int, most: int) -> int:
+    """Where the host sets a lower limit, a higher one cannot be set."""
+    hard = resource.getrlimit(number)[1]
+    return most if hard == resource.RLIM_INFINITY else min(most, hard)
+
+
+def _locked_memory(site: BuildSite) -> None:
+    _limit(site, resource.RLIMIT_MEMLOCK, at_most(resource.RLIMIT_MEMLOCK, LOCKED_BYTES))
+
+
+def _open_files(site: BuildSite) -> None:
+    most = site.shape["open_files"]
+    # Where a user's boxes share a quota of descriptors on their way to another process, the box must still be able to
+    # send its own to the supervisor, whatever another one did.
+    sends = site.shape.get("sends", most)
+    _limit(site, resource.RLIMIT_NOFILE, sends)
+    site.open_files = most if sends != most else 0
+
+
+def _file_size(site: BuildSite) -> None:
+    _limit(site, resource.RLIMIT_FSIZE, site.shape["file_bytes"])
+
+
+def _processes(site: BuildSite) -> None:
+    # Our own first process counts where it has the id of the box.
+    _limit(site, resource.RLIMIT_NPROC, site.shape["processes"] + (not site.own_id))
+
+
+def _memory(site: BuildSite) -> None:
+    if site.shape["data_bytes"]:
+        _limit(site, resource.RLIMIT_DATA, site.shape["data_bytes"])
+
+
+def _cpu_time(site: BuildSite) -> None:
+    if site.shape["cpu_seconds"]:
+        _limit(site, resource.RLIMIT_CPU, site.shape["cpu_seconds"], site.shape["cpu_seconds"] + 1)
+
+
+def _counted(site: BuildSite) -> None:
+    for descriptor in site.entrances:
+        site.call("write", descriptor, b"0", 1)
+        site.call("close", descriptor)
+    site.done_is_seen()
+
+
+def _cgroup_namespace(site: BuildSite) -> None:
+    site.call("unshare", kernel.NEWCGROUP)
+
+
+def _bounding_set(site: BuildSite) -> None:
+    for number in range(site.last_capability + 1):
+        site.call("prctl", kernel.PR_CAPBSET_DROP, number)
+
+
+def _secure_bits(site: BuildSite) -> None:
+    site.call("prctl", kernel.PR_SET_SECUREBITS, SECURE_BITS)
+
+
+def _capabilities(site: BuildSite) -> None:
+    site.call("prctl", kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    site.call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
+
+
+def _no_new_privileges(site: BuildSite) -> None:
+    site.call("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def _landlock(site: BuildSite) -> None:
+    version = site.landlock_version
+    attributes = landlock.attributes(version)
+    rules = site.taken(site.call("landlock_create_ruleset", attributes, len(attributes), 0))
+    written = [
+        (at.encode(), landlock.WORK if folder else landlock.CHANGE)
+        for at, writable, folder in site.shape.get("mounts", ())
+        if writable
+    ]
+    devices = [(b"/dev", landlock.DEVICE)]
+    if site.shape["data_bytes"]:
+        # No control group counts memory: who can write to /dev/zero can share what it maps from there, unseen.
+        writable = (b"/dev/null", b"/dev/full", b"/dev/random", b"/dev/urandom")
+        devices = [(b"/dev", landlock.DEVICE & ~landlock.WRITE_FILE)]
+        devices += [(path, landlock.READ_FILE | landlock.WRITE_FILE) for path in writable]
+    rights_of = [(b"/", landlock.READ), *devices, (b"/workspace", landlock.WORK), *written]
+    executable = site.shape.get("executable")
+    if executable is not None:
+        rights_of = [(path, rights & ~landlock.EXECUTE) for path, rights in rights_of]
+        rights_of += [(path.encode(), landlock.EXECUTE) for path in executable]
+    for path, rights in rights_of:
+        descriptor = site.open(path, os.O_PATH)
+        site.call("landlock_add_rule", rules, landlock.PATH_BENEATH, landlock.rule(version, rights, descriptor), 0)
+        site.close(descriptor)
+    site.call("landlock_restrict_self", rules, landlock.restriction(version))
+    site.close(rules)
+
+
+def _seccomp(site: BuildSite) -> None:
+    assert site.filter is not None
+    site.descriptors["denials"] = site.taken(site.call("seccomp", 1, 8, kernel.address(site.filter)))
+
+
+# ── The places of a box: its workspace, its inputs, and what it sees of the host besides ──
+
+
+def _workspace_flags(site: BuildSite) -> int:
+    """Where only named programs may run, nothing that was written in the box is one."""
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    return flags | _MS_NOEXEC if site.shape.get("noexec") else flags
+
+
+def _workspace(site: BuildSite) -> None:
+    limits = b"mode=0755,size=%d,nr_inodes=%d" % (site.shape["disk_bytes"], site.shape["inodes"])
+    site.call("mount", b"workspace", WORKSPACE, b"tmpfs", _workspace_flags(site), limits)
+    for name in (b"/input", b"/output", b"/tmp"):
+        site.call("mkdirat", _HERE, WORKSPACE + name, 0o755)
+    site.descriptors["workspace"] = site.open(WORKSPACE, _OPEN_FOLDER)
+
+
+def _input(site: BuildSite) -> None:
+    site.call("mount", b"input", INPUT, b"tmpfs", _workspace_flags(site), b"mode=0755")
+    site.descriptors["input"] = site.open(INPUT, _OPEN_FOLDER)
+
+
+def _mount_points(site: BuildSite) -> None:
+    """For what is mounted in the workspace, which is empty but for what we put into it."""
+    made = {WORKSPACE, *(WORKSPACE + name for name in (b"/input", b"/output", b"/tmp"))}
+    covered: list[bytes] = []
+    for at, _, folder in site.shape.get("mounts", ()):
+        path = TEMPLATE + at.encode()
+        if not path.startswith(WORKSPACE + b"/") or any(path.startswith(outer + b"/") for outer in covered):
+            continue
+        covered.append(path)
+        parts = path.split(b"/")
+        for depth in range(4, len(parts) + 1):
+            each = b"/".join(parts[:depth])
+            if each in made:
+                continue
+            made.add(each)
+            if depth < len(parts) or folder:
+                site.call("mkdirat", _HERE, each, 0o755)
+            else:
+                site.close(site.open(each, os.O_CREAT | os.O_WRONLY))
+
+
+def _mounts(site: BuildSite) -> None:
+    for number, (at, _, _) in enumerate(site.shape.get("mounts", ())):
+        # Where it goes may lie in a folder of the host's: no link there is followed.
+        how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, 0x04)  # RESOLVE_NO_SYMLINKS
+        target = site.taken(site.call("openat2", _HERE, TEMPLATE + at.encode(), how, len(how)))
+        source = MOUNTS + b"/%d" % number
+        place = b"/proc/self/fd/%d" % target
+        site.call("mount", source, place, None, kernel.MS_BIND | kernel.MS_REC, None)
+        site.close(target)
+
+
+def _input_read_only(site: BuildSite) -> None:
+    site.call("mount", INPUT, INPUT, None, kernel.MS_BIND, None)
+    _set_mount(site, INPUT, kernel.ATTR_RDONLY)
+
+
+def _folders(site: BuildSite) -> None:
+    made: set[bytes] = set()
+    for number, (at, size, read_only) in enumerate(site.shape.get("folders", ())):
+        parts = at.encode().strip(b"/").split(b"/")[1:]
+        for depth in range(1, len(parts) + 1):
+            path = b"/".join((WORKSPACE, *parts[:depth]))
+            if path not in made:
+                site.call("mkdirat", _HERE, path, 0o755)
+                made.add(path)
+        limits = b"mode=0755,size=%d,nr_inodes=%d" % (size, site.shape["inodes"])
+        site.call("mount", b"volume", path, b"tmpfs", _workspace_flags(site), limits)
+        site.descriptors[f"folder{number}"] = site.open(path, _OPEN_FOLDER)
+        if read_only:
+            site.call("mount", path, path, None, kernel.MS_BIND, None)
+            _set_mount(site, path, kernel.ATTR_RDONLY)
+
+
+def _lend_workspace(site: BuildSite) -> None:
+    """Show the workspace once more, over itself, so that its owner outside and the box are one user.
+
+    The supervisor's descriptors lead to what is underneath: there the same files belong to its own user.
+    """
+    space = site.open_text("ns/user", os.O_RDONLY)
+    flags = _CLONE | os.O_CLOEXEC | _RECURSIVE
+    copy = site.taken(site.call("open_tree", _HERE, WORKSPACE, flags))
+    wanted = struct.pack("QQQQ", kernel.ATTR_IDMAP, 0, 0, space)
+    site.call("mount_setattr", copy, b"", _EMPTY_PATH | _RECURSIVE, wanted, len(wanted))
+    site.call("move_mount", copy, b"", _HERE, WORKSPACE, 4)  # MOVE_MOUNT_F_EMPTY_PATH
+    site.close(copy)
+    site.close(space)
+
+
+def _set_mount(site: BuildSite, path: bytes, attributes: int) -> None:
+    wanted = struct.pack("QQQQ", attributes, 0, 0, 0)
+    site.call("mount_setattr", _HERE, path, 0, wanted, len(wanted))
+
+
+# ── The list ──
+
+
+STEPS = (
+    ConfineStep(
+        "mapping",
+        "from outside: inside there would be nobody yet who may; one id, and it is not the host's root",
+        _mapping,
+        rests_on="user_namespace",
+        once=True,
+    ),
+    ConfineStep(
+        "entrance", "into the namespaces of the first process; the rest is done with what counts in them alone", _enter
+    ),
+    ConfineStep(
+        "identity",
+        "before any mount, so that what is made belongs to the box's own id, never to the host's root",
+        _identity,
+        rests_on="user_namespace",
+    ),
+    ConfineStep(
+        "shares",
+        "while the outer /proc is there: no user namespace within this one, and file watchers left for others",
+        _shares,
+        rests_on="user_namespace",
+        once=True,
+    ),
+    ConfineStep(
+        "own_root", "the shared template, read-only; the mounts that follow go into this copy alone", _root, once=True
+    ),
+    ConfineStep(
+        "workspace",
+        "the only place to write, with its size and number of files limited by the kernel",
+        _workspace,
+        once=True,
+    ),
+    ConfineStep(
+        "input",
+        "a file system of its own, so that inputs do not count as the program's disk use",
+        _input,
+        once=True,
+    ),
+    ConfineStep(
+        "rooms", "for mounts, while all of the workspace can be written", _mount_points, rests_on="workspace", once=True
+    ),
+    ConfineStep(
+        "input_read_only",
+        "after the supervisor's descriptor was opened, which stays writable",
+        _input_read_only,
+        rests_on="input",
+        once=True,
+    ),
+    ConfineStep(
+        "folders",
+        "file systems of their own for what outlives the box, so that each is only so large",
+        _folders,
+        rests_on="workspace",
+        once=True,
+    ),
+    ConfineStep(
+        "mounts",
+        "what was declared and no more, over all that was made until now; read-only or not, it is so already",
+        _mounts,
+        rests_on="rooms",
+        once=True,
+    ),
+    ConfineStep(
+        "proc",
+        "needs the new pid namespace, and the outer /proc still in sight; shows processes and nothing else",
+        _proc,
+        rests_on="pid_namespace",
+        once=True,
+    ),
+    ConfineStep(
+        "pivot",
+        "after the last mount that needs the outside: now the old root and the outer /proc are gone",
+        _pivot,
+        once=True,
+    ),
+    ConfineStep("read_only_root", "after pivot, when nothing has to be made in it any more", _read_only, once=True),
+    ConfineStep(
+        "loopback",
+        "likewise; programs of one box may talk to each other",
+        _loopback,
+        rests_on="net_namespace",
+        once=True,
+    ),
+    ConfineStep("folder", "where a program begins", _folder),
+    ConfineStep("session", "no controlling terminal, so nothing can be typed into it", _session),
+    ConfineStep("cores", "where no control group limits processor time, fewer cores do", _cores),
+    ConfineStep("open_files", "descriptors are kernel memory", _open_files),
+    ConfineStep("file_size", "no sparse file larger than the disk", _file_size),
+    ConfineStep("processes", "in a user namespace of its own, so that boxes do not share the count", _processes),
+    ConfineStep(
+        "locked_memory", "it can never be taken back; not before, since the zygote locks what it shares", _locked_memory
+    ),
+    ConfineStep("memory", "a backstop where no control group counts memory", _memory),
+    ConfineStep("cpu_time", "where a limit of processor time was asked for", _cpu_time),
+    ConfineStep("counted", "after what is not the program's to pay for", _counted),
+    ConfineStep("cgroup_namespace", "after it is in its own group, which then is all it can name", _cgroup_namespace),
+    ConfineStep("bounding_set", "while there is still the capability to do it", _bounding_set),
+    ConfineStep("secure_bits", "likewise; no id gives capabilities, for good", _secure_bits),
+    ConfineStep("capabilities", "after the last step that needs any", _capabilities),
+    ConfineStep("no_new_privs", "no setuid file gives any back; Landlock and seccomp require it", _no_new_privileges),
+    ConfineStep(
+        "landlock",
+        "after the mounts, whose folders it names, and before seccomp, which forbids nothing it needs",
+        _landlock,
+        rests_on="no_new_privs",
+    ),
+    ConfineStep("seccomp", "last: it forbids most of what was done above", _seccomp, rests_on="no_new_privs"),
+)
+
+
+def names() -> list[str]:
+    """Every step that can be left out, for the test that each one is needed."""
+    return [item.name for item in (*NAMESPACES, *STEPS)]
+
+
+def flags(without: frozenset[str]) -> int:
+    return sum(space.flag for space in NAMESPACES if space.name not in without)
+
+
+def _lending() -> list[ConfineStep]:
+    """A process that makes file systems whose files are to belong to another enters the user namespace only then."""
+    steps = {step.name: step for step in STEPS}
+    late = [steps.pop("identity"), steps.pop("shares")]
+    after = list(steps).index("folders") + 1
+    return [*list(steps.values())[:after], *late, *list(steps.values())[after:]]
+
+
+def plan(site: BuildSite, without: frozenset[str], *, fresh: bool) -> BuildSite:
+    """Every step in turn; in a box that is not fresh, those of a process alone."""
+    for step in _lending() if site.lends else STEPS:
+        if step.name in without or step.rests_on in without or (step.once and not fresh):
+            continue
+        site.step = step.name
+        step.act(site)
+    if fresh:
+        site.descriptors["first"] = HANDLE  # with which all of the box can be ended
+    else:
+        site.call("close", HANDLE)
+    return site

@@ -1,0 +1,533 @@
+"""The zygote: a small process with one thread that has everything ready which boxes share, and forks a box per order.
+
+It never sees what a box is to run: orders go straight from the supervisor into the box, over a socket that only passes
+through here. `start` is the program that it is started as.
+
+Every box is a copy of this process, so it loads as little as it can: the C modules beneath `socket` and `signal` where
+those would do, and `marshal` for what the supervisor, whom it trusts, tells it. What it says itself is plain words,
+since the supervisor must be able to read it without trusting the sender.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]
+import _socket as socket
+import gc
+import marshal
+import os
+import select
+import struct
+import sys
+
+from ringfence.sandbox.process.guest import runner
+from ringfence.sandbox.process.zygote import confine, kernel, landlock, memory, native, plan, template, worker
+from ringfence.sandbox.process.zygote.confine import INSIDE_ID
+from ringfence.sandbox.process.zygote.template import CERTIFICATES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import resource
+    from typing import Any
+
+_SPACES = kernel.NEWUSER | kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWNET | kernel.NEWCGROUP
+_SETTLED_AFTER = 8
+"""Boxes. Where so many were wanted, more will be."""
+_MOST_SITES = 16
+_REHEARSALS = 4
+"""So often the interpreter has to see code before it has settled on how to run it, and writes no more into it."""
+_RUN = "/run"
+_FOLDER = "/run/ringfence"
+_BACKLOG = 512
+_CHUNK = 1 << 20
+
+
+def serve(control: int) -> socket.socket:
+    """Be a zygote until the supervisor is gone. Returns only where a program is to run: the way to the supervisor."""
+    zygote = Zygote(socket.socket(fileno=_make_room(control)))
+    zygote.prepare()
+    return zygote.serve()
+
+
+class Zygote:
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._filter: kernel.Filter | None = None
+        self._landlock = 0
+        self._root = os.getuid() == 0
+        self._own_ids = False
+        """Each box has an id of its own on the host."""
+        self._boxes: dict[int, _Box] = {}
+        """By the ids of their processes."""
+        self._staying: dict[int, _Box] = {}
+        """Those that more processes may be started in, by their numbers."""
+        self._sites: dict[bytes, confine.BuildSite] = {}
+        self._last_capability = 0
+        self._made = 0
+        self._settled = False
+        self._pins = memory.Pins()
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._first = native.First()
+        self._own = -1
+        """Our own process."""
+        self._supervisor = os.pidfd_open(os.getppid())
+        """Another process may have inherited the supervisor's end of the control socket, and keep it open."""
+
+    # ── Once ──
+
+    def prepare(self) -> None:
+        """Build all that boxes share, and say so."""
+        config, descriptors = worker.receive(self._control)
+        with open(descriptors[0], "rb") as file:
+            self._filter = kernel.prepare_filter(file.read())
+        choice = None
+        if len(descriptors) > 1:
+            with open(descriptors[1], "rb") as file:
+                choice = marshal.load(file)  # noqa: S302 - it comes from the supervisor
+        wanted = [*config["mounts"], *config["image"]]
+        clones = [worker.receive(self._control)[1][0] for _ in wanted] if self._root else []
+        self._landlock = landlock.version()
+        self._own_ids = config["own_ids"]
+        with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
+            self._last_capability = int(file.read())
+        self._pins.wanted = not config["stays"] and not config["image"]
+        if config["stays"]:
+            worker.load_cells()
+        if config["image"]:
+            import warnings  # noqa: F401, PLC0415 - `os` needs it to look for a program, and soon cannot find it
+        held, mounts = self._enter(config["trees"], template.mounts(wanted, clones))
+        self._settle_in()
+        without = frozenset(config["without"])
+        if not config["image"]:
+            template.build(held, mounts, without, choice)
+        else:
+            # What an image has where our interpreter lies is not for it, parts of packages that are loaded included:
+            # a codec is looked for whenever a line of source is shown. What is built in can be had as before.
+            del sys.meta_path[2:]
+            template.build_from_image(mounts.pop(), mounts, without)
+        seen = template.inherit(without)
+        # What was installed for a box goes before what lies beside the interpreter, and after its own library.
+        at = next((n for n, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
+        sys.path[at:at] = config["packages"]
+        for name in config["preload"]:
+            _preload(name)
+        if config["setup"]:
+            _run_setup(config["setup"])
+        if choice is not None:
+            template.seal(choice, without)
+        for _ in range(_REHEARSALS):
+            worker.rehearse()
+        os.environ.update(config["env"])
+        _reset_signals()
+        signal.signal(signal.SIGCHLD, _nothing)
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        kernel.set_flags(isolated=0, ignore_environment=0, no_user_site=0, safe_path=False)
+        runner.forget_ourselves()
+        sys.path.remove(sys.argv[1])
+        if config["image"]:
+            sys.path.clear()
+        sys.path_importer_cache.clear()
+        _require_one_thread()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        if config["preload"]:
+            self._settle()  # boxes of this kind are dear, and their zygote is slow to start anyway
+        self._say(" ".join(["ready", str(self._landlock), *seen]))
+
+    def _enter(
+        self, trees: list[str], mounts: list[template.Mounted]
+    ) -> tuple[list[template.HeldTree], list[template.Mounted]]:
+        """Into a user namespace in which the host's root does not exist."""
+        user = os.getuid()
+        group = os.getgid()
+        kernel.unshare(_SPACES)
+        held = template.hold(trees) if trees else []
+        for mount in mounts:
+            mount.hold()
+        if self._own_ids:
+            # Several ids can only be mapped from outside.
+            self._say(f"map {os.getpid()}")
+            worker.receive(self._control)
+            if problem := _take_ids(None if self._root else self._first):
+                self._say(f"unmapped {problem}")
+                worker.receive(self._control)  # until we are ended
+        else:
+            for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+                _write(f"/proc/self/{name}", text)
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+        _write("/proc/self/oom_score_adj", "1000")  # boxes go first when the whole machine runs out of memory
+        return held, mounts
+
+    def _settle_in(self) -> None:
+        """Go on as the first process of a pid namespace: with that one the kernel ends everything in it.
+
+        To enter a box's, and return, one must have capabilities over one's own, too.
+        """
+        zygote = kernel.fork_beside(kernel.NEWPID)
+        if zygote:
+            handle = os.pidfd_open(zygote)
+            self._say(f"zygote {zygote}", [handle])
+            os._exit(0)
+        self._own = os.pidfd_open(os.getpid())
+
+    # ── For every box ──
+
+    def serve(self) -> socket.socket:
+        """Until the supervisor is gone. Returns in a process that a program is to run in: its way to the supervisor."""
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._supervisor, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == self._wake:
+                    os.read(self._wake, 4096)
+                    self._reap()
+                elif descriptor == self._supervisor:
+                    os._exit(0)
+                elif (channel := self._obey(*worker.receive(self._control))) is not None:
+                    return channel
+                else:
+                    self._improve()
+
+    def _improve(self) -> None:
+        """Make boxes cheaper, a little after each one."""
+        if not self._settled:
+            if self._made >= _SETTLED_AFTER:
+                self._settle()
+        elif self._pins.wanted and self._sites:
+            site = next(reversed(self._sites.values()))
+            try:
+                memory.share_code()
+                self._pins.call_witness(lambda: worker.bear_witness(site))
+            except Exception:  # whatever it was: boxes get no cheaper, and that is all
+                self._pins.wanted = False
+
+    def _settle(self) -> None:
+        """For a single box that would take longer than it saves."""
+        self._settled = True
+        gc.unfreeze()
+        memory.make_everything_immortal()
+        gc.freeze()
+
+    def _obey(self, order: dict[str, Any], given: list[int]) -> socket.socket | None:
+        """Make a box, or one more process in a box that is there. Returns in that process."""
+        if "request" in order:
+            self._serve_request(order, given)
+            return None
+        number = order["box"]
+        process = order.get("process", 0)
+        box = None
+        try:
+            box = self._found(order) if process == 0 else self._staying[number]
+            site = self._site(order, box, len(given) - 1, fresh=process == 0)
+            who = order["slot"] if self._own_ids else 0
+            site.prepare([given[0], box.handle, *given[1:]], confine.own(box.first, who))
+            pid = self._fork_into(box)
+        except (OSError, LookupError) as exc:
+            worker.close(given)
+            if box is not None and process == 0:
+                self._give_up(box)
+            self._say(f"failed {number} {process} {exc}")
+            return None
+        if pid == 0:
+            return worker.close_up(site)
+        worker.close(given)
+        self._made += 1
+        self._boxes[pid] = box
+        box.inside[pid] = process
+        self._tell(box, pid)
+        return None
+
+    def _serve_request(self, order: dict[str, Any], given: list[int]) -> None:
+        """Something for a box that waits to be told what to run."""
+        if order["request"] == "end":
+            self._end(order["box"])
+            return
+        try:
+            if order["request"] != "trust":
+                port = order.get("port", 0)
+                made = _listen_in_box(given[0], port) if port else _socket_in_box(given[0])
+                self._say(f"done {order['box']}", [made.fileno()])
+                made.close()
+            else:
+                _install_certificates(*given)
+                self._say(f"done {order['box']}")
+        except OSError as exc:
+            self._say(f"undone {order['box']} {exc}")
+        worker.close(given)
+
+    def _end(self, number: int) -> None:
+        """A box that has not told the supervisor how to end it."""
+        for box in self._boxes.values():
+            if box.number == number and box.first:
+                os.kill(box.first, 9)
+
+    def _found(self, order: dict[str, Any]) -> _Box:
+        """A box that has only its first process yet."""
+        spaces = confine.flags(frozenset(order["without"]))
+        first = self._first.start(spaces)
+        try:
+            box = _Box(order["box"], spaces, first)
+        except OSError:
+            os.kill(first, 9)
+            os.waitpid(first, 0)
+            raise
+        self._boxes[box.first] = box
+        if order.get("stays"):
+            box.stays = True
+            self._staying[box.number] = box
+        return box
+
+    def _give_up(self, box: _Box) -> None:
+        """One that could not be made: only we know of its first process."""
+        os.kill(box.first, 9)
+        os.close(box.handle)
+        self._staying.pop(box.number, None)
+        box.stays = False
+
+    def _site(self, order: dict[str, Any], box: _Box, entrances: int, *, fresh: bool) -> confine.BuildSite:
+        """What has to be done in it; boxes of one kind share it."""
+        key = marshal.dumps((order["shape"], order["without"], entrances, fresh))
+        site = self._sites.get(key)
+        if site is None:
+            if len(self._sites) >= _MOST_SITES:
+                self._sites.clear()
+            site = confine.BuildSite(order["shape"], box.spaces & ~kernel.NEWPID, entrances)
+            site.filter = self._filter
+            site.landlock_version = self._landlock
+            site.last_capability = self._last_capability
+            site.own_id = self._own_ids
+            site.lends = self._own_ids and not self._root and fresh
+            self._sites[key] = confine.plan(site, frozenset(order["without"]), fresh=fresh)
+        return site
+
+    def _fork_into(self, box: _Box) -> int:
+        """A process in the pid namespace of the box, 0 there; the others it enters by itself."""
+        if self._pins.look():
+            worker.copied[0] = True
+        if not box.spaces & kernel.NEWPID:
+            return kernel.fork()
+        kernel.call("setns", box.handle, kernel.NEWPID)
+        pid = -1
+        try:
+            pid = kernel.fork()
+        finally:
+            if pid:  # also where it failed, as it does in a box that is just ending: the next one is another's
+                kernel.call("setns", self._own, kernel.NEWPID)
+        return pid
+
+    def _tell(self, box: _Box, pid: int) -> None:
+        if box.stays:
+            handle = os.pidfd_open(pid)
+            self._say(f"process {box.number} {box.inside[pid]}", [handle])
+            os.close(handle)
+        else:
+            os.close(box.handle)
+
+    def _reap(self) -> None:
+        while self._boxes:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            box = self._boxes.pop(pid, None)
+            if box is None:
+                self._pins.lost(pid)
+                continue  # no process of ours: whatever it is, it must not be our end
+            if pid == box.first:
+                box.first = 0
+                for each in box.inside:
+                    os.kill(each, 9)  # the kernel did it, but for a box without a pid namespace
+            else:
+                self._left(box, pid, status, usage)
+            if not box.first and not box.inside:
+                self._say(f"ended {box.number} {box.last}")
+                if box.stays:
+                    del self._staying[box.number]
+                    os.close(box.handle)
+
+    def _left(self, box: _Box, pid: int, status: int, usage: resource.struct_rusage) -> None:
+        cpu = usage.ru_utime + usage.ru_stime
+        blocks = usage.ru_inblock + usage.ru_oublock
+        number = box.inside.pop(pid)
+        box.last = f"{status} {cpu:.6f} {usage.ru_maxrss * 1024} {blocks * 512}"
+        if box.stays:
+            self._say(f"left {box.number} {number} {box.last}")
+        elif box.first:
+            os.kill(box.first, 9)  # and so all that the program has left
+
+    def _say(self, text: str, descriptors: list[int] | None = None) -> None:
+        worker.send(self._control, text, descriptors or [])
+
+
+class _Box:
+    """One that lives."""
+
+    def __init__(self, number: int, spaces: int, first: int) -> None:
+        self.number = number
+        """Which the supervisor gave it."""
+        self.spaces = spaces
+        self.first = first
+        """The id of its first process, until that is reaped."""
+        self.handle = os.pidfd_open(first)
+        self.inside: dict[int, int] = {}
+        """Further processes that were started here: id to the number that the supervisor gave them."""
+        self.stays = False
+        """Until it is killed; another one goes with its program."""
+        self.last = "0 0 0 0"
+        """How the process ended that ended last."""
+
+
+def _make_room(control: int) -> int:
+    """Keep the places free that plans move descriptors to, whatever is opened here. Returns where `control` is now."""
+    moved = os.dup(control)  # the lowest free number; the one it came with is the supervisor's, and may be any
+    os.close(control)
+    nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    for place in plan.PLACES:
+        os.dup2(nothing, place, inheritable=False)
+    os.close(nothing)
+    return moved
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    os.write(descriptor, text.encode())
+    os.close(descriptor)
+
+
+def _nothing(number: int, frame: object) -> None:
+    """A handler must exist for the wake-up descriptor to be written."""
+
+
+# ── Once, before there is a box ──
+
+
+def _take_ids(lender: native.First | None) -> str:
+    """Be root of our own user namespace, where ids were mapped, and nobody outside of it.
+
+    `lender`: where an ordinary user's boxes have them, tries what boxes then do, so that their files are that user's.
+    Returns why it cannot be.
+    """
+    try:
+        os.setgroups([])
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        if lender is not None:
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+            _try_lending(lender)
+    except OSError as exc:
+        return f"ids were mapped, and are of no use: {exc.strerror}"
+    return ""
+
+
+def _try_lending(first: native.First) -> None:
+    """A tmpfs that shows the files of one id as another's."""
+    pid = first.start(kernel.NEWUSER)
+    try:
+        for name in ("uid_map", "gid_map"):
+            with open(f"/proc/{pid}/{name}", "w", encoding="ascii") as file:
+                file.write(f"{INSIDE_ID} 1 1")
+        space = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        kernel.mount("lent", template.BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV)
+        copy = kernel.call("open_tree", -100, template.BASE.encode(), 1 | os.O_CLOEXEC)  # OPEN_TREE_CLONE
+        wanted = struct.pack("QQQQ", kernel.ATTR_IDMAP, 0, 0, space)
+        kernel.call("mount_setattr", copy, b"", 0x1000, wanted, len(wanted))  # AT_EMPTY_PATH
+        kernel.call("umount2", template.BASE.encode(), kernel.MNT_DETACH)
+        worker.close([copy, space])
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+def _preload(name: str) -> None:
+    with template.Inside():
+        try:
+            __import__(name)
+        except ImportError:
+            return
+
+
+def _run_setup(source: str) -> None:
+    """The operator's own code, of a template: what it makes, every session of the template begins with."""
+    with template.Inside():
+        exec(compile(source, "<template>", "exec", dont_inherit=True), worker.names)  # noqa: S102 - the operator's
+    worker.names.pop("__builtins__", None)
+
+
+def _require_one_thread() -> None:
+    tasks = len(os.listdir("/proc/self/task"))
+    if tasks != 1:
+        raise SystemExit(f"the zygote has {tasks} threads; what was preloaded started them")
+
+
+def _reset_signals() -> None:
+    """Whatever the supervisor ignored or blocked; what the interpreter itself handles stays as it is."""
+    for number in signal.valid_signals():
+        if signal.getsignal(number) == signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+# ── For a box that is there already ──
+# Nothing that runs in the box has a hand in it: the zygote has no number there.
+
+
+def _listen_in_box(handle: int, port: int) -> socket.socket:
+    """A listening socket in the network namespace of a box; `handle` is of its first process. Raises OSError."""
+    listener = _socket_in_box(handle)
+    # Neither SO_REUSEADDR nor SO_REUSEPORT: as long as it is there, no other socket can have this port.
+    listener.bind(("127.0.0.1", port))
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _socket_in_box(handle: int) -> socket.socket:
+    """A socket in the network namespace of a box, where it stays in any process's hands. Raises OSError."""
+    own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        kernel.call("setns", handle, kernel.NEWNET)
+        try:
+            return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        finally:
+            _return_to_network(own)
+    finally:
+        os.close(own)
+
+
+def _return_to_network(own: int) -> None:
+    try:
+        kernel.call("setns", own, kernel.NEWNET)
+    except OSError:
+        os._exit(1)  # what is forked from now on would begin in the namespace of a box
+
+
+def _install_certificates(handle: int, given: int) -> None:
+    """Put what this descriptor has to read where a box looks for whom to trust. Raises OSError."""
+    pid = os.fork()
+    if pid:
+        if status := os.waitpid(pid, 0)[1]:
+            number = status >> 8
+            raise OSError(number, f"certificates cannot be put into it: {os.strerror(number)}")
+        return
+    try:
+        _write_certificates(handle, given)
+        os._exit(0)
+    except OSError as exc:
+        os._exit(exc.errno or 1)
+    finally:
+        os._exit(1)
+
+
+def _write_certificates(handle: int, given: int) -> None:
+    kernel.call("setns", handle, kernel.NEWUSER | kernel.NEWNS)
+    os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    size = os.fstat(given).st_size
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("trust", _RUN, "tmpfs", flags, f"mode=0755,size={size + 65536},nr_inodes=8")
+    os.mkdir(_FOLDER, 0o755)
+    target = os.open(CERTIFICATES, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+    while os.sendfile(target, given, None, _CHUNK):
+        pass
+    os.close(target)
+    kernel.set_mount(_RUN, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV | kernel.ATTR_NOEXEC)

@@ -1,0 +1,397 @@
+"""What all boxes of a zygote see: a root of their own, with the interpreter and system libraries read-only in it, or
+the tree of a container image. Built once, in the zygote's mount namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from ringfence.sandbox.process.zygote import kernel
+from ringfence.sandbox.process.zygote.confine import INSIDE_ID, MOUNTS, TEMPLATE, at_most
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+STEPS = {
+    "keyring": "the session keyring is inherited and may hold credentials; this one is empty, and keyctl is refused",
+    "host_name": "the host's own name says who it is; a box's own namespace begins as a copy of the zygote's",
+    "umask": "whatever the supervisor's was",
+    "no_core_dump": "memory must not end up on disk",
+    "queues": "message queues and pending signals are not seen as the box's memory everywhere",
+    "priority": "no box goes before others, whatever the supervisor may do",
+    "trees_read_only": "nothing of the host's is writable, whoever owns it; no setuid file in it counts, no device",
+    "own_devices": "five harmless device nodes; the host's /dev has disks, terminals and doors to the kernel",
+}
+"""What is done once for all boxes of a zygote, which they inherit; the rest is `confine.STEPS`."""
+HOST_NAME = "box"
+CERTIFICATES = "/run/ringfence/ca.pem"
+"""Where a box finds the certificate authorities that it is to trust for TLS."""
+BASE = "/tmp"  # noqa: S108 - only a place to mount on, in a mount namespace of our own
+_NO_DEVICES = kernel.MS_NOSUID | kernel.MS_NODEV
+_NO_PRIVILEGES = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+_READ_ONLY = kernel.ATTR_RDONLY | _NO_PRIVILEGES
+_SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+_ETC = (
+    "alternatives",
+    "chromium.d",
+    "fonts",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "protocols",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+)
+_MS_MOVE = 8192
+_CLONE = 1
+_RECURSIVE = 0x8000
+_EMPTY_PATH = 4
+_LIMITS = {
+    "no_core_dump": ((resource.RLIMIT_CORE, 0),),
+    "queues": (
+        (resource.RLIMIT_MSGQUEUE, 819_200),
+        (11, 4096),  # RLIMIT_SIGPENDING, which Python has no name for
+    ),
+    "priority": ((resource.RLIMIT_RTPRIO, 0), (resource.RLIMIT_NICE, 0)),
+}
+_OURS = f"{BASE}/ours"
+_IMAGE = f"{BASE}/image"
+_IMAGE_FOLDERS = ("etc", "dev", "proc", "workspace", "run", "var")
+# What a layer says of itself in attributes of its files is not gone by.
+_OVERLAY_OPTIONS = f"lowerdir={_OURS}:{_IMAGE},redirect_dir=nofollow,metacopy=off,index=off,xino=off"
+_LARGEST_FILE = 4 * 1024 * 1024
+WRITTEN = {
+    "passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nbox:x:{INSIDE_ID}:{INSIDE_ID}:box:/workspace:/bin/sh\n",
+    "group": f"root:x:0:\nbox:x:{INSIDE_ID}:\n",
+    "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
+    "hostname": "box\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "resolv.conf": "",
+}
+"""Files of /etc in every box, whatever its root is."""
+_FOR_PIP = {
+    # Else it would look for its index for a minute, and then say that there is no network.
+    "pip.conf": "[global]\nno-index = true\nfind-links ="
+    " /nothing_is_installed_from_within_a_box/unless_sandbox.install_inside_is_set_and_sandbox.allow_packages_has_it\n"
+    # Some interpreters are marked as their system's own, and pip would say that instead.
+    "break-system-packages = true\n",
+}
+
+
+def inherit(without: frozenset[str]) -> list[str]:
+    """What a process passes on to all that it forks. Returns what was read back, where only we can."""
+    seen: list[str] = []
+    if "keyring" not in without:
+        before = kernel.session_keyring()
+        kernel.new_session_keyring()
+        if kernel.session_keyring() != before:
+            seen.append("keyring")
+    if "host_name" not in without:
+        kernel.set_host_name(HOST_NAME)
+    if "umask" not in without:
+        os.umask(0o022)
+    if "priority" not in without:
+        _queue_up()
+    if "shares" not in without:
+        _leave_some()
+    for step, limits in _LIMITS.items():
+        if step not in without:
+            for number, most in limits:
+                least = at_most(number, most)
+                resource.setrlimit(number, (least, least))
+    return seen
+
+
+def _queue_up() -> None:
+    """Like every other process: a supervisor that goes before others does not take its boxes along."""
+    if os.sched_getscheduler(0) not in (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+def _leave_some() -> None:
+    """What boxes use of these counts for the supervisor's user: all of a zygote's have half of what that user has."""
+    for name in ("instances", "watches"):
+        with open(f"/proc/sys/fs/inotify/max_user_{name}", encoding="ascii") as most:
+            half = int(most.read()) // 2
+        with open(f"/proc/sys/user/max_inotify_{name}", "w", encoding="ascii") as file:
+            file.write(str(half))
+
+
+def give_up(text: str) -> NoReturn:
+    """Said at once: an interpreter that ends may let go of the supervisor's socket before it says why."""
+    os.write(2, f"{text}\n".encode())
+    raise SystemExit(1)
+
+
+class HeldTree:
+    """A tree of the host, opened while we could still see it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+class Mounted:
+    """A folder or file of the host's that boxes are to see somewhere, perhaps to write to."""
+
+    def __init__(self, words: list[Any], clone: int | None) -> None:
+        self.host, self.at, self.writable, self.folder = words[:4]
+        self._identity = tuple(words[4:6])
+        self._clone = clone
+        """A mount that is attached nowhere yet, where the supervisor may make one."""
+        self._descriptor = -1
+
+    def hold(self) -> None:
+        """While it is in sight; it must be what the supervisor looked at."""
+        if self._clone is None:
+            self._descriptor = kernel.open_path(self.host)
+            found = os.fstat(self._descriptor)
+            if (found.st_dev, found.st_ino) != self._identity:
+                give_up(f"{self.host} is no longer what it was a moment ago")
+
+    def attach(self, target: str) -> None:
+        if self.folder:
+            os.mkdir(target, 0o755)
+        else:
+            os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o644))
+        if self._clone is not None:
+            kernel.call("move_mount", self._clone, b"", -100, target.encode(), 4)  # MOVE_MOUNT_F_EMPTY_PATH
+            os.close(self._clone)
+        else:
+            kernel.bind(f"/proc/self/fd/{self._descriptor}", target, _NO_PRIVILEGES if self.writable else _READ_ONLY)
+            os.close(self._descriptor)
+
+    def make_room(self, place: str) -> None:
+        """Where boxes mount it, outside of what is each box's own."""
+        if self.at.startswith("/workspace/"):
+            return
+        target = f"{place}{self.at}"
+        os.makedirs(target if self.folder else os.path.dirname(target), 0o755, exist_ok=True)
+        if not self.folder:
+            os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+
+def mounts(wanted: list[list[Any]], clones: list[int]) -> list[Mounted]:
+    return [Mounted(words, clones[number] if clones else None) for number, words in enumerate(wanted)]
+
+
+def hold(paths: list[str]) -> list[HeldTree]:
+    """Open every tree before its path is out of reach: it may lie below a folder that only its owner may enter."""
+    system = [f"/{name}" for name in _SYSTEM if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
+    wanted: list[str] = []
+    for path in sorted({*system, *paths}):
+        if not any(path == known or path.startswith(f"{known}/") for known in wanted):
+            wanted.append(path)
+    return [HeldTree(path) for path in wanted]
+
+
+def build(
+    held: list[HeldTree], mounted: list[Mounted], without: frozenset[str], choice: dict[str, Any] | None = None
+) -> None:
+    """Make the template and make everything else disappear; `choice`: all but these programs, too."""
+    place = begin()
+    kernel.mount("template", place, "tmpfs", _NO_DEVICES, "mode=0755,size=64m,nr_inodes=16k")
+    _skeleton(place, [*(tree.path for tree in held), *(mount.at for mount in mounted)])
+    for tree in held:
+        target = f"{place}{tree.path}"
+        os.makedirs(target, 0o755, exist_ok=True)
+        kernel.bind(f"/proc/self/fd/{tree.descriptor}", target, 0 if "trees_read_only" in without else _READ_ONLY)
+        os.close(tree.descriptor)
+    if choice is not None and "programs" not in without:
+        _show_named_programs(place, choice)
+    _make_mount_points(place, mounted, [tree.path for tree in held])
+    _finish(place, mounted, without, noexec=choice is not None and "noexec" not in without)
+
+
+def build_from_image(image: Mounted, mounted: list[Mounted], without: frozenset[str]) -> None:
+    """Likewise, with the tree of a container image as the root, and nothing of the host's system in it.
+
+    The image lies beneath a few folders and files of ours, both read-only, as layers of one file system: whatever has
+    one of our names in the image (a file, a link that leads elsewhere) is not there, and no link of it is followed.
+    """
+    place = begin()
+    os.mkdir(_OURS, 0o755)
+    kernel.mount("ours", _OURS, "tmpfs", _NO_DEVICES, "mode=0755,size=1m,nr_inodes=4k")
+    for name in _IMAGE_FOLDERS:
+        os.mkdir(f"{_OURS}/{name}", 0o755)
+    _link(_OURS, [mount.at for mount in mounted])
+    _write(_OURS, WRITTEN)
+    for name in DEVICES:
+        os.close(os.open(f"{_OURS}/dev/{name}", os.O_CREAT | os.O_CLOEXEC, 0o644))
+    _make_mount_points(_OURS, mounted, [])
+    image.attach(_IMAGE)
+    try:
+        kernel.mount("image", place, "overlay", _NO_DEVICES, _OVERLAY_OPTIONS)
+    except OSError as exc:
+        give_up(f"an image cannot be the root of a box here: the kernel makes no overlay of it ({exc.strerror})")
+    kernel.set_mount(place, _READ_ONLY)
+    kernel.bind(f"{_OURS}/dev", f"{place}/dev", _READ_ONLY | kernel.ATTR_NOEXEC)  # and nothing that the image has there
+    for layer in (_OURS, _IMAGE):
+        kernel.call("umount2", layer.encode(), kernel.MNT_DETACH)
+    _finish(place, mounted, without)
+
+
+def begin() -> str:
+    """Where the template is to be, in a file system that is ours alone."""
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("zygote", BASE, "tmpfs", _NO_DEVICES, "mode=0755,size=1m,nr_inodes=256")
+    os.mkdir(f"{BASE}/proc", 0o755)
+    place = f"{BASE}{TEMPLATE.decode()}"
+    os.mkdir(place, 0o755)
+    return place
+
+
+def _make_mount_points(place: str, mounted: list[Mounted], trees: list[str]) -> None:
+    """For mounts that lie in no other one, and in no tree: those have the room already."""
+    covered = list(trees)
+    for mount in mounted:
+        if not any(mount.at.startswith(f"{outer}/") for outer in covered):
+            mount.make_room(place)
+        covered.append(mount.at)
+
+
+def _finish(place: str, mounted: list[Mounted], without: frozenset[str], *, noexec: bool = False) -> None:
+    """Have at hand what boxes mount by themselves, and let go of all the rest."""
+    os.mkdir(f"{BASE}{MOUNTS.decode()}", 0o755)
+    for number, mount in enumerate(mounted):
+        mount.attach(f"{BASE}{MOUNTS.decode()}/{number}")
+        if noexec:
+            kernel.set_mount(f"{BASE}{MOUNTS.decode()}/{number}", kernel.ATTR_NOEXEC, recursive=True)
+    if "own_devices" in without:
+        kernel.mount("/dev", f"{place}/dev", None, kernel.MS_BIND | kernel.MS_REC)
+    else:
+        _devices(place)
+    # A box can only mount a /proc of its own while a whole one is in sight; this one stays outside of the template, and
+    # shows no process but the zygote and its boxes.
+    kernel.mount("proc", f"{BASE}/proc", "proc", _NO_DEVICES | 8)
+    kernel.pivot(BASE)
+
+
+def _skeleton(place: str, paths: list[str]) -> None:
+    for name in ("etc", "dev", "proc", "workspace", "sys", "run", "home", "var", "opt"):
+        os.mkdir(f"{place}/{name}", 0o755)
+    _link(place, paths)
+    for name in _SYSTEM:
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{place}/{name}")
+    for name in _ETC:
+        _copy(f"/etc/{name}", f"{place}/etc/{name}")
+    for entry in os.listdir("/etc"):
+        if entry.startswith("python3"):
+            _copy(f"/etc/{entry}", f"{place}/etc/{entry}")
+    _write(place, {**WRITTEN, **_FOR_PIP})
+
+
+def _link(place: str, paths: list[str]) -> None:
+    """What programs write to whatever they are told, and their own streams; `paths` are what boxes are to see."""
+    for name in ("tmp", "dev/shm", "var/tmp"):
+        if any(f"{path}/".startswith(f"/{name}/") for path in paths):
+            os.mkdir(f"{place}/{name}", 0o755)  # it has to hold something of the host's, so it is no place to write to
+        else:
+            os.symlink("/workspace/tmp", f"{place}/{name}")
+    for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(f"/proc/self/{target}", f"{place}/dev/{name}")
+
+
+def _write(place: str, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        with open(f"{place}/etc/{name}", "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _copy(source: str, target: str) -> None:
+    """Small and public things are copied: a mount for each would have to be made again for every box."""
+    try:
+        os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+        if os.path.islink(source):
+            os.symlink(os.readlink(source), target)
+        elif os.path.isdir(source):
+            os.makedirs(target, 0o755, exist_ok=True)
+            for entry in os.listdir(source):
+                _copy(f"{source}/{entry}", f"{target}/{entry}")
+        elif os.path.isfile(source) and os.path.getsize(source) <= _LARGEST_FILE:
+            with open(source, "rb") as old, open(target, "wb") as new:
+                new.write(old.read())
+    except OSError:
+        return  # not there, or not for all users: then not for boxes either
+
+
+def _devices(place: str) -> None:
+    for name in DEVICES:
+        target = f"{place}/dev/{name}"
+        os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o644))
+        kernel.bind(f"/dev/{name}", target, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NOEXEC)
+
+
+# ── Where only named programs may run ──
+
+
+def _show_named_programs(place: str, choice: dict[str, Any]) -> None:
+    """Leave only these in the folders of programs of the template."""
+    staging = f"{BASE}/staging"
+    absent = f"{BASE}/absent"
+    os.mkdir(staging, 0o755)
+    os.close(os.open(absent, os.O_CREAT | os.O_CLOEXEC, 0))
+    for path in choice["hidden"]:
+        if os.path.isfile(f"{place}{path}"):
+            kernel.bind(absent, f"{place}{path}", _READ_ONLY | kernel.ATTR_NOEXEC)
+    for folder, entries in choice["folders"]:
+        if os.path.isdir(f"{place}{folder}"):
+            _fill_programs(staging, f"{place}{folder}", entries)
+
+
+def _fill_programs(staging: str, folder: str, entries: list[list[str]]) -> None:
+    kernel.mount("programs", staging, "tmpfs", _NO_DEVICES, "mode=0755,size=4m,nr_inodes=16k")
+    for name, leads in entries:
+        if leads:
+            os.symlink(leads, f"{staging}/{name}")
+        elif os.path.isfile(f"{folder}/{name}"):
+            os.close(os.open(f"{staging}/{name}", os.O_CREAT | os.O_CLOEXEC, 0))
+            kernel.bind(f"{folder}/{name}", f"{staging}/{name}", _READ_ONLY)
+    kernel.set_mount(staging, _READ_ONLY)
+    kernel.mount(staging, folder, None, _MS_MOVE)
+
+
+def seal(choice: dict[str, Any], without: frozenset[str]) -> None:
+    """When all that the zygote itself loads is loaded: from now on nothing is executed from trees in which any code may
+    be, nor mapped as code, which is the loader's way."""
+    if not choice["sealed"] or "noexec" in without:
+        return
+    place = TEMPLATE.decode()
+    spared = [(path, _clone_mount(f"{place}{path}")) for path in choice["spared"] if os.path.exists(f"{place}{path}")]
+    for path in choice["sealed"]:
+        kernel.bind(f"{place}{path}", f"{place}{path}", kernel.ATTR_NOEXEC)
+    for path, clone in spared:
+        kernel.call("move_mount", clone, b"", -100, f"{place}{path}".encode(), _EMPTY_PATH)
+        os.close(clone)
+
+
+def _clone_mount(path: str) -> int:
+    """As it is mounted now, and attached nowhere."""
+    return kernel.call("open_tree", -100, path.encode(), _CLONE | _RECURSIVE | os.O_CLOEXEC)
+
+
+# ── For a moment inside ──
+
+
+class Inside:
+    """For a moment, paths mean what they mean in a box: imports find the interpreter's own files."""
+
+    def __enter__(self) -> None:
+        self._outside = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.chroot(TEMPLATE)
+        os.chdir("/")
+
+    def __exit__(self, *_: object) -> None:
+        os.fchdir(self._outside)
+        os.chroot(".")
+        os.chdir("/")
+        os.close(self._outside)

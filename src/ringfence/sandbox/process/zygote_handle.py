@@ -1,0 +1,413 @@
+"""The supervisor's end of a zygote: starts it, has it fork boxes, hears what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import marshal
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ringfence
+from ringfence.core.aio import when
+from ringfence.core.box import Limits
+from ringfence.core.errors import Unavailable
+from ringfence.core.model import Json
+from ringfence.core.system import interpreter as interpreter
+from ringfence.sandbox.process import baseline, ids, mounting
+from ringfence.sandbox.process.baseline import Baseline
+from ringfence.sandbox.process.box import Box, BoxMember, ProcessExit, SharedServices, new_channel, receive
+from ringfence.sandbox.process.host.surroundings import launched
+from ringfence.sandbox.process.ids import Block
+from ringfence.sandbox.process.streams import memory_file
+from ringfence.sandbox.process.zygote.confine import Shape
+
+log = logging.getLogger(__name__)
+
+_SOURCE_ROOT = str(Path(ringfence.__file__).parent.parent)
+_PROGRAM = str(Path(__file__).with_name("zygote") / "start.py")
+RECYCLE_AFTER = 2000
+"""Boxes from one zygote; then a new one takes its place, so that nothing can grow in it for ever."""
+_NOTICE = 100  # so many boxes before that, the new one is started
+_AGAIN_SECONDS = 0.002
+_LAST_WORDS = 2000
+_ENVIRONMENT = {"LANG": "C.UTF-8"}
+"""Read once, at the start, and so the same for all boxes."""
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+"""Only a process with a single thread can be forked."""
+
+
+class _Killed(Unavailable):
+    """A zygote was gone before it was ready, and said nothing: one that fails by itself says why."""
+
+
+@dataclass(slots=True)
+class ZygoteHandle:
+    """One zygote process."""
+
+    baseline: Baseline
+    shared: SharedServices
+    landlock: int = 0
+    made: int = 0
+    alive: bool = False
+    stopping: bool = False
+    pid: int = 0
+    seen: list[str] = field(default_factory=list)
+    """Steps that were read back, once for all its boxes."""
+    _handle: int = -1
+    _process: subprocess.Popen[bytes] | None = None
+    _control: socket.socket | None = None
+    host_id: Json = field(default_factory=dict)
+    """Whose id its boxes have on the host, for the facts."""
+    _block: Block | None = None
+    _mapping: asyncio.Task[None] | None = None
+    _boxes: dict[int, Box] = field(default_factory=dict)
+    _free: list[int] = field(default_factory=list)
+    _ready: asyncio.Future[int] | None = None
+    _errors: int = -1
+    _last_words: bytearray = field(default_factory=bytearray)
+
+    async def start(self) -> None:
+        """Raises Unavailable with the zygote's own words where this host does not let it be."""
+        try:
+            await self._start_with_ids()
+        except _Killed:  # by another process, or for want of memory: that says nothing about this host
+            await self._start_with_ids()
+
+    async def _start_with_ids(self) -> None:
+        self._block, self.host_id = ids.take(self.baseline, self.shared.groups)
+        try:
+            await self._start()
+        except ids.Unmapped as exc:
+            self._block = None
+            self.host_id = ids.shared(str(exc))
+            await self._start()
+
+    async def _start(self) -> None:
+        self._ready = asyncio.get_running_loop().create_future()
+        self.pid = 0
+        self._handle = -1
+        self._last_words = bytearray()
+        self._free = list(range((self._block.size if self._block else 512) - 1, 0, -1))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._errors, errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            os.set_blocking(errors, True)
+            command = launched([str(interpreter()), "-I", _PROGRAM, _SOURCE_ROOT, str(theirs.fileno())])
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - it returns as soon as the child is there
+                command,
+                env=_ENVIRONMENT | (_ONE_THREAD if self.baseline.preload else {}),
+                cwd="/",
+                pass_fds=[theirs.fileno()],
+                # Pipes, as boxes get them: what kind of stream it has an interpreter finds out only once.
+                stdin=subprocess.PIPE,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+            )
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        except OSError as exc:
+            ours.close()
+            os.close(self._errors)
+            if self._block is not None:
+                self._block.release()
+            raise Unavailable("no_zygote", f"no process can be started: {exc}") from None
+        finally:
+            theirs.close()
+            os.close(errors)
+        ours.setblocking(False)
+        starter = self._process.pid
+        self._control = ours
+        self.alive = True
+        self.shared.hub.add(ours.fileno(), self._hear)
+        self.shared.hub.add(self._errors, self._hear_errors)
+        try:
+            self._configure()
+        except ConnectionError:
+            self._gone()
+        except BaseException:
+            self.stop()
+            raise
+        try:
+            self.landlock = await self.shared.pace.start(self._ready, lambda: {starter, self.pid or starter})
+        except TimeoutError:
+            self.stop()
+            raise Unavailable("no_zygote", "the zygote was not ready, and did nothing more for it") from None
+
+    def _configure(self) -> None:
+        config = baseline.configuration(self.baseline, own_ids=self._block is not None)
+        programs = self.baseline.programs
+        parts = ("folders", "hidden", "sealed", "spared")
+        chosen = [] if programs is None else [marshal.dumps({name: getattr(programs, name) for name in parts})]
+        files = [memory_file(data) for data in (baseline.call_filter(self.baseline), *chosen)]
+        try:
+            self._tell(config, files)
+        finally:
+            for descriptor in files:
+                os.close(descriptor)
+        self._hand_over_mounts()
+
+    def _hand_over_mounts(self) -> None:
+        """One by one. Raises Unavailable. Only root can clone a mount; another zygote opens them by itself."""
+        if self._block is None or os.geteuid() != 0:
+            return
+        clones = mounting.clone(self.baseline.mounts, self._block.base + mounting.SHARED_SLOT, self.baseline.image)
+        try:
+            for descriptor in clones:
+                self._tell({}, [descriptor])
+        finally:
+            for descriptor in clones:
+                os.close(descriptor)
+
+    def _tell(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        assert self._control is not None
+        socket.send_fds(self._control, [marshal.dumps(message)], list(descriptors))
+
+    # ── Boxes ──
+
+    @property
+    def full(self) -> bool:
+        return not self._free
+
+    @property
+    def worn(self) -> bool:
+        return self.made >= RECYCLE_AFTER
+
+    @property
+    def tired(self) -> bool:
+        return self.made >= RECYCLE_AFTER - _NOTICE
+
+    @property
+    def live(self) -> int:
+        return len(self._boxes)
+
+    def owns(self, box: Box) -> bool:
+        """And it still lives."""
+        return self._boxes.get(box.number) is box
+
+    @property
+    def making(self) -> int:
+        """Of its boxes, those that are not closed yet."""
+        return sum(box.is_being_made for box in self._boxes.values())
+
+    async def spawn(self, limits: Limits, shape: Shape) -> Box:
+        """A box that is closed and waits for its order. Raises Unavailable."""
+        box = self.begin(limits, shape)
+        try:
+            await box.closed()
+        except BaseException:
+            box.kill()
+            box.ended.add_done_callback(lambda _: box.remove())
+            raise
+        return box
+
+    def begin(self, limits: Limits, shape: Shape, after: asyncio.Future[Any] | None = None) -> Box:
+        """A box on its way; the zygote hears of it when `after` is done, or in a moment. Raises Unavailable."""
+        if not self.alive or not self._free:
+            raise Unavailable("no_zygote", "the zygote is gone" if not self.alive else "the zygote has no slot left")
+        stays = self.baseline.stays
+        ours, theirs = new_channel()
+        try:
+            group = self.shared.groups.take(limits, pauses=stays)
+        except OSError as exc:
+            ours.close()
+            theirs.close()
+            raise Unavailable("no_group", f"there is no control group for a box: {exc}") from None
+        self.made += 1
+        slot = self._free.pop()
+        box = Box(self.made, slot, ours, limits, self.shared)
+        box.group = group
+        box.inherited = self.seen
+        box.host_id_fact = self.host_id
+        if self._block is not None and os.geteuid() == 0:
+            box.host_id = self._block.base + self._slot(box)
+        box.tell_zygote = partial(self._tell_for, box)
+        self._boxes[box.number] = box
+        if stays:
+            box.members[0] = BoxMember(0, self.shared.hub, box.account, box.host_id)
+        send = partial(self._send, box, {"shape": shape, "stays": stays}, theirs)
+        when(after, send)
+        return box
+
+    def enter(self, box: Box, shape: Shape, number: int) -> BoxMember:
+        """One more process in a box that stays. Raises Unavailable."""
+        if not self.alive or box.ended.done():
+            raise Unavailable("no_box", "the box is gone")
+        ours, theirs = new_channel()
+        member = box.members[number] = BoxMember(number, self.shared.hub, box.account, box.host_id)
+        member.listen(ours)
+        self._send(box, {"shape": shape, "process": number}, theirs)
+        return member
+
+    def _slot(self, box: Box) -> int:
+        """Which of the zygote's ids it has. Mounts are mapped to one id, so all boxes that see them have that one."""
+        return mounting.SHARED_SLOT if self.baseline.mounts else box.slot
+
+    def _tell_for(self, box: Box, order: dict[str, Any], descriptors: list[int]) -> None:
+        if not self.alive:
+            raise OSError("the zygote is gone")
+        self._tell(order | {"box": box.number}, descriptors)
+
+    def _send(self, box: Box, order: dict[str, Any], theirs: socket.socket) -> None:
+        if not self.alive:
+            return theirs.close()  # it died while this waited, and the box with it
+        order |= {"box": box.number, "slot": self._slot(box), "without": list(self.baseline.without)}
+        entrances: list[int] = []
+        try:
+            entrances = box.group.entrances() if box.group is not None else []
+            self._tell(order, [theirs.fileno(), *entrances])
+        except BlockingIOError:  # it has much to do
+            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._send, box, order, theirs)
+            return
+        except ConnectionError:
+            self._gone()  # it died a moment ago; the box finds out when it is waited for
+        except OSError as exc:
+            self._heard("failed", [str(box.number), str(order.get("process", 0)), str(exc)], [])
+        finally:
+            if box.group is not None:
+                box.group.entered(entrances)
+        theirs.close()
+
+    # ── What the zygote says ──
+
+    def _hear(self) -> None:
+        """One message: where there are more, we are called again."""
+        assert self._control is not None
+        try:
+            data, descriptors, _ = receive(self._control)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+            descriptors = []
+        if not data:
+            self._gone()
+            return
+        word, _, rest = data.decode("utf-8", "replace").partition(" ")
+        self._heard(word, rest.split(" "), descriptors)
+
+    def _heard(self, word: str, rest: list[str], descriptors: list[int]) -> None:
+        if word == "zygote":
+            self.pid = int(rest[0])
+            self._handle = descriptors[0]
+        elif word == "map":
+            self._mapping = asyncio.get_running_loop().create_task(self._map(int(rest[0])))
+        elif word == "unmapped":
+            self._do_without(" ".join(rest))
+        elif word == "ready":
+            self.seen = rest[1:]
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(int(rest[0]))
+        elif (box := self._boxes.get(int(rest[0]))) is None:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif word in ("done", "undone"):
+            box.request_done(descriptors, None if word == "done" else " ".join(rest[1:]))
+        elif word in ("process", "left") or (word == "failed" and int(rest[1])):
+            self._heard_of(box, word, rest, descriptors)
+        elif word == "failed":
+            box.fail(" ".join(rest[2:]))
+            self._release(box)
+            box.over(None)
+        elif word == "ended":
+            box.over(ProcessExit.parse(rest[1:]))
+            self._release(box)
+
+    async def _map(self, process: int) -> None:
+        assert self._block is not None
+        try:
+            await ids.map_into(process, self._block)
+            if self.alive:
+                self._tell({})
+        except ids.Unmapped as exc:
+            self._do_without(str(exc))
+        except OSError:
+            self._gone()
+
+    def _do_without(self, why: str) -> None:
+        """Ids of its boxes' own: this one is ended, and its user starts another."""
+        if self.alive and self._ready is not None and not self._ready.done():
+            self._shut()
+            self._ready.set_exception(ids.Unmapped(why))
+            self._ready.exception()
+
+    def _heard_of(self, box: Box, word: str, rest: list[str], descriptors: list[int]) -> None:
+        """One of several processes in a box."""
+        number = int(rest[1])
+        member = box.members.get(number) if word == "process" else box.members.pop(number, None)
+        if member is None:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif word == "process":
+            member.born(descriptors[0])
+        else:
+            if word == "failed":
+                member.fail(" ".join(rest[2:]))
+            member.left(ProcessExit.parse(rest[2:]) if word == "left" else None)
+            box.outlived(member)
+
+    def _release(self, box: Box) -> None:
+        del self._boxes[box.number]
+        # Where tear-down fails this is never called: the slot, and with it a host id, is not given to another box.
+        box.on_removed = lambda: self._free.append(box.slot)
+
+    def _hear_errors(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            chunk = os.read(self._errors, 65536)
+            if chunk:
+                self._last_words = (self._last_words + chunk)[-_LAST_WORDS:]
+            else:
+                self.shared.hub.remove(self._errors)
+
+    # ── Its end ──
+
+    def _gone(self) -> None:
+        """It died, or was stopped; the kernel has killed its boxes."""
+        if not self.alive:
+            return
+        self._hear_errors()
+        self._shut()
+        lines = self._last_words.decode("utf-8", "replace").strip().splitlines()
+        words = lines[-1] if lines else "it said nothing"
+        if self._ready is not None and not self._ready.done():
+            kind = Unavailable if lines else _Killed
+            self._ready.set_exception(kind("no_zygote", f"no box can be made on this host: {words}"))
+            self._ready.exception()  # the caller that waited may be gone
+        elif self._boxes and not self.stopping:
+            log.error("a zygote died with %d boxes: %s", len(self._boxes), words)
+        for box in list(self._boxes.values()):
+            box.fail("its zygote died")
+            box.over(None)
+        self._boxes.clear()
+
+    def stop(self) -> None:
+        """End it, and with it every box it made."""
+        if self.alive:
+            self.stopping = True
+            self._gone()
+
+    def _shut(self) -> None:
+        self.alive = False
+        assert self._control is not None and self._process is not None
+        self.shared.hub.remove(self._control.fileno())
+        self.shared.hub.remove(self._errors)
+        self._control.close()
+        os.close(self._errors)
+        self._process.kill()  # it only started the zygote, and is gone, unless it failed to
+        self._process.wait()
+        if self._handle >= 0:
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # another thread waits for all children of this process
+                os.waitid(os.P_PIDFD, self._handle, os.WEXITED)
+            os.close(self._handle)
+        if self._block is not None:
+            self._block.release()

@@ -1,0 +1,314 @@
+"""What a command needs of the host to run in a box, found from the command itself and shown there read-only.
+
+1. The program, by its path or on PATH. A link is followed; where a script begins with `#!`, its interpreter too.
+2. Around a program of a virtual environment: the environment, the Python that it was made from, and the folders that
+   its `.pth` files name.
+3. Around a file beneath a `node_modules`: the outermost `node_modules` on its way.
+4. Around any other program outside of the system's folders: the prefix (`bin` and `lib` side by side), else the file.
+5. The script that an interpreter is given: as above, else the folder of its npm package (`package.json`), else the
+   folder that it lies in; with `-m`, the working folder where that holds the module.
+
+Nothing that could hold credentials is ever found this way: then the file alone is shown. PATH in the box is PATH here,
+without the folders that the box does not see.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringfence.core.box import Mount
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_INTERPRETERS = ("python", "node", "nodejs", "deno", "bun", "ruby", "perl", "sh", "bash", "dash")
+_VALUED = {"-m": 1, "-c": 1, "-e": 1, "--eval": 1, "-p": 1, "-W": 1, "-X": 1, "-r": 1, "--require": 1, "--import": 1}
+"""Options of interpreters that take a word; what is run by one of the first five is no file."""
+_COVERED = ("/workspace", "/tmp", "/var/tmp", "/dev", "/proc")  # noqa: S108 - as they are called in a box
+"""Of an image, what a box does not see: it has that itself."""
+_DEEPEST = 8
+"""Links and scripts that lead to each other."""
+
+
+@dataclass(slots=True)
+class ResolvedCommand:
+    """A command as it is started in the box, and what of the host it sees for it."""
+
+    argv: tuple[str, ...] = ()
+    trees: set[str] = field(default_factory=set)
+    files: dict[str, str] = field(default_factory=dict)
+    """Where the box sees a single file, or a folder by another name than its own: what that is on the host."""
+    path: str = ""
+    cwd: str = "/workspace"
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        return tuple(Mount(host, at) for at, host in sorted(self.files.items()))
+
+    def sees(self, path: str) -> bool:
+        """Whether the box has it, under this name."""
+        return any(within(path, root) for root in (*_SYSTEM, *self.trees, *self.files))
+
+
+def resolve(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: str,
+    private: Callable[[str], str | None],
+    mounts: Sequence[Mount] = (),
+) -> ResolvedCommand:
+    """`private` says what credentials a folder holds. Raises ValueError where there is no such program."""
+    search = _Search(environment.get("PATH") or _DEFAULT_PATH, cwd, private)
+    mounted = next((mount for mount in mounts if within(command[0], mount.at)), None)
+    if mounted is None:
+        return search.run(tuple(command))
+    return search.run_mounted(tuple(command), mounted)
+
+
+def resolve_in_image(
+    command: Sequence[str], cwd: str | None, root: str, mounts: Sequence[Mount] = ()
+) -> ResolvedCommand:
+    """A command of an image, whose tree is the box's root: nothing of the host is looked for, nor shown. `root` may
+    hold any links; none is followed here. Raises ValueError where the program cannot be in sight."""
+    program = command[0]
+    hidden = next((each for each in _COVERED if within(program, each)), None)
+    if hidden is not None and not any(within(program, mount.at) for mount in mounts):
+        raise ValueError(f"the image has its program at {program}, and {hidden} of a box is its own")
+    found = ResolvedCommand(tuple(command), path=_DEFAULT_PATH)
+    if cwd is not None and not any(within(cwd, each) for each in _COVERED) and _may_be_in(root, cwd):
+        found.cwd = cwd
+    return found
+
+
+def _may_be_in(root: str, path: str) -> bool:
+    """Whether there is something at `path` of an image; what lies behind a link, only the box itself finds out."""
+    way = root
+    for part in path.strip("/").split("/"):
+        way = f"{way}/{part}"
+        if os.path.islink(way):
+            return True
+    return os.path.isdir(way)
+
+
+class _Search:
+    def __init__(self, path: str, cwd: str, private: Callable[[str], str | None]) -> None:
+        self._path = path
+        self._cwd = cwd
+        self._private = private
+        self._found = ResolvedCommand()
+
+    def run(self, command: tuple[str, ...]) -> ResolvedCommand:
+        program = self._program(command[0])
+        found = self._found
+        self._around(program, 0)
+        place: int | None = None
+        if os.path.basename(os.path.realpath(program)).rstrip("0123456789.") in _INTERPRETERS:
+            place = self._script(command[1:])
+        found.argv = (program, *command[1:])
+        self._settle()
+        if not found.sees(program):
+            found.argv = (os.path.realpath(program), *command[1:])
+        folders = [folder for folder in self._path.split(":") if os.path.isabs(folder) and found.sees(folder)]
+        folders += [os.path.dirname(each) for each in (program, *found.files) if found.sees(os.path.dirname(each))]
+        found.path = ":".join(dict.fromkeys((*folders, *_DEFAULT_PATH.split(":"))))
+        if any(within(self._cwd, root) for root in found.trees):
+            found.cwd = self._cwd
+        elif place is not None:
+            # In the box another folder is the current one, and a relative path would lead elsewhere.
+            script = os.path.normpath(os.path.join(self._cwd, command[1 + place]))
+            found.argv = (*found.argv[: 1 + place], script, *found.argv[2 + place :])
+        return found
+
+    def run_mounted(self, command: tuple[str, ...], mount: Mount) -> ResolvedCommand:
+        """A program that lies in a mount: only its interpreter is to be found."""
+        words = _shebang(mount.host + command[0].removeprefix(mount.at))
+        if words:
+            self._interpreter(words, 0)
+        found = self._found
+        self._settle()
+        found.argv = command
+        found.path = _DEFAULT_PATH
+        return found
+
+    def _program(self, word: str) -> str:
+        if "/" in word:
+            program = os.path.normpath(os.path.join(self._cwd, word))
+            if not os.path.isfile(program):
+                raise ValueError(f"there is no program {program}")
+            return program
+        found = shutil.which(word, path=self._path)
+        if found is None:
+            raise ValueError(f"there is no program {word!r} on PATH")
+        return _behind_shim(os.path.abspath(found), self._cwd)
+
+    # ── What lies around a file ──
+
+    def _around(self, file: str, depth: int) -> None:
+        """What it takes to run this file, or to load it."""
+        if depth > _DEEPEST:
+            raise ValueError(f"{file} leads round in a circle")
+        real = os.path.realpath(file)
+        for each in dict.fromkeys((file, real)):
+            if not _is_system(each):
+                self._show_around(each)
+        words = _shebang(real)
+        if words:
+            self._interpreter(words, depth)
+
+    def _interpreter(self, words: list[str], depth: int) -> None:
+        """`#!/path/to/it`, or `#!/usr/bin/env it`."""
+        if os.path.basename(words[0]) == "env":
+            names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+            words = names or words
+        try:
+            self._around(self._program(words[0]), depth + 1)
+        except ValueError as exc:
+            raise ValueError(f"{exc}, which a script begins with") from None
+
+    def _show_around(self, file: str) -> None:
+        folder = os.path.dirname(file)
+        modules = _outermost(file, "node_modules")
+        environment = _environment_of(file)
+        if modules is not None:
+            self._show(modules, file)
+        elif environment is not None:
+            self._show(environment, file)
+            self._behind(environment)
+        elif os.path.basename(folder) in ("bin", "sbin") and os.path.isdir(f"{os.path.dirname(folder)}/lib"):
+            self._show(os.path.dirname(folder), file)
+        else:
+            self._show_file(file)
+
+    def _behind(self, environment: str) -> None:
+        """The Python that a virtual environment was made from, and what was installed in it by reference."""
+        for line in _lines(Path(environment, "pyvenv.cfg")):
+            name, _, value = line.partition("=")
+            home = value.strip()
+            if name.strip() == "home" and os.path.isabs(home) and not _is_system(home):
+                prefix = os.path.dirname(os.path.realpath(home))
+                self._show(prefix, prefix)
+        for pointer in sorted(Path(environment).glob("lib/python3*/site-packages/*.pth")):
+            for line in _lines(pointer):
+                if os.path.isabs(line.strip()) and os.path.isdir(line.strip()) and not _is_system(line):
+                    self._show(line.strip(), line.strip())
+
+    def _script(self, words: Sequence[str]) -> int | None:
+        """What an interpreter is told to run: which of the words, where that is a file that is there."""
+        index = 0
+        while index < len(words) and words[index].startswith("-") and words[index] != "-":
+            option = words[index]
+            if option == "-m" and index + 1 < len(words):
+                self._module(words[index + 1])
+            if option in ("-m", "-c", "-e", "--eval", "-p"):
+                return None
+            index += 1 + _VALUED.get(option, 0)
+        if index >= len(words) or words[index] == "-":
+            return None
+        script = os.path.normpath(os.path.join(self._cwd, words[index]))
+        for each in dict.fromkeys((script, os.path.realpath(script))):
+            if os.path.exists(each) and not _is_system(each):
+                self._show_source(each)
+        return index if os.path.exists(script) else None
+
+    def _module(self, name: str) -> None:
+        top = os.path.join(self._cwd, name.partition(".")[0])
+        if os.path.isdir(top) or os.path.isfile(f"{top}.py"):
+            self._show(self._cwd, top if os.path.isdir(top) else f"{top}.py")
+
+    def _show_source(self, script: str) -> None:
+        modules = _outermost(script, "node_modules")
+        environment = _environment_of(script)
+        if modules is not None or environment is not None:
+            self._show_around(script)
+            return
+        folder = script if os.path.isdir(script) else os.path.dirname(script)
+        # Beside a package's own files lies what it was installed with.
+        package = next((each for each in _upwards(folder) if os.path.isfile(f"{each}/package.json")), None)
+        self._show(package if package is not None and not self._private(package) else folder, script)
+
+    # ── What the box is to see ──
+
+    def _show(self, folder: str, file: str) -> None:
+        """A folder; where it holds something private, the file alone."""
+        real = os.path.realpath(folder)
+        if real == "/" or self._private(real) is not None:
+            self._show_file(file)
+        elif real == folder:
+            self._found.trees.add(folder)
+        else:
+            self._found.files[folder] = real
+
+    def _show_file(self, file: str) -> None:
+        real = os.path.realpath(file)
+        if os.path.isfile(real) and not _is_system(file):
+            self._found.files[file] = real
+
+    def _settle(self) -> None:
+        """What lies in something that is shown is shown with it."""
+        found = self._found
+        found.trees = {
+            tree for tree in found.trees if not any(tree != other and within(tree, other) for other in found.trees)
+        }
+        roots = (*_SYSTEM, *found.trees)
+        found.files = {at: host for at, host in found.files.items() if not any(within(at, root) for root in roots)}
+        found.files = {
+            at: host
+            for at, host in found.files.items()
+            if not any(at != other and within(at, other) for other in found.files)
+        }
+
+
+# ── Files ──
+
+
+def within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _is_system(path: str) -> bool:
+    return any(within(path, folder) for folder in _SYSTEM)
+
+
+def _shebang(file: str) -> list[str]:
+    try:
+        with open(file, "rb") as opened:
+            line = opened.readline(512)
+    except OSError:
+        return []
+    return line[2:].decode("utf-8", "replace").split() if line.startswith(b"#!") else []
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text("utf-8", "replace").splitlines()[:1000]
+    except OSError:
+        return []
+
+
+def _upwards(folder: str) -> list[str]:
+    return [folder, *(str(each) for each in Path(folder).parents)]
+
+
+def _outermost(file: str, name: str) -> str | None:
+    return next((each for each in reversed(_upwards(file)) if os.path.basename(each) == name), None)
+
+
+def _environment_of(file: str) -> str | None:
+    return next((each for each in _upwards(os.path.dirname(file)) if os.path.isfile(f"{each}/pyvenv.cfg")), None)
+
+
+def _behind_shim(program: str, cwd: str) -> str:
+    """A version manager's shim only looks for the program; where that is can be read without running it."""
+    root, _, name = program.rpartition("/shims/")
+    if not root or "/" in name:
+        return program
+    places = [Path(each, ".python-version") for each in _upwards(cwd)]
+    for place in (*places, Path(root, "version")):
+        for version in _lines(place)[:1]:
+            found = f"{root}/versions/{version.strip()}/bin/{name}"
+            if os.path.isfile(found):
+                return found
+    raise ValueError(f"{program} is a version manager's shim; name the program itself")

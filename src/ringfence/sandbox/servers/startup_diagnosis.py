@@ -1,0 +1,126 @@
+"""What a server that ended in its box may have lacked, read from what it said last, and what would give it that.
+
+Only a guess: what a box may not see is simply not there, so there is no refusal that could be counted. What the
+server says is not trusted: it is read for names of paths and hosts, and a grant is only ever proposed to a person.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ringfence.core.box import BoxReport
+
+Kind = Literal["path", "network", "memory", "processes", "disk", "listen", "call"]
+_MOST = 5
+_SAID = 16_384
+_PATH = r"['\"`]?(/[^\s'\"`:,;)\]}]+)"
+_ABSENT = (
+    re.compile(r"No such file or directory:? " + _PATH),
+    re.compile(r"ENOENT: no such file or directory, \w+ " + _PATH),
+    re.compile(r"(?:Cannot find module|ERR_MODULE_NOT_FOUND\S*:?) " + _PATH),
+    re.compile(r"(?:can't open file|cannot access|cannot open|does not exist:?|not found:?) " + _PATH),
+    re.compile(_PATH + r"['\"`]?:? (?:No such file or directory|does not exist|not found|is not a directory)"),
+)
+_UNWRITABLE = (
+    re.compile(r"(?:Read-only file system|Permission denied):? " + _PATH),
+    re.compile(r"(?:EROFS|EACCES|EPERM): [\w -]+, \w+ " + _PATH),
+    re.compile(_PATH + r"['\"`]?:? (?:Read-only file system|Permission denied)"),
+)
+_HOST = r"([A-Za-z0-9][A-Za-z0-9.-]*\.[A-Za-z]{2,})"
+_UNREACHED = (
+    re.compile(r"(?:ENOTFOUND|EAI_AGAIN) " + _HOST),
+    re.compile(r"(?:host=|resolve host:? |lookup |https?://)['\"]?" + _HOST),
+)
+_NO_NETWORK = re.compile(
+    r"Temporary failure in name resolution|Name or service not known|Network is unreachable|ENETUNREACH|ENOTFOUND|"
+    r"EAI_AGAIN|Could not resolve host|ECONNREFUSED|Connection refused"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingGrant:
+    """Something that a server seems to have lacked."""
+
+    kind: Kind
+    what: str
+    line: str
+    """Of its entry in the configuration: what would grant it."""
+    option: str = ""
+    """The same for `ringfence wrap`."""
+
+
+def diagnose(report: BoxReport, said: str) -> tuple[MissingGrant, ...]:
+    """`said`: the last of what it wrote to stderr."""
+    found: dict[str, MissingGrant] = {}
+    for want in (*_of_limits(report), *_of_words(said[-_SAID:])):
+        found.setdefault(want.what, want)
+    if not found and report.ended in ("signalled", "policy"):
+        found = {want.what: want for want in _of_calls(report.denials)}
+    return tuple(found.values())[:_MOST]
+
+
+def _of_limits(report: BoxReport) -> Iterator[MissingGrant]:
+    if report.ended == "oom" or report.limit == "memory":
+        yield MissingGrant("memory", "more memory", "limits: {memory_mb: 1024}", "--memory 1024")
+    if report.ended == "pids" or report.limit == "pids":
+        yield MissingGrant("processes", "more processes or threads", "limits: {processes: 512}", "--pids 512")
+    if report.denials.get("listen"):
+        yield MissingGrant("listen", "to wait for connections", "listen: allowed", "--listen")
+    if report.limit in ("disk", "inodes", "file_size"):
+        yield MissingGrant("disk", "more room in its workspace", "limits: {disk_mb: 2048}", "--disk 2048")
+
+
+def _of_words(said: str) -> Iterator[MissingGrant]:
+    for pattern in _UNWRITABLE:
+        for match in pattern.finditer(said):
+            path = _folder_of(match[1])
+            if path is not None:
+                yield _mount(f"to write to {path}", path, "rw")
+    for pattern in _ABSENT:
+        for match in pattern.finditer(said):
+            path = _on_the_host(match[1])
+            if path is not None:
+                yield _mount(f"to see {path}", path, "ro")
+    if _NO_NETWORK.search(said):
+        hosts = dict.fromkeys(match[1] for pattern in _UNREACHED for match in pattern.finditer(said))
+        named = ", ".join(f'"{host}:443"' for host in list(hosts)[:_MOST] or ["HOST"])
+        text = f"a network that reaches {', '.join(list(hosts)[:_MOST])}" if hosts else "a network"
+        line = f"network: NAME, and networks: {{NAME: {{allow: [{named}]}}}}"
+        yield MissingGrant(
+            "network", text, line, " ".join(f"--allow {host}:443" for host in list(hosts)[:_MOST] or ["HOST"])
+        )
+
+
+def _mount(what: str, path: str, mode: str) -> MissingGrant:
+    line = f"mounts: [{{host: {path}, at: {path}, mode: {mode}}}]"
+    return MissingGrant("path", what, line, f"--mount {path}:{path}:{mode}")
+
+
+def _of_calls(denials: Mapping[str, int]) -> Iterator[MissingGrant]:
+    for name in denials:
+        yield MissingGrant("call", f"the system call {name}", "placement: unsafe_host  # no box allows it")
+
+
+def _on_the_host(path: str) -> str | None:
+    """The path, where it is there outside of the box; what is nowhere cannot be granted."""
+    path = os.path.normpath(path)
+    return path if path != "/" and os.path.lexists(path) else None
+
+
+def _folder_of(path: str) -> str | None:
+    """Of a file that it wanted to write, the folder."""
+    path = os.path.normpath(path)
+    if not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return _on_the_host(path)
+
+
+def explain(name: str, found: tuple[MissingGrant, ...]) -> str:
+    """For a person."""
+    if not found:
+        return ""
+    return "; ".join(f"it wanted {want.what} (servers.{name}: {want.line})" for want in found)

@@ -1,0 +1,1 @@
+"""Sessions: boxes that stay, with their interpreters, background commands, ports, snapshots and volumes."""

@@ -1,0 +1,179 @@
+"""Ports of a session's box, forwarded to this host's loopback for its owner alone.
+
+A box has a network of its own that cannot be entered from outside. For each forwarded port the supervisor listens on
+the loopback, asks the kernel which user connects, and carries the bytes through a socket in the box's network that the
+box's zygote made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+from ringfence.core.aio import shielded
+from ringfence.core.box import Listening
+from ringfence.core.errors import Unavailable
+from ringfence.sandbox.files.paths import refusal
+from ringfence.sandbox.sessions.concurrency import UseCounter
+
+log = logging.getLogger(__name__)
+
+MOST_PORTS = 16
+_MOST_CONNECTIONS = 64
+_CONNECT_SECONDS = 5.0
+_PIECE = 65536
+_LOG_SECONDS = 60.0
+
+Peer = Callable[[socket.socket], int | None]
+"""The user at the far end of a connection within this host; None where there is any doubt."""
+Reach = Callable[[], Awaitable[socket.socket]]
+"""A socket in the box's network, not connected yet; a paused session is resumed for it."""
+
+
+class PortForwards:
+    """All forwarded ports of one session."""
+
+    def __init__(self, session: str, listening: Listening, in_use: UseCounter, reach: Reach, peer: Peer | None) -> None:
+        """`in_use` is entered while a connection is open; without `peer` no port can be forwarded."""
+        self._session = session
+        self._listening = listening
+        self._in_use = in_use
+        self._reach = reach
+        self._peer = peer
+        self._open: dict[int, _Forward] = {}
+        self._unreported = 0
+
+    async def open(self, wanted: int | str) -> int:
+        """Where this port of the box is on the host's loopback, from now until the session ends."""
+        if self._peer is None:
+            raise Unavailable("no_ports", "no port of a session can be shown here")
+        port = self._port(wanted)
+        found = self._open.get(port)
+        if found is None:
+            if len(self._open) >= MOST_PORTS:
+                raise refusal("too_many_ports", f"session {self._session} shows {MOST_PORTS} ports already")
+            found = self._open[port] = _Forward(port, self._session, self._in_use, self._reach, self._peer, self._count)
+        return await found.opened()
+
+    def _count(self) -> None:
+        self._unreported += 1
+
+    def refused(self) -> int:
+        """How many connections of other users were refused since this was last asked."""
+        refused, self._unreported = self._unreported, 0
+        return refused
+
+    def _port(self, wanted: int | str) -> int:
+        listening = self._listening
+        id_ = self._session
+        if not listening.allowed:
+            text = f"nothing may listen in session {id_}, so no port of it can be shown: open one whose contract, or"
+            raise refusal("listen_denied", f"{text} whose maker, says listen: allowed, or names ports under listen")
+        named = dict(listening.ports or ())
+        if listening.ports is None and isinstance(wanted, int):
+            if not 0 < wanted < 65536:
+                raise refusal("bad_port", f"{wanted} is not a port")
+            return wanted
+        found = named.get(wanted) if isinstance(wanted, str) else wanted if wanted in named.values() else None
+        if found is None:
+            known = ", ".join(f"{name} ({port})" for name, port in named.items()) or "none has a name"
+            raise refusal("bad_port", f"{str(wanted)[:80]!r} is no port of session {id_} that can be shown: {known}")
+        return found
+
+    def close(self) -> None:
+        for forward in self._open.values():
+            forward.close()
+        self._open.clear()
+
+
+class _Forward:
+    def __init__(
+        self, port: int, session: str, in_use: UseCounter, reach: Reach, peer: Peer, count: Callable[[], None]
+    ) -> None:
+        self._port = port
+        self._session = session
+        self._in_use = in_use
+        self._reach = reach
+        self._peer = peer
+        self._count = count
+        self._opening = asyncio.ensure_future(asyncio.start_server(self._connected, "127.0.0.1", 0))
+        self._connections: set[asyncio.Task[None]] = set()
+        self._unlogged = 0
+        self._silent_until = 0.0
+
+    async def opened(self) -> int:
+        try:
+            server = await shielded(self._opening)
+        except OSError as error:
+            raise Unavailable("no_ports", f"no port of this host is to be had: {error}") from error
+        return int(server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        self._opening.add_done_callback(_shut)
+        for connection in list(self._connections):
+            connection.cancel()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        uid = self._peer(writer.get_extra_info("socket"))
+        if uid != os.getuid():
+            self._refused(uid)
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            if len(self._connections) <= _MOST_CONNECTIONS:
+                with self._in_use:
+                    await self._carry(reader, writer)
+        except (OSError, Unavailable, asyncio.CancelledError):
+            pass  # nothing listens there, or the session ended: the client sees a closed connection
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()
+
+    def _refused(self, uid: int | None) -> None:
+        """Counted for the session's next record, and logged at most once a minute: other users must not be able to fill
+        the log."""
+        self._count()
+        self._unlogged += 1
+        now = time.monotonic()
+        if now >= self._silent_until:
+            whose = "of an unknown user" if uid is None else f"of user {uid}"
+            text = "%d connections to port %d of session %s were refused since the last message; this one is %s"
+            log.warning(text, self._unlogged, self._port, self._session, whose)
+            self._unlogged = 0
+            self._silent_until = now + _LOG_SECONDS
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        way = await self._reach()
+        try:
+            way.setblocking(False)
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await asyncio.get_running_loop().sock_connect(way, ("127.0.0.1", self._port))
+            inside, into = await asyncio.open_connection(sock=way)
+        except BaseException:
+            way.close()
+            raise
+        try:
+            await asyncio.gather(_copy(reader, into), _copy(inside, writer))
+        finally:
+            into.transport.abort()
+
+
+def _shut(opening: asyncio.Future[asyncio.Server]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while data := await source.read(_PIECE):
+        target.write(data)
+        await target.drain()
+    with contextlib.suppress(OSError, RuntimeError):
+        target.write_eof()

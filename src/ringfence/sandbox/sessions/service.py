@@ -1,0 +1,178 @@
+"""What sessions can be asked to do: the verbs of a keeper, in this process (`manager`) or in another (`keeper/client`).
+
+Every verb takes the owner first. A session of another owner is answered exactly like one that does not exist: Refused,
+`unknown_session`. A paused session is resumed by what needs it to run, where it may be; looking at it, its files
+included, needs nothing to run. All raise Refused, and Unavailable where nothing was done.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Literal, Protocol, Unpack
+
+from ringfence.core.box import FileFact, Stream
+from ringfence.core.brokering import SubstitutionDenial, SubstitutionReply, SubstitutionRequest
+from ringfence.core.sessions import (
+    CellRequest,
+    CommandRequest,
+    Failure,
+    ForkProblem,
+    Owner,
+    ProcessLogs,
+    ProcessState,
+    SessionInfo,
+    SessionSpec,
+    Shown,
+    StepReport,
+    Tell,
+    Writing,
+)
+from ringfence.sandbox.files.watch import Changed
+from ringfence.sandbox.files.workspace import EntryInfo
+from ringfence.sandbox.sessions.snapshots import Snapshot
+from ringfence.sandbox.sessions.volumes import Volume
+
+OnShown = Callable[[Shown | Failure], None]
+
+
+def discard_output(stream: Stream, data: bytes) -> None:
+    """For `tell`, where the caller does not listen: nothing is sent before the end."""
+    return
+
+
+def discard_value(claim: Shown | Failure) -> None:
+    """Likewise for `shown`."""
+    return
+
+
+class SessionService(Protocol):
+    """The sessions of a keeper, or the connection to one."""
+
+    # ── Creation, pause, end ──
+
+    async def create(self, owner: Owner, spec: SessionSpec) -> SessionInfo: ...
+
+    async def info(self, owner: Owner, id: str) -> SessionInfo:
+        """Also of a session that has stopped, for a day."""
+        ...
+
+    async def list(self, owner: Owner) -> Sequence[SessionInfo]:
+        """Those that have not stopped."""
+        ...
+
+    async def past(self, owner: Owner) -> Sequence[SessionInfo]:
+        """Those that stopped within the last day, the latest last."""
+        ...
+
+    async def state_of(self, owner: Owner, id: str) -> tuple[int, str]:
+        """The last step that was started, and the digest of everything in the workspace."""
+        ...
+
+    async def pause(self, owner: Owner, id: str) -> SessionInfo: ...
+
+    async def resume(self, owner: Owner, id: str) -> SessionInfo: ...
+
+    async def end(self, owner: Owner, id: str) -> SessionInfo: ...
+
+    async def extend(self, owner: Owner, id: str, lifetime_seconds: float) -> SessionInfo:
+        """Give it this lifetime, counted from now."""
+        ...
+
+    # ── Steps ──
+
+    async def run(self, owner: Owner, id: str, request: CellRequest, tell: Tell, shown: OnShown) -> StepReport: ...
+
+    async def interrupt(self, owner: Owner, id: str, context: str = "default") -> bool: ...
+
+    async def command(self, owner: Owner, id: str, request: CommandRequest, tell: Tell) -> StepReport: ...
+
+    async def show(self, owner: Owner, id: str, port: int | str) -> int:
+        """Forward a port of its box, by number or by name, to this host's loopback, for this user alone, until the
+        session ends. Returns the port there."""
+        ...
+
+    # ── Secrets ──
+
+    def wishes(self, owner: Owner, lender: str) -> AsyncIterator[SubstitutionRequest]:
+        """A process that has secrets gets the requests of sessions for them, as long as it listens; `lender` is a
+        secret name of its own. It is registered once the first wish has come, which is empty."""
+        ...
+
+    async def lend(self, owner: Owner, id: str, lender: str) -> None:
+        """From now on this lender is asked for the secrets of the session."""
+        ...
+
+    async def settle(
+        self, owner: Owner, lender: str, number: int, answer: SubstitutionReply | SubstitutionDenial
+    ) -> None:
+        """The answer to a wish. It is dropped where the request is gone."""
+        ...
+
+    # ── Background processes ──
+
+    async def start(self, owner: Owner, id: str, request: CommandRequest) -> ProcessState: ...
+
+    async def processes(self, owner: Owner, id: str) -> Sequence[ProcessState]: ...
+
+    async def logs(
+        self, owner: Owner, id: str, process: int, offset_stdout: int, offset_stderr: int
+    ) -> ProcessLogs: ...
+
+    async def follow(self, owner: Owner, id: str, process: int, offsets: tuple[int, int], tell: Tell) -> ProcessState:
+        """Tell what it wrote from these offsets of stdout and stderr on, and what it writes, until it exits."""
+        ...
+
+    async def wait(self, owner: Owner, id: str, process: int, timeout: float | None) -> ProcessState:
+        """Until it exits or the timeout has passed. Cancelling leaves it running."""
+        ...
+
+    async def signal(self, owner: Owner, id: str, process: int, number: int) -> None: ...
+
+    async def send(self, owner: Owner, id: str, process: int, data: bytes, eof: bool = False) -> None: ...
+
+    async def resize(self, owner: Owner, id: str, process: int, columns: int, rows: int) -> None: ...
+
+    # ── Files ──
+
+    async def read(self, owner: Owner, id: str, path: str, offset: int, length: int | None) -> bytes: ...
+
+    async def write(self, owner: Owner, id: str, path: str, data: bytes, **how: Unpack[Writing]) -> FileFact: ...
+
+    async def entries(self, owner: Owner, id: str, path: str, depth: int) -> Sequence[EntryInfo]: ...
+
+    async def stat(self, owner: Owner, id: str, path: str) -> EntryInfo: ...
+
+    async def remove(self, owner: Owner, id: str, path: str) -> None: ...
+
+    async def make_dir(self, owner: Owner, id: str, path: str) -> bool: ...
+
+    async def rename(self, owner: Owner, id: str, old: str, new: str) -> None: ...
+
+    async def copy(self, owner: Owner, id: str, path: str, to_id: str, to_path: str) -> FileFact: ...
+
+    def pack(self, owner: Owner, id: str, path: str) -> AsyncIterator[bytes]: ...
+
+    async def unpack(self, owner: Owner, id: str, path: str, stream: AsyncIterator[bytes]) -> Sequence[FileFact]: ...
+
+    def watch(self, owner: Owner, id: str, path: str, recursive: bool) -> AsyncIterator[Changed]: ...
+
+    # ── Snapshots, forks, volumes ──
+
+    async def snapshot(self, owner: Owner, id: str, name: str | None = None) -> Snapshot: ...
+
+    async def snapshots(self, owner: Owner) -> Sequence[Snapshot]: ...
+
+    async def remove_snapshot(self, owner: Owner, reference: str) -> None: ...
+
+    async def fork(self, owner: Owner, id: str, count: int) -> builtins.list[SessionInfo | ForkProblem]: ...
+
+    async def create_volume(self, owner: Owner, name: str, max_bytes: int, mode: Literal["ro", "rw"]) -> Volume: ...
+
+    async def volumes(self, owner: Owner) -> Sequence[Volume]: ...
+
+    async def remove_volume(self, owner: Owner, name: str) -> None: ...
+
+    async def close(self) -> None:
+        """A client disconnects from its keeper, whose sessions stay; a manager ends its sessions."""
+        ...

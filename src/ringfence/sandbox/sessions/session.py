@@ -1,0 +1,682 @@
+"""One session: a box that stays, with steps that run in it one after another, files, and background processes.
+
+A session is starting, running, paused, then stopped for good. Its timers stand still while it is paused. Whatever ends
+it, it ends once: volumes are saved, outputs kept, the box removed, the end recorded, in this order. Work that was begun
+here is finished even when its caller is gone.
+
+The public coroutines named as in `service` are the verbs: the manager finds the session for its owner and calls them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar, Unpack
+
+from ringfence.core.aio import fed, in_thread, shielded
+from ringfence.core.box import FileFact, Limits, Stream
+from ringfence.core.errors import Refused, RingfenceError, Unavailable
+from ringfence.core.sessions import (
+    CellReport,
+    CellRequest,
+    Command,
+    Commanding,
+    CommandRequest,
+    Interpreting,
+    Living,
+    Owner,
+    ProcessLogs,
+    ProcessState,
+    SessionInfo,
+    SessionSpec,
+    State,
+    StepReport,
+    Tell,
+    Why,
+    Writing,
+)
+from ringfence.sandbox.files import guarded
+from ringfence.sandbox.files.paths import refusal
+from ringfence.sandbox.files.spool import Spool
+from ringfence.sandbox.files.watch import Changed, Watcher
+from ringfence.sandbox.files.workspace import Workspace
+from ringfence.sandbox.sessions.artifacts import Artifacts
+from ringfence.sandbox.sessions.background import CAPTURED_BYTES, Processes
+from ringfence.sandbox.sessions.concurrency import DetachedTasks, PausableTimer, SharedLock, UseCounter
+from ringfence.sandbox.sessions.contexts import Context, Contexts, cell_of
+from ringfence.sandbox.sessions.journal import SessionJournal
+from ringfence.sandbox.sessions.ports import Peer, PortForwards
+from ringfence.sandbox.sessions.remote_secrets import RemoteSecrets
+from ringfence.sandbox.sessions.service import OnShown
+from ringfence.sandbox.sessions.snapshots import FORK_PREFIX, Snapshot, Snapshots
+from ringfence.sandbox.sessions.volumes import VolumeMounts
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_LAST_SIGNAL = 64
+_MOST_TOLD = 10
+_REASONS: dict[Why, str] = {
+    "closed": "it was closed",
+    "lifetime": "its lifetime was over",
+    "keeper_died": "the keeper of sessions died, and its boxes with it",
+    "box_died": "its box died",
+    "killed": "the keeper of sessions was stopped",
+    "failed": "it could not be started",
+}
+
+
+@dataclass(slots=True)
+class SharedResources:
+    """What all sessions of a manager share."""
+
+    journal: SessionJournal
+    artifacts: Artifacts
+    snapshots: Snapshots
+    tasks: DetachedTasks
+    paused_seconds: float
+    """How long a session may stay paused."""
+    peer: Peer | None = None
+    """Which user is at the other end of a connection to a forwarded port."""
+
+
+def stopped(info: SessionInfo, besides: str = "") -> Refused:
+    reason = "; ".join(filter(None, (_REASONS[info.why] if info.why is not None else "it is being ended", besides)))
+    return refusal("session_stopped", f"session {info.id} was stopped at {info.ended_at}: {reason}; create another")
+
+
+class Session:
+    """Methods raise Refused, Unavailable and StoreError."""
+
+    def __init__(
+        self, id_: str, owner: Owner, spec: SessionSpec, shared: SharedResources, on_end: Callable[[], None]
+    ) -> None:
+        self.id = id_
+        self.owner = owner
+        self.spec = spec
+        self.state: State = "starting"
+        self.step = 0
+        self.contexts = Contexts(id_)
+        self.mounts = VolumeMounts()
+        self.secrets: RemoteSecrets | None = None
+        """Where the box may use secrets."""
+        self.in_use = UseCounter()
+        """While it is entered, the session is not idle."""
+        self._shared = shared
+        self._tasks = shared.tasks
+        self._on_end = on_end
+        self._background = Processes(shared.tasks)
+        self._ports = PortForwards(id_, spec.stay.listening, self.in_use, self._reach, shared.peer)
+        self._watchers: set[Watcher] = set()
+        self._lock = SharedLock()
+        """Shared by whatever starts something or writes files; exclusive for a pause and for a copy of everything."""
+        self._created_at = _now()
+        self._ended_at: str | None = None
+        self._why: Why | None = None
+        self._lifetime = PausableTimer(spec.lifetime_seconds, lambda: self._end_soon("lifetime"))
+        self._paused = PausableTimer(shared.paused_seconds, lambda: self._end_soon("lifetime"))
+        self._idle: asyncio.TimerHandle | None = None
+        self._box: Living | None = None
+        self._workspace: Workspace | None = None
+        self._frozen = False
+        self._ending: asyncio.Task[SessionInfo] | None = None
+
+    # ── State ──
+
+    @property
+    def info(self) -> SessionInfo:
+        box = self._box if self.state in ("running", "paused") else None
+        return self._brief if box is None else replace(self._brief, memory_bytes=_memory(box))
+
+    @property
+    def _brief(self) -> SessionInfo:
+        """What is known without looking into the box."""
+        spec = self.spec
+        box = self._box
+        expires = None
+        if self.state in ("running", "paused"):
+            left = (self._paused if self.state == "paused" else self._lifetime).left
+            expires = (datetime.now(UTC) + timedelta(seconds=left)).isoformat(timespec="milliseconds")
+        return SessionInfo(
+            id=self.id,
+            owner=self.owner,
+            state=self.state,
+            template=spec.stay.template,
+            created_at=self._created_at,
+            limits=spec.stay.limits,
+            step=self.step,
+            contexts=self.contexts.names,
+            metadata=spec.metadata,
+            expires_at=expires,
+            ended_at=self._ended_at,
+            why=self._why,
+            isolation=box.isolation if box is not None else {},
+            snapshot=spec.snapshot,
+            network=tuple(host for rule in spec.network for host in rule.hosts),
+            lending=spec.lending,
+            keeps=any(mount.mode == "rw" for mount in spec.volumes),
+        )
+
+    @property
+    def box(self) -> Living:
+        self.check_live()
+        assert self._box is not None
+        return self._box
+
+    def workspace(self) -> Workspace:
+        """By a descriptor that the caller closes: the session's own may be closed at any time."""
+        self.check_live()
+        assert self._workspace is not None
+        return Workspace(os.dup(self._workspace.descriptor), self._workspace.owner)
+
+    def check_live(self) -> None:
+        """Raise Refused unless it is running or paused."""
+        if self.state == "stopped":
+            raise stopped(self.info)
+        if self.state == "starting":
+            raise refusal("session_starting", f"session {self.id} is still starting; wait until it runs")
+
+    # ── Start ──
+
+    def attach(self, box: Living) -> Workspace:
+        """Its box exists; files are put into this workspace before anything runs."""
+        self._box = box
+        try:
+            # A descriptor of our own: a box that dies closes its own, and what it wrote is still wanted.
+            self._workspace = Workspace(os.dup(box.workspace), box.host_id)
+            self.mounts.hold(box)
+        except (OSError, KeyError) as problem:
+            raise Unavailable("no_box", "the box was gone before anything could be put into it") from problem
+        return self._workspace
+
+    def begin(self) -> None:
+        box = self._box
+        assert box is not None
+        self.state = "running"
+        self._lifetime.start()
+        self._used()
+        self._tasks.start(self._notice_end(box))
+
+    async def _notice_end(self, box: Living) -> None:
+        said = await box.ended()
+        if self._ending is None:
+            log.warning("the box of session %s is gone: %s", self.id, said)
+            await self.end("box_died", said)
+
+    async def extend(self, lifetime_seconds: float) -> SessionInfo:
+        check_seconds("lifetime_seconds", lifetime_seconds)
+        self.check_live()
+        self._lifetime.set(lifetime_seconds)
+        return self.info
+
+    # ── In use, idle ──
+
+    def _used(self) -> None:
+        """Used just now; from now on it may be idle."""
+        self.in_use.last = time.monotonic()
+        if self._idle is None and self.spec.idle_seconds is not None:
+            self._check_idle_in(self.spec.idle_seconds)
+
+    def _is_idle(self) -> bool:
+        return not self.in_use.inside and not self._background.any_running
+
+    def _check_idle_in(self, seconds: float) -> None:
+        self._idle = asyncio.get_running_loop().call_later(seconds, self._check_idle)
+
+    def _check_idle(self) -> None:
+        """All that a step costs for this is noting the time at which it ends."""
+        self._idle = None
+        idle = self.spec.idle_seconds
+        if idle is None or self.state != "running":
+            return
+        left = self.in_use.last + idle - time.monotonic() if self._is_idle() else idle
+        if left > 0:
+            self._check_idle_in(left)
+        else:
+            self._tasks.start(self._pause_idle(idle))
+
+    async def _pause_idle(self, idle: float) -> None:
+        try:
+            await self._pause(only_idle=True)
+        except RingfenceError as problem:
+            log.warning("session %s could not be paused: %s", self.id, problem)
+        if self.state == "running" and self._idle is None:
+            self._check_idle_in(idle)
+
+    # ── Pause, resume ──
+
+    async def pause(self) -> SessionInfo:
+        """Everything in it stands still, its timers included. Volumes are saved; if they cannot be, it goes on."""
+        await self._tasks.run(self._pause(only_idle=False))
+        return self.info
+
+    async def _pause(self, *, only_idle: bool) -> None:
+        async with self._lock.exclusive():
+            await self._note_folder()
+            if only_idle and (self.state != "running" or not self._is_idle()):
+                return
+            self.check_live()
+            if self.state == "paused":
+                return
+            self._freeze()
+            try:
+                await self._save()
+            except RingfenceError as problem:
+                if not only_idle:
+                    self._thaw()
+                    raise
+                log.warning("the volumes of session %s were not saved: %s", self.id, problem)
+            if self.state == "running":
+                self.state = "paused"
+                self._lifetime.stop()
+                self._paused.set(self._shared.paused_seconds)
+                self._paused.start()
+                self._shared.journal.note("paused", self.id, self.owner, self.step)
+
+    async def resume(self) -> SessionInfo:
+        await self._resume()
+        return self.info
+
+    async def _resume(self) -> None:
+        async with self._lock.exclusive():
+            self.check_live()
+            if self.state == "paused":
+                self._thaw()
+                self.state = "running"
+                self._paused.stop()
+                self._lifetime.start()
+                self._used()
+                self._shared.journal.note("resumed", self.id, self.owner, self.step)
+
+    async def _ensure_running(self) -> None:
+        """It runs when this returns: a paused session is resumed, where it may be."""
+        while self.state != "running":
+            self.check_live()
+            if not self.spec.auto_resume:
+                text = f"session {self.id} is paused, and is not to be resumed by itself; resume it first"
+                raise refusal("session_paused", text)
+            await self._resume()
+
+    async def _while_frozen(self, work: Callable[[Workspace], T]) -> T:
+        """Do something with its files, in a thread, while nothing in it moves; volumes are saved first."""
+        async with self._lock.exclusive():
+            await self._note_folder()
+            was_frozen = self._frozen
+            workspace = self.workspace()
+            try:
+                self._freeze()
+                await self._save()
+                return await in_thread(lambda: work(workspace))
+            finally:
+                os.close(workspace.descriptor)
+                if not was_frozen:
+                    self._thaw()
+
+    async def _note_folder(self) -> None:
+        if self.state == "running":
+            await self.contexts.note_folder(lambda: self.state == "running")
+
+    async def _save(self) -> None:
+        if self.mounts:
+            await in_thread(self.mounts.save)
+
+    def _freeze(self) -> None:
+        if not self._frozen:
+            try:
+                self.box.pause()
+            except OSError as problem:
+                raise Unavailable("not_paused", f"session {self.id} cannot be paused: {problem}") from problem
+            self._frozen = True
+
+    def _thaw(self) -> None:
+        if self._frozen and self.state != "stopped":
+            try:
+                self.box.resume()
+            except OSError as problem:
+                raise Unavailable("not_resumed", f"session {self.id} cannot be resumed: {problem}") from problem
+            self._frozen = False
+
+    # ── End ──
+
+    def _end_soon(self, why: Why) -> None:
+        self._tasks.start(self.end(why))
+
+    async def end(self, why: Why, said: str = "") -> SessionInfo:
+        """Once, however often it is asked for. Raises StoreError where the end could not be recorded."""
+        if self._ending is None:
+            self._ending = self._tasks.start(self._end(why, said))
+        return await shielded(self._ending)
+
+    async def _end(self, why: Why, said: str) -> SessionInfo:
+        self.state = "stopped"
+        self._ended_at = _now()
+        self._why = why
+        self._lifetime.stop()
+        self._paused.stop()
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        trouble = [said] if said else []
+        try:
+            if self._box is not None:
+                if why != "failed":
+                    trouble += await self._keep_files(self._box)
+                trouble += await self._remove(self._box)
+        finally:
+            await in_thread(self.mounts.close)
+            self._ports.close()
+            for watcher in list(self._watchers):
+                watcher.close()
+            self._on_end()
+            self._shared.journal.write("ended", self._brief, {"trouble": trouble} if trouble else None)
+        await self._shared.journal.synced()
+        return self.info
+
+    async def _keep_files(self, box: Living) -> list[str]:
+        """Returns what could not be kept."""
+        with suppress(OSError, RingfenceError):
+            box.pause()  # so that what is kept is of one moment
+        trouble: list[str] = []
+        try:
+            await self._save()
+        except RingfenceError as problem:
+            trouble.append(f"volumes were not saved: {problem}")
+        try:
+            trouble += await in_thread(self._keep_outputs)
+        except RingfenceError as problem:
+            trouble.append(f"outputs were not kept: {problem}")
+        return trouble
+
+    async def _remove(self, box: Living) -> list[str]:
+        try:
+            await box.end()
+        except (OSError, RingfenceError) as problem:
+            return [f"the box was not removed: {problem}"]
+        finally:
+            if self._workspace is not None:
+                os.close(self._workspace.descriptor)
+        return []
+
+    def _keep_outputs(self) -> list[str]:
+        artifacts = self._shared.artifacts
+        if self.spec.retain != "output" or not artifacts.wanted or self._workspace is None:
+            return []
+        most = self.spec.stay.limits.disk_bytes
+        left_out = artifacts.keep(self.id, self.owner, self._workspace.descriptor, most)
+        return [f"{path} was not kept: {why}" for path, why in list(left_out.items())[:_MOST_TOLD]]
+
+    # ── Steps ──
+
+    async def run(self, request: CellRequest, tell: Tell, shown: OnShown) -> StepReport:
+        """A cell, when its turn has come. Cancelling interrupts it."""
+        cell = cell_of(request, self.spec.stay.limits)
+        self.check_live()
+        context = self.contexts.get(request.context)
+        with self.in_use:
+            await self._ensure_running()
+            async with context.turn:
+                interpreter, fresh = await self._interpreter(context)
+                number = self._begin_step(request.after_step)
+                before = self._seen()
+                whole = Spool(self.workspace, cell.limits.capture_bytes, tell, wanted=request.keep_whole)
+                try:
+                    report = await context.run(interpreter, cell, whole.tell, shown)
+                finally:
+                    kept = whole.over()
+        return StepReport(self.id, number, self._told(report, before), context.name, fresh, self.state, kept)
+
+    async def _interpreter(self, context: Context) -> tuple[Interpreting, bool]:
+        """In one's turn: the interpreter, and whether it was started just now."""
+        while True:
+            await self._ensure_running()
+            if context.interpreter is not None and context.interpreter.alive:
+                return context.interpreter, False
+            async with self._lock.shared():
+                if self.state == "running":
+                    return await self.contexts.start(context, self.box), True
+
+    async def interrupt(self, context: str = "default") -> bool:
+        self.check_live()
+        return self.contexts.interrupt(context)
+
+    async def command(self, request: CommandRequest, tell: Tell) -> StepReport:
+        """A command, to its end. Cancelling kills it."""
+        limits = request.limits or self.spec.stay.limits
+        whole = Spool(self.workspace, limits.capture_bytes, tell, wanted=request.keep_whole)
+        with self.in_use:
+            await self._ensure_running()
+            before = self._seen()
+            running, number = await self._start(request, limits, whole.tell)
+            try:
+                report = await running.over()
+            except asyncio.CancelledError:
+                running.signal(signal.SIGKILL)
+                self._tasks.start(running.over())
+                raise
+            finally:
+                kept = whole.over()
+        return StepReport(self.id, number, self._told(CellReport(report), before), state=self.state, whole=kept)
+
+    async def _start(self, request: CommandRequest, limits: Limits, tell: Tell) -> tuple[Commanding, int]:
+        if not request.argv:
+            raise refusal("bad_command", "the command has no words; give at least the name of a program")
+        command = Command(request.argv, request.limits or limits, request.env, request.cwd, request.stdin, request.pty)
+        while True:
+            await self._ensure_running()
+            async with self._lock.shared():
+                if self.state == "running":
+                    number = self._begin_step(request.after_step)
+                    return await self.box.command(command, tell), number
+
+    def _begin_step(self, after: int | None) -> int:
+        """Nothing may be awaited from here until the step has begun."""
+        if after is not None and after != self.step:
+            text = f"session {self.id} is at step {self.step} by now, not {after}; look at it, and ask anew"
+            raise refusal("session_changed", text)
+        self.step += 1
+        return self.step
+
+    def _seen(self) -> guarded.Seen:
+        return guarded.look(self.spec.stay.mounts, self.box.held)
+
+    def _told(self, report: CellReport, before: guarded.Seen) -> CellReport:
+        """With what was planted where programs of the host look, and the connections that were refused at its ports.
+        Where we took the box away during a step, the box did not fail."""
+        if found := guarded.planted(self.spec.stay.mounts, before):
+            report = replace(report, report=replace(report.report, planted=found))
+        if refused := self._ports.refused():
+            late = {**(report.report.late or {}), "refused_connections": refused}
+            report = replace(report, report=replace(report.report, late=late))
+        ended_by_us = self._why in ("closed", "lifetime", "killed")
+        if ended_by_us and report.report.ended in ("infra", "signalled"):
+            return replace(report, report=replace(report.report, ended="cancelled"), alive=False)
+        return report
+
+    # ── Ports and secrets ──
+
+    async def show(self, port: int | str) -> int:
+        self.check_live()
+        return await self._ports.open(port)
+
+    async def _reach(self) -> socket.socket:
+        """A socket in the box's network, not connected yet."""
+        await self._ensure_running()
+        return await self.box.reach()
+
+    async def lend(self, lender: str) -> None:
+        self.check_live()
+        if self.secrets is not None:
+            self.secrets.lent_by(lender)
+
+    # ── Background processes ──
+
+    async def start(self, request: CommandRequest) -> ProcessState:
+        """A command that goes on when this returns; unless told otherwise, as long as the session may live."""
+        listeners = set[Tell]()
+        limits = self.spec.stay.limits
+        limits = replace(
+            limits,
+            wall_seconds=max(limits.wall_seconds, self._lifetime.left),
+            capture_bytes=min(limits.capture_bytes, CAPTURED_BYTES),
+        )
+
+        def tell(stream: Stream, data: bytes) -> None:
+            for listener in list(listeners):
+                listener(stream, data)
+
+        with self.in_use:
+            self._background.check_room()
+            running, _ = await self._start(request, limits, tell)
+            return self._background.add(request.argv, running, listeners, self._used)
+
+    async def processes(self) -> list[ProcessState]:
+        return self._background.infos()
+
+    async def logs(self, process: int, offset_stdout: int, offset_stderr: int) -> ProcessLogs:
+        return self._background.get(process).logs(offset_stdout, offset_stderr)
+
+    async def follow(self, process: int, offsets: tuple[int, int], tell: Tell) -> ProcessState:
+        found = self._background.get(process)
+        await self._ensure_running()
+        return await found.follow(offsets, tell)
+
+    async def wait(self, process: int, timeout: float | None) -> ProcessState:
+        found = self._background.get(process)
+        if not found.is_over:
+            await self._ensure_running()
+        return await found.wait(timeout)
+
+    async def signal(self, process: int, number: int) -> None:
+        if not 0 < number <= _LAST_SIGNAL:
+            raise refusal("bad_signal", f"{number} is no signal; 15 asks it to end, 9 ends it")
+        found = self._background.get(process)
+        await self._ensure_running()
+        if not found.is_over:
+            found.running.signal(number)
+
+    async def send(self, process: int, data: bytes, eof: bool = False) -> None:
+        found = self._background.get(process)
+        await self._ensure_running()
+        await found.send(data, eof=eof)
+
+    async def resize(self, process: int, columns: int, rows: int) -> None:
+        if not (0 < columns < 65_536 and 0 < rows < 65_536):
+            raise refusal("bad_size", f"a terminal cannot have {columns} columns and {rows} rows")
+        found = self._background.get(process)
+        await self._ensure_running()
+        if not found.is_over:
+            found.running.resize(columns, rows)
+
+    # ── Files ──
+
+    async def write(self, path: str, data: bytes, **how: Unpack[Writing]) -> FileFact:
+        return await self.change(lambda workspace: workspace.write(path, data, **how))
+
+    async def remove(self, path: str) -> None:
+        await self.change(lambda workspace: workspace.remove(path))
+
+    async def make_dir(self, path: str) -> bool:
+        return await self.change(lambda workspace: workspace.make_dir(path))
+
+    async def rename(self, old: str, new: str) -> None:
+        await self.change(lambda workspace: workspace.rename(old, new))
+
+    async def change(self, work: Callable[[Workspace], T]) -> T:
+        """Change files, in a thread. Work that was begun is finished even when its caller is gone."""
+        return await self._tasks.run(self._change(work))
+
+    async def _change(self, work: Callable[[Workspace], T]) -> T:
+        with self.in_use:
+            await self._ensure_running()
+            async with self._lock.shared():
+                return await in_thread(then_close(self.workspace(), work))
+
+    async def unpack(self, path: str, stream: AsyncIterator[bytes]) -> list[FileFact]:
+        """Cancelling ends it, and leaves nothing half-written."""
+        limits = self.spec.stay.limits
+        with self.in_use:
+            await self._ensure_running()
+            async with self._lock.shared():
+                workspace = self.workspace()
+                try:
+                    facts = await fed(
+                        stream,
+                        lambda pieces: workspace.unpack(
+                            path, pieces, max_bytes=limits.disk_bytes, max_files=limits.inodes
+                        ),
+                    )
+                finally:
+                    os.close(workspace.descriptor)
+        return list(facts)
+
+    async def watch(self, path: str, recursive: bool) -> AsyncGenerator[Changed, None]:
+        """Until the session ends or the caller stops. A session that is only watched is idle."""
+        workspace = self.workspace()
+        try:
+            watcher = workspace.watch(path, recursive=recursive)
+        finally:
+            os.close(workspace.descriptor)
+        self._watchers.add(watcher)
+        try:
+            yield Changed("begun", path)
+            async for change in watcher:
+                yield change
+        finally:
+            self._watchers.discard(watcher)
+            watcher.close()
+
+    # ── Snapshots ──
+
+    async def snapshot(self, name: str | None = None) -> Snapshot:
+        if name is not None and name.startswith(FORK_PREFIX):
+            text = f"{name!r} cannot be the name of a snapshot; do not begin it with {FORK_PREFIX!r}"
+            raise refusal("bad_name", text)
+        return await self.take_snapshot(name)
+
+    async def take_snapshot(self, name: str | None) -> Snapshot:
+        if self.spec.retain == "none":
+            text = f"session {self.id} is to leave nothing on the disk, so it has no snapshots and forks"
+            raise refusal("retain_none", f"{text}; create one with retain 'output'")
+        env = self.spec.stay.env
+
+        def take(workspace: Workspace) -> Snapshot:
+            cwd = self.contexts.folder
+            return self._shared.snapshots.take(workspace, owner=self.owner, env=env, cwd=cwd, name=name)
+
+        return await self._tasks.run(self._while_frozen(take))
+
+
+def then_close(workspace: Workspace, work: Callable[[Workspace], T]) -> Callable[[], T]:
+    """Work for a thread, with a workspace whose descriptor is closed when it is done."""
+
+    def act() -> T:
+        try:
+            return work(workspace)
+        finally:
+            os.close(workspace.descriptor)
+
+    return act
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise refusal("bad_spec", f"{name} must be a positive number of seconds, not {seconds}")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _memory(box: Living) -> int | None:
+    with suppress(OSError, KeyError):
+        return box.memory()
+    return None

@@ -1,0 +1,213 @@
+"""Snapshots: the workspace of a box, with its environment and working directory, to start other boxes from.
+
+Contents are stored once for all snapshots of an owner, by digest; a snapshot's id is the digest of its record, which
+names everything else by digest in turn. A snapshot holds no policy, secrets or memory. Named pipes and sockets are left
+out, and of a mounted volume only the mount point is kept: volumes exist by themselves.
+
+An owner is an agent of a tenant. One owner's folder gives no access to another's: another owner's snapshot is answered
+like one that does not exist, and timing reveals nothing about what others keep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ringfence.core.errors import Refused, Unavailable
+from ringfence.sandbox.files.blobstore import Owner, TreeStore, owner_folder, private_folder, storing, write_whole
+from ringfence.sandbox.files.paths import WORKSPACE, beneath, explaining, refusal
+from ringfence.sandbox.files.tree import INPUT, digest, read_tree, tree_digest, write_tree
+from ringfence.sandbox.files.walk import Walk, WalkEntry, empty, is_mount
+from ringfence.sandbox.files.workspace import Workspace
+
+GIB = 1024**3
+FORK_PREFIX = "fork."
+"""Names of snapshots that exist only for a fork begin with this."""
+_PREFIX = "snap-"
+_ID = re.compile(r"snap-[0-9a-f]{64}")
+_NAME = re.compile(r"(?!snap-)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RECORDS = "snapshots"
+_WHAT = "snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One snapshot, without its contents."""
+
+    id: str
+    name: str | None
+    tree_digest: str
+    """The box's `Workspace.tree_hash`, where it had no volumes, pipes or sockets."""
+    bytes: int
+    files: int
+    created_at: str
+    cwd: str
+    env: Mapping[str, str]
+    listing: tuple[str, ...]
+    """The pieces that hold the list of its files."""
+
+
+Ids = list[str]
+SnapshotList = list[Snapshot]
+
+
+class Snapshots:
+    """All snapshots of this installation. Methods raise Refused, Unavailable and StoreError; they block."""
+
+    def __init__(self, folder: Path, *, max_bytes: int = 16 * GIB, max_count: int = 1000) -> None:
+        """`max_bytes` and `max_count` are what each owner may keep."""
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._max_count = max_count
+
+    def take(
+        self, workspace: Workspace, *, owner: Owner, env: Mapping[str, str], cwd: str, name: str | None = None
+    ) -> Snapshot:
+        """Store a workspace as it is. What a running program changes meanwhile may be in it or not: pause the box."""
+        if name is not None and not _NAME.fullmatch(name):
+            text = "letters, digits, '.', '_' and '-', 64 at most, and not 'snap-' first"
+            raise refusal("bad_name", f"{name!r} cannot be the name of a snapshot; use {text}")
+        folder, store = self._of(owner)
+        with storing("the snapshot"), store.using():
+            if len(self._ids(folder)) >= self._max_count:
+                raise refusal("quota", f"there are {self._max_count} snapshots already; remove some")
+            with store.adding(self._max_bytes - store.size()) as adding:
+                with explaining(workspace.descriptor, WORKSPACE), beneath(workspace.descriptor, ()) as root:
+                    walk = Walk(enters=_Kept(os.fstat(root).st_dev))
+                    nodes = [node for node in read_tree(root, adding.keep, walk) if node.kind != "other"]
+                snapshot = Snapshot(
+                    id="",
+                    name=name,
+                    tree_digest=tree_digest(nodes),
+                    bytes=sum(node.size for node in nodes),
+                    files=sum(node.kind == "file" for node in nodes),
+                    created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    cwd=cwd,
+                    env=dict(env),
+                    listing=tuple(adding.tree(nodes)),
+                )
+                adding.commit()
+            data = json.dumps(asdict(snapshot) | {"owner": owner, "salt": secrets.token_hex(16)}).encode()
+            snapshot = replace(snapshot, id=f"{_PREFIX}{digest(data)}")
+            (folder / _RECORDS).mkdir(mode=0o700, exist_ok=True)
+            write_whole(folder / _RECORDS / snapshot.id, data)
+        return snapshot
+
+    def restore(self, reference: str, workspace: Workspace, *, owner: Owner) -> Snapshot:
+        """Put a snapshot into the workspace of a box in which nothing runs yet, replacing everything there.
+
+        Where any part of it is missing or damaged, the workspace is left empty.
+        """
+        folder, store = self._of(owner)
+        with storing("the snapshot"), store.using():
+            snapshot = self._find(folder, store, reference)
+            with explaining(workspace.descriptor, WORKSPACE), beneath(workspace.descriptor, ()) as root:
+                _clear(root, workspace)
+                try:
+                    nodes = store.tree(snapshot.listing)
+                    if tree_digest(nodes) != snapshot.tree_digest:
+                        raise store.damaged("its files are not those that were kept")
+                    write_tree(root, nodes, store.get, workspace.owner, workspace.input_descriptor)
+                except BaseException as problem:
+                    _clear(root, workspace)
+                    if isinstance(problem, ValueError):
+                        raise store.damaged(str(problem)) from None
+                    raise
+        return snapshot
+
+    def get(self, reference: str, *, owner: Owner) -> Snapshot:
+        """By its id, or the newest of that name."""
+        folder, store = self._of(owner)
+        with storing("the snapshot"), store.using():
+            return self._find(folder, store, reference)
+
+    def list(self, owner: Owner) -> SnapshotList:
+        """Newest first; a damaged one is not in it."""
+        folder, store = self._of(owner)
+        with storing("the snapshots"), store.using():
+            return self._all(folder, store)
+
+    def remove(self, reference: str, *, owner: Owner) -> None:
+        """Remove a snapshot, and the contents that no other snapshot has."""
+        folder, store = self._of(owner)
+        with storing("the snapshot"), store.alone():
+            snapshot = self._find(folder, store, reference)
+            (folder / _RECORDS / snapshot.id).unlink()
+            self._sweep(folder, store)
+
+    def sweep(self, owner: Owner) -> None:
+        """Remove what a process left behind that died while it took a snapshot."""
+        folder, store = self._of(owner)
+        with storing("the snapshots"), store.alone():
+            self._sweep(folder, store)
+
+    def _sweep(self, folder: Path, store: TreeStore) -> None:
+        # What an unreadable record needs is unknown: then nothing is removed.
+        with suppress(Unavailable):
+            store.sweep([self._read(folder, store, id_).listing for id_ in self._ids(folder)])
+
+    def _of(self, owner: Owner) -> tuple[Path, TreeStore]:
+        folder = owner_folder(self._folder, owner)
+        with storing("the snapshots"):
+            private_folder(self._folder)
+        return folder, TreeStore(folder, _WHAT)
+
+    def _find(self, folder: Path, store: TreeStore, reference: str) -> Snapshot:
+        if _ID.fullmatch(reference):
+            if reference not in self._ids(folder):
+                raise _unknown(reference)
+            return self._read(folder, store, reference)
+        found = next((one for one in self._all(folder, store) if one.name == reference), None)
+        if found is None:
+            raise _unknown(reference)
+        return found
+
+    def _all(self, folder: Path, store: TreeStore) -> SnapshotList:
+        found = []
+        for id_ in self._ids(folder):
+            with suppress(Unavailable):
+                found.append(self._read(folder, store, id_))
+        return sorted(found, key=lambda one: (one.created_at, one.id), reverse=True)
+
+    def _ids(self, folder: Path) -> Ids:
+        try:
+            return [name for name in sorted(os.listdir(folder / _RECORDS)) if _ID.fullmatch(name)]
+        except FileNotFoundError:
+            return []
+
+    def _read(self, folder: Path, store: TreeStore, id_: str) -> Snapshot:
+        data = (folder / _RECORDS / id_).read_bytes()
+        if f"{_PREFIX}{digest(data)}" != id_:
+            raise store.damaged("its record is not what was kept")
+        record: dict[str, Any] = json.loads(data)
+        del record["owner"], record["salt"]
+        return Snapshot(**record | {"id": id_, "listing": tuple(record["listing"])})
+
+
+class _Kept:
+    """Which folders a snapshot includes: input is a mount of its own and belongs to it, volumes do not."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+
+    def __call__(self, found: WalkEntry) -> bool:
+        return found.info.st_dev == self._device or found.parts[:1] == INPUT
+
+
+def _clear(root: int, workspace: Workspace) -> None:
+    empty(root, workspace.owner, kept=lambda info: is_mount(root, info))
+    if workspace.input_descriptor is not None:
+        with beneath(workspace.input_descriptor, ()) as folder:
+            empty(folder, workspace.owner, kept=lambda info: is_mount(folder, info))
+
+
+def _unknown(reference: str) -> Refused:
+    return refusal("not_found", f"there is no snapshot {reference[:80]!r}; list the snapshots to see which there are")

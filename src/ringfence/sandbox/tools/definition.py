@@ -1,0 +1,321 @@
+"""How a tool of ours is declared, and how it is offered: `@Tool(…)` stands above the function that carries it out.
+
+    @Tool("Pause a session", Mode.WRITE, "Let everything in it stand still.", ONE, ("session",), _STATE)
+    async def pause_session(task: Task) -> Answer:
+        ...
+
+The function's name is the tool's name. An agent sees the narrow form of a tool. A caller in this process, who could as
+well edit the configuration, has the wide form, with more arguments. A description states what is in force: names in
+braces stand for that.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ringfence.core.box import CommandRules, Limits, Listening
+from ringfence.core.model import Answer, Contract, Json, Mode, NetworkSpec
+from ringfence.sandbox.tools.limits import size
+from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
+
+if TYPE_CHECKING:
+    from ringfence.sandbox.tools.task import Task
+
+    Handler = Callable[[Task], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOffer:
+    """What the definition of a tool is made for."""
+
+    contract: Contract
+    limits: Limits
+    contents: BoxContents
+    sessions: SessionLifetimes | None
+    """None where there are no sessions."""
+
+    @property
+    def lifetimes(self) -> SessionLifetimes:
+        return self.sessions or SessionLifetimes()
+
+    def stated(self) -> Mapping[str, str]:
+        """What descriptions state, by the names that stand for it."""
+        limits = self.limits
+        lifetimes = self.lifetimes
+        contents = self.contents
+        more = f", and, where they are installed, {', '.join(contents.packages)}" if contents.packages else ""
+        return {
+            "timeout": _seconds(self.contract.timeout_seconds),
+            "limits": f"{size(limits.memory_bytes)} of memory,"
+            f" {size(limits.disk_bytes)} of disk, {limits.processes} processes and threads,"
+            f" {limits.cpu_cores:g} processor core{'' if limits.cpu_cores == 1 else 's'}",
+            "output": size(limits.output_bytes),
+            "capture": size(limits.capture_bytes),
+            "packages": f"Python's standard library{more}",
+            "installing": _installing(contents),
+            "network": _reachable(contents.network),
+            "listening": _listening(self.contract.listen),
+            "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+            "lifetime": _seconds(lifetimes.lifetime_seconds),
+            "most_lifetime": _seconds(lifetimes.most_lifetime_seconds),
+            "idle": _seconds(lifetimes.idle_seconds),
+            "retain": _seconds(lifetimes.retain_seconds),
+            "result": size(self.contract.result.max_bytes),
+        }
+
+
+async def _undeclared(task: Task) -> Answer:
+    raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool: what it says of itself, takes and returns, and the function that carries it out."""
+
+    title: str
+    mode: Mode
+    """How much harm it can do by itself."""
+    text: str | Callable[[ToolOffer], str]
+    """Its description."""
+    takes: Json
+    needs: tuple[str, ...] = ()
+    gives: Json = field(default_factory=dict)
+    """Properties of its structured content; they are always there unless `maybe` names them."""
+    maybe: tuple[str, ...] = ()
+    wide: Json = field(default_factory=dict)
+    """What a caller in this process may say besides."""
+    in_session: Json = field(default_factory=dict)
+    """Arguments that are there only where there are sessions, and only together with `session`."""
+    one_of: tuple[str, ...] = ()
+    """Of these arguments exactly one."""
+    only_wide: bool = False
+    """For callers in this process alone."""
+    if_declared: bool = False
+    """Offered to an agent only where a contract is for it; to callers in this process always."""
+    destructive: bool = False
+    makes_box: bool = False
+    runs: bool = False
+    """It has something run that may use whatever the box has. What goes on when a session is resumed was begun by an
+    earlier call, and is the effect of that one."""
+    writes_files: bool = False
+    own_clock: bool = False
+    """It ends by itself when the contract's time is up."""
+    name: str = ""
+    handler: Handler = _undeclared
+
+    def __call__(self, handler: Handler) -> Tool:
+        """The tool with the function that this stands above."""
+        return replace(self, name=handler.__name__, handler=handler)
+
+    @property
+    def needs_session(self) -> bool:
+        """All but the programs, which have a box of their own where no session is named."""
+        return not (self.makes_box and self.runs)
+
+    def body(self, offer: ToolOffer, *, wide: bool) -> Json:
+        """The definition of the tool, as MCP has it."""
+        taken = {**self.takes, **(self.in_session if offer.sessions is not None else {}), **(self.wide if wide else {})}
+        choices = [key for key in self.one_of if key in taken]
+        needs = list(self.needs)
+        schema: Json = {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": taken if wide else {key: _bounded(key, each, offer) for key, each in taken.items()},
+            "required": needs,
+            "additionalProperties": False,
+        }
+        if len(choices) > 1:
+            schema["required"] = [key for key in needs if key not in choices]
+            schema["oneOf"] = [{"required": [key]} for key in choices]
+        if self.in_session and offer.sessions is not None:
+            schema["dependentRequired"] = {key: ["session"] for key in self.in_session}
+        body: Json = {
+            "name": self.name,
+            "title": self.title,
+            "description": self.text.format_map(offer.stated()) if isinstance(self.text, str) else self.text(offer),
+            "inputSchema": schema,
+            "annotations": {
+                "readOnlyHint": self.mode is Mode.READ,
+                "destructiveHint": self.destructive,
+                "openWorldHint": not self.needs_session and offer.contents.network is not None,
+            },
+        }
+        if not wide:  # a caller in this process has the report itself
+            gives = {**self.gives, "facts": FACTS}
+            needed = [key for key in gives if key not in self.maybe]
+            body["outputSchema"] = {"type": "object", "properties": gives, "required": needed}
+        if offer.contents.installable and self.makes_box:
+            schema["properties"]["packages"] = PACKAGES
+        return body
+
+
+def _bounded(key: str, schema: Json, offer: ToolOffer) -> Json:
+    """An agent stays within what the operator allows; a caller in this process could as well edit that."""
+    lifetimes = offer.lifetimes
+    most = {"lifetime_seconds": lifetimes.most_lifetime_seconds, "idle_seconds": lifetimes.most_idle_seconds}
+    return {**schema, "maximum": most[key]} if key in most else schema
+
+
+# ── What descriptions state ───────────────────────────────────────────────────────────────────────
+
+
+def _seconds(value: float) -> str:
+    return f"{value:g} s"
+
+
+def _installing(contents: BoxContents) -> str:
+    if not contents.installable:
+        return "nothing can be installed"
+    fit = f"as far as they fit {', '.join(contents.installable)}"
+    pip = ", and pip installs them" if contents.inside else ""
+    return f"`packages` has others installed before it starts{pip}, {fit}"
+
+
+def _reachable(network: NetworkSpec | None) -> str:
+    if network is None or not network.allow:
+        return "none"
+    bounds = [", ".join(network.methods)] if network.methods is not None else []
+    bounds += [f"under {', '.join(network.paths)}"] if network.paths is not None else []
+    more = f" ({'; '.join(bounds)})" if bounds else ""
+    return f"{', '.join(network.allow)}{more}, over HTTP and HTTPS by the proxy that the environment names; else none"
+
+
+def _listening(listening: Listening) -> str:
+    if not listening.allowed:
+        return "no program may listen for TCP connections"
+    if listening.ports is None:
+        return "programs may listen, and only those of the same box can connect"
+    named = ", ".join(f"{name} (port {port})" for name, port in listening.ports)
+    return f"programs may listen; shown on this machine's loopback, to its owner alone, can be: {named}"
+
+
+def programs_stated(commands: CommandRules) -> str:
+    """Which programs there are, where a contract names them."""
+    ask = f"; for {', '.join(commands.ask)} a person is asked" if commands.ask else ""
+    if commands.allow is not None:
+        there = f"beside sh only {', '.join(commands.allow)}" if commands.allow else "sh alone"
+    else:
+        there = "those of the system" + (f" without {', '.join(commands.deny)}" if commands.deny else "")
+    return f"{there}{ask}; what is written in the box cannot be executed, and there are no sessions"
+
+
+# ── Arguments ─────────────────────────────────────────────────────────────────────────────────────
+
+TEXT: Json = {"type": "string"}
+TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
+NUMBER: Json = {"type": "integer"}
+COUNT: Json = {"type": "integer", "minimum": 0}
+FLAG: Json = {"type": "boolean"}
+MAYBE: Json = {"type": ["string", "null"]}
+DIGEST: Json = {
+    "type": "object",
+    "properties": {"name": TEXT, "bytes": COUNT, "sha256": TEXT},
+    "required": ["bytes", "sha256"],
+}
+MOUNTS: Json = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"host": TEXT, "at": TEXT, "mode": {"enum": ["ro", "rw"]}, "unsafe": TEXT},
+        "required": ["host", "at"],
+        "additionalProperties": False,
+    },
+}
+PACKAGES: Json = {
+    "type": "array",
+    "items": {"type": "string", "maxLength": 500},
+    "maxItems": 100,
+    "description": "Python packages to install for it, as pip names them: name, or name==version.",
+}
+LISTEN: Json = {
+    "anyOf": [
+        {"enum": ["denied", "allowed"]},
+        {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1, "maximum": 65_535}},
+    ]
+}
+"""Whether its programs may wait for connections; ports by name: those that its owner can be shown."""
+ALLOW_PACKAGES: Json = {**PACKAGES, "description": "What its programs may install by themselves: names or patterns."}
+NETWORK: Json = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
+"""A name under `networks:`, or places as HOST[:PORT]."""
+SESSION: Json = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 200,
+    "description": "The session, as open_session named it.",
+}
+CONTEXT: Json = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 100,
+    "description": "One of several interpreters in the session, by a name of yours; each has variables of its own.",
+}
+PATH: Json = {"type": "string", "minLength": 1, "description": "Beneath /workspace: absolute, or relative to it."}
+PROCESS: Json = {"type": "integer", "minimum": 1, "description": "The number that run_shell gave."}
+
+ONE: Json = {"session": SESSION}
+
+# ── Results ───────────────────────────────────────────────────────────────────────────────────────
+
+FACTS: Json = {"type": "object", "description": "What the supervisor of the box saw."}
+FILE: Json = {"path": TEXT, "bytes": COUNT, "sha256": TEXT}
+FILES: Json = {"type": "array", "items": {"type": "object", "properties": FILE, "required": list(FILE)}}
+INFO: Json = {
+    "session": TEXT,
+    "state": {"enum": ["starting", "running", "paused", "stopped"]},
+    "template": TEXT,
+    "created_at": TEXT,
+    "expires_at": {**MAYBE, "description": "When it is closed; for one that is paused, unless it is resumed before."},
+    "ended_at": MAYBE,
+    "why": {**MAYBE, "description": "Why it was stopped."},
+    "step": {"type": "integer", "description": "How many steps were begun in it."},
+    "contexts": {"type": "array", "items": TEXT},
+    "metadata": TEXTS,
+    "snapshot": MAYBE,
+    "memory_bytes": {"type": ["integer", "null"]},
+    "limits": {"type": "object"},
+    "network": {"type": "array", "items": TEXT, "description": "Whom its box may reach."},
+}
+INFOS: Json = {"type": "array", "items": {"type": "object", "properties": INFO, "required": list(INFO)}}
+RUNNING: Json = {
+    "session": TEXT,
+    "process": NUMBER,
+    "argv": {"type": "array", "items": TEXT},
+    "started_at": TEXT,
+    "running": FLAG,
+    "exit_code": {"type": ["integer", "null"]},
+    "ended": {**MAYBE, "description": "How it ended; null while it runs."},
+    "signal": {"type": ["integer", "null"]},
+}
+_CLAIMED: Json = {
+    "type": "object",
+    "description": "What the program in the box said of itself. It is not trusted.",
+    "properties": {
+        "results": {
+            "type": "array",
+            "description": "Values that were shown: MIME type to text. Images stand in the content alone.",
+            "items": {"type": "object", "properties": {"data": TEXTS, "main": FLAG}, "required": ["data", "main"]},
+        },
+        "error": {"type": ["object", "null"], "description": "name, value and traceback."},
+    },
+    "required": ["results", "error"],
+}
+STEP: Json = {
+    "session": TEXT,
+    "step": {"type": "integer", "description": "Which step of its session it was."},
+    "state": TEXT,
+    "context": MAYBE,
+    "interpreter_alive": {**FLAG, "description": "false: its variables are lost; the next call has a fresh one."},
+    "fresh_interpreter": {**FLAG, "description": "true: it has no variables of earlier steps."},
+    "claimed": _CLAIMED,
+    "whole": {**TEXTS, "description": "Where in the session all of a stream lies that was cut."},
+    "process": {"type": "integer", "description": "The number of a command in the background."},
+}
+"""What a result has besides, in a session."""
+ENTRY: Json = {
+    "type": "object",
+    "properties": {"path": TEXT, "kind": TEXT, "bytes": COUNT, "modified": TEXT, "mode": NUMBER, "target": MAYBE},
+    "required": ["path", "kind", "bytes"],
+}

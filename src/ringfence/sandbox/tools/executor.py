@@ -1,0 +1,280 @@
+"""Carries out a grant of one of our own tools: a box is made, its program run, and what was seen of it reported; or the
+keeper of sessions does something with a session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from ringfence.core.box import NO_OUTSIDE, Outside
+from ringfence.core.brokering import SessionSecrets
+from ringfence.core.errors import Refused, Unavailable, beginning
+from ringfence.core.model import Answer, Call, Contract, Grant, Json, Principal, Status
+from ringfence.core.ports import Access, Backend, Packed, Packing, Route, Router, SecretBroker
+from ringfence.core.sessions import Owner, SessionInfo
+from ringfence.sandbox.tools import files, request, sessions
+from ringfence.sandbox.tools.lending import SecretLending
+from ringfence.sandbox.tools.request import Provision
+from ringfence.sandbox.tools.run import in_fresh_box
+from ringfence.sandbox.tools.screening import OutputScreen
+from ringfence.sandbox.tools.task import Task, owner_of
+from ringfence.sandbox.tools.toolkit import KIT, makes_box, needs_session
+
+if TYPE_CHECKING:
+    from ringfence.sandbox.sessions.service import SessionService
+    from ringfence.sandbox.tools.definition import Handler, Tool
+
+_LEVELS = ("none", "process", "gvisor", "microvm")
+_MOST_KNOWN = 10_000
+
+
+class Executor:
+    """Our own tools, over one backend, and over the keeper of its sessions."""
+
+    def __init__(
+        self, backend: Backend, provision: Provision, keeper: Callable[[], SessionService] | None = None
+    ) -> None:
+        """`keeper` finds the keeper of sessions, when it is wanted; None where there are no sessions."""
+        self.backend = backend
+        self.provision = provision
+        self.screens: Callable[[], OutputScreen] = OutputScreen
+        """One for each call: its output passes through it."""
+        self.outward: Callable[[], Router] | None = None
+        """Makes routes out of boxes, when one is wanted; None: there are none."""
+        self.lender: Callable[[], SecretBroker] | None = None
+        """Has the secrets that sessions use; None: there are none."""
+        self.packing: Callable[[], Packing] | None = None
+        """Installs packages for boxes, when some are wanted; None: nothing can be installed."""
+        self._keeper = keeper
+        self._session_executor: SessionExecutor | None = None
+
+    @property
+    def keeper(self) -> Callable[[], SessionService] | None:
+        return self._keeper
+
+    def check(self, call: Call, contract: Contract) -> None:
+        """Refuse what could not run as asked. Raises Refused, Unavailable."""
+        if self._keeper is None and needs_session(call, contract):
+            raise Unavailable(
+                "no_session", "there are no sessions here: leave session out, and each call has its own box"
+            )
+        if contract.commands is not None and "session" in call.arguments:
+            text = f"{contract.name} names the programs that may run, and the box of a session has all of them: leave"
+            raise Refused(
+                Status.VALIDATION_FAILURE, "commands_in_session", f"{text} session out, and it has its own box"
+            )
+        if makes_box(call, contract):
+            self._check_box(call, contract)
+        if _LEVELS.index(contract.isolation) > _LEVELS.index(self.provision.level):
+            raise Unavailable(
+                "no_isolation",
+                f"{contract.name} demands isolation {contract.isolation}, and backend {self.backend.name}"
+                f" gives {self.provision.level}",
+            )
+        request.check(call)
+        if request.template(call, contract) not in self.provision.templates:
+            known = ", ".join(self.provision.templates)
+            raise Refused(
+                Status.VALIDATION_FAILURE, "unknown_template", f"there is no template of that name; there are: {known}"
+            )
+
+    def _check_box(self, call: Call, contract: Contract) -> None:
+        access = request.access(call, contract, self.provision)
+        if access is not None:
+            self._route(access).check(access)
+            if access.installs is not None:
+                self._installer().desk(access.installs)
+        packages = request.packages(call, contract, self.provision)
+        if packages:
+            self._installer().check(packages)
+            # An agent has what the operator's patterns name.
+            asked = () if call.attached is not None else tuple(call.arguments.get("packages") or ())
+            self._installer().check(asked, self.provision.installable)
+
+    def isolation(self) -> Json:
+        """The `isolation` fact of a box that is yet to be made."""
+        return {"backend": self.backend.name, "level": self.provision.level}
+
+    async def run(self, grant: Grant) -> Answer:
+        """Once. Raises Unavailable where nothing was run."""
+        screen = self.screens()
+        try:
+            if needs_session(grant.call, grant.contract):
+                answer = await self._sessions().run(grant, self.isolation(), screen)
+            else:
+                answer = await self._run_in_box(grant, screen)
+        finally:
+            screen.finish()
+        return replace(answer, redactions=screen.rules, secrets=screen.secrets) if screen.rules else answer
+
+    async def _run_in_box(self, grant: Grant, screen: OutputScreen) -> Answer:
+        with beginning("the box"):
+            packed = await self._packed(grant)
+            wanted = request.spec(grant.call, grant.contract, self.provision.limits, await self._passage(grant))
+            wanted = wanted if packed is None else replace(wanted, packages=(packed.folder,))
+            if grant.contract.commands is not None:
+                wanted = replace(wanted, programs=request.programs(grant))
+        return await in_fresh_box(self.backend, grant, wanted, packed, screen, self.isolation())
+
+    # ── What a box that is made has ──
+
+    async def _passage(self, grant: Grant) -> Route:
+        access = request.access(grant.call, grant.contract, self.provision)
+        return Route() if access is None else await self._route(access).passage(access)
+
+    async def _packed(self, grant: Grant) -> Packed | None:
+        packages = request.packages(grant.call, grant.contract, self.provision)
+        return await self._installer().packed(packages) if packages else None
+
+    def _installer(self) -> Packing:
+        if self.packing is None:
+            raise Unavailable("no_packages", "nothing can be installed here")
+        return self.packing()
+
+    def _route(self, access: Access) -> Router:
+        if self.outward is not None:
+            return self.outward()
+        if access.secrets:
+            raise Unavailable("no_secret", "there are no secrets here")
+        raise Unavailable("no_network_control", "boxes have no network here")
+
+    # ── Sessions ──
+
+    def _sessions(self) -> SessionExecutor:
+        """Made when the first session is wanted: most boxes are for one run."""
+        if self._session_executor is None:
+            if self._keeper is None:
+                raise Unavailable("no_session", "there are no sessions here")
+            self._session_executor = SessionExecutor(
+                self._keeper(), self.provision, self._passage, self._packed, self._lender
+            )
+        return self._session_executor
+
+    def _lender(self) -> SecretBroker:
+        """That of the configuration which is in force when it is asked for."""
+        if self.lender is None:
+            raise Unavailable("no_secret", "a session needs a secret, and there are none here")
+        return self.lender()
+
+    async def state_of(self, call: Call) -> tuple[int, str] | None:
+        """What an approval is bound to besides: the session's last step, and the digest of its files."""
+        session = call.arguments.get("session")
+        if self._keeper is None or not isinstance(session, str):
+            return None
+        return await self._sessions().state_of(call.principal, session)
+
+    async def outside(self, call: Call) -> Outside:
+        """What the box of the session has that this call is for. Raises Refused, Unavailable."""
+        session = call.arguments.get("session")
+        if self._keeper is None or not isinstance(session, str):
+            return NO_OUTSIDE
+        return await self._sessions().outside(call.principal, session)
+
+    async def resources(self, principal: Principal, *, templates: bool) -> Sequence[Json]:
+        """Files that sessions of this caller left. Raises Unavailable, Refused."""
+        return [] if self._keeper is None else await self._sessions().resources(principal, templates=templates)
+
+    async def close(self) -> None:
+        """End every box. Sessions stay: they belong to their keeper."""
+        await self.backend.close()
+        if self._session_executor is not None:
+            await self._session_executor.close()
+
+
+# ── Sessions ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Reach(NamedTuple):
+    """What a session has of the outside, for as long as it lives."""
+
+    network: tuple[str, ...]
+    lending: SessionSecrets | None
+    outside: Outside
+
+
+class SessionExecutor:
+    """Tools of sessions, over one keeper."""
+
+    def __init__(
+        self,
+        keeper: SessionService,
+        provision: Provision,
+        passage: Callable[[Grant], Awaitable[Route]],
+        packed: Callable[[Grant], Awaitable[Packed | None]],
+        lender: Callable[[], SecretBroker],
+    ) -> None:
+        """`passage` is the route out of a session that a grant opens, `packed` what is installed for it; `lender` has
+        the secrets that sessions use."""
+        self._keeper = keeper
+        self._provision = provision
+        self._passage = passage
+        self._packed = packed
+        self._lending = SecretLending(keeper, lender)
+        self._known: dict[str, _Reach] = {}
+
+    async def run(self, grant: Grant, isolation: Json, screen: OutputScreen) -> Answer:
+        """Once. Raises Refused, and Unavailable where nothing was done."""
+        task = Task(grant, self._keeper, self._provision, isolation, screen)
+        if grant.call.kind == "resource":
+            return await _in_time(task, files.read_resource)
+        tool = KIT[grant.contract.tool]
+        if tool is sessions.open_session:
+            task = replace(
+                task, passage=await self._passage(grant), packed=await self._packed(grant), learn=self._learn
+            )
+        else:
+            await self._lend(task, tool)
+        return await (tool.handler(task) if tool.own_clock else _in_time(task, tool.handler))
+
+    async def state_of(self, principal: Principal, session: str) -> tuple[int, str]:
+        return await self._keeper.state_of(owner_of(principal), session)
+
+    async def outside(self, principal: Principal, session: str) -> Outside:
+        """What its box has of the outside, for as long as it lives."""
+        return (await self._reach(owner_of(principal), session)).outside
+
+    async def _reach(self, owner: Owner, session: str) -> _Reach:
+        if session not in self._known:
+            self._learn(await self._keeper.info(owner, session))
+        return self._known[session]
+
+    def _learn(self, info: SessionInfo) -> None:
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        writes = info.keeps or any(mount.get("mode") == "rw" for mount in info.isolation.get("mounts") or ())
+        sets_up = (info.isolation.get("template") or {}).get("setup") == "user"
+        self._known[info.id] = _Reach(info.network, info.lending, Outside(bool(info.network), writes, sets_up))
+
+    async def _lend(self, task: Task, tool: Tool) -> None:
+        """What a session may use of secrets is decided anew before anything runs there. Raises Refused, Unavailable."""
+        forks = tool is sessions.fork_session
+        runs = tool.runs or tool is sessions.resume_session
+        if not forks and (not runs or "session" not in task.given):
+            return
+        reach = await self._reach(task.owner, task.session)
+        if reach.lending is not None:
+            apply = self._lending.ready if forks else self._lending.offer
+            await apply(task.owner, task.session, reach.network, reach.lending)
+
+    async def resources(self, principal: Principal, *, templates: bool) -> Sequence[Json]:
+        return files.resource_templates() if templates else await files.list_resources(self._keeper, principal)
+
+    async def close(self) -> None:
+        """Let go of the keeper; sessions stay."""
+        await self._lending.close()
+        await self._keeper.close()
+
+
+async def _in_time(task: Task, handler: Handler) -> Answer:
+    """Within the contract's time; a caller in this process has a clock of its own."""
+    if task.wide:
+        return await handler(task)
+    contract = task.grant.contract
+    try:
+        async with asyncio.timeout(contract.timeout_seconds):
+            return await handler(task)
+    except TimeoutError:
+        text = f"{contract.name} was given up after {contract.timeout_seconds:g} s; the session may still be at it"
+        raise Refused(Status.TIMEOUT, "timeout", text) from None

@@ -1,0 +1,423 @@
+"""Tools for the files of sessions, which are also MCP resources where they are in /workspace/output."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ringfence.core import canonical
+from ringfence.core.box import MIB, FileFact
+from ringfence.core.errors import Refused, RingfenceError
+from ringfence.core.model import Answer, Json, Mode, Principal, Status
+from ringfence.core.sessions import Within, Writing
+from ringfence.sandbox.tools.definition import COUNT, DIGEST, ENTRY, FILE, FLAG, ONE, PATH, SESSION, TEXT, Tool
+from ringfence.sandbox.tools.resources import OUTPUT, TEMPLATE, address, as_text, located, type_of
+from ringfence.sandbox.tools.results import MOST_FILES, SPARE_BYTES, text
+from ringfence.sandbox.tools.task import Task, bad, data_of, file_json, owner_of, pieces_of
+
+if TYPE_CHECKING:
+    from ringfence.sandbox.files.workspace import EntryInfo
+    from ringfence.sandbox.sessions.service import SessionService
+
+_TO: Json = {**PATH, "description": "Where to, beneath /workspace."}
+_WORKSPACE = "/workspace"
+_TEXT_BYTES = 200_000
+"""Of a text, where the caller does not say how much."""
+_PIECE = MIB
+_MOST_LISTED = 1000
+_DEEPEST = 8
+_MOST_PAST = 32
+
+
+def _entry(entry: EntryInfo) -> Json:
+    told: Json = {"name": entry.name, "path": entry.path, "kind": entry.kind, "bytes": entry.bytes}
+    return {**told, "modified": entry.modified.isoformat(), "mode": entry.mode, "target": entry.target}
+
+
+@Tool(
+    "List files",
+    Mode.READ,
+    "What is in a folder of a session. Left out, the path is /workspace.",
+    {**ONE, "path": PATH, "depth": {"type": "integer", "minimum": 1, "maximum": 32, "description": "Left out: 1."}},
+    ("session",),
+    {"session": TEXT, "path": TEXT, "entries": {"type": "array", "items": ENTRY}, "left_out": COUNT},
+    wide={"depth": {"type": "integer", "minimum": 0, "maximum": 64}},
+)
+async def list_files(task: Task) -> Answer:
+    path = task.given.get("path", _WORKSPACE)
+    depth = task.given.get("depth", 1)
+    if depth == 0:
+        found = [await task.keeper.stat(task.owner, task.session, path)]
+    else:
+        found = list(await task.keeper.entries(task.owner, task.session, path, depth))
+    shown = found if task.wide else found[:MOST_FILES]
+    lines = [f"{each.kind} {each.path}" + (f" ({each.bytes} bytes)" if each.kind == "file" else "") for each in shown]
+    if len(shown) < len(found):
+        lines.append(f"[{len(found) - len(shown)} more: list a folder of it]")
+    told: Json = {"path": path, "entries": [_entry(each) for each in shown], "left_out": len(found) - len(shown)}
+    return task.answer(told, "\n".join(lines) or "There is nothing in it.")
+
+
+@Tool(
+    "Read a file",
+    Mode.READ,
+    "Read a file of a session: text as text, a picture as a picture, anything else as a blob. A result has {result}"
+    " at most: of a longer file comes the first part, and next_offset says where to go on.",
+    {**ONE, "path": PATH, "offset": COUNT, "length": {"type": "integer", "minimum": 1, "maximum": 64 * MIB}},
+    ("session", "path"),
+    {
+        **{"session": TEXT, "path": TEXT, "mime": TEXT, "size": COUNT, "offset": COUNT, "bytes": COUNT},
+        **{"text": TEXT, "next_offset": {"type": ["integer", "null"], "description": "null: that was all."}},
+    },
+    ("text",),
+)
+async def read_file(task: Task) -> Answer:
+    if task.attached.sink is not None and task.open:
+        return await _poured(task)
+    path = task.given["path"]
+    offset = task.given.get("offset", 0)
+    size = (await task.keeper.stat(task.owner, task.session, path)).bytes
+    most = (task.most_bytes - SPARE_BYTES) * 3 // 4
+    data = await task.keeper.read(task.owner, task.session, path, offset, min(task.given.get("length", most), most))
+    size = max(size, offset + len(data))
+    mime = type_of(path, data[: _whole(data)] if offset + len(data) < size else data)
+    if mime.startswith("image/") and mime != "image/svg+xml" and not offset and len(data) == size:
+        picture = {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": mime}
+        return task.answer(_about(task, mime, len(data), size), "", [picture])
+    words = as_text(data[: _whole(data)])
+    return _blob(task, mime, data, size) if words is None else _words(task, mime, data, size)
+
+
+def _about(task: Task, mime: str, taken: int, size: int) -> Json:
+    offset = task.given.get("offset", 0)
+    about: Json = {"path": task.given["path"], "mime": mime, "size": size, "offset": offset, "bytes": taken}
+    return {**about, "next_offset": offset + taken if offset + taken < size else None}
+
+
+def _rest(about: Json) -> list[Json]:
+    if about["next_offset"] is None:
+        return []
+    return [text(f"[{about['size'] - about['next_offset']} bytes more: read on with offset={about['next_offset']}]")]
+
+
+def _words(task: Task, mime: str, data: bytes, size: int) -> Answer:
+    """Less of it, until the result fits: it stands there twice."""
+    room = len(data) if "length" in task.given else min(len(data), _TEXT_BYTES)
+    while True:
+        part = data[: _whole(data[:room]) or room]
+        about = _about(task, mime, len(part), size)
+        words = part.decode("utf-8", "replace")
+        content = [text(words), *_rest(about)]
+        structured = {**about, "text": words}
+        if room <= 1 or len(canonical.dumps([content, structured])) <= task.most_bytes - SPARE_BYTES:
+            return task.answer(structured, "", content)
+        room //= 2
+
+
+def _whole(data: bytes) -> int:
+    """How much of it ends with a whole character; the beginning of one more waits for the rest."""
+    for back in range(1, min(3, len(data)) + 1):
+        if data[-back] >= 0xC0:
+            needed = 2 if data[-back] < 0xE0 else 3 if data[-back] < 0xF0 else 4
+            return len(data) - back if back < needed else len(data)
+        if data[-back] < 0x80:
+            break
+    return len(data)
+
+
+def _blob(task: Task, mime: str, data: bytes, size: int) -> Answer:
+    about = _about(task, mime, len(data), size)
+    where = about["path"] if about["path"].startswith("/") else f"{_WORKSPACE}/{about['path']}"
+    blob = {"uri": address(task.session, where), "mimeType": mime, "blob": base64.b64encode(data).decode()}
+    return task.answer(about, "", [{"type": "resource", "resource": blob}, *_rest(about)])
+
+
+async def _poured(task: Task) -> Answer:
+    """Into what the caller has for it, piece by piece, however long it is."""
+    path = task.given["path"]
+    at = task.given.get("offset", 0)
+    left = task.given.get("length")
+    size = 0
+    pour = _Pour(task)
+    while left is None or left > 0:
+        piece = await task.keeper.read(
+            task.owner, task.session, path, at, _PIECE if left is None else min(left, _PIECE)
+        )
+        if not piece:
+            break
+        size, at = size + len(piece), at + len(piece)
+        left = None if left is None else left - len(piece)
+        await pour(piece)
+    digest = await pour.end()
+    return task.answer({"path": path, "bytes": size, "sha256": digest}, f"{size} bytes")
+
+
+class _Pour:
+    """Bytes on their way to a caller, without the secrets in them, and the digest of what came there."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._search = task.screen.file()
+        self._digest = hashlib.sha256()
+
+    async def __call__(self, piece: bytes) -> None:
+        await self._sink(piece if self._search is None else self._search.feed(piece))
+
+    async def end(self) -> str:
+        if self._search is not None:
+            await self._sink(self._search.finish())
+            self._task.screen.filed(self._search)
+        return self._digest.hexdigest()
+
+    async def _sink(self, piece: bytes) -> None:
+        assert self._task.attached.sink is not None
+        if piece:
+            self._digest.update(piece)
+            await self._task.attached.sink(piece)
+
+
+@Tool(
+    "Write a file",
+    Mode.WRITE,
+    "Write a file in a session, with the folders above it: `text`, or `base64` for what is no text. What was there"
+    " is replaced; with `append` it is added to. For more than fits into one call, append. /workspace/input is"
+    " read-only.",
+    {
+        **ONE,
+        "path": PATH,
+        "text": TEXT,
+        "base64": {"type": "string", "contentEncoding": "base64"},
+        "append": FLAG,
+    },
+    ("session", "path"),
+    {"session": TEXT, **FILE},
+    wide={"data": DIGEST, "mode": {"type": "integer", "minimum": 0, "maximum": 0o777}},
+    one_of=("text", "base64", "data"),
+    writes_files=True,
+)
+async def write_file(task: Task) -> Answer:
+    given = task.given
+    path = task.given["path"]
+    how = Writing(append=bool(given.get("append")), mode=given.get("mode"))
+    if "data" in given and not isinstance(task.attached.data, bytes) and not how["append"]:
+        fact = await _streamed(task, path, how)
+    else:
+        fact = await task.keeper.write(task.owner, task.session, path, await _content(task), **how)
+    return _written(task, fact)
+
+
+def _written(task: Task, fact: FileFact) -> Answer:
+    words = f"{fact.bytes} bytes are in {fact.path}."
+    return task.answer(file_json(fact), words, given=(fact,))
+
+
+async def _content(task: Task) -> bytes:
+    given = task.given
+    if "text" in given:
+        return str(given["text"]).encode()
+    if "data" in given:
+        return await data_of(task)
+    try:
+        return binascii.a2b_base64("".join(given["base64"].split()), strict_mode=True)
+    except ValueError:  # not ASCII, or not base64
+        raise bad("base64: this is none") from None
+
+
+async def _streamed(task: Task, path: str, how: Writing) -> FileFact:
+    """A file of any size: beside its place until it is whole."""
+    from ringfence.sandbox.files.paths import PART  # noqa: PLC0415 - the tools are declared long before a file is written
+
+    folder, _, _ = path.rpartition("/")
+    part = f"{folder}/{PART}{secrets.token_hex(8)}.part" if folder else f"{PART}{secrets.token_hex(8)}.part"
+    keeper = task.keeper
+    owner = task.owner
+    session = task.session
+    await keeper.write(owner, session, part, b"", mode=how.get("mode"))
+    try:
+        async for piece in pieces_of(task):
+            await keeper.write(owner, session, part, piece, append=True)
+        await keeper.rename(owner, session, part, path)
+    except BaseException:
+        with suppress(RingfenceError):  # it is gone, and its session with it
+            await keeper.remove(owner, session, part)
+        raise
+    named = task.given["data"]
+    absolute = path if path.startswith("/") else f"{_WORKSPACE}/{path}"
+    return FileFact(absolute, named["bytes"], named["sha256"])
+
+
+@Tool(
+    "Remove a file",
+    Mode.WRITE,
+    "Remove a file of a session, or a folder with all that is in it.",
+    {**ONE, "path": PATH},
+    ("session", "path"),
+    {"session": TEXT, "path": TEXT},
+    destructive=True,
+    writes_files=True,
+)
+async def remove_file(task: Task) -> Answer:
+    await task.keeper.remove(task.owner, task.session, task.given["path"])
+    return task.answer({"path": task.given["path"]}, "It is removed.")
+
+
+@Tool(
+    "Make a folder",
+    Mode.WRITE,
+    "Make a folder in a session, with those above it.",
+    {**ONE, "path": PATH},
+    ("session", "path"),
+    {"session": TEXT, "path": TEXT, "made": {**FLAG, "description": "false: it was there already."}},
+    writes_files=True,
+)
+async def make_folder(task: Task) -> Answer:
+    made = await task.keeper.make_dir(task.owner, task.session, task.given["path"])
+    return task.answer({"path": task.given["path"], "made": made}, "It is there.")
+
+
+@Tool(
+    "Copy a file",
+    Mode.WRITE,
+    "Copy a file, of this session or into another one of yours, without its content passing through you.",
+    {**ONE, "path": PATH, "to_session": SESSION, "to_path": _TO},
+    ("session", "path", "to_path"),
+    {"session": TEXT, **FILE},
+    writes_files=True,
+)
+async def copy_file(task: Task) -> Answer:
+    """From box to box, inside the keeper."""
+    target = task.given.get("to_session", task.session)
+    fact = await task.keeper.copy(task.owner, task.session, task.given["path"], target, task.given["to_path"])
+    words = f"{fact.bytes} bytes are in {fact.path} of session {target}."
+    return task.answer(file_json(fact), words, given=(fact,))
+
+
+@Tool(
+    "Rename a file",
+    Mode.WRITE,
+    "Give a file another path.",
+    {**ONE, "path": PATH, "to": _TO},
+    ("session", "path", "to"),
+    only_wide=True,
+    writes_files=True,
+)
+async def rename_file(task: Task) -> Answer:
+    await task.keeper.rename(task.owner, task.session, task.given["path"], task.given["to"])
+    return task.answer({"path": task.given["to"]}, "It is renamed.")
+
+
+@Tool(
+    "Read a folder",
+    Mode.READ,
+    "A folder as a tar stream.",
+    {**ONE, "path": PATH},
+    ("session", "path"),
+    only_wide=True,
+)
+async def read_folder(task: Task) -> Answer:
+    if task.attached.sink is None or not task.open:
+        raise bad("a folder is read by a caller that takes it as it comes, and where the contract removes nothing")
+    path = task.given["path"]
+    size = 0
+    pour = _Pour(task)
+    async for piece in task.keeper.pack(task.owner, task.session, path):
+        size += len(piece)
+        await pour(piece)
+    return task.answer({"path": path, "bytes": size, "sha256": await pour.end()}, f"{size} bytes")
+
+
+@Tool(
+    "Write a folder",
+    Mode.WRITE,
+    "Put the files of a tar stream into a folder.",
+    {**ONE, "path": PATH, "data": DIGEST},
+    ("session", "path", "data"),
+    only_wide=True,
+    writes_files=True,
+)
+async def write_folder(task: Task) -> Answer:
+    facts = list(await task.keeper.unpack(task.owner, task.session, task.given["path"], pieces_of(task)))
+    told: Json = {"path": task.given["path"], "files": [file_json(fact) for fact in facts[:MOST_FILES]]}
+    return task.answer({**told, "count": len(facts)}, f"{len(facts)} files", given=facts[:MOST_FILES])
+
+
+@Tool(
+    "Watch a folder",
+    Mode.READ,
+    "Tells what changes in a folder.",
+    {**ONE, "path": PATH, "recursive": FLAG},
+    ("session", "path"),
+    only_wide=True,
+)
+async def watch_files(task: Task) -> Answer:
+    """Until the caller has seen enough. They are told `None` when it has begun."""
+    tell = task.attached.changed
+    if tell is None:
+        raise bad("a folder is watched by a caller that is told of each change")
+    recursive = bool(task.given.get("recursive"))
+    async for change in task.keeper.watch(task.owner, task.session, task.given["path"], recursive):
+        tell(None if change.kind == "begun" else change)
+    return task.answer({"path": task.given["path"]}, "It is over.")
+
+
+# ── What sessions leave in /workspace/output, as MCP resources ────────────────────────────────────
+
+
+async def list_resources(keeper: SessionService, principal: Principal) -> list[Json]:
+    """All that this caller, and no other, may read."""
+    owner = owner_of(principal)
+    out: list[Json] = []
+    past = list(await keeper.past(owner))[-_MOST_PAST:]
+    for info in [*await keeper.list(owner), *reversed(past)]:
+        if info.state == "starting":
+            continue
+        try:
+            found = await keeper.entries(owner, info.id, OUTPUT, _DEEPEST)
+        except RingfenceError:
+            continue  # it ended just now, nothing was kept, or the program in it put something else there
+        for entry in found:
+            if entry.kind == "file" and len(out) < _MOST_LISTED:
+                about: Json = {"uri": address(info.id, entry.path), "name": entry.path.removeprefix(f"{OUTPUT}/")}
+                out.append({**about, "size": entry.bytes, "description": f"left by session {info.id}"})
+    return out
+
+
+def resource_templates() -> Sequence[Json]:
+    told: Json = {"uriTemplate": TEMPLATE, "name": "Output of a session"}
+    return [{**told, "description": "A file that a session left in /workspace/output."}]
+
+
+def _unknown(uri: str) -> Refused:
+    return Refused(Status.VALIDATION_FAILURE, "unknown_resource", f"no resource {uri!r} is offered")
+
+
+async def read_resource(task: Task) -> Answer:
+    """One file, whole: MCP has no parts of a resource."""
+    uri = str(task.given["uri"])
+    found = located(uri)
+    if found is None:
+        raise _unknown(uri)
+    session, path = found
+    most = (task.most_bytes - SPARE_BYTES) * 3 // 4
+    try:
+        data = await task.keeper.read(task.owner, session, path, 0, most + 1)
+    except Refused as exc:
+        if exc.status is not Status.VALIDATION_FAILURE:
+            raise
+        raise _unknown(uri) from None  # no such session, or not theirs, or no such file: all the same to them
+    if len(data) > most:
+        text = f"{path} is longer than the {most} bytes that fit; read parts of it with read_file"
+        raise Refused(Status.FAILED, "result_too_large", text)
+    mime = type_of(path, data)
+    told: Json = {"uri": uri, "mimeType": mime}
+    words = None if mime.startswith("image/") and mime != "image/svg+xml" else as_text(data)
+    if words is not None and len(words) * 6 < task.most_bytes:
+        told["text"] = words
+    else:
+        told["blob"] = base64.b64encode(data).decode()
+    return Answer({"contents": [told]}, isolation=task.isolation, within=Within(session))

@@ -1,0 +1,341 @@
+"""What a call of one of our own tools asks for: a box to be made, a session to be opened, or a step in one.
+
+What the arguments do not say, the contract says, and then the configuration. What makes no sense is refused before
+anything runs.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ringfence.core.box import Attached, BoxSpec, Installs, Limits, Listening, Mount, Outside, Program, Programs
+from ringfence.core.brokering import SessionSecrets
+from ringfence.core.errors import Refused
+from ringfence.core.model import Call, Contract, Grant, Json, NetworkSpec, Status
+from ringfence.core.ports import Access, Packed, Route
+from ringfence.core.sessions import CellRequest, CommandRequest, SessionSpec, StaySpec, VolumeMount
+
+MAX_SOURCE_BYTES = 10 * 1024 * 1024
+_MAX_WORD_BYTES = 131_071
+"""The kernel starts no program with a longer word."""
+_SHORTEST_SECONDS = 0.001
+_NOTHING = Attached()
+_NO_WAY = Route()
+_IN_A_SESSION = (
+    "inputs",
+    "packages",
+    "allow_packages",
+    "output",
+    "trees",
+    "mounts",
+    "network",
+    "secrets",
+    "template",
+    "memory_layout",
+    "listen",
+    "name",
+    "metadata",
+)
+"""What belongs to the box, and not to one step."""
+
+
+# ── What the configuration says ───────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLifetimes:
+    """How long sessions live where the caller does not say, and at most."""
+
+    lifetime_seconds: float = 3600.0
+    most_lifetime_seconds: float = 86_400.0
+    idle_seconds: float = 300.0
+    most_idle_seconds: float = 86_400.0
+    retain_seconds: float = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class BoxContents:
+    """What the boxes of a capability have."""
+
+    packages: tuple[str, ...] = ()
+    network: NetworkSpec | None = None
+    installable: tuple[str, ...] = ()
+    """Patterns of what may be installed besides."""
+    inside: bool = False
+    """By programs in them, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provision:
+    """What boxes get where neither contract nor caller says more."""
+
+    limits: Limits
+    templates: Mapping[str, tuple[str, ...]]
+    """Packages by the name of the template."""
+    level: str = "process"
+    """The isolation that the backend gives."""
+    lives: SessionLifetimes | None = None
+    """How long sessions live; None where there are none."""
+    mounts: tuple[Mount, ...] = ()
+    """What every session sees besides: the code of servers that live in sessions."""
+    installable: tuple[str, ...] = ()
+    """Patterns of the packages that an agent may have installed; a caller in this process may have any."""
+    installs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Packages that are installed for boxes of a template, by its name."""
+    inside: Installs = field(default_factory=lambda: Installs(()))
+    """What programs in boxes may install by themselves."""
+
+
+# ── The box ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def check(call: Call) -> None:
+    """Raises Refused for arguments that no box can be made of."""
+    problem = next(_problems(call.arguments), None)
+    if problem is not None:
+        raise Refused(
+            Status.VALIDATION_FAILURE, "bad_arguments", f"The arguments of {call.tool!r} do not fit: {problem}."
+        )
+
+
+def template(call: Call, contract: Contract) -> str:
+    return call.arguments.get("template") or contract.template
+
+
+def packages(call: Call, contract: Contract, given: Provision) -> tuple[str, ...]:
+    """What is to be installed for the box that this call makes: its template's, and what the caller wants besides."""
+    wanted = (*given.installs.get(template(call, contract), ()), *(call.arguments.get("packages") or ()))
+    return tuple(dict.fromkeys(wanted))
+
+
+def outside(call: Call, contract: Contract) -> Outside:
+    """What the box that this call makes has of the outside. An index of packages that is ours is no part of that."""
+    network, places, secrets = _reach(call, contract)
+    modes = [mount.mode for mount in _mounts(contract, call.arguments)]
+    modes += [volume.get("mode", "rw") for volume in call.arguments.get("volumes") or ()]  # they outlive the session
+    return Outside(network != "denied" or bool(places or secrets), "rw" in modes)
+
+
+def _reach(call: Call, contract: Contract) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Which network its box has, which places besides, and which secrets."""
+    asked = call.arguments.get("network")
+    network = asked if isinstance(asked, str) else contract.network
+    places = tuple(asked) if isinstance(asked, list) else ()
+    return network, places, (*contract.secrets, *(call.arguments.get("secrets") or ()))
+
+
+def access(call: Call, contract: Contract, given: Provision) -> Access | None:
+    """What the box that this call makes is to have of the outside; None: nothing."""
+    network, places, secrets = _reach(call, contract)
+    # A caller in this process says what programs may install; for all others the operator does.
+    inside = call.arguments.get("allow_packages") or given.inside.names
+    if network == "denied" and not places and not secrets and not inside:
+        return None
+    return Access(
+        network=network,
+        places=places,
+        secrets=tuple(dict.fromkeys(secrets)),
+        tenant=call.principal.tenant,
+        capability=contract.name,
+        agent=call.principal.agent,
+        call_id=call.id,
+        installs=Installs(tuple(inside), given.inside.required) if inside else None,
+    )
+
+
+def spec(call: Call, contract: Contract, defaults: Limits, passage: Route = _NO_WAY) -> BoxSpec:
+    """Whatever the arguments do not say, the contract and the configuration say. Raises Refused."""
+    check(call)
+    given = call.arguments
+    attached = call.attached or _NOTHING
+    fresh = contract.memory_layout == "fresh" or given.get("memory_layout") == "fresh"
+    return BoxSpec(
+        program=_program(given, attached.stdin),
+        limits=_limits(call, contract, defaults),
+        env={**passage.env, **(given.get("env") or {})},
+        inputs=attached.inputs,
+        output=attached.output,
+        trees=tuple(map(Path, given.get("trees") or ())),
+        template=template(call, contract),
+        layout="fresh" if fresh else "shared",
+        tenant=call.principal.tenant,
+        mounts=_mounts(contract, given),
+        network=passage.serve,
+        installs=_installs(passage),
+        listening=_listening(contract, given),
+    )
+
+
+def asked_for(call: Call, contract: Contract) -> tuple[str, ...]:
+    """Programs that need approval, as far as the command may run them: it has their names in it.
+
+    Hiding a name is of no use: a program that was not approved is not there.
+    """
+    if contract.commands is None or not contract.commands.ask:
+        return ()
+    text = "\n".join((str(call.arguments.get("command", "")), *map(str, call.arguments.get("argv") or ())))
+    return tuple(name for name in contract.commands.ask if _names(text, name))
+
+
+def _names(text: str, program: str) -> bool:
+    name = re.escape(program.rpartition("/")[2])
+    return re.search(rf"(?<![A-Za-z0-9_]){name}(?![A-Za-z0-9_])", text) is not None
+
+
+def programs(grant: Grant) -> Programs | None:
+    """What the box of this call has; programs that need approval are there where this very call was approved."""
+    commands = grant.contract.commands
+    if commands is None:
+        return None
+    agreed = asked_for(grant.call, grant.contract) if grant.approval_id is not None else ()
+    if commands.allow is not None:
+        return Programs((*commands.allow, *agreed), commands.deny)
+    return Programs(None, (*commands.deny, *(name for name in commands.ask if name not in agreed)))
+
+
+def _listening(contract: Contract, given: Json) -> Listening:
+    """As the contract says, unless a caller in this process says otherwise."""
+    return Listening.of(given["listen"]) if "listen" in given else contract.listen
+
+
+def _installs(passage: Route) -> bool:
+    return any(rule.installs is not None for rule in passage.rules)
+
+
+def _mounts(contract: Contract, given: Json) -> tuple[Mount, ...]:
+    """Those of the contract, and those that a caller in this process wants besides."""
+    return (*contract.mounts, *(Mount(**mount) for mount in given.get("mounts") or ()))
+
+
+# ── Sessions and their steps ──────────────────────────────────────────────────────────────────────
+
+
+def session(grant: Grant, given: Provision, passage: Route = _NO_WAY, packed: Packed | None = None) -> SessionSpec:
+    """The session that is to be opened. Raises Refused."""
+    call = grant.call
+    contract = grant.contract
+    lives = given.lives or SessionLifetimes()
+    wanted = call.arguments
+    attached = call.attached or _NOTHING
+    setup = wanted.get("setup") or None
+    fresh = contract.memory_layout == "fresh" or wanted.get("memory_layout") == "fresh" or setup is not None
+    stay = StaySpec(
+        limits=replace(given.limits, **{"wall_seconds": contract.timeout_seconds, **(wanted.get("limits") or {})}),
+        env=wanted.get("env") or {},
+        inputs=attached.inputs,
+        trees=tuple(map(Path, wanted.get("trees") or ())),
+        template=template(call, contract),
+        layout="fresh" if fresh else "shared",
+        setup=setup,
+        tenant=call.principal.tenant,
+        mounts=(*given.mounts, *_mounts(contract, wanted)),
+        packages=() if packed is None else (packed.folder,),
+        installs=_installs(passage),
+        listening=_listening(contract, wanted),
+    )
+    return SessionSpec(
+        stay=stay,
+        lifetime_seconds=wanted.get("lifetime_seconds", lives.lifetime_seconds),
+        idle_seconds=wanted.get("idle_seconds", lives.idle_seconds),
+        auto_resume=wanted.get("auto_resume", True),
+        metadata=wanted.get("metadata") or {},
+        snapshot=wanted.get("snapshot"),
+        volumes=tuple(VolumeMount(**volume) for volume in wanted.get("volumes") or ()),
+        retain=wanted.get("retain", "output"),
+        network=passage.rules,
+        lending=SessionSecrets(passage.loans, contract.name, call.id) if passage.loans else None,
+    )
+
+
+def cell(grant: Grant, defaults: Limits) -> CellRequest:
+    """A step of Python in a session."""
+    given = grant.call.arguments
+    return CellRequest(
+        source=given["code"],
+        context=given.get("context", "default"),
+        limits=step_limits(grant, defaults),
+        env=given.get("env") or {},
+        after_step=grant.after_step,
+        keep_whole=grant.call.attached is None,
+    )
+
+
+def command(grant: Grant, given: Provision) -> CommandRequest:
+    """A command in a session; one in the background runs as long as it likes, or its session does."""
+    wanted = grant.call.arguments
+    attached = grant.call.attached or _NOTHING
+    lasting = bool(wanted.get("background")) or attached.keys is not None
+    pty = wanted.get("pty")
+    return CommandRequest(
+        argv=tuple(wanted["argv"]) if "argv" in wanted else ("/bin/sh", "-c", wanted["command"]),
+        limits=None if lasting and "limits" not in wanted else step_limits(grant, given.limits),
+        env=wanted.get("env") or {},
+        cwd=wanted.get("cwd") or "/workspace",
+        stdin=attached.stdin if attached.stdin and isinstance(attached.stdin, bytes) else None if lasting else b"",
+        pty=(pty[0], pty[1]) if pty else None,
+        after_step=grant.after_step,
+        keep_whole=grant.call.attached is None,
+    )
+
+
+def step_limits(grant: Grant, defaults: Limits) -> Limits:
+    """What one step may use, as far as the limit is not one of the whole box."""
+    return _limits(grant.call, grant.contract, defaults)
+
+
+# ── Both ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _program(given: Json, stdin: bytes | int) -> Program:
+    words = tuple(given.get("argv") or ())
+    if "code" in given:
+        return Program("python", given["code"].encode(), words, given.get("name") or "-c", stdin)
+    return Program("command", argv=words if "argv" in given else ("/bin/sh", "-c", given["command"]), stdin=stdin)
+
+
+def _limits(call: Call, contract: Contract, defaults: Limits) -> Limits:
+    given = {"wall_seconds": contract.timeout_seconds, **(call.arguments.get("limits") or {})}
+    if call.deadline is not None:
+        left = max(call.deadline - time.monotonic(), _SHORTEST_SECONDS)
+        given["wall_seconds"] = min(given["wall_seconds"], left)
+    return defaults if given == {"wall_seconds": defaults.wall_seconds} else replace(defaults, **given)
+
+
+def _problems(given: Json) -> Iterator[str]:
+    """What no schema says. The values themselves are never repeated: this goes on record."""
+    words = given.get("argv") or ()
+    for name in ("code", "setup"):
+        source = given.get(name) or ""
+        if "\0" in source:
+            yield f"{name}: a program has no NUL character"
+        if _longer(source, MAX_SOURCE_BYTES):
+            yield f"{name}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB"
+    if "argv" in given and not words and "code" not in given:
+        yield "argv: there is no command in it"
+    if "session" in given and ("code" in given or "command" in given or words):
+        yield from (f"{name}: a session's box has its own already" for name in _IN_A_SESSION if name in given)
+        if "code" in given:
+            yield from (f"{name}: a cell has none" for name in ("argv", "stdin", "pty", "cwd") if name in given)
+    else:
+        yield from (f"{name}: only in a session" for name in ("cwd", "pty") if name in given)
+    for name in ("command", "argv", "name", "trees", "cwd"):
+        texts = given.get(name) or ()
+        for text in (texts,) if isinstance(texts, str) else texts:
+            if "\0" in text:
+                yield f"{name}: no NUL character can stand in it"
+            if _longer(text, _MAX_WORD_BYTES):
+                yield f"{name}: longer than {_MAX_WORD_BYTES} bytes"
+    for name, value in (given.get("env") or {}).items():
+        if not name or "=" in name or "\0" in name + value:
+            yield "env: a variable has a name without '=', and no NUL character"
+        elif _longer(f"{name}={value}", _MAX_WORD_BYTES):
+            yield f"env: a variable is longer than {_MAX_WORD_BYTES} bytes"
+
+
+def _longer(text: str, most: int) -> bool:
+    """Encoded; a character is four bytes at most, so a short text is known without looking."""
+    return len(text) * 4 > most and (len(text) > most or len(text.encode()) > most)

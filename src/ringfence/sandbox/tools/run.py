@@ -1,0 +1,350 @@
+"""The tools that run programs: Python or a command, in a fresh box for the call alone or in the box of a session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ringfence.core.aio import to_the_end
+from ringfence.core.box import BoxReport, BoxSpec, Captured, Limits, Ran, Stream
+from ringfence.core.errors import Refused, RingfenceError
+from ringfence.core.model import Answer, Call, Grant, Json, Mode, Status
+from ringfence.core.ports import Backend, Packed
+from ringfence.core.sessions import CellReport, ProcessState, StepReport, Tell, Within
+from ringfence.sandbox.tools import request, results
+from ringfence.sandbox.tools.definition import (
+    ALLOW_PACKAGES,
+    CONTEXT,
+    FILES,
+    LISTEN,
+    MOUNTS,
+    NETWORK,
+    PACKAGES,
+    SESSION,
+    STEP,
+    TEXT,
+    TEXTS,
+    Tool,
+    ToolOffer,
+    programs_stated,
+)
+from ringfence.sandbox.tools.limits import limits_schema
+from ringfence.sandbox.tools.processes import line, process_json
+from ringfence.sandbox.tools.task import Task
+
+if TYPE_CHECKING:
+    from ringfence.sandbox.tools.screening import OutputScreen
+
+_INPUT = "/workspace/input/"
+_LONGEST_WAIT = 0.2
+
+# ── What they say of themselves ───────────────────────────────────────────────────────────────────
+
+_PYTHON_SESSION = (
+    "With `session` (see open_session) it runs in that session's box instead, as a cell of a notebook does: variables,"
+    " imports, files and the working folder stay for the next call; the value of a last expression, display(…) and"
+    " figures of matplotlib are returned, too. A cell that is stopped by its limit of time keeps the variables where it"
+    " can; interpreter_alive says so."
+)
+_SHELL_SESSION = (
+    "With `session` (see open_session) it runs in that session's box instead, with the files that are there. With"
+    " `background` it returns at once with the number of the process: see process_output, wait_process, send_input and"
+    " stop_process."
+)
+_CODE: Json = {"type": "string", "description": "The source. Print what you want to see."}
+_COMMAND: Json = {"type": "string", "description": "A command line for /bin/sh."}
+_SESSION: Json = {
+    **SESSION,
+    "description": "A session from open_session, to run in its box. Left out: a fresh box for this call alone.",
+}
+_BACKGROUND: Json = {
+    "type": "boolean",
+    "description": "Start it and return; it runs until it ends or its session does. Its stdin is open for send_input.",
+}
+_BYTES: Json = {
+    "type": "object",
+    "properties": {"name": TEXT, "bytes": {"type": "integer"}, "sha256": TEXT},
+    "required": ["bytes", "sha256"],
+}
+_WIDE: Json = {
+    "argv": {"type": "array", "items": TEXT},
+    "name": TEXT,
+    "env": TEXTS,
+    "limits": limits_schema(),
+    "inputs": {"type": "array", "items": _BYTES},
+    "stdin": {"anyOf": [{"const": "stream"}, _BYTES]},
+    "output": TEXT,
+    "trees": {"type": "array", "items": TEXT},
+    "mounts": MOUNTS,
+    "network": NETWORK,
+    "listen": LISTEN,
+    "secrets": {"type": "array", "items": TEXT},
+    "packages": PACKAGES,
+    "allow_packages": ALLOW_PACKAGES,
+    "template": TEXT,
+    "memory_layout": {"enum": ["shared", "fresh"]},
+    "metadata": TEXTS,
+    "cwd": TEXT,
+    "pty": {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 1, "maximum": 10_000},
+        "minItems": 2,
+        "maxItems": 2,
+    },
+}
+_GIVES: Json = {
+    "stdout": TEXT,
+    "stderr": TEXT,
+    "exit_code": {"type": ["integer", "null"], "description": "null where the program did not end by itself."},
+    "ended": {
+        "type": "string",
+        "description": "exited, signalled, timeout, oom, pids, disk, output or policy; running, in the background.",
+    },
+    "files": {**FILES, "description": "What the program left in /workspace/output; in a session, what is new."},
+    **STEP,
+}
+
+
+def _described(what: str, in_session: str, unless_commands: str = "") -> Callable[[ToolOffer], str]:
+    """The description of a tool that runs `what`; a contract that names its commands has no sessions."""
+
+    def describe(offer: ToolOffer) -> str:
+        commands = offer.contract.commands
+        sentences = [
+            what if commands is not None else what + unless_commands,
+            "Nothing of an earlier call is there: no variable, no file, no process.",
+            *((in_session,) if offer.sessions is not None and commands is None else ()),
+            "Limits: {timeout}, {limits}, {output} of output; past any of them the run is ended.",
+            "Of a long output the head and the tail are returned, {capture} at most.",
+            "Network: {network}. Listening: {listening}.",
+            *(("Programs: {programs}.",) if commands is not None else ()),
+            "Packages: {packages}; {installing}.",
+            "Files: the working folder is /workspace; /workspace/output is for files that are a result,"
+            " /workspace/tmp for scratch, and nothing else can be written.",
+        ]
+        programs = "" if commands is None else programs_stated(commands)
+        return " ".join(sentences).format_map({**offer.stated(), "programs": programs})
+
+    return describe
+
+
+# ── The tools ─────────────────────────────────────────────────────────────────────────────────────
+# What is declared here is for a session; `in_fresh_box` runs the same where none is named.
+
+
+@Tool(
+    "Run Python in a box",
+    Mode.HIGH_RISK,
+    _described("Run Python {python} source as a program in a fresh box, and return what it prints.", _PYTHON_SESSION),
+    {"code": _CODE, "session": _SESSION},
+    ("code",),
+    _GIVES,
+    maybe=tuple(STEP),
+    wide=_WIDE,
+    in_session={"context": CONTEXT},
+    makes_box=True,
+    runs=True,
+    own_clock=True,
+)
+async def execute_python(task: Task) -> Answer:
+    """As a cell of the session's interpreter."""
+    from ringfence.sandbox.sessions.service import discard_value  # noqa: PLC0415 - loaded with the keeper, and not before
+
+    await _check_layout(task)
+    shown = (task.attached.shown if task.open else None) or discard_value
+    cell = request.cell(task.grant, task.provision.limits)
+    step = await _once(task.keeper.run(task.owner, task.session, cell, _listener(task), shown))
+    return await _answer(task, step)
+
+
+@Tool(
+    "Run a shell command in a box",
+    Mode.HIGH_RISK,
+    _described(
+        "Run a command line with /bin/sh in a fresh box, and return what it prints.",
+        _SHELL_SESSION,
+        unless_commands=" Python {python} is there.",
+    ),
+    {"command": _COMMAND, "session": _SESSION},
+    ("command",),
+    _GIVES,
+    maybe=tuple(STEP),
+    wide=_WIDE,
+    in_session={"background": _BACKGROUND},
+    one_of=("command", "argv"),  # a command is a line for the shell, or words
+    makes_box=True,
+    runs=True,
+    own_clock=True,
+)
+async def run_shell(task: Task) -> Answer:
+    await _check_layout(task)
+    if task.given.get("background"):
+        return await _background(task)
+    if task.attached.keys is not None:
+        return await _typed(task, task.attached.keys, _listener(task))
+    command = request.command(task.grant, task.provision)
+    step = await _once(task.keeper.command(task.owner, task.session, command, _listener(task)))
+    return await _answer(task, step)
+
+
+EXECUTE_PYTHON = execute_python.name
+RUN_SHELL = run_shell.name
+
+
+# ── In a fresh box ────────────────────────────────────────────────────────────────────────────────
+
+
+async def in_fresh_box(
+    backend: Backend, grant: Grant, wanted: BoxSpec, packed: Packed | None, screen: OutputScreen, isolation: Json
+) -> Answer:
+    """The program of a call in the box `wanted`. `isolation` is what is known of it before it is made."""
+    call = grant.call
+    contract = grant.contract
+    # What a contract redacts is not shown as it comes.
+    as_it_comes = call.attached is not None and not contract.redact and contract.result.fields is None
+    tell = screen.attached(call.attached).tell if call.attached is not None and as_it_comes else None
+    try:
+        report = await to_the_end(backend.run(wanted, tell))
+    except ValueError as exc:
+        raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such box can be made: {exc}") from None
+    report = await screen.artifacts(screen.report(report), wanted.output)
+    report = report if packed is None else replace(report, packages=packed.packages)
+    status, code = results.judge(report)
+    ran = Ran(wanted.limits, report)
+    isolation = report.isolation or isolation
+    if report.ended == "infra":
+        text = "the box itself failed" + (f": {'; '.join(report.trouble)}" if report.trouble else "")
+        return Answer(None, status, code, text, isolation, ran=ran)
+    if _inputs_differ(call, report):
+        text = "an input changed after it was named, so the program saw another than was agreed to"
+        return Answer(None, Status.FAILED, "input_changed", text, isolation, ran=ran)
+    fitted, result = results.fitting(results.ResultParts(report), contract.result.max_bytes)
+    ran = ran if fitted.report is report else Ran(wanted.limits, fitted.report)
+    return Answer(result, status, code, isolation=isolation, ran=ran)
+
+
+def _inputs_differ(call: Call, report: BoxReport) -> bool:
+    named = {entry["name"]: entry["sha256"] for entry in call.arguments.get("inputs") or ()}
+    return any(named.get(fact.path.removeprefix(_INPUT)) != fact.sha256 for fact in report.inputs)
+
+
+# ── In a session ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def _check_layout(task: Task) -> None:
+    """A contract that wants a memory layout of its own gets it, or the call is refused."""
+    if task.grant.contract.memory_layout != "fresh":
+        return
+    info = await task.keeper.info(task.owner, task.session)
+    if info.isolation.get("memory_layout") != "fresh":
+        text = f"{task.grant.contract.name} wants memory_layout fresh, and session {info.id} was opened without it"
+        raise Refused(Status.VALIDATION_FAILURE, "session_layout", text)
+
+
+async def _background(task: Task) -> Answer:
+    info = await task.keeper.start(task.owner, task.session, request.command(task.grant, task.provision))
+    told = {"stdout": "", "stderr": "", "exit_code": None, "files": [], **process_json(info), "ended": "running"}
+    words = f"{line(info)}\nIts output: process_output(session={task.session!r}, process={info.process})"
+    return task.answer(told, words)
+
+
+async def _once(work: Coroutine[Any, Any, StepReport]) -> StepReport:
+    """A caller that gives up has the keeper stop it, and waits for that: `work` sees to it itself."""
+    try:
+        return await work
+    except ValueError as exc:
+        raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"this cannot be run: {exc}") from None
+
+
+async def _answer(task: Task, seen: StepReport) -> Answer:
+    step = task.screen.step(seen)
+    report = step.cell.report
+    status, code = results.judge(report)
+    limits = await _limits(task, step)
+    within = Within(step.session, step.step, step.context, step.state, step)
+    isolation = report.isolation or task.isolation  # the very object: what was written of it is known by that
+    if report.ended == "infra":
+        trouble = f": {'; '.join(report.trouble)}" if report.trouble else ""
+        message = f"session {step.session} failed at step {step.step}{trouble}"
+        return Answer(None, status, code, message, isolation, ran=Ran(limits, report), within=within)
+    fitted, result = results.fitting(results.of_step(step, wide=task.wide), task.most_bytes)
+    if not task.wide and (whole := await _whole(task, seen, fitted.report)):
+        fitted, result = results.fitting(replace(fitted, whole=whole), task.most_bytes)
+    return Answer(result, status, code, isolation=isolation, ran=Ran(limits, fitted.report), within=within)
+
+
+async def _limits(task: Task, step: StepReport) -> Limits:
+    """Those of the step; where one of the box's was met, those of the session, too."""
+    own = request.step_limits(task.grant, task.provision.limits)
+    if step.cell.report.limit in (None, "wall", "output"):
+        return own
+    try:
+        info = await task.keeper.info(task.owner, task.session)
+    except RingfenceError:
+        return own
+    return replace(info.limits, wall_seconds=own.wall_seconds, output_bytes=own.output_bytes)
+
+
+def _listener(task: Task) -> Tell:
+    """What a contract redacts is not heard as it comes."""
+    from ringfence.sandbox.sessions.service import discard_output  # noqa: PLC0415 - loaded with the keeper, and not before
+
+    return (task.attached.tell if task.open else None) or discard_output
+
+
+async def _whole(task: Task, step: StepReport, shown: BoxReport) -> Mapping[Stream, str]:
+    """Where all of a stream lies that is cut. What was captured whole and is cut only now is put there by us."""
+    out: dict[Stream, str] = {}
+    streams: tuple[Stream, Stream] = ("stdout", "stderr")
+    for stream in streams:
+        captured: Captured = getattr(step.cell.report, stream)
+        if stream in step.whole:
+            out[stream] = step.whole[stream]
+        elif not captured.truncated and getattr(shown, stream).truncated:
+            path = f"/workspace/tmp/step-{step.step}.{stream}"
+            with suppress(RingfenceError):  # no room for it, say; then the result says how to do without
+                await task.keeper.write(task.owner, task.session, path, captured.head + captured.tail)
+                out[stream] = path
+    return out
+
+
+# ── A caller at a terminal ────────────────────────────────────────────────────────────────────────
+
+
+async def _typed(task: Task, keys: AsyncIterator[bytes | tuple[int, int]], tell: Tell) -> Answer:
+    """A command that is typed into while it runs; when its caller goes, so does it."""
+    keeper = task.keeper
+    owner = task.owner
+    session = task.session
+    info = await keeper.start(owner, session, request.command(task.grant, task.provision))
+    typing = asyncio.ensure_future(_type(task, info, keys))
+    try:
+        over = await keeper.follow(owner, session, info.process, (0, 0), tell)
+    except asyncio.CancelledError:
+        await to_the_end(keeper.signal(owner, session, info.process, 9))
+        raise
+    finally:
+        typing.cancel()
+        await asyncio.wait({typing}, timeout=_LONGEST_WAIT)
+    assert over.report is not None
+    about = await keeper.info(owner, session)
+    step = StepReport(session, about.step, CellReport(over.report), state=about.state)
+    return await _answer(task, step)
+
+
+async def _type(task: Task, info: ProcessState, keys: AsyncIterator[bytes | tuple[int, int]]) -> None:
+    keeper = task.keeper
+    owner = task.owner
+    session = task.session
+    try:
+        async for key in keys:
+            if isinstance(key, bytes):
+                await keeper.send(owner, session, info.process, key)
+            else:
+                await keeper.resize(owner, session, info.process, *key)
+        await keeper.send(owner, session, info.process, b"", eof=True)
+    except RingfenceError:
+        return  # it is over, and takes no more

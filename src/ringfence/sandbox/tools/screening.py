@@ -1,0 +1,218 @@
+"""What comes out of a box is searched for secrets before it is shown: streams as they come, what is captured, files.
+
+Streams and texts are searched for known secrets and for what has the shape of one. Files are searched for known
+secrets alone, since a shape may be just what the program was to make, and keep their length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ringfence.core.box import Attached, BoxReport, Captured, FileFact, Stream
+from ringfence.core.errors import Unavailable
+from ringfence.core.sessions import CellReport, Failure, Shown, StepReport
+from ringfence.secrets.redaction import MOST_HELD, Redacted, TenantRedactor
+from ringfence.secrets.redaction import RedactingStream as Searched
+
+_OUTPUT = "/workspace/output/"
+_PIECE = 1 << 20
+_PATIENCE_SECONDS = 0.1
+"""How long the last bytes of a stream wait for what follows."""
+
+
+class OutputScreen:
+    """What comes out of one call passes through it. What it removed is counted, by rule and by secret."""
+
+    def __init__(self, shown: TenantRedactor | None = None, kept: TenantRedactor | None = None) -> None:
+        """`shown` is for what is read, `kept` for files."""
+        self._shown = shown
+        self._kept = kept
+        self._streams: dict[Stream, Searched] = {}
+        self._clocks: dict[Stream, asyncio.TimerHandle] = {}
+        self._attached: Attached | None = None
+        self.rules: dict[str, int] = {}
+        self.secrets: dict[str, int] = {}
+
+    # ── As it comes ──
+
+    def attached(self, attached: Attached) -> Attached:
+        """The same, with everything that its caller is told searched first."""
+        if self._shown is None or (attached.tell is None and attached.shown is None):
+            return attached
+        self._attached = attached
+        tell = None if attached.tell is None else self._told
+        shown = None if attached.shown is None else self._was_shown
+        return replace(attached, tell=tell, shown=shown)
+
+    def _told(self, stream: Stream, data: bytes) -> None:
+        assert self._shown is not None and self._attached is not None and self._attached.tell is not None
+        searched = self._streams.get(stream)
+        if searched is None:
+            searched = self._streams[stream] = self._shown.stream()
+        if clean := searched.feed(data):
+            self._attached.tell(stream, clean)
+        if (clock := self._clocks.pop(stream, None)) is not None:
+            clock.cancel()
+        if searched.held:
+            self._clocks[stream] = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._rest, stream)
+
+    def _rest(self, stream: Stream) -> None:
+        attached = self._attached
+        searched = self._streams.get(stream)
+        if searched is None or attached is None or attached.tell is None:
+            return
+        if clean := searched.release():
+            attached.tell(stream, clean)
+
+    def _was_shown(self, value: Any) -> None:
+        assert self._attached is not None and self._attached.shown is not None
+        quiet = OutputScreen(self._shown)  # the report has it again, and is counted
+        self._attached.shown(quiet.failure(value) if isinstance(value, Failure) else quiet.value(value))
+
+    def finish(self) -> None:
+        """No more comes: what waited goes on."""
+        for clock in self._clocks.values():
+            clock.cancel()
+        for stream in tuple(self._streams):
+            self._rest(stream)
+        self._streams.clear()
+
+    # ── When it is over ──
+
+    def report(self, report: BoxReport) -> BoxReport:
+        if self._shown is None:
+            return report
+        stdout = self._captured(report.stdout)
+        stderr = self._captured(report.stderr)
+        if stdout is not report.stdout or stderr is not report.stderr:
+            report = replace(report, stdout=stdout, stderr=stderr)
+        if report.trouble:
+            report = replace(report, trouble=tuple(map(self._text, report.trouble)))
+        return report
+
+    def step(self, step: StepReport) -> StepReport:
+        if self._shown is None:
+            return step
+        cell = step.cell
+        report = self.report(cell.report)
+        results = tuple(map(self.value, cell.results))
+        error = None if cell.error is None else self.failure(cell.error)
+        broken = self._text(cell.broken)
+        if (report, results, error, broken) == (cell.report, cell.results, cell.error, cell.broken):
+            return step
+        return replace(step, cell=CellReport(report, results, error, cell.alive, broken))
+
+    def value(self, shown: Shown) -> Shown:
+        data = {mime: self._text(text) for mime, text in shown.data.items()}
+        return shown if data == shown.data else replace(shown, data=data)
+
+    def failure(self, failure: Failure) -> Failure:
+        clean = Failure(self._text(failure.name), self._text(failure.value), self._text(failure.traceback))
+        return failure if clean == failure else clean
+
+    def _text(self, text: str) -> str:
+        if self._shown is None or len(text) < 12:
+            return text
+        clean, struck = self._shown.redact(text)
+        if struck:
+            self._count(struck, self._shown.secrets(text))
+        return clean
+
+    def _count(self, rules: Mapping[str, int], secrets: Mapping[str, int]) -> None:
+        for kept, found in ((self.rules, rules), (self.secrets, secrets)):
+            for name, count in found.items():
+                kept[name] = kept.get(name, 0) + count
+
+    def _captured(self, stream: Captured) -> Captured:
+        assert self._shown is not None
+        if not stream.head and not stream.tail:
+            return stream
+        whole = not stream.truncated
+        head, tail = (stream.head + stream.tail, b"") if whole else (stream.head, stream.tail)
+        values = self._shown.values
+        if whole or not values.reach:
+            clean_head = self._bytes(head)
+            clean_tail = self._bytes(tail)
+        else:
+            # Half a secret at either side of the gap is still half a secret. As much goes whatever stands there: how
+            # much is left must not tell what it was.
+            room = values.reach - 1
+            end = min(max(0, len(head) - room), values.begun(head, MOST_HELD))
+            clean_head = self._counted(values.within(head, 0, end))
+            clean_tail = self._counted(values.within(tail, min(len(tail), room), len(tail)))
+        if (clean_head, clean_tail) == (stream.head, stream.tail) or (whole and clean_head == head):
+            return stream
+        kept = len(clean_head) + len(clean_tail)
+        total = kept if whole else stream.total
+        digest = hashlib.sha256(
+            clean_head + clean_tail
+        ).hexdigest()  # that of the whole would tell a guess from another
+        return Captured(clean_head, clean_tail, max(total, kept), digest)
+
+    def _bytes(self, data: bytes) -> bytes:
+        assert self._shown is not None
+        return self._counted(self._shown.redacted(data)) if self._shown.strikes(data) else data
+
+    def _counted(self, found: Redacted) -> bytes:
+        self._count(found.rules, found.secrets)
+        return found.data
+
+    # ── Files ──
+
+    def file(self) -> Searched | None:
+        """For the bytes of one file; None where there is nothing to search for."""
+        return None if self._kept is None or self._kept.idle else self._kept.stream(masked=True)
+
+    def filed(self, searched: Searched) -> None:
+        self._count(searched.rules, searched.secrets)
+
+    async def artifacts(self, report: BoxReport, folder: Path | None) -> BoxReport:
+        """Files that were copied to a folder of the host, and what is said of them. Raises Unavailable."""
+        if folder is None or not report.files or self._kept is None or self._kept.idle:
+            return report
+        files = await asyncio.to_thread(lambda: tuple(self._artifact(fact, folder) for fact in report.files))
+        return report if files == report.files else replace(report, files=files)
+
+    def _artifact(self, fact: FileFact, folder: Path) -> FileFact:
+        # It was made by us, in a folder of the caller's own; a link put in its place since is not followed.
+        path = folder / fact.path.removeprefix(_OUTPUT)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as exc:
+            raise Unavailable("artifact", f"{path} cannot be searched for secrets: {exc.strerror}") from None
+        try:
+            searched, _ = self._search(handle, None)
+            if not searched.rules:
+                return fact
+            os.fchmod(handle, os.fstat(handle).st_mode & 0o777 | 0o200)
+            writing = os.open(f"/proc/self/fd/{handle}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                searched, digest = self._search(handle, writing)
+            finally:
+                os.close(writing)
+        finally:
+            os.close(handle)
+        self.filed(searched)
+        return replace(fact, sha256=digest)
+
+    def _search(self, handle: int, writing: int | None) -> tuple[Searched, str]:
+        """All of a file; what goes is masked where it stands."""
+        searched = self.file()
+        assert searched is not None
+        digest = hashlib.sha256()
+        at = 0
+        while True:
+            piece = os.pread(handle, _PIECE, at + searched.held)
+            clean = searched.feed(piece) if piece else searched.finish()
+            if writing is not None:
+                os.pwrite(writing, clean, at)
+            digest.update(clean)
+            at += len(clean)
+            if not piece:
+                return searched, digest.hexdigest()

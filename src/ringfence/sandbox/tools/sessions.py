@@ -1,0 +1,350 @@
+"""Tools for the life of sessions, and for the snapshots and volumes that outlive them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringfence.core.box import MIB
+from ringfence.core.errors import Refused
+from ringfence.core.model import Answer, Json, Mode, Status
+from ringfence.core.sessions import ForkProblem, SessionInfo
+from ringfence.sandbox.tools import request
+from ringfence.sandbox.tools.definition import (
+    ALLOW_PACKAGES,
+    CONTEXT,
+    COUNT,
+    DIGEST,
+    FLAG,
+    INFO,
+    INFOS,
+    LISTEN,
+    MAYBE,
+    MOUNTS,
+    NETWORK,
+    NUMBER,
+    ONE,
+    PACKAGES,
+    SESSION,
+    TEXT,
+    TEXTS,
+    Tool,
+)
+from ringfence.sandbox.tools.limits import limits_schema
+from ringfence.sandbox.tools.task import Task, session_json
+
+if TYPE_CHECKING:
+    from ringfence.sandbox.sessions.snapshots import Snapshot
+    from ringfence.sandbox.sessions.volumes import Volume
+
+MOST_FORKS = 32
+_METADATA: Json = {
+    **TEXTS,
+    "additionalProperties": {"type": "string", "maxLength": 1000},
+    "maxProperties": 32,
+    "description": "Words of yours, shown by list_sessions.",
+}
+_VOLUMES: Json = {
+    "type": "array",
+    "maxItems": 16,
+    "description": "Durable folders, for what must outlive the session.",
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": TEXT,
+            "at": {"type": "string", "description": "A folder beneath /workspace."},
+            "mode": {"enum": ["ro", "rw"]},
+        },
+        "required": ["name", "at"],
+        "additionalProperties": False,
+    },
+}
+_OPENING: Json = {
+    "template": {"type": "string", "description": "What is ready in it; left out: the usual one."},
+    "lifetime_seconds": {"type": "number", "minimum": 1, "description": "Then it is closed. Pauses do not count."},
+    "idle_seconds": {"type": "number", "minimum": 1, "description": "So long without work, and it is paused."},
+    "metadata": _METADATA,
+    "snapshot": {"type": "string", "description": "Start with the files of this snapshot (snapshot_session)."},
+    "volumes": _VOLUMES,
+    "setup": {
+        "type": "string",
+        "description": "Python for each of its interpreters to begin with. Where it fails, no session is opened.",
+    },
+}
+_OPENING_WIDE: Json = {
+    "lifetime_seconds": {"type": "number", "exclusiveMinimum": 0},
+    "idle_seconds": {"type": ["number", "null"], "exclusiveMinimum": 0},
+    "limits": limits_schema(),
+    "env": TEXTS,
+    "auto_resume": FLAG,
+    "retain": {"enum": ["none", "output"]},
+    "trees": {"type": "array", "items": TEXT},
+    "mounts": MOUNTS,
+    "network": NETWORK,
+    "listen": LISTEN,
+    "secrets": {"type": "array", "items": TEXT},
+    "packages": PACKAGES,
+    "allow_packages": ALLOW_PACKAGES,
+    "memory_layout": {"enum": ["shared", "fresh"]},
+    "inputs": {"type": "array", "items": DIGEST},
+}
+_PORT: Json = {
+    "type": ["integer", "string"],
+    "minimum": 1,
+    "maximum": 65_535,
+    "maxLength": 100,
+    "description": "In the box, or its name in the contract.",
+}
+_STATE: Json = {key: INFO[key] for key in ("session", "state", "step", "expires_at", "why")}
+_SNAPSHOT: Json = {"snapshot": TEXT, "name": MAYBE, "bytes": COUNT, "files": COUNT, "created_at": TEXT}
+_VOLUME_BYTES = 1024 * MIB
+_MOST_PAST = 32
+
+
+@Tool(
+    "Open a session",
+    Mode.WRITE,
+    "Open a session: a box of your own that stays, to work in step by step. Give its name as `session` to"
+    " execute_python and run_shell, and to the tools for files and processes."
+    " Python {python}; packages: {packages}. Network: {network}. Listening: {listening}."
+    " Limits of the box, all steps together: {limits}; of one step: {timeout}."
+    " It is closed {lifetime} after it was opened ({most_lifetime} at most), and paused after {idle} without work;"
+    " a call to it resumes it. What is in /workspace/output when it ends is kept for {retain} more, as resources."
+    " Close it when you are done.",
+    _OPENING,
+    gives={**INFO, "ports": {**TEXTS, "description": "Where ports of it are on this machine, by name."}},
+    maybe=("ports",),
+    wide=_OPENING_WIDE,
+    makes_box=True,
+)
+async def open_session(task: Task) -> Answer:
+    try:
+        wanted = request.session(task.grant, task.provision, task.passage, task.packed)
+        info = await task.keeper.create(task.owner, wanted)
+        task.learn(info)
+    except ValueError as exc:
+        raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such session can be opened: {exc}") from None
+    text = f"Session {info.id} is {info.state}; it is closed at {info.expires_at}. A pause does not count."
+    ports = {name: await task.keeper.show(task.owner, info.id, name) for name, _ in wanted.stay.listening.ports or ()}
+    if not ports:
+        return task.session_answer(info, text)
+    places = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+    shown = ", ".join(f"{name} at {place}" for name, place in places.items())
+    answer = task.session_answer(info, f"{text} What listens in it is shown on this machine's loopback: {shown}.")
+    assert answer.result is not None
+    answer.result["structuredContent"]["ports"] = places
+    return answer
+
+
+@Tool(
+    "Close a session",
+    Mode.WRITE,
+    "End a session and everything that runs in it. Its files are gone, but for those in /workspace/output.",
+    ONE,
+    ("session",),
+    _STATE,
+    destructive=True,
+)
+async def close_session(task: Task) -> Answer:
+    info = await task.keeper.end(task.owner, task.session)
+    return task.session_answer(info, f"Session {info.id} is {info.state}.")
+
+
+@Tool(
+    "Pause a session",
+    Mode.WRITE,
+    "Let everything in a session stand still, its clocks included, until it is used or resumed. Nothing is lost.",
+    ONE,
+    ("session",),
+    _STATE,
+)
+async def pause_session(task: Task) -> Answer:
+    info = await task.keeper.pause(task.owner, task.session)
+    return task.session_answer(info, f"Session {info.id} is {info.state}.")
+
+
+@Tool(
+    "Resume a session",
+    Mode.WRITE,
+    "Let a paused session go on. Using it does the same.",
+    ONE,
+    ("session",),
+    _STATE,
+)
+async def resume_session(task: Task) -> Answer:
+    info = await task.keeper.resume(task.owner, task.session)
+    return task.session_answer(info, f"Session {info.id} is {info.state}; it is closed at {info.expires_at}.")
+
+
+@Tool(
+    "List sessions",
+    Mode.READ,
+    "Your sessions, with their states: starting, running, paused or stopped; those that were stopped within a day,"
+    " with why.",
+    {},
+    gives={"sessions": INFOS},
+    wide={"session": SESSION, "ended": FLAG},
+)
+async def list_sessions(task: Task) -> Answer:
+    if "session" in task.given:
+        infos = [await task.keeper.info(task.owner, task.session)]
+    else:
+        infos = list(await task.keeper.list(task.owner))
+        if not task.wide or task.given.get("ended"):
+            infos += (await task.keeper.past(task.owner))[-_MOST_PAST:]
+    sessions = [session_json(info, wide=task.wide) for info in infos]
+    return task.listing({"sessions": sessions}, "\n".join(map(_line, infos)) or "There are no sessions.")
+
+
+def _line(info: SessionInfo) -> str:
+    words = f"{info.id}: {info.state}, template {info.template}, step {info.step}"
+    if info.state == "stopped":
+        return f"{words}, ended at {info.ended_at} ({info.why})"
+    return f"{words}, until {info.expires_at}" if info.expires_at else words
+
+
+@Tool(
+    "Take a snapshot of a session",
+    Mode.WRITE,
+    "Keep the files of a session as they are, to open others from: open_session(snapshot=…). Variables and"
+    " processes are not kept.",
+    {**ONE, "name": {"type": "string", "maxLength": 64, "description": "A name of yours for it."}},
+    ("session",),
+    {"session": TEXT, **_SNAPSHOT},
+)
+async def snapshot_session(task: Task) -> Answer:
+    kept = await task.keeper.snapshot(task.owner, task.session, task.given.get("name"))
+    words = f"Snapshot {kept.name or kept.id}: {kept.files} files, {kept.bytes} bytes. Open others from it with"
+    words += f" open_session(snapshot={kept.id!r})."
+    return task.answer(_snapshot(kept), words)
+
+
+@Tool(
+    "Fork a session",
+    Mode.WRITE,
+    "Open several sessions that begin with the files of this one. Variables and processes are not taken over."
+    " Each is told for itself: a session, or an error.",
+    {**ONE, "count": {"type": "integer", "minimum": 1, "maximum": MOST_FORKS}},
+    ("session", "count"),
+    {"session": TEXT, "sessions": {"type": "array", "items": {"type": "object"}}},
+)
+async def fork_session(task: Task) -> Answer:
+    """One by one: that one could not be made says nothing of the others."""
+    made = await task.keeper.fork(task.owner, task.session, task.given["count"])
+    told = [_fork(each, task.wide) for each in made]
+    lines = [f"{each.reason_code}: {each.message}" if isinstance(each, ForkProblem) else _line(each) for each in made]
+    problems = [each for each in made if isinstance(each, ForkProblem)]
+    if problems and len(problems) == len(made):
+        raise Refused(Status.FAILED, problems[0].reason_code, f"none could be made: {problems[0].message}")
+    return task.answer({"sessions": told}, "\n".join(lines))
+
+
+def _fork(made: SessionInfo | ForkProblem, wide: bool) -> Json:
+    if isinstance(made, ForkProblem):
+        return {"error": {"reason_code": made.reason_code, "message": made.message}}
+    return session_json(made, wide=wide)
+
+
+@Tool(
+    "Interrupt a cell",
+    Mode.WRITE,
+    "Raise KeyboardInterrupt in the Python that runs in a session just now. Its variables stay.",
+    {**ONE, "context": CONTEXT},
+    ("session",),
+    {"session": TEXT, "interrupted": {**FLAG, "description": "false: nothing was running."}},
+)
+async def interrupt_session(task: Task) -> Answer:
+    interrupted = await task.keeper.interrupt(task.owner, task.session, task.given.get("context", "default"))
+    return task.answer({"interrupted": interrupted}, "It was interrupted." if interrupted else "Nothing was running.")
+
+
+@Tool(
+    "Let a session live longer",
+    Mode.WRITE,
+    "Give a session so long to live, from now on.",
+    {**ONE, "lifetime_seconds": {"type": "number", "exclusiveMinimum": 0}},
+    ("session", "lifetime_seconds"),
+    only_wide=True,
+)
+async def extend_session(task: Task) -> Answer:
+    info = await task.keeper.extend(task.owner, task.session, float(task.given["lifetime_seconds"]))
+    return task.session_answer(info, f"Session {info.id} is closed at {info.expires_at}.")
+
+
+@Tool(
+    "Show a port of a session to its owner",
+    Mode.WRITE,
+    "Let what listens at a port of a session's box be reached on this machine's loopback, by its owner alone, until"
+    " the session ends. Nobody else gets in, and nothing gets out by it.",
+    {**ONE, "port": _PORT},
+    ("session", "port"),
+    {"session": TEXT, "host": TEXT, "port": NUMBER},
+    if_declared=True,
+)
+async def expose_port(task: Task) -> Answer:
+    port = await task.keeper.show(task.owner, task.session, task.given["port"])
+    told = f"Port {task.given['port']} of session {task.session} is 127.0.0.1:{port} on this machine."
+    return task.answer({"host": "127.0.0.1", "port": port}, told)
+
+
+# ── Snapshots ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@Tool("List snapshots", Mode.READ, "Snapshots, newest first.", {}, only_wide=True)
+async def list_snapshots(task: Task) -> Answer:
+    found = await task.keeper.snapshots(task.owner)
+    return task.listing({"snapshots": [_snapshot(each) for each in found]}, f"{len(found)} snapshots")
+
+
+@Tool("Remove a snapshot", Mode.WRITE, "Forget a snapshot.", {"snapshot": TEXT}, ("snapshot",), only_wide=True)
+async def remove_snapshot(task: Task) -> Answer:
+    await task.keeper.remove_snapshot(task.owner, task.given["snapshot"])
+    return task.listing({}, "It is removed.")
+
+
+def _snapshot(kept: Snapshot) -> Json:
+    told: Json = {"snapshot": kept.id, "name": kept.name, "bytes": kept.bytes, "files": kept.files}
+    return {**told, "created_at": kept.created_at}
+
+
+# ── Volumes ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@Tool(
+    "Make a volume",
+    Mode.WRITE,
+    "Make a durable folder that sessions can mount.",
+    {"name": TEXT, "max_bytes": {"type": "integer", "minimum": 1}, "mode": {"enum": ["ro", "rw"]}},
+    ("name",),
+    only_wide=True,
+)
+async def create_volume(task: Task) -> Answer:
+    given = task.given
+    made = await task.keeper.create_volume(
+        task.owner, given["name"], given.get("max_bytes", _VOLUME_BYTES), given.get("mode", "ro")
+    )
+    return task.listing(_volume(made), f"Volume {made.name} is there.")
+
+
+@Tool("List volumes", Mode.READ, "Durable folders.", {}, only_wide=True)
+async def list_volumes(task: Task) -> Answer:
+    found = await task.keeper.volumes(task.owner)
+    return task.listing({"volumes": [_volume(each) for each in found]}, f"{len(found)} volumes")
+
+
+@Tool(
+    "Remove a volume",
+    Mode.WRITE,
+    "Remove a volume with all that is in it.",
+    {"name": TEXT},
+    ("name",),
+    only_wide=True,
+)
+async def remove_volume(task: Task) -> Answer:
+    await task.keeper.remove_volume(task.owner, task.given["name"])
+    return task.listing({}, "It is removed.")
+
+
+def _volume(volume: Volume) -> Json:
+    told: Json = {"name": volume.name, "owner": list(volume.owner), "max_bytes": volume.max_bytes, "mode": volume.mode}
+    told |= {"shared_with": list(volume.shared_with), "created_at": volume.created_at, "saved_at": volume.saved_at}
+    return {**told, "bytes": volume.bytes, "files": volume.files}

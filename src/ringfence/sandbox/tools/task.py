@@ -1,0 +1,179 @@
+"""What a handler is given: the grant of a call that is for a session, the keeper of sessions, and how to answer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ringfence.core.box import MIB, Attached, FileFact
+from ringfence.core.errors import Refused
+from ringfence.core.model import Answer, Call, Grant, Json, Principal, Status
+from ringfence.core.ports import Packed, Route
+from ringfence.core.record import plain
+from ringfence.core.sessions import Owner, SessionInfo, Within
+from ringfence.sandbox.tools.request import Provision
+from ringfence.sandbox.tools.results import text
+
+if TYPE_CHECKING:
+    from ringfence.sandbox.sessions.service import SessionService
+    from ringfence.sandbox.tools.screening import OutputScreen
+
+_NOTHING = Attached()
+_NO_WAY = Route()
+_PIECE = MIB
+_MOST = 64 * MIB
+
+
+def _forgotten(_: SessionInfo) -> None:
+    """The session that was opened need not be remembered."""
+
+
+def owner_of(principal: Principal) -> Owner:
+    """The owner of the sessions that a caller opens."""
+    return Owner(principal.tenant, principal.agent)
+
+
+@plain
+class Task:
+    """What is to be done, for which caller, by which keeper."""
+
+    grant: Grant
+    keeper: SessionService
+    provision: Provision
+    isolation: Json
+    """As far as it is known without looking at the session."""
+    screen: OutputScreen
+    """What comes out of the session passes it."""
+    passage: Route = _NO_WAY
+    """The way out of a session that is to be opened."""
+    packed: Packed | None = None
+    """What is installed for it."""
+    learn: Callable[[SessionInfo], None] = _forgotten
+    """Remembers what was opened, so that the keeper need not be asked for it."""
+
+    @property
+    def call(self) -> Call:
+        return self.grant.call
+
+    @property
+    def given(self) -> Json:
+        return self.grant.call.arguments
+
+    @property
+    def owner(self) -> Owner:
+        return owner_of(self.grant.call.principal)
+
+    @property
+    def session(self) -> str:
+        return str(self.given["session"])
+
+    @property
+    def attached(self) -> Attached:
+        attached = self.grant.call.attached
+        return _NOTHING if attached is None else self.screen.attached(attached)
+
+    @property
+    def wide(self) -> bool:
+        """Whether the caller is in this process."""
+        return self.grant.call.attached is not None
+
+    @property
+    def open(self) -> bool:
+        """Whether anything may be seen as it comes: of what a contract removes something from, nothing may."""
+        contract = self.grant.contract
+        return not contract.redact and contract.result.fields is None
+
+    @property
+    def most_bytes(self) -> int:
+        return self.grant.contract.result.max_bytes
+
+    def answer(
+        self, structured: Json, words: str, content: Sequence[Json] = (), given: Sequence[FileFact] = ()
+    ) -> Answer:
+        """It was done in the session that the call names."""
+        within = Within(self.session, given=tuple(given))
+        blocks = [*content] if content else [text(words)]
+        told = {"session": self.session, **structured, "facts": {}}
+        return Answer({"content": blocks, "structuredContent": told}, isolation=self.isolation, within=within)
+
+    def session_answer(self, info: SessionInfo, words: str) -> Answer:
+        """What a session is by now."""
+        packages = self.packed.packages if self.packed is not None else ()
+        within = Within(info.id, info.step, state=info.state, packages=packages)
+        structured = {**session_json(info, wide=self.wide), "facts": {}}
+        isolation = dict(info.isolation) or self.isolation
+        return Answer({"content": [text(words)], "structuredContent": structured}, isolation=isolation, within=within)
+
+    def listing(self, structured: Json, words: str) -> Answer:
+        """What concerns no session in particular."""
+        told = {**structured, "facts": {}}
+        return Answer({"content": [text(words)], "structuredContent": told}, isolation=self.isolation)
+
+
+# ── What is in answers ────────────────────────────────────────────────────────────────────────────
+
+
+def session_json(info: SessionInfo, *, wide: bool = False) -> Json:
+    told: Json = {
+        "session": info.id,
+        "state": info.state,
+        "template": info.template,
+        "created_at": info.created_at,
+        "expires_at": info.expires_at,
+        "ended_at": info.ended_at,
+        "why": info.why,
+        "step": info.step,
+        "contexts": list(info.contexts),
+        "metadata": dict(info.metadata),
+        "snapshot": info.snapshot,
+        "memory_bytes": info.memory_bytes,
+        "limits": asdict(info.limits),
+        "network": list(info.network),
+    }
+    return {**told, "isolation": dict(info.isolation)} if wide else told
+
+
+def file_json(fact: FileFact) -> Json:
+    return {"path": fact.path, "bytes": fact.bytes, "sha256": fact.sha256}
+
+
+def bad(words: str) -> Refused:
+    return Refused(Status.VALIDATION_FAILURE, "bad_arguments", words)
+
+
+# ── Bytes beside the arguments, which name them by digest: what comes must be what was named ──────
+
+
+def _changed() -> Refused:
+    text = "what was to be written changed after it was named, so nothing was written"
+    return Refused(Status.FAILED, "input_changed", text)
+
+
+async def data_of(task: Task) -> bytes:
+    """All of it at once. Raises Refused where it is not what was named."""
+    if task.given["data"]["bytes"] > _MOST:
+        raise Refused(Status.VALIDATION_FAILURE, "too_large", f"no more than {_MOST} bytes can be sent at once")
+    return b"".join([piece async for piece in pieces_of(task)])
+
+
+async def pieces_of(task: Task) -> AsyncIterator[bytes]:
+    """Piece by piece; at the end Refused is raised where they were not what was named."""
+    named = task.given["data"]
+    given = task.attached.data
+    size = 0
+    digest = hashlib.sha256()
+    async for piece in _cut(given) if isinstance(given, bytes) else given:
+        size += len(piece)
+        digest.update(piece)
+        if size > named["bytes"]:
+            raise _changed()
+        yield piece
+    if size != named["bytes"] or digest.hexdigest() != named["sha256"]:
+        raise _changed()
+
+
+async def _cut(data: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(data), _PIECE):
+        yield data[at : at + _PIECE]

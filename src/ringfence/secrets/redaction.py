@@ -1,0 +1,361 @@
+"""Removes a tenant's known secrets, and whatever has the shape of one, from text and from streams of bytes.
+
+All patterns are one automaton, whose speed hardly depends on how many values there are. Only where it strikes is it
+asked what was found: first values, then shapes, both on the text as it came, so that neither can hide the other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+import re2
+
+from ringfence.core.secret import Secret, reveal
+from ringfence.secrets.patterns import Form, compiled, forms, options, shapes, union
+
+KNOWN = "known_secret"
+"""The rule of every known value. Which one it was is for the audit log alone."""
+REPLACEMENT = "[redacted]"
+MASK = b"*"
+"""For each byte, where what is around it must keep its place: in files."""
+
+_SHORTEST = 12
+"""Nothing that is searched has fewer bytes."""
+_SHORT = 200
+_REMEMBERED = 256
+_THOROUGH = 1000
+"""So many hits are each searched for others that begin inside of them; in what repeats itself more often, no longer."""
+
+
+@dataclass(slots=True)
+class Span:
+    """What goes."""
+
+    start: int
+    end: int
+    rules: Counter[str]
+    secrets: set[str] = field(default_factory=set)
+    begins: int = 0
+    """Where the match begins of which this is the secret piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Redacted:
+    """What is left, and what struck."""
+
+    data: bytes
+    rules: Mapping[str, int]
+    secrets: Mapping[str, int]
+    """By the secret's name: for the audit log alone, since a caller who is told can guess and try."""
+
+
+class SecretMatcher:
+    """Finds a fixed set of secrets, and the shapes. A rotated secret makes another matcher."""
+
+    def __init__(self, secrets: Sequence[Secret] = (), *, shaped: bool = True) -> None:
+        """Without shapes, known values alone are searched for."""
+        self._shaped = shaped
+        self._forms: list[tuple[str, Form]] = [
+            (secret.name, form) for secret in secrets for form in forms(reveal(secret))
+        ]
+        self._known = union(form.whole for _, form in self._forms)
+        whole = (part.whole for part in _parts().values()) if shaped else ()
+        self._any = union((*(form.whole for _, form in self._forms), *whole))
+        self._clean: set[str] = set()
+        """Short texts that were found to be so: reasons and names come again with every call."""
+
+    def strikes(self, data: bytes) -> bool:
+        """Whether anything would go; the cheapest that can be asked."""
+        return len(data) >= _SHORTEST and self._any.search(data) is not None
+
+    def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
+        """The text without secrets, and how often each rule struck."""
+        if len(text) < _SHORTEST:
+            return text, {}
+        if text in self._clean:
+            return text, {}
+        data = text.encode("utf-8", "surrogatepass")
+        if self._any.search(data) is None:
+            if len(text) <= _SHORT:
+                if len(self._clean) >= _REMEMBERED:
+                    self._clean.clear()
+                self._clean.add(text)
+            return text, {}
+        redacted = self.redacted(data)
+        return redacted.data.decode("utf-8", "surrogatepass"), redacted.rules
+
+    def redacted(self, data: bytes) -> Redacted:
+        """The same for bytes of any kind, with the names of the secrets."""
+        return _redacted(data, self.find(data))
+
+    def find(self, data: bytes, start: int = 0) -> list[Span]:
+        """What goes, from left to right; no two touch."""
+        first = self._any.search(data, start)
+        if first is None:
+            return []
+        known = _joined(self._values(data, first.start()))
+        every = _shaped(data, first.start()) if self._shaped else ()
+        shaped = [span for span in every if not _covered(span, known)]
+        return _joined(sorted([*known, *shaped], key=lambda span: span.start))
+
+    def begun(self, data: bytes, most: int) -> int:
+        """Where a shape may begin that only what follows can settle, at most so many bytes before the end; or the
+        end."""
+        shape = _begun_shape().search(data, max(0, len(data) - most)) if self._shaped else None
+        return len(data) if shape is None else int(shape.start())
+
+    def within(self, data: bytes, start: int, stop: int) -> Redacted:
+        """What stands between two places, redacted as a part of all the data: neither place is inside of a match, and
+        nothing else moves them, so that what is left out does not tell what it was."""
+        every = self.find(data)
+        start = next((span.start for span in every if span.begins < start < span.end), start)
+        stop = next((span.end for span in every if span.begins < stop < span.end), stop)
+        spans = [span for span in every if start <= span.start and span.end <= stop]
+        return _redacted(data[start:stop], spans, start)
+
+    def _values(self, data: bytes, start: int) -> Iterator[Span]:
+        if not self._forms:
+            return
+        hits = 0
+        match = self._known.search(data, start)
+        while match is not None:
+            begin, end = match.span()
+            hits += 1
+            yield Span(begin, end, Counter({KNOWN: 1}), self._names(data[begin:end]), begin)
+            # One may begin inside of another and go on behind its end.
+            match = self._known.search(data, begin + 1 if hits < _THOROUGH else end)
+
+    def _names(self, hit: bytes) -> set[str]:
+        return {self._forms[index][0] for index in self._which.Match(hit)}
+
+    @cached_property
+    def reach(self) -> int:
+        """How far a known value may stretch, in bytes."""
+        return max((form.longest for _, form in self._forms), default=0)
+
+    @cached_property
+    def _which(self) -> Any:
+        return _whole_set([form.whole for _, form in self._forms])
+
+
+def _redacted(data: bytes, spans: list[Span], place: int = 0) -> Redacted:
+    if not spans:
+        return Redacted(data, {}, {})
+    rules: Counter[str] = Counter()
+    names: Counter[str] = Counter()
+    for span in spans:
+        rules.update(span.rules)
+        names.update(span.secrets)
+    return Redacted(without(data, spans, place), dict(rules), dict(names))
+
+
+def without(data: bytes, spans: list[Span], place: int = 0, *, masked: bool = False) -> bytes:
+    """The data with each span replaced; masked, it is as long as before. `place` is where in the spans' it begins."""
+    pieces: list[bytes] = []
+    end = 0
+    for span in spans:
+        gone = MASK * (span.end - span.start) if masked else REPLACEMENT.encode()
+        pieces += (data[end : span.start - place], gone)
+        end = span.end - place
+    return b"".join((*pieces, data[end:]))
+
+
+_parts = cache(shapes)
+
+
+@cache
+def _shapes() -> tuple[Any, Any, list[tuple[str, Any]]]:
+    """One pattern that finds any shape, one set that tells which, and each by itself for the piece that goes."""
+    wholes = [part.whole for part in _parts().values()]
+    each = [(name, compiled(part.whole)) for name, part in _parts().items()]
+    return union(wholes), _whole_set(wholes), each
+
+
+@cache
+def _begun_shape() -> Any:
+    return compiled(f"(?:{'|'.join(part.begun for part in _parts().values())})\\z")
+
+
+def _shaped(data: bytes, start: int) -> Iterator[Span]:
+    anywhere, which, each = _shapes()
+    match = anywhere.search(data, start)
+    while match is not None:
+        begin, end = match.span()
+        name, shape = each[min(which.Match(data[begin:end]))]
+        inner = shape.match(data, begin)
+        groups = [inner.span(number) for number in range(1, shape.groups + 1) if inner.start(number) >= 0]
+        first, last = groups[-1] if groups else (begin, end)
+        yield Span(first, last, Counter({name: 1}), begins=begin)
+        match = anywhere.search(data, end)
+
+
+def _covered(span: Span, known: list[Span]) -> bool:
+    place = bisect_right(known, span.start, key=lambda other: other.start)
+    return place > 0 and span.end <= known[place - 1].end
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    """Spans that overlap are one. Of a value's own overlaps only one is counted."""
+    joined: list[Span] = []
+    for span in spans:
+        last = joined[-1] if joined else None
+        if last is None or span.start >= last.end:
+            joined.append(span)
+            continue
+        last.end = max(last.end, span.end)
+        last.begins = min(last.begins, span.begins)
+        last.secrets |= span.secrets
+        last.rules |= span.rules
+    return joined
+
+
+def _whole_set(patterns: list[str]) -> Any:
+    chosen = re2.Set.FullMatchSet(options(sum(map(len, patterns))))
+    for pattern in patterns:
+        chosen.Add(pattern.encode("ascii"))
+    chosen.Compile()
+    return chosen
+
+
+# ── Streams ──────────────────────────────────────────────────────────────────────────────────────
+
+MOST_HELD = 16_384
+"""Bytes that may wait. A shape that goes on longer is gone already: only its end is still awaited."""
+
+_PEM = compiled(r"[A-Za-z0-9+/=\r\n\t \\]*")
+_TOKEN = compiled(r"[A-Za-z0-9._~+/=-]*")
+
+
+class RedactingStream:
+    """Redacts one stream of bytes that comes in pieces, cut anywhere.
+
+    The last bytes always wait for what follows, as many as the longest secret could need, whatever they are: bytes that
+    wait only because they look like the beginning of a secret tell the program that wrote them that they are one. A
+    shape is no secret, so what may be the beginning of one waits as long as it may.
+    """
+
+    def __init__(self, values: SecretMatcher, *, masked: bool = False) -> None:
+        """Masked, what comes out is as long as what went in."""
+        self._masked = masked
+        self.rules: Counter[str] = Counter()
+        self.secrets: Counter[str] = Counter()
+        """For the audit log alone."""
+        self._values = values
+        self._wait = min(max(values.reach - 1, 0), MOST_HELD)
+        self._seen = b""
+        """The last that went on: where a word begins is told by it, and after a release, what began in it."""
+        self._held = b""
+        self._swallowing: str | None = None
+        """The rule of a shape that was told already and still goes on."""
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait for what follows."""
+        return len(self._held)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What may go on of everything so far."""
+        chunk = self._after_shape(chunk)
+        if not chunk:
+            return b""
+        data = self._seen + self._held + chunk
+        start = len(self._seen)
+        spans = self._spans(data, start)
+        last = spans[-1] if spans else None
+        if last is not None and last.end == len(data) and len(data) - last.begins > MOST_HELD and not last.secrets:
+            self._swallowing = None if self._masked else next(iter(last.rules))
+            return self._emit(data, start, len(data), spans)
+        cut = max(start, min(len(data) - self._wait, self._values.begun(data, MOST_HELD)))
+        while spans and spans[-1].end > cut:
+            cut = max(start, min(cut, spans.pop().begins))
+        return self._emit(data, start, cut, spans)
+
+    def finish(self) -> bytes:
+        """The rest. What was only the beginning of a secret is none."""
+        data = self._seen + self._held
+        start = len(self._seen)
+        return self._emit(data, start, len(data), self._spans(data, start))
+
+    def release(self) -> bytes:
+        """What waits, though more may come: for a clock that does not ask what it is. Where it turns out to have been
+        the beginning of a secret, the rest of that goes."""
+        data = self._seen + self._held
+        clean = self.finish()
+        self._seen = data[max(0, len(data) - max(self._wait, 1)) :]
+        return clean
+
+    def _spans(self, data: bytes, start: int) -> list[Span]:
+        if start <= 1:
+            return self._values.find(data, start)
+        # After a release: what ended before was told then, and of what began before only the rest is still here.
+        spans = [span for span in self._values.find(data) if span.end > start]
+        for span in spans:
+            span.start = max(span.start, start)
+        return spans
+
+    def _emit(self, data: bytes, start: int, cut: int, spans: list[Span]) -> bytes:
+        for span in spans:
+            self.rules.update(span.rules)
+            self.secrets.update(span.secrets)
+        self._held = data[cut:]
+        if cut > start:
+            self._seen = data[cut - 1 : cut]
+        return without(data[start:cut], spans, start, masked=self._masked)
+
+    def _after_shape(self, chunk: bytes) -> bytes:
+        if self._swallowing is None:
+            return chunk
+        rest = chunk[(_PEM if self._swallowing == "private_key" else _TOKEN).match(chunk).end() :]
+        if rest:
+            self._swallowing = None
+        return rest
+
+
+# ── Secrets that rotate ──────────────────────────────────────────────────────────────────────────
+
+
+class TenantRedactor:
+    """The redactor of one tenant, which follows its secrets as they rotate."""
+
+    def __init__(self, known: Callable[[], tuple[Secret, ...]], *, shaped: bool = True) -> None:
+        """`known` tells the tenant's secrets, and the very same tuple as long as they are the same."""
+        self._known = known
+        self._shaped = shaped
+        self._secrets: tuple[Secret, ...] | None = None
+        self._values: SecretMatcher | None = None
+
+    @property
+    def values(self) -> SecretMatcher:
+        """For what is known now."""
+        secrets = self._known()
+        if self._values is None or secrets is not self._secrets:
+            self._values = SecretMatcher(secrets, shaped=self._shaped)
+            self._secrets = secrets
+        return self._values
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to search for. Costs nothing: the automaton is made when text comes."""
+        return not self._shaped and not self._known()
+
+    def strikes(self, data: bytes) -> bool:
+        return self.values.strikes(data)
+
+    def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
+        return self.values.redact(text)
+
+    def redacted(self, data: bytes) -> Redacted:
+        return self.values.redacted(data)
+
+    def secrets(self, text: str) -> Mapping[str, int]:
+        """Which secrets are in a text, by name: for the audit log alone."""
+        return self.values.redacted(text.encode("utf-8", "surrogatepass")).secrets
+
+    def stream(self, *, masked: bool = False) -> RedactingStream:
+        """For one stream, with what is known at its beginning."""
+        return RedactingStream(self.values, masked=masked)

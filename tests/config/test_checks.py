@@ -1,0 +1,379 @@
+"""Where servers run, and what is mounted for them: as it is meant, or a problem at its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ringfence import config
+from ringfence.core.box import MIB
+from ringfence.core.errors import ConfigError
+
+NETWORK = "networks: {n: {allow: ['h.example:443']}}\n"
+
+
+def loaded(text: str, base: Path) -> config.Config:
+    return config.loads(text, file="f", base=base)
+
+
+def problems(text: str, base: Path) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        loaded(text, base)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_what_a_server_says_of_its_box(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    text = """
+servers:
+  s: {command: [x], placement: shared, mounts: [{host: ./docs, at: /docs}], network: n,
+      limits: {memory_mb: 512, disk_mb: 64, processes: 128, cpu_cores: 2}}
+  t: {command: [y], placement: shared, network: n}
+"""
+    found = loaded(NETWORK + text, tmp_path)
+    server = found.servers["s"]
+    assert (server.placement, server.network, found.warnings) == ("shared", "n", ())
+    assert [(m.host, m.at, m.mode) for m in server.mounts] == [(str(tmp_path / "docs"), "/docs", "ro")]
+    limits = {"memory_bytes": 512 * MIB, "disk_bytes": 64 * MIB, "processes": 128, "cpu_cores": 2.0}
+    assert server.limits == limits
+    assert found.servers["t"].limits == {}
+
+
+BAD = {
+    "servers: {s: {url: 'https://h/mcp', placement: unsafe_host}}": "runs elsewhere",
+    "servers: {s: {command: [x], placement: remote}}": "needs a url",
+    "servers: {s: {command: [x], placement: unsafe-host}}": "did you mean",
+    "servers: {s: {command: [x], placement: unsafe_host, limits: {memory_mb: 99}}}": "has no box of its own",
+    "servers: {s: {command: [x], placement: unsafe_host, mounts: [{host: /srv, at: /x}]}}": "has no box of its own",
+    "servers: {s: {command: [x], placement: session, network: n}}": "has no box of its own",
+    "servers: {s: {command: [x], placement: session}}\ncapabilities: {c: {server: s, mode: write}}": "only read",
+    "servers: {s: {command: [x], placement: b, network: n}, t: {command: [x], placement: b}}": "must be the same",
+    "servers: {s: {command: [x], mounts: [{host: /, at: /x}]}}": "unsafe: REASON",
+    "capabilities: {run_shell: {transport: sandboxed_exec, filesystem: {mounts: [{host: /, at: /x}]}}}": "unsafe",
+    "servers: {s: {command: [x], limits: {max_memory_mb: 5}}}": "did you mean 'memory_mb'",
+}
+
+
+@pytest.mark.parametrize(("text", "why"), BAD.items(), ids=list(BAD))
+def test_what_cannot_be_meant(text: str, why: str, tmp_path: Path) -> None:
+    (problem,) = problems(NETWORK + text, tmp_path)
+    assert why in problem
+
+
+def test_alone_in_a_shared_box(tmp_path: Path) -> None:
+    (warning,) = loaded("servers: {s: {command: [x], placement: team}}", tmp_path).warnings
+    assert "no other server is in the box 'team'" in str(warning)
+
+
+def test_a_link_that_a_box_could_have_put_there_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "docs").symlink_to("/etc")
+    text = "servers: {s: {command: [x], mounts: [{host: ./work, at: /w, mode: rw}]}, t: {command: [x], mounts: [{host: "
+    (problem,) = problems(text + "./work/docs, at: /d}]}}", tmp_path)
+    assert "a box may write to" in problem
+
+
+def test_what_a_server_in_an_agents_box_says_is_not_trusted(tmp_path: Path) -> None:
+    text = "servers: {s: {command: [x], placement: session}}\ncapabilities: {c: {server: s, mode: read"
+    assert loaded(text + "}}", tmp_path).contracts["c"].result.trust == "untrusted"
+    assert loaded(text + ", result: {trust: trusted}}}", tmp_path).contracts["c"].result.trust == "untrusted"
+
+
+MOUNTED = """
+servers:
+  s: {command: [x], mounts: [{host: ./docs, at: /docs, mode: rw}, {host: ./more, at: /more}]}
+  far: {url: "http://127.0.0.1:1/mcp"}
+  bare: {command: [y], placement: unsafe_host}
+capabilities:
+  read: {transport: mcp, server: SERVER, filesystem: {mounts: [{host: HOST, at: AT, mode: MODE}]}}
+"""
+
+
+def narrowed(server: str, host: str, at: str, mode: str) -> str:
+    text = MOUNTED.replace("SERVER", server).replace("HOST", host)
+    return text.replace("AT", at).replace("MODE", mode)
+
+
+@pytest.mark.parametrize(
+    ("host", "at", "mode"), [("./docs", "/docs", "ro"), ("./docs", "/docs", "rw"), ("more", "/more", "ro")]
+)
+def test_a_contract_of_a_server_may_have_less_than_its_server(tmp_path: Path, host: str, at: str, mode: str) -> None:
+    for name in ("docs", "more"):
+        (tmp_path / name).mkdir()
+    found = loaded(narrowed("s", host, at, mode), tmp_path).contracts["read"]
+    assert [(m.at, m.mode) for m in found.mounts] == [(at, mode)]
+
+
+@pytest.mark.parametrize(
+    ("server", "host", "at", "mode", "text"),
+    [
+        ("s", "./more", "/more", "rw", "write it under servers: s: mounts: [{host: ./more, at: /more, mode: rw}], too"),
+        ("s", "./docs", "/elsewhere", "ro", "server 's' does not see this"),
+        ("far", "./docs", "/docs", "ro", "server 'far' runs elsewhere, where nothing is mounted"),
+        ("bare", "./docs", "/docs", "ro", "server 'bare' has no box of its own (placement unsafe_host)"),
+    ],
+)
+def test_a_contract_of_a_server_has_no_more_than_its_server(
+    tmp_path: Path, server: str, host: str, at: str, mode: str, text: str
+) -> None:
+    for name in ("docs", "more"):
+        (tmp_path / name).mkdir()
+    (problem,) = problems(narrowed(server, host, at, mode), tmp_path)
+    assert problem.startswith("f:7:") and text in problem
+
+
+def test_where_any_server_may_have_the_tool_it_is_a_warning(tmp_path: Path) -> None:
+    for name in ("docs", "more"):
+        (tmp_path / name).mkdir()
+    found = loaded(narrowed("s", "./docs", "/docs", "ro").replace("server: s, ", ""), tmp_path)
+    assert ["name its server, or: " in str(warning) for warning in found.warnings] == [True]
+
+
+# ── The gateway's socket ──
+
+
+@pytest.mark.parametrize(
+    ("written", "where"), [("g.sock", "g.sock"), ("run/../g.sock", "g.sock"), ("/run/g", "/run/g")]
+)
+def test_a_gateway_may_listen_at_a_path(tmp_path: Path, written: str, where: str) -> None:
+    gateway = loaded(f'gateway: {{listen: "unix:{written}"}}', tmp_path).gateway
+    assert gateway.socket == tmp_path / where
+    assert (gateway.host, gateway.port) == ("127.0.0.1", 8700), "for whoever wants it at an address after all"
+    assert loaded("", tmp_path).gateway.socket is None
+    assert loaded("", tmp_path).digest != loaded(f'gateway: {{listen: "unix:{written}"}}', tmp_path).digest
+
+
+def test_a_path_that_no_socket_can_have_is_a_problem(tmp_path: Path) -> None:
+    assert "names no socket" in problems('gateway: {listen: "unix:"}', tmp_path)[0]
+    assert "too long for a socket" in problems(f'gateway: {{listen: "unix:/{"x" * 107}"}}', tmp_path)[0]
+    assert loaded(f'gateway: {{listen: "unix:/{"x" * 106}"}}', tmp_path).gateway.socket is not None
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw"])
+def test_a_socket_that_boxes_would_see_is_a_problem(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "link").symlink_to("shared")
+    mount = f"{{host: shared, at: /workspace/input, mode: {mode}}}"
+    server = f"servers: {{s: {{command: [x], mounts: [{mount}]}}}}"
+    own = f"capabilities: {{execute_python: {{transport: sandboxed_exec, filesystem: {{mounts: [{mount}]}}}}}}"
+    for text in (server, own):
+        for path in ("shared/g.sock", "link/g.sock", "shared/new/g.sock"):
+            found = problems(f'gateway: {{listen: "unix:{path}"}}\n{text}', tmp_path)
+            assert len(found) == 1 and "mounts.0" in found[0] and found[0].startswith("f:1:")
+        assert loaded(f'gateway: {{listen: "unix:beside/g.sock"}}\n{text}', tmp_path).gateway.socket
+
+
+# ── A contract says what its server's box has, or leaves it out; one that says less is told so ──
+
+
+BOTH = """
+networks: {api: {allow: ['api.example:443']}}
+secrets: {token: {from: env, name: TOKEN_OF_API, hosts: [api.example], header: Authorization}}
+servers:
+  asker: {command: [x], network: api, secrets: [token]}
+  plain: {command: [x]}
+  far: {url: 'https://far.example/mcp'}
+  bare: {command: [x], placement: unsafe_host}
+capabilities:
+"""
+
+
+def with_contract(contract: str, base: Path) -> config.Config:
+    return config.loads(f"{BOTH}  fetch: {contract}\n", file="f", base=base)
+
+
+@pytest.mark.parametrize(
+    ("contract", "text"),
+    [
+        ("{server: asker, network: denied}", "server 'asker' has network 'api'"),
+        ("{server: asker, secrets: none}", "server 'asker' is given token"),
+        ("{server: asker, secrets: []}", "write secrets: [token]"),
+        ("{server: asker, mode: high_risk, secrets: token}", "high_risk means none: write network: api"),
+        ("{server: asker, mode: high_risk, network: api}", "high_risk means none: write secrets: [token]"),
+    ],
+)
+def test_less_than_its_box_has_cannot_be_kept(contract: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_contract(contract, tmp_path)
+    (problem,) = [str(each) for each in caught.value.problems]
+    assert text in problem
+    line = BOTH.count("\n") + 1
+    assert problem.startswith(f"f:{line}:")
+
+
+def test_what_is_left_out_is_the_servers(tmp_path: Path) -> None:
+    contract = with_contract("{server: asker}", tmp_path).contracts["fetch"]
+    assert (contract.network, contract.secrets) == ("api", ("token",))
+    contract = with_contract("{server: asker, network: api, secrets: token}", tmp_path).contracts["fetch"]
+    assert (contract.network, contract.secrets) == ("api", ("token",))
+
+
+@pytest.mark.parametrize("server", ["plain", "far", "bare"])
+def test_elsewhere_it_says_what_it_likes(server: str, tmp_path: Path) -> None:
+    for contract in (f"{{server: {server}, network: denied, secrets: none}}", f"{{server: {server}, mode: high_risk}}"):
+        found = with_contract(contract, tmp_path).contracts["fetch"]
+        assert (found.network, found.secrets) == ("denied", ())
+
+
+def test_where_it_is_not_sure_which_server_it_is_a_warning_says_so(tmp_path: Path) -> None:
+    found = with_contract("{network: denied}", tmp_path)
+    (warning,) = [str(each) for each in found.warnings if "has network" in str(each)]
+    assert "name its server" in warning
+
+
+# ── Servers that run from our cache: which tree, seen where; and images, which are the root of ──
+
+
+TREE = "sha256:" + "0a" * 32
+IMAGE = f"h.example/x:1@{TREE}"
+
+
+def packaged(keys: str, *, kind: str = "image", names: str = f"['{IMAGE}']") -> config.Config:
+    packages = f"packages: {{from: {kind}, names: {names}, tree: '{TREE}'}}"
+    text = f"gateway: {{state: /state}}\nservers:\n  it: {{command: [/bin/it], cwd: /app, {packages}{keys}}}\n"
+    return config.loads(text, file="ringfence.yaml", base=Path("/project"))
+
+
+def test_packages_are_seen_in_the_box() -> None:
+    spec = packaged("", kind="npm", names="[it@1.0.0]").servers["it"]
+    folder = f"/state/packages/{TREE.removeprefix('sha256:')}/tree"
+    assert [(mount.host, mount.at, mount.mode) for mount in spec.mounts] == [(folder, "/packages", "ro")]
+
+
+def test_an_image_is_no_mount() -> None:
+    spec = packaged("").servers["it"]
+    assert spec.packages is not None
+    assert spec.packages.folder == f"/state/packages/{TREE.removeprefix('sha256:')}/tree"
+    assert (spec.mounts, spec.cwd, spec.packages.names) == ((), "/app", (IMAGE,))
+
+
+@pytest.mark.parametrize(
+    ("names", "keys", "why"),
+    [
+        ("['h.example/x:1']", "", "with its registry and digest"),
+        (f"['x@{TREE}']", "", "with its registry and digest"),
+        (f"['{IMAGE}', '{IMAGE}']", "", "an image is one"),
+        ("['../x']", "", "not the name of an image"),
+        (f"['{IMAGE}']", ", placement: shared", "so that box is its own"),
+        (f"['{IMAGE}']", ", placement: unsafe_host", "so that box is its own"),
+        (f"['{IMAGE}']", ", placement: session", "so that box is its own"),
+    ],
+)
+def test_an_image_is_named_as_it_was_pinned_and_has_a_box_of_its_own(names: str, keys: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        packaged(keys, names=names)
+
+
+@pytest.mark.parametrize("program", ["npx", "uvx", "docker", "podman"])
+def test_a_command_that_fetches_what_it_runs_is_warned_of(program: str) -> None:
+    found = config.loads(f"servers: {{it: {{command: [{program}, x]}}}}", file="ringfence.yaml", base=Path("/project"))
+    assert [warning for warning in found.warnings if "ringfence init --from" in str(warning)]
+
+
+# ── What is not built is refused by name; what only leads to refused calls is warned of ──
+
+
+BASE = Path("/etc/ringfence")
+LOCAL = "servers: {s: {command: [x]}}\n"
+REMOTE = "servers: {s: {url: 'https://api.corp.example/mcp'}}\n"
+NAMES = "networks: {n: {allow: ['*.corp.example:443']}}\nsecrets: {k: {from: env, name: K}}\n"
+
+NOT_BUILT = {
+    "1:11": "gateway: {code_mode: on}",
+    "1:11 ": "gateway: {code_mode: true}",
+    "1:11  ": "gateway: {code_mode: optional}",
+    "1:19": "gateway: {listen: '0.0.0.0:8700'}",
+    "1:19 ": "gateway: {listen: 'gateway.corp.example:8700'}",
+    "1:18": "gateway: {state: 'postgresql://db/ringfence'}",
+    "1:1": "agents: {analyst: {roles: [reader]}}",
+    "1:15": "servers: {s: {openapi: a.yaml, base_url: 'https://h'}}",
+    "1:20": "capabilities: {a: {transport: direct}}",
+    "2:31 ": LOCAL + "capabilities: {a: {isolation: gvisor}}",
+    "2:31  ": LOCAL + "capabilities: {a: {isolation: microvm}}",
+    "2:31   ": REMOTE + "capabilities: {a: {isolation: gvisor}}",
+    "2:31    ": REMOTE + "capabilities: {a: {isolation: microvm}}",
+    "2:30": LOCAL + "capabilities: {a: {effects: {compensate: b}}, b: {}}",
+    "2:30 ": LOCAL + "capabilities: {a: {effects: {preview: b}}, b: {}}",
+    "1:40 ": "policy: {rules: [{id: a, action: deny, taint_labels: [secret]}]}",
+    "1:40  ": "policy: {rules: [{id: a, action: deny, conditions: {a: b}}]}",
+    "1:11   ": "sandbox: {backend: docker}",
+    "1:11    ": "sandbox: {backend: auto}",
+    "1:11       ": "sandbox: {docker_image: python}",
+    "1:11        ": "sandbox: {firecracker_kernel_path: /k}",
+    "1:11         ": "sandbox: {firecracker_rootfs_path: /r}",
+}
+
+
+@pytest.mark.parametrize(("place", "text"), NOT_BUILT.items(), ids=list(NOT_BUILT.values()))
+def test_what_is_not_built_says_so(place: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.loads(text, file="f", base=BASE)
+    (problem,) = caught.value.problems
+    assert str(problem).startswith(f"f:{place.strip()}: ")
+    assert "is not built yet" in problem.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "agents: {}",
+        "servers: {s: {command: [x], mounts: [], network: denied, secrets: none, placement: unsafe_host}}",
+        LOCAL + "capabilities: {a: {isolation: none, record: full}}",
+        REMOTE + "capabilities: {a: {isolation: process}}",
+        LOCAL + "capabilities: {a: {isolation: process}}",
+        "networks: {n: {allow: ['h:443']}}\nservers: {s: {command: [x], mounts: [{host: /a, at: /b}], network: n}}",
+        "capabilities: {run_shell: {transport: sandboxed_exec, isolation: process, memory_layout: fresh}}",
+        "sandbox: {max_processes: 8, max_output_mb: 1, capture_bytes: 0, templates: {ml: {packages: [sklearn.svm]}}}",
+        "policy: {rules: [{id: a, action: deny, taint_labels: [], conditions: {}}]}",
+        "networks: {n: {methods: null, paths: null, max_bytes_out: null}}",
+        "networks: {n: {methods: [GET], paths: ['/v1/*'], max_bytes_out: 1, max_bytes_in: 1, per_minute: 1}}",
+        "sandbox: {network_enabled: true, allowed_egress_domains: ['*.corp.example', 'api.example:443']}",
+        "sandbox: {backend: process, network_enabled: false, allowed_egress_domains: [], max_memory_mb: 64}",
+        "gateway: {listen: 'localhost:0', code_mode: off}",
+        "gateway: {listen: '[::1]:8700'}",
+    ],
+)
+def test_what_asks_for_nothing_unbuilt_loads(text: str) -> None:
+    assert config.loads(text, file="f", base=BASE).warnings == ()
+
+
+def warnings(text: str) -> list[str]:
+    return [str(warning) for warning in config.loads(text, file="f", base=BASE).warnings]
+
+
+def test_isolation_of_a_capability_that_may_be_on_a_server_without_a_box_needs_its_server_named() -> None:
+    both = "servers: {s: {command: [x], placement: unsafe_host}, t: {url: 'https://h/mcp'}}\n"
+    with pytest.raises(ConfigError, match="runs in no box"):
+        config.loads(both + "capabilities: {a: {isolation: process}}", file="f", base=BASE)
+    assert warnings(both + "capabilities: {a: {isolation: process, server: t}}") == []
+
+
+def test_calls_that_will_be_refused_are_warned_of() -> None:
+    box = "capabilities: {run_shell: {transport: sandboxed_exec, secrets: [k], network: n, isolation: microvm, "
+    assert warnings(NAMES + box + "filesystem: {mounts: [{host: /a, at: /b}]}}}") == [
+        "f:3:65: every call of 'run_shell' will be refused: secret 'k' names no hosts that it is for, and its value may"
+        " not enter a box",
+        "f:3:81: every call of 'run_shell' will be refused: isolation microvm is not built yet",
+    ]
+    assert warnings(NAMES + LOCAL + "capabilities: {a: {secrets: [k], network: n}}") == [
+        "f:4:30: every call of 'a' will be refused: server 's' is not given secret 'k': write it under its secrets,"
+        " too",
+        "f:4:34: every call of 'a' will be refused: the box of its server does not have network 'n'",
+    ]
+    assert warnings("capabilities: {a: {}}") == ["f:1:16: every call of 'a' will be refused: no server is declared"]
+
+
+def test_a_named_network_must_have_the_address_of_a_remote_server() -> None:
+    capability = "capabilities: {a: {network: n}}"
+    assert warnings(NAMES + REMOTE + capability) == []
+    elsewhere = REMOTE.replace("corp.example", "elsewhere.example")
+    assert warnings(NAMES + elsewhere + capability) == [
+        "f:4:20: every call of 'a' will be refused: network 'n' does not allow its server's address"
+    ]
+    assert len(warnings(NAMES + REMOTE.replace("https", "http") + capability)) == 1
+
+
+def test_loopback() -> None:
+    assert all(config.is_loopback(host) for host in ("127.0.0.1", "127.8.9.1", "::1", "localhost", "LocalHost."))
+    assert not any(config.is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example", "example"))

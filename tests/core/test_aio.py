@@ -1,0 +1,58 @@
+"""What is put off happens once: when that is over which it waited for, or after a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from ringfence.core import aio
+from tests import tooling
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_at_once_where_there_is_nothing_to_wait_for() -> None:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    acted: list[str] = []
+    aio.when(None, lambda: acted.append("nothing"))
+    aio.when(done, lambda: acted.append("done"))
+    assert acted == ["nothing", "done"]
+
+
+async def test_when_it_is_done_and_not_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_off: list[Callable[[], None]] = []
+    loop = asyncio.get_running_loop()
+
+    def call_later(_: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        put_off.append(call)
+        return loop.call_at(loop.time() + 600, call)
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    after: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    acted: list[int] = []
+    aio.when(after, lambda: acted.append(1))
+    await asyncio.sleep(0)
+    assert acted == []
+    after.set_result(None)
+    await asyncio.sleep(0)
+    assert acted == [1]
+    put_off[0]()  # as when the moment is over
+    assert acted == [1]
+
+
+async def test_after_a_moment_and_not_again_when_it_is_done() -> None:
+    after: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    acted: list[int] = []
+    aio.when(after, lambda: acted.append(1))
+    await tooling.until(lambda: acted)
+    after.cancel()
+    await asyncio.sleep(0.02)
+    assert acted == [1]

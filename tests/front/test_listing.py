@@ -1,0 +1,236 @@
+"""What is offered: tools by their contracts, resources and prompts by their servers' lists, each under one name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.core import canonical
+from ringfence.core.box import Limits
+from ringfence.core.errors import Unavailable
+from ringfence.core.model import Definition, Json, Principal, ServerSpec
+from ringfence.core.ports import UpstreamRequest
+from ringfence.front.listing import Listing
+from ringfence.governance.contract import Catalog, built_in
+from ringfence.governance.dispatch import DispatchTargets
+from ringfence.governance.rulebook import Rulebook, implicit_contract
+from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
+from ringfence.sandbox.tools.toolkit import PROGRAMS
+from ringfence.sandbox.tools.toolkit import definition as own_definition
+from tests.faking import Said, contract, definition, governed, rulebook
+from tests.making import rule
+
+pytestmark = pytest.mark.anyio
+
+ALICE, BOB = Principal("alice"), Principal("bob")
+HEADER = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+
+
+class Lists:
+    """The part of a pool that lists resources: by server, by principal, or not at all."""
+
+    def __init__(self, **listed: Any) -> None:
+        self.listed = listed
+        self.asked = 0
+
+    async def request(self, request: UpstreamRequest) -> Json:
+        self.asked += 1
+        assert request.method == "resources/list"
+        found = self.listed.get(request.server, [])
+        if isinstance(found, Exception):
+            raise found
+        return {"resources": found.get(request.principal.agent, []) if isinstance(found, dict) else list(found)}
+
+
+@asynccontextmanager
+async def shelved(folder: Path, said: Said, lists: Lists | None = None) -> AsyncIterator[Any]:
+    async with governed(folder, said) as way:
+        way.servers.replies = [(lists or Lists()).request]
+        way.pipeline._dispatcher.surroundings = DispatchTargets({name: ServerSpec(name) for name in "abc"}, {})
+        yield Listing(way.pipeline), way
+
+
+def prompt(server: str, name: str, **body: Any) -> Definition:
+    whole = {"name": name, **body}
+    return Definition(server, name, canonical.definition_digest(whole), whole, "prompt")
+
+
+def swapped(rules: Rulebook, *specs: ServerSpec, prompts: tuple[Definition, ...] = ()) -> Rulebook:
+    implicit = {spec.name: implicit_contract(spec) for spec in specs}
+    known = {(p.server, p.name): p for p in prompts}
+    return replace(rules, servers={spec.name: spec for spec in specs}, prompts=known, implicit=implicit)
+
+
+async def test_a_tool_is_shown_under_its_contracts_name_and_otherwise_as_the_server_has_it(tmp_path: Path) -> None:
+    own = definition("echo", description="own", outputSchema={"type": "object"}, **{"x-vendor": [1]})
+    contracts = (
+        contract("echo"),
+        contract("talk", tool="echo", description="ours"),
+        contract("part", tool="echo", result={"fields": ["a"]}),
+        contract("production_only", tool="echo", environments=["production"]),
+        contract("missing", tool="gone"),
+    )
+    async with shelved(tmp_path, Said(contracts=contracts, definitions=(own,))) as (shelf, way):
+        rules = way.pipeline.rules
+        way.pipeline.rules = replace(rules, catalog=type(rules.catalog)(
+            {c.name: c for c in contracts}, {("desk", "echo"): own}
+        ))  # fmt: skip
+        tools = {tool["name"]: tool for tool in shelf.tools()}
+    assert list(tools) == ["echo", "talk", "part"]
+    assert tools["echo"] == own.body
+    assert tools["talk"] == {**own.body, "name": "talk", "description": "ours"}
+    assert "outputSchema" not in tools["part"], "what is left of the result is not what the server promises"
+    assert own.body["name"] == "echo"
+
+
+async def test_what_nobody_sees_in_a_definition_is_escaped(tmp_path: Path) -> None:
+    hidden = "add\U000e0069\U000e0067 \u200bnow\ufe01"
+    schema = {"type": "object", "properties": {f"to{hidden}": {"type": "string", "title": hidden}}}
+    own = definition("echo", description=hidden, title=hidden, inputSchema=schema)
+    async with shelved(tmp_path, Said(contracts=(contract("echo"),), definitions=(own,))) as (shelf, way):
+        (tool,) = shelf.tools()
+        rules = swapped(way.pipeline.rules, ServerSpec("desk", prompts=("*",)), prompts=(
+            prompt("desk", "fine", description=hidden), prompt("desk", f"odd{hidden}")
+        ))  # fmt: skip
+        way.pipeline.rules = rules
+        prompts = shelf.prompts()
+    shown = r"add\u{e0069}\u{e0067} \u{200b}now\u{fe01}"
+    assert (tool["description"], tool["title"]) == (shown, shown)
+    assert tool["inputSchema"]["properties"] == {f"to{shown}": {"type": "string", "title": shown}}
+    assert prompts == [{"name": "fine", "description": shown}]
+
+
+async def test_a_definition_with_keys_that_would_look_the_same_is_not_offered(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"a\u200b": {}, r"a\u{200b}": {}}}
+    odd, fine = definition("odd", inputSchema=schema), definition("fine")
+    said = Said(contracts=(contract("odd", tool="odd"), contract("fine", tool="fine")), definitions=(odd, fine))
+    async with shelved(tmp_path, said) as (shelf, _):
+        assert [tool["name"] for tool in shelf.tools()] == ["fine"]
+
+
+async def test_a_new_rulebook_shows_at_once(tmp_path: Path) -> None:
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        before = shelf.digest()
+        assert shelf.tools() is shelf.tools(), "made once per rulebook"
+        way.pipeline.rules = rulebook(Said(contracts=(contract("echo"), contract("more"))), way.store)
+        assert [tool["name"] for tool in shelf.tools()] == ["echo", "more"]
+        changed = shelf.digest()
+        assert changed != before
+        way.pipeline.rules = rulebook(Said(), way.store)
+        assert shelf.digest() == before
+
+
+async def test_only_tools_that_want_headers_have_a_header_schema(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo"), contract("far")), definitions=(definition("far", inputSchema=HEADER),))
+    async with shelved(tmp_path, said) as (shelf, _):
+        assert shelf.header_schema("far") == HEADER
+        assert shelf.header_schema("echo") is None
+        assert shelf.header_schema("nobody") is None
+
+
+async def test_a_prompt_that_two_servers_have_is_preceded_by_its_servers_name(tmp_path: Path) -> None:
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        a, b = ServerSpec("a", prompts=("greet", "only_*")), ServerSpec("b", prompts=("*",))
+        prompts = (prompt("a", "greet"), prompt("a", "hidden"), prompt("a", "only_a", title="t"), prompt("b", "greet"))
+        way.pipeline.rules = swapped(way.pipeline.rules, a, b, prompts=(*prompts, prompt("gone", "greet")))
+        assert [one["name"] for one in shelf.prompts()] == ["a.greet", "only_a", "b.greet"]
+        assert shelf.prompts()[1] == {"name": "only_a", "title": "t"}
+        assert shelf.prompt("a.greet") == ("a", "greet")
+        assert shelf.prompt("only_a") == ("a", "only_a")
+        assert [shelf.prompt(name) for name in ("greet", "hidden", "gone.greet")] == [None, None, None]
+
+
+async def test_resources_are_those_that_their_servers_list_allows(tmp_path: Path) -> None:
+    lists = Lists(
+        a=[{"uri": "doc:1", "x": 1}, {"uri": "secret:1"}, {"uri": 5}, {}, {"uri": "doc:../../etc"}],
+        b=Unavailable("server_down", "down"),
+        c=[{"uri": "doc:3"}],
+    )
+    async with shelved(tmp_path, Said(), lists) as (shelf, way):
+        specs = [ServerSpec(name, resources=("doc:*",)) for name in ("a", "b")] + [ServerSpec("c")]
+        way.pipeline.rules = swapped(way.pipeline.rules, *specs)
+        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1", "x": 1}]
+
+
+class Boxes:
+    """The part of an executor that lists what sessions left; or cannot."""
+
+    def __init__(self, *uris: str, problem: Exception | None = None) -> None:
+        self.uris = uris
+        self.problem = problem
+
+    async def resources(self, principal: Principal, *, templates: bool) -> list[Json]:
+        if self.problem is not None:
+            raise self.problem
+        return [{"uriTemplate" if templates else "uri": uri} for uri in self.uris]
+
+
+async def test_what_sessions_left_comes_after_the_servers_lists_and_is_nobody_elses(tmp_path: Path) -> None:
+    own = "ringfence://session/box_1/output/a"
+    async with shelved(tmp_path, Said(), Lists(a=[{"uri": "doc:1"}, {"uri": own}])) as (shelf, way):
+        way.pipeline.rules = swapped(way.pipeline.rules, ServerSpec("a", resources=("*",)))
+        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1"}], "no server can claim one of ours"
+        shelf.boxes = lambda: Boxes(own)
+        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1"}, {"uri": own}]
+        assert await shelf.resource_server(ALICE, own) == "ringfence"
+        shelf.boxes = lambda: Boxes(problem=Unavailable("keeper_start", "no"))
+        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1"}], "others are listed all the same"
+
+
+async def test_only_tools_of_ours_take_a_session(tmp_path: Path) -> None:
+    contracts = {tool: built_in(tool, 30) for tool in ("execute_python", "open_session", "read_file")}
+    own = {name: own_definition(one, Limits(), BoxContents(), SessionLifetimes()) for name, one in contracts.items()}
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        assert not shelf.takes_session("echo")
+        way.pipeline.rules = replace(way.pipeline.rules, catalog=Catalog(contracts, {}, own=own))
+        assert [name for name in contracts if shelf.takes_session(name)] == ["execute_python", "read_file"]
+
+
+async def test_a_resource_belongs_to_the_only_server_that_may_have_it_or_to_the_one_that_lists_it(
+    tmp_path: Path,
+) -> None:
+    lists = Lists(a={"alice": [{"uri": "doc:1"}]}, b={"alice": [{"uri": "doc:2"}], "bob": [{"uri": "doc:1"}]})
+    async with shelved(tmp_path, Said(), lists) as (shelf, way):
+        a, b = ServerSpec("a", resources=("doc:*", "own:*")), ServerSpec("b", resources=("doc:*",))
+        way.pipeline.rules = swapped(way.pipeline.rules, a, b)
+        assert await shelf.resource_server(ALICE, "own:1") == "a"
+        assert await shelf.resource_server(ALICE, "other:1") is None
+        assert lists.asked == 0, "no need to ask"
+        assert [await shelf.resource_server(ALICE, uri) for uri in ("doc:1", "doc:2")] == ["a", "b"]
+        assert await shelf.resource_server(BOB, "doc:1") == "b", "what another was shown is no matter"
+        assert await shelf.resource_server(BOB, "doc:9") == "a"
+        way.pipeline.rules = swapped(way.pipeline.rules, a)
+        assert await shelf.resource_server(BOB, "doc:1") == "a", "nor is what is no longer there"
+
+
+async def test_what_is_learnt_is_bounded(tmp_path: Path) -> None:
+    async with shelved(tmp_path, Said()) as (shelf, _):
+        for number in range(25_000):
+            shelf._learn(ALICE, f"doc:{number}", "a")
+        assert len(shelf._owners) <= 10_001
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (Said(preset="standard"), ["execute_python", "run_shell"]),
+        (Said(preset="strict"), ["execute_python", "run_shell"]),
+        (Said(preset="none"), []),
+        (Said(preset="standard", rules=(rule("deny", tool_patterns=("run_.*",)),)), ["execute_python"]),
+        (Said(preset="standard", rules=(rule("deny", when="call.origin == 'cli'"),)), ["execute_python", "run_shell"]),
+    ],
+)
+async def test_a_tool_of_our_own_is_shown_where_policy_can_allow_it(
+    tmp_path: Path, said: Said, shown: list[str]
+) -> None:
+    contracts = {tool: built_in(tool, 30) for tool in PROGRAMS}
+    own = {name: own_definition(one, Limits(), BoxContents()) for name, one in contracts.items()}
+    async with shelved(tmp_path, said) as (shelf, way):
+        way.pipeline.rules = replace(way.pipeline.rules, catalog=Catalog(contracts, {}, own=own))
+        assert [tool["name"] for tool in shelf.tools()] == shown
+        assert all("Limits: 30 s, 256 MiB" in tool["description"] for tool in shelf.tools())

@@ -1,0 +1,212 @@
+"""What a call may change outside: one answer, and the record, the disk, the facts and the explanation go by it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from ringfence.audit.explain import explain
+from ringfence.compose.runs import Runs
+from ringfence.core.box import NO_OUTSIDE, Attached, Mount, Outside
+from ringfence.core.errors import OutcomeUnknown, StoreError, Unavailable, beginning
+from ringfence.core.model import Contract, Json, Mode, Outcome, Person, ServerSpec, Transport
+from ringfence.governance import approvals
+from ringfence.governance.effects import NO_EFFECTS, PossibleEffects, effects_of_start, possible_effects
+from ringfence.sandbox.tools.toolkit import KIT, PROGRAMS
+from ringfence.store import Store
+from tests import gateways
+from tests.boxing import faked
+from tests.faking import Said, contract, governed
+from tests.making import READ, WRITE, call
+
+BOX = Contract(name="run", tool="execute_python", transport=Transport.SANDBOXED_EXEC, mode=Mode.HIGH_RISK)
+RW: Json = {"host": "/srv", "at": "/workspace/srv", "mode": "rw"}
+RO: Json = {**RW, "mode": "ro"}
+FULL = Outside(sends=True, writes=True)
+
+
+def asked(arguments: Json, contract: Contract = BOX, session: Outside = NO_OUTSIDE) -> PossibleEffects:
+    return possible_effects(call(contract.name, arguments), contract, session)
+
+
+@pytest.mark.parametrize(
+    ("given", "contract", "expected"),
+    [
+        ({}, {}, NO_EFFECTS),
+        ({"network": ["a.example"]}, {}, PossibleEffects(sends=True)),
+        ({"network": "inside"}, {}, PossibleEffects(sends=True)),
+        ({"network": []}, {}, NO_EFFECTS),
+        ({"network": "denied"}, {"network": "inside"}, NO_EFFECTS),
+        ({}, {"network": "inside"}, PossibleEffects(sends=True)),
+        ({}, {"secrets": ("token",)}, PossibleEffects(sends=True)),
+        ({"secrets": ["token"]}, {}, PossibleEffects(sends=True)),
+        ({"mounts": [RW]}, {}, PossibleEffects(writes=True)),
+        ({"mounts": [RO]}, {}, NO_EFFECTS),
+        ({}, {"mounts": (Mount("/a", "/b", "rw"),)}, PossibleEffects(writes=True)),
+        ({}, {"mounts": (Mount("/a", "/b"),)}, NO_EFFECTS),
+        ({"mounts": [RW], "network": ["a.example"]}, {}, PossibleEffects(sends=True, writes=True)),
+        ({"allow_packages": ["six"], "packages": ["six"]}, {}, NO_EFFECTS),
+    ],
+)
+def test_a_box_may_change_what_call_and_contract_open(given: Json, contract: Json, expected: PossibleEffects) -> None:
+    assert asked(given, replace(BOX, **contract)) == expected
+
+
+def test_code_in_a_box_is_whatever_the_caller_sent_so_that_its_contract_only_reads_says_nothing() -> None:
+    assert asked({"network": ["a.example"]}, replace(BOX, mode=Mode.READ)) == PossibleEffects(sends=True)
+
+
+def test_a_server_may_do_anything_unless_its_contract_only_reads() -> None:
+    assert possible_effects(call(), WRITE) == PossibleEffects(acts=True)
+    assert possible_effects(call(), READ) == NO_EFFECTS
+
+
+@pytest.mark.parametrize("tool", [*PROGRAMS, "send_input"])
+def test_what_runs_in_a_session_has_what_its_box_has(tool: str) -> None:
+    contract = replace(BOX, tool=tool)
+    for sends, writes in itertools.product((False, True), repeat=2):
+        had = asked({"session": "box_1"}, contract, Outside(sends, writes))
+        assert had == PossibleEffects(sends=sends, writes=writes)
+
+
+def test_a_session_that_is_opened_or_forked_runs_only_set_up_code() -> None:
+    opening, forking = replace(BOX, tool="open_session"), replace(BOX, tool="fork_session")
+    assert asked({"network": ["a.example"], "mounts": [RW]}, opening) == NO_EFFECTS
+    both = PossibleEffects(sends=True, writes=True)
+    assert asked({"network": ["a.example"], "mounts": [RW], "setup": "x = 1"}, opening) == both
+    assert asked({"session": "box_1", "count": 1}, forking, FULL) == NO_EFFECTS
+    assert asked({"session": "box_1", "count": 1}, forking, replace(FULL, sets_up=True)) == both
+    volume = {"name": "books", "at": "/workspace/books"}
+    assert asked({"volumes": [volume], "setup": "x = 1"}, opening) == PossibleEffects(writes=True)
+    assert asked({"volumes": [{**volume, "mode": "ro"}], "setup": "x = 1"}, opening) == NO_EFFECTS
+
+
+@pytest.mark.parametrize("tool", [name for name, tool in KIT.items() if tool.mode is Mode.READ])
+def test_looking_into_a_session_changes_nothing(tool: str) -> None:
+    assert asked({"session": "box_1"}, replace(BOX, tool=tool), FULL) == NO_EFFECTS
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"url": "http://a.example/mcp"}, NO_EFFECTS),
+        ({"command": ("x",)}, NO_EFFECTS),
+        ({"command": ("x",), "mounts": (Mount("/a", "/b"),)}, NO_EFFECTS),
+        ({"command": ("x",), "placement": "unsafe_host"}, PossibleEffects(acts=True)),
+        ({"command": ("x",), "network": "inside"}, PossibleEffects(sends=True)),
+        ({"command": ("x",), "secrets": ("token",)}, PossibleEffects(sends=True)),
+        ({"command": ("x",), "mounts": (Mount("/a", "/b", "rw"),)}, PossibleEffects(writes=True)),
+    ],
+)
+def test_the_start_of_a_server_may_change_what_its_place_lets_it(
+    spec: dict[str, Any], expected: PossibleEffects
+) -> None:
+    assert effects_of_start(ServerSpec("s", **spec)) == expected
+
+
+# ── The whole way ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def cancelled(folder: Path, arguments: Json, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Json], list[bool]]:
+    """What is on record of a run that its caller gave up, and what waited for the disk."""
+    waited: list[bool] = []
+    write = Store.write
+
+    async def watched(self: Store, work: Any, *, durable: bool = False, **how: Any) -> Any:
+        waited.append(durable)
+        return await write(self, work, durable=durable, **how)
+
+    monkeypatch.setattr(Store, "write", watched)
+    async with faked(folder) as (runs, backend):
+        backend.hold = anyio.Event()
+        async with anyio.create_task_group() as group:
+            group.start_soon(_run, runs, {"code": "…", **arguments})
+            while not backend.specs:
+                await anyio.sleep(0.001)
+            group.cancel_scope.cancel()
+    return gateways.records(folder / "state"), waited
+
+
+async def _run(runs: Runs, arguments: Json) -> None:
+    await runs.call("execute_python", arguments, Attached(), origin="sdk")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("given", [{"network": ["198.51.100.7:443"]}, {"mounts": [RW]}], ids=["network", "mount"])
+async def test_a_cancelled_run_with_a_way_out_is_on_record_as_one_that_may_have_used_it(
+    given: Json, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, waited = await cancelled(tmp_path, given, monkeypatch)
+    started, finished = (next(r for r in records if r["kind"] == kind) for kind in ("started", "finished"))
+    assert (started["effect_possible"], started["durable"], waited) == (True, True, [True, True])
+    assert (finished["status"], finished["effect"], finished["facts"]["effect"]) == ("killed", "unknown", "unknown")
+    assert finished["facts"]["explanation"].endswith("; whether it took effect is unknown")
+    told = explain(records)
+    assert "before anything was sent, and synced to disk; an effect outside was possible" in told
+    assert told.count("whether it changed anything outside is unknown") == 1
+    assert "nothing outside was changed" not in told
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_run_in_a_shut_off_box_changed_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, waited = await cancelled(tmp_path, {}, monkeypatch)
+    started, finished = (next(r for r in records if r["kind"] == kind) for kind in ("started", "finished"))
+    assert (started["effect_possible"], started["durable"], any(waited)) == (False, False, False)
+    assert (finished["effect"], finished["facts"]["effect"]) == ("none", "none")
+    assert finished["facts"]["explanation"].endswith("network was denied; no side effect was possible")
+    assert "nothing outside was changed" in explain(records)
+
+
+# ── What provably never ran ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.anyio
+async def test_a_call_whose_approval_another_call_used_first_never_ran(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", mode="write", approval="always"),), wait=30)
+    async with governed(tmp_path, said) as way:
+        outcomes: list[Outcome] = []
+
+        async def one() -> None:
+            outcomes.append(await way.call())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(one)
+            group.start_soon(one)
+            while not (waiting := way.store.reader().approvals(("pending",))):
+                await anyio.sleep(0.001)
+            approvals.answer(way.store, waiting[0].id, Person("bob"), approve=True)
+        ended = sorted((str(each.status), each.facts["effect"]) for each in outcomes)
+        assert ended == [("approval_required", "none"), ("success", "confirmed")]
+        assert len(way.servers.requests) == 1
+
+
+@pytest.mark.anyio
+async def test_a_store_that_fails_after_dispatch_says_nothing_of_whether_it_ran(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", mode="write"),))
+    async with governed(tmp_path, said, [StoreError("the state of sessions could not be written")]) as way:
+        outcome = await way.call()
+        assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == ("unknown", "store", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("problem", "begun", "expected"),
+    [
+        (OSError(24, "Too many open files"), False, Unavailable),
+        (RuntimeError("boom"), False, Unavailable),
+        (ValueError("no such box"), False, ValueError),
+        (Unavailable("no_zygote", "no"), False, Unavailable),
+        (OSError(5, "no"), True, OutcomeUnknown),
+        (ValueError("a number"), True, OutcomeUnknown),
+        (Unavailable("x", "y"), True, Unavailable),
+    ],
+)
+def test_what_fails_before_it_has_begun_never_ran(problem: Exception, begun: bool, expected: type[Exception]) -> None:
+    with pytest.raises(expected), beginning("the box", lambda: begun):
+        raise problem

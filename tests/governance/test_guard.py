@@ -1,0 +1,435 @@
+"""The guard: what passes untouched, what is cut out, and what does not get through at all."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.core import canonical
+from ringfence.core.errors import Refused
+from ringfence.core.model import Contract, Definition, Json, ResultPolicy
+from ringfence.governance.contract import Schemas
+from ringfence.governance.guard import Guard, Guarded
+from tests.making import READ, definition
+
+PLAIN = definition("search_docs", "docs")
+TYPED = definition("search_docs", "docs", outputSchema={"type": "object", "required": ["id"]})
+
+
+class Known:
+    """Stands in for the vault: knows one secret by its value."""
+
+    def strikes(self, data: bytes) -> bool:
+        return b"hunter2" in data
+
+    def secrets(self, text: str) -> Mapping[str, int]:
+        return {"the_token": text.count("hunter2")}
+
+    def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
+        found = text.count("hunter2")
+        return text.replace("hunter2", "[secret]"), {"token": found} if found else {}
+
+
+def inspect(result: Json, contract: Contract = READ, known: Definition | None = PLAIN, **more: Any) -> Guarded:
+    return Guard(Schemas().result_problem, **more).inspect(contract, known, result)
+
+
+def text_result(text: str, **more: Any) -> Json:
+    return {"content": [{"type": "text", "text": text}], **more}
+
+
+def policy(**result: Any) -> Contract:
+    return replace(READ, result=ResultPolicy(**result))
+
+
+ODD: Json = {
+    "content": [
+        {"type": "text", "text": "line\nline\ttab\r\n", "annotations": {"audience": ["user"], "unknown": 1}},
+        {"type": "image", "data": "aGVsbG8=", "mimeType": "image/png"},
+        {"type": "resource", "resource": {"uri": "file:///a", "text": "t", "blob": "aGk="}},
+        {"type": "hologram", "voxels": [[1, 2], None], "unknown": {"deep": True}},
+    ],
+    "structuredContent": {"id": 1, "größe": "1 m²", "emoji": "👩‍👩‍👧", "persian": "می\u200cخواهم"},
+    "isError": True,
+    "_meta": {"vendor/x": {"y": 12345678901234567890}},
+    "vendorField": [None, 1.5],
+}
+
+
+def test_where_nothing_strikes_the_very_same_object_goes_on() -> None:
+    guarded = inspect(ODD)
+    assert guarded.result is ODD
+    assert (guarded.problem, guarded.redactions) == (None, {})
+    assert guarded.bytes == len(canonical.dumps(ODD))
+    assert inspect(ODD, redactor=Known()).result is ODD
+    assert inspect(ODD, replace(READ, redact=("[0-9]{3}-[0-9]{2}",))).result is ODD
+
+
+@pytest.mark.parametrize("trust", ["trusted", "partial", "untrusted"])
+def test_the_trust_label_is_the_contracts(trust: Any) -> None:
+    assert inspect({}, policy(trust=trust)).trust == trust
+    assert inspect({"a": "x" * 99}, policy(trust=trust, max_bytes=5)).trust == trust
+
+
+# ── Size and schema ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_result_over_the_cap_is_dropped() -> None:
+    result = text_result("x" * 100)
+    size = len(canonical.dumps(result))
+    assert inspect(result, policy(max_bytes=size)).problem is None
+    guarded = inspect(result, policy(max_bytes=size - 1))
+    assert guarded.result is None
+    assert guarded.problem is not None
+    assert guarded.problem[0] == "result_too_large"
+    assert str(size) in guarded.problem[1]
+    assert guarded.bytes == size
+
+
+def test_the_cap_counts_bytes_not_characters() -> None:
+    assert inspect(text_result("€" * 100), policy(max_bytes=200)).problem is not None
+
+
+@pytest.mark.parametrize("bad", ["\ud800", float("nan"), object()])
+def test_a_result_that_is_no_plain_json_is_dropped(bad: Any) -> None:
+    guarded = inspect({"content": [], "structuredContent": {"a": bad}})
+    assert (guarded.result, guarded.problem and guarded.problem[0]) == (None, "bad_output")
+
+
+@pytest.mark.parametrize("levels", [100, 5_000])
+def test_a_result_nested_too_deeply_is_dropped(levels: int) -> None:
+    deep: Any = "x"
+    for _ in range(levels):
+        deep = [deep]
+    guarded = inspect({"structuredContent": deep}, redactor=Known())
+    assert (guarded.result, guarded.problem and guarded.problem[0]) == (None, "bad_output")
+
+
+def test_defect_6_structured_content_is_kept_and_checked() -> None:
+    good = text_result("{}", structuredContent={"id": 1})
+    assert inspect(good, known=TYPED).result is good
+    for bad in (text_result("x", structuredContent={}), text_result("x")):
+        guarded = inspect(bad, known=TYPED)
+        assert (guarded.result, guarded.problem and guarded.problem[0]) == (None, "bad_output")
+
+
+def test_an_error_is_held_to_no_output_schema() -> None:
+    result = text_result("it broke", isError=True)
+    assert inspect(result, known=TYPED).result is result
+
+
+def test_resources_prompts_and_completions_pass_by_the_same_way() -> None:
+    results: list[Json] = [
+        {"contents": [{"uri": "file:///a", "text": "hunter2"}]},
+        {"messages": [{"role": "user", "content": {"type": "text", "text": "hunter2"}}]},
+        {"completion": {"values": ["hunter2"], "total": 1}},
+    ]
+    for result in results:
+        guarded = inspect(result, known=None, redactor=Known())
+        assert "hunter2" not in json.dumps(guarded.result)
+        assert guarded.redactions == {"token": 1}
+
+
+# ── Declared fields ───────────────────────────────────────────────────────────────────────────────
+
+WHOLE = {"id": 7, "title": "t", "ssn": "123-45-6789"}
+
+
+def test_only_declared_fields_go_on_and_nothing_else_carries_the_rest() -> None:
+    result = {
+        "content": [
+            {"type": "text", "text": json.dumps(WHOLE, indent=2)},
+            {"type": "text", "text": "the SSN is 123-45-6789"},
+            {"type": "image", "data": "c3Nu", "mimeType": "image/png"},
+            {"type": "resource", "resource": {"uri": "x:y", "text": "123-45-6789"}},
+        ],
+        "structuredContent": WHOLE,
+        "_meta": {"vendor/raw": WHOLE, "io.modelcontextprotocol/serverInfo": {"name": "s"}},
+        "raw": WHOLE,
+    }
+    guarded = inspect(result, policy(fields=("id", "title", "absent")))
+    assert guarded.result == {
+        "content": [{"type": "text", "text": '{"id": 7, "title": "t"}'}],
+        "structuredContent": {"id": 7, "title": "t"},
+        "_meta": {"io.modelcontextprotocol/serverInfo": {"name": "s"}},
+    }
+    assert "123-45" in json.dumps(result)  # what came in is left as it was
+
+
+def test_a_tool_without_structured_content_is_filtered_in_its_text() -> None:
+    guarded = inspect(text_result(json.dumps(WHOLE)), policy(fields=("id",)))
+    assert guarded.result == {"content": [{"type": "text", "text": '{"id": 7}'}]}
+
+
+@pytest.mark.parametrize("text", ["no object", "[1]", "5", '{"a": 1, "a": 2}'])
+def test_where_there_is_no_object_nothing_goes_on(text: str) -> None:
+    guarded = inspect(text_result(text), policy(fields=("id",)))
+    assert (guarded.result, guarded.problem and guarded.problem[0]) == (None, "bad_output")
+
+
+def test_an_error_keeps_its_texts() -> None:
+    result = text_result("no such ticket", isError=True, structuredContent={"id": 1, "trace": "x"})
+    guarded = inspect(result, policy(fields=("id",)))
+    assert guarded.result == text_result("no such ticket", isError=True, structuredContent={"id": 1})
+
+
+def test_an_empty_list_of_fields_lets_none_through() -> None:
+    guarded = inspect(text_result("{}", structuredContent=WHOLE), policy(fields=()))
+    assert guarded.result == {"content": [], "structuredContent": {}}
+
+
+# ── Redaction ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_patterns_and_known_secrets_are_cut_out_of_every_text() -> None:
+    result = {
+        "content": [
+            {"type": "text", "text": "hunter2 and 123-45-6789"},
+            {"type": "resource", "resource": {"uri": "x:hunter2", "text": "123-45-6789"}},
+            {"type": "hologram", "caption": ["hunter2"]},
+        ],
+        "structuredContent": {"deep": [{"a": "123-45-6789"}], "hunter2": "key"},
+        "_meta": {"vendor": "hunter2"},
+        "vendorField": "hunter2",
+    }
+    guarded = inspect(result, replace(READ, redact=("absent", "[0-9]{3}-[0-9]{2}-[0-9]{4}")), redactor=Known())
+    told = json.dumps(guarded.result)
+    assert "hunter2" not in told
+    assert "123-45-6789" not in told
+    assert guarded.redactions == {"token": 6, "redact[1]": 3}
+    assert guarded.result is not None
+    assert guarded.result["content"][0]["text"] == "[secret] and [redacted]"
+    assert guarded.result["structuredContent"]["[secret]"] == "key"
+    assert "hunter2" in json.dumps(result)
+
+
+def test_only_what_changed_is_copied() -> None:
+    result = {"content": [{"type": "text", "text": "hunter2"}], "structuredContent": {"big": [1, 2, 3]}}
+    guarded = inspect(result, redactor=Known())
+    assert guarded.result is not None
+    assert guarded.result["structuredContent"] is result["structuredContent"]
+
+
+def test_keys_that_look_alike_once_cleaned_both_stay() -> None:
+    result = {"structuredContent": {"user 111": 1, "user 222": 2, "user 333": 3}}
+    guarded = inspect(result, replace(READ, redact=("[0-9]+",)))
+    assert guarded.result is not None
+    assert sorted(guarded.result["structuredContent"].values()) == [1, 2, 3]
+    assert "111" not in json.dumps(guarded.result)
+
+
+def test_an_operators_pattern_leaves_the_protocol_and_base64_alone() -> None:
+    image = {"type": "image", "data": "aW1hZ2U=", "mimeType": "image/png"}
+    result = {"content": [image, {"type": "odd", "data": "an image of 5"}]}
+    guarded = inspect(result, replace(READ, redact=("image|aW1",)))
+    assert guarded.result == {"content": [image, {"type": "odd", "data": "an [redacted] of 5"}]}
+
+
+def test_a_pattern_that_matches_nothing_in_particular_changes_nothing() -> None:
+    result = text_result("abc")
+    assert inspect(result, replace(READ, redact=("x*",))).result is result
+
+
+def test_a_text_that_is_struck_all_over_is_withheld_whole() -> None:
+    guarded = inspect(text_result("a b " * 5000), replace(READ, redact=("a.*c|a",)))
+    assert guarded.result == text_result("[redacted]")
+
+
+# ── Control characters ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("dirty", "clean", "count"),
+    [
+        ("a\x00b\x08c", "abc", 2),
+        ("tab\tnewline\nreturn\r", "tab\tnewline\nreturn\r", 0),
+        ("\x0b\x0c\x1f\x7f", "", 4),
+        ("del\x7f", "del", 1),  # the one that is written into JSON as it is, among nothing but ASCII
+        ("c1\x85\x9a", "c1", 2),
+        ("\x1b[31mred\x1b[0m", "red", 2),
+        ("\x9b1;31mred", "red", 1),
+        ("\x1b]0;title\x07shown", "shown", 1),
+        ("\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\", "link", 2),
+        ("\x1bPdevice\x1b\\x", "x", 1),
+        ("\x1b]unterminated", "unterminated", 1),
+        ("\x1bcreset", "creset", 1),
+    ],
+)
+def test_control_characters_are_removed_and_counted(dirty: str, clean: str, count: int) -> None:
+    guarded = inspect(text_result(dirty, structuredContent={"x": dirty}))
+    assert guarded.result == text_result(clean, structuredContent={"x": clean})
+    assert guarded.redactions == ({"control_characters": 2 * count} if count else {})
+
+
+def test_a_secret_cannot_be_hidden_behind_control_characters() -> None:
+    guarded = inspect(
+        text_result("hun\x00ter\x1b[0m2 and 123\u202e-45"), replace(READ, redact=("123-45",)), redactor=Known()
+    )
+    assert guarded.result == text_result("[secret] and [redacted]")
+
+
+@pytest.mark.parametrize(
+    ("dirty", "clean", "count"),
+    [
+        ("hidden\U000e0069\U000e0067\U000e006e", "hidden", 3),
+        ("user\u202eexe.txt\u202c \u2066a\u2069", "userexe.txt a", 4),
+        ("\u200eleft \u200fright é 👩‍👧 한글", "left right é 👩‍👧 한글", 2),
+        ("smile 😀\ufe00\ufe01\ufe02\U000e0150", "smile 😀", 4),
+        ("a\u3164\u200b\xad\u2062\ufeff\u180eb", "ab", 6),
+        ("☂\ufe0f 1\ufe0f\u20e3 می\u200cخواهم", "☂\ufe0f 1\ufe0f\u20e3 می\u200cخواهم", 0),
+    ],
+)
+def test_what_nobody_sees_is_removed_from_results_and_counted(dirty: str, clean: str, count: int) -> None:
+    guarded = inspect(text_result(dirty, structuredContent={"x": dirty}))
+    assert guarded.result == text_result(clean, structuredContent={"x": clean})
+    assert guarded.redactions == ({"invisible": 2 * count} if count else {})
+
+
+def test_in_keys_of_a_result_it_is_escaped() -> None:
+    guarded = inspect({"content": [], "structuredContent": {"a\u200b": 1, "\ufeffa": 2, "a": 3, "b\x1b[m": 4}})
+    assert guarded.result is not None
+    assert guarded.result["structuredContent"] == {r"a\u{200b}": 1, r"\u{feff}a": 2, "a": 3, r"b\u{1b}[m": 4}
+    assert guarded.redactions == {"invisible": 1, "control_characters": 1}
+
+
+def test_two_keys_that_would_look_the_same_refuse_a_result() -> None:
+    guarded = inspect({"content": [], "structuredContent": {"a\u200b": 1, r"a\u{200b}": 2}})
+    assert guarded.result is None
+    assert guarded.problem is not None and guarded.problem[0] == "bad_output"
+
+
+def test_bytes_of_blobs_are_never_altered() -> None:
+    data = base64.b64encode("a\u200b\x1b[m\ufeff".encode()).decode()
+    result = {"contents": [{"uri": "file:///a", "blob": data}], "content": [{"type": "image", "data": data}]}
+    assert inspect(result).result is result
+
+
+UNSEEN = "pay\u200b\U000e0041 \x1b[8mnow"
+ESCAPED = r"pay\u{200b}\u{e0041} \u{1b}[8mnow"
+
+
+def test_in_definitions_and_in_what_people_see_it_is_escaped() -> None:
+    guard = Guard(Schemas().result_problem)
+    tool = {"name": "pay", "description": UNSEEN, "inputSchema": {"properties": {UNSEEN: {"title": UNSEEN}}}}
+    assert guard.listed(tool) == {
+        "name": "pay",
+        "description": ESCAPED,
+        "inputSchema": {"properties": {ESCAPED: {"title": ESCAPED}}},
+    }
+    shown, struck = guard.shown(READ, {UNSEEN: [UNSEEN]})
+    assert shown == {ESCAPED: [ESCAPED]}
+    assert struck == {"invisible": 4, "control_characters": 2}
+    assert guard.message(UNSEEN) == ESCAPED
+    fine = {"name": "a", "description": "👩‍👧 می\u200cخواهم"}
+    assert guard.listed(fine) == fine
+
+
+def test_what_has_keys_that_would_look_the_same_is_refused() -> None:
+    guard = Guard(Schemas().result_problem)
+    alike = {"a\u200b": 1, r"a\u{200b}": 2}
+    for refused in (lambda: guard.listed(alike), lambda: guard.shown(READ, alike), lambda: guard.redacted(READ, alike)):
+        with pytest.raises(Refused, match="look the same"):
+            refused()
+
+
+@pytest.mark.parametrize("between", ["\u200b", "\x00", "\ufe0f", "\xad"])
+def test_a_secret_cannot_be_hidden_behind_an_escape(between: str) -> None:
+    guard = Guard(Schemas().result_problem, Known())
+    split, ssn = f"hun{between}ter2", f"123{between}-45"
+    contract = replace(READ, redact=("123-45",))
+    assert guard.message(f"{split} {ssn}", contract) == "[secret] [redacted]"
+    assert guard.listed({"description": split, split: 1}) == {"description": "[secret]", "[secret]": 1}
+    assert guard.shown(contract, {ssn: split})[0] == {"[redacted]": "[secret]"}
+
+
+def test_a_secret_cannot_be_hidden_behind_a_selector_that_is_kept() -> None:
+    class Digits(Known):
+        def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
+            return text.replace("tok1234", "[secret]"), {"token": 1} if "tok1234" in text else {}
+
+        def strikes(self, data: bytes) -> bool:
+            return b"tok1234" in data
+
+    assert inspect(text_result("tok1\ufe0f23\ufe0f4"), redactor=Digits()).result == text_result("[secret]")
+    assert Guard(Schemas().result_problem, Digits()).message("tok1\ufe0f234") == "[secret]"
+
+
+def test_literal_backslashes_are_no_control_characters() -> None:
+    result = text_result(r"a\b \u0000 C:\foo")
+    assert inspect(result).result == result
+
+
+# ── Other texts ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_messages_are_cleaned_redacted_and_cut() -> None:
+    guard = Guard(Schemas().result_problem, Known())
+    assert guard.message("fine") == "fine"
+    assert guard.message("token hunter2\x1b[2J leaked") == "token [secret]\\u{1b}[2J leaked"
+    assert guard.message("ssn 123-45", replace(READ, redact=("[0-9-]+",))) == "ssn [redacted]"
+    assert len(guard.message("x" * 100_000)) == 4000
+    assert "hunt" not in guard.message("x" * 3996 + "hunter2")
+    assert guard.message("odd", most=2) == "od"
+    assert guard.message("odd \ud800") == "odd ?"
+
+
+@pytest.mark.parametrize("place", range(3980, 4010))
+def test_a_message_is_cut_where_it_was_to_be_and_never_inside_of_what_goes(place: int) -> None:
+    guard = Guard(Schemas().result_problem, Known())
+    text = "." * place + "hunter2" + " 123-45 " + "." * 5000
+    cut = guard.message(text, replace(READ, redact=("[0-9-]{6}",)))
+    inside = place < 4000 < place + 7 or place + 8 < 4000 < place + 14
+    assert "hunt" not in cut.replace("[secret]", "") and "3-4" not in cut
+    assert cut.startswith("." * min(place - 6, 4000) if inside else "." * min(place, 4000))
+    if not inside:
+        plain = text[:4000].replace("hunter2", "[secret]").replace("123-45", "[redacted]")
+        assert cut == plain
+    half = "." * place + "hunter" + "." * 5000
+    assert guard.message(half) == half[:4000], "what is no secret moves nothing"
+
+
+def test_any_value_can_be_redacted_to_be_kept() -> None:
+    guard = Guard(Schemas().result_problem, Known())
+    value = {"a": ["hunter2", 5], "hunter2": None}
+    assert guard.redacted(READ, value) == {"a": ["[secret]", 5], "[secret]": None}
+    assert guard.redacted(READ, "plain") == "plain"
+
+
+# ── Whatever comes ────────────────────────────────────────────────────────────────────────────────
+
+TEXT = st.text() | st.sampled_from(
+    ["hunter2", "\x1b[31m", "\x00", "\x7f", "\u202e", "a\nb", "\U000e0041", "\u3164", "\ufe0f"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def strings(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for key, item in value.items() for text in (key, *strings(item))]
+    return [text for item in value for text in strings(item)] if isinstance(value, list) else []
+
+
+@given(JSON, JSON, st.sampled_from([Known(), None]))
+def test_whatever_comes_in_comes_out_clean_and_only_once_changed(structured: Any, text: Any, known: Any) -> None:
+    guard = Guard(Schemas().result_problem, known)
+    first = guard.inspect(READ, PLAIN, {"structuredContent": structured, "content": [{"type": "text", "text": text}]})
+    assert first.result is not None
+    for found in strings(first.result):
+        assert known is None or "hunter2" not in found
+        assert not any(character in found for character in "\x00\x1b\x7f\u202e\U000e0041\u3164")
+    again = guard.inspect(READ, PLAIN, first.result)
+    assert again.result is first.result
+    assert again.redactions == {}

@@ -1,0 +1,426 @@
+"""The way of a call: every ending of the table, with its effect, and exactly one record of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
+from ringfence.core.model import SYSTEM, ApprovalRule, Effect, Mode, NetworkSpec, Person, Principal, ServerSpec, Status
+from ringfence.governance import approvals
+from ringfence.secrets.redaction import TenantRedactor
+from ringfence.store.sqlite import Store
+from ringfence.store.transaction import Transaction
+from tests import tooling
+from tests.faking import OK, Reply, Said, Way, contract, definition, governed
+from tests.making import rule
+
+pytestmark = pytest.mark.anyio
+
+READ, WRITE = contract("echo"), contract("echo", mode="write")
+FAILED = {"content": [{"type": "text", "text": "no"}], "isError": True}
+TYPED = definition("echo", outputSchema={"type": "object", "required": ["n"]})
+TIMEOUT = Refused(Status.TIMEOUT, "timeout", "no answer in time")
+LOST = OutcomeUnknown("answer_lost", "the answer was lost")
+DOWN = Unavailable("server_down", "the server is down")
+
+# What came back, the contract's mode, and how it ends: DESIGN's table, line by line.
+ENDINGS: dict[str, tuple[Reply, Mode, Status, str, Effect]] = {
+    "success of a read": (OK, Mode.READ, Status.SUCCESS, "ok", Effect.NONE),
+    "success of a write": (OK, Mode.WRITE, Status.SUCCESS, "ok", Effect.CONFIRMED),
+    "failure of a read": (FAILED, Mode.READ, Status.FAILED, "tool_error", Effect.NONE),
+    "failure of a write": (FAILED, Mode.WRITE, Status.FAILED, "tool_error", Effect.UNKNOWN),
+    "error of a read": (UpstreamFailed("upstream_error", -32602, "no"), Mode.READ, Status.FAILED, "upstream_error",
+                        Effect.NONE),
+    "error of a write": (UpstreamFailed("upstream_error", -32602, "no"), Mode.WRITE, Status.FAILED, "upstream_error",
+                         Effect.UNKNOWN),
+    "timeout of a read": (TIMEOUT, Mode.READ, Status.TIMEOUT, "timeout", Effect.NONE),
+    "timeout of a write": (TIMEOUT, Mode.WRITE, Status.TIMEOUT, "timeout", Effect.UNKNOWN),
+    "lost answer of a read": (LOST, Mode.READ, Status.UNKNOWN, "answer_lost", Effect.NONE),
+    "lost answer of a write": (LOST, Mode.WRITE, Status.UNKNOWN, "answer_lost", Effect.UNKNOWN),
+    "unavailable": (DOWN, Mode.WRITE, Status.UNAVAILABLE, "server_down", Effect.NONE),
+    "a fault of ours": (RuntimeError("boom"), Mode.WRITE, Status.UNKNOWN, "internal", Effect.UNKNOWN),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENDINGS)
+async def test_every_ending_has_its_status_effect_and_one_record(case: str, tmp_path: Path) -> None:
+    reply, mode, status, code, effect = ENDINGS[case]
+    said = Said(contracts=(contract("echo", mode=str(mode), retry={"attempts": 0}),))
+    async with governed(tmp_path, said, [reply]) as way:
+        outcome = await way.call("echo", {"text": "x"})
+        assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == (status, code, effect)
+        assert way.kinds(outcome.facts["call_id"]) == ["started", "finished"]
+        record = way.finished()[0]
+        assert (record["status"], record["reason_code"], record["effect"]) == (status, code, effect)
+        assert outcome.receipt is not None
+        assert (outcome.receipt.chain, outcome.receipt.seq) == (record["chain"], record["seq"])
+        assert way.store.reader().running() == []
+
+
+# What is refused before anything is sent: the contract, the rest of the configuration, the call.
+def asks(text: str = "x", **more: Any) -> dict[str, Any]:
+    return {"arguments": {"text": text}, **more}
+
+
+WITH_SCHEMA = definition("echo", inputSchema={"type": "object", "properties": {"text": {"type": "string"}}})
+REFUSALS: dict[str, tuple[Said, dict[str, Any], Status, str]] = {
+    "unknown tool": (Said(), {"tool": "ecko"}, Status.VALIDATION_FAILURE, "unknown_tool"),
+    "unreadable": (Said(), asks(fault="duplicate key 'a'"), Status.VALIDATION_FAILURE, "bad_request"),
+    "not JSON": (Said(), {"arguments": {"x": float("nan")}}, Status.VALIDATION_FAILURE, "bad_request"),
+    "bad arguments": (
+        Said(definitions=(WITH_SCHEMA,)), {"arguments": {"text": 5}}, Status.VALIDATION_FAILURE, "bad_arguments",
+    ),
+    "environment": (
+        Said(contracts=(contract("echo", environments=["production"]),)), asks(), Status.VALIDATION_FAILURE,
+        "wrong_environment",
+    ),
+    "policy": (Said(rules=(rule("deny"),)), asks(), Status.DENIED, "policy"),
+    "no rule": (Said(preset="none"), asks(), Status.DENIED, "policy"),
+    "policy that fails": (Said(rules=(rule("allow", when="args.x == 1"),)), asks(), Status.DENIED, "policy_error"),
+    "sandbox elsewhere": (Said(rules=(rule("sandbox"),)), asks(), Status.DENIED, "sandbox_impossible"),
+    "sandbox here": (
+        Said(rules=(rule("sandbox"),), server=ServerSpec("desk", command=("x",))), asks(), Status.UNAVAILABLE,
+        "no_backend",
+    ),
+    "sandboxed transport": (
+        Said(contracts=(contract("echo", transport="sandboxed_exec", approval="none"),)), asks(), Status.UNAVAILABLE,
+        "no_backend",
+    ),
+    "secrets": (Said(contracts=(contract("echo", secrets="token"),)), asks(), Status.UNAVAILABLE, "no_secret"),
+    "network of a command": (
+        Said(contracts=(contract("echo", network="inside"),), server=ServerSpec("desk", command=("x",)),
+             networks={"inside": NetworkSpec("inside", ("*.corp.example",))}),
+        asks(), Status.DENIED, "network",
+    ),
+    "network": (
+        Said(contracts=(contract("echo", network="inside"),),
+             networks={"inside": NetworkSpec("inside", ("*.corp.example",))}),
+        asks(), Status.DENIED, "network",
+    ),
+    "approval": (Said(contracts=(contract("echo", approval="always"),)), asks(), Status.APPROVAL_REQUIRED,
+                 "approval_required"),
+    "no key": (
+        Said(contracts=(contract("echo", idempotent={"key": "args.missing"}),)), asks(), Status.VALIDATION_FAILURE,
+        "no_key",
+    ),
+    "unlisted resource": (Said(), {"tool": "file:///etc", "kind": "resource", "server": "desk"},
+                          Status.VALIDATION_FAILURE, "unknown_resource"),
+    "unlisted prompt": (Said(), {"tool": "p", "kind": "prompt", "server": "desk", "arguments": {"name": "p"}},
+                        Status.VALIDATION_FAILURE, "unknown_prompt"),
+    "prompt that was not accepted": (
+        Said(), {"tool": "greet", "kind": "prompt", "server": "desk", "arguments": {"name": "greet"}},
+        Status.UNAVAILABLE, "not_pinned",
+    ),
+    "nobody's resource": (Said(), {"tool": "doc:1", "kind": "resource"}, Status.VALIDATION_FAILURE, "unknown_resource"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+async def test_a_refusal_reaches_no_server_and_is_recorded_once(case: str, tmp_path: Path) -> None:
+    said, asked, status, code = REFUSALS[case]
+    async with governed(tmp_path, said) as way:
+        outcome = await way.call(**asked)
+        assert (outcome.status, outcome.reason_code) == (status, code)
+        assert outcome.facts["effect"] == Effect.NONE
+        assert outcome.message
+        assert way.servers.requests == []
+        assert [(r["status"], r["reason_code"], r["started_seq"]) for r in way.finished()] == [(status, code, None)]
+        assert "started" not in way.kinds(outcome.facts["call_id"])
+
+
+async def test_network_that_has_the_server_lets_the_call_pass(tmp_path: Path) -> None:
+    inside = {"inside": NetworkSpec("inside", ("127.0.0.1:9101",))}
+    async with governed(tmp_path, Said(contracts=(contract("echo", network="inside"),), networks=inside)) as way:
+        assert (await way.call()).ok
+
+
+async def test_what_was_validated_is_what_is_sent(tmp_path: Path) -> None:
+    arguments = {"b": [1, {"ü": None}], "a": 2**70}
+    said = Said(contracts=(contract("talk", tool="echo", meta=["vendor/x"]),))
+    async with governed(tmp_path, said) as way:
+        await way.call("talk", arguments, meta={"vendor/x": 1}, inputs={"q": {}}, session="s", method="tools/call")
+        (sent,) = way.servers.requests
+    # An answer to a question that nobody asked is kept until somebody does.
+    assert sent.params == {"name": "echo", "arguments": arguments, "_meta": {"vendor/x": 1}}
+    assert (sent.server, sent.method, sent.session) == ("desk", "tools/call", "s")
+    assert sent.definition == definition("echo")
+
+
+async def test_a_listed_resource_and_an_accepted_prompt_go_the_same_way(tmp_path: Path) -> None:
+    greet = replace(definition("greet"), kind="prompt")
+    replies: list[Reply] = [{"contents": []}, {"messages": []}, {"completion": {}}]
+    async with governed(tmp_path, Said(prompts=(greet,)), replies) as way:
+        ended = [
+            await way.call("doc:1", {"uri": "doc:1"}, kind="resource", server="desk", method="resources/read"),
+            await way.call("greet", {"name": "greet"}, kind="prompt", server="desk", method="prompts/get"),
+            await way.call(
+                "greet", {"ref": {"type": "ref/prompt", "name": "greet"}, "argument": {"name": "who", "value": "A"}},
+                kind="completion", server="desk", method="completion/complete",
+            ),
+        ]  # fmt: skip
+        assert [outcome.status for outcome in ended] == [Status.SUCCESS] * 3
+        assert [(r.method, r.definition) for r in way.servers.requests] == [
+            ("resources/read", None), ("prompts/get", greet), ("completion/complete", None),
+        ]  # fmt: skip
+        assert [record["contract"]["name"] for record in way.finished()] == ["desk:lists"] * 3
+
+
+# ── Guard ──
+
+
+@pytest.mark.parametrize(
+    ("result", "more", "code"),
+    [
+        ({"content": [{"type": "text", "text": "x" * 200}]}, {"result": {"max_bytes": 100}}, "result_too_large"),
+        ({"content": [], "structuredContent": {"m": 1}}, {}, "bad_output"),
+    ],
+)
+async def test_a_withheld_result_is_a_failure_whose_effect_is_unknown(
+    tmp_path: Path, result: Any, more: Any, code: str
+) -> None:
+    said = Said(contracts=(contract("echo", mode="write", **more),), definitions=(TYPED,))
+    async with governed(tmp_path, said, [result]) as way:
+        outcome = await way.call()
+        assert (outcome.status, outcome.reason_code, outcome.result) == (Status.FAILED, code, None)
+        assert outcome.facts["effect"] == Effect.UNKNOWN
+        assert way.finished()[0]["result"] is None
+
+
+# ── Cancelling ──
+
+
+@contextmanager
+def cancelled_once(
+    reached: Callable[[], object], then: Callable[[], None] = lambda: None
+) -> Iterator[anyio.CancelScope]:
+    """Whatever is in the block is cancelled as soon as this is so, however long that takes."""
+    with anyio.CancelScope() as scope:
+
+        async def cancel() -> None:
+            await tooling.until(reached)
+            scope.cancel()
+            asyncio.get_running_loop().call_later(0.05, then)
+
+        cancelling = asyncio.get_running_loop().create_task(cancel())
+        yield scope
+    assert cancelling.done()
+
+
+@pytest.mark.parametrize(("mode", "effect"), [("read", Effect.NONE), ("write", Effect.UNKNOWN)])
+async def test_a_cancelled_call_is_killed_on_record(tmp_path: Path, mode: str, effect: Effect) -> None:
+    said = Said(contracts=(contract("echo", mode=mode, rate={"concurrent": 1}),))
+    async with governed(tmp_path, said) as way:
+        way.servers.hold = anyio.Event()
+        with cancelled_once(lambda: way.servers.requests) as scope:
+            await way.call()
+        assert scope.cancelled_caught
+        (record,) = way.finished()
+        assert (record["status"], record["reason_code"], record["effect"]) == ("killed", "cancelled", effect)
+        assert record["facts"]["ended"] == "cancelled"
+        way.servers.hold = None
+        assert (await way.call()).ok, "its place is free again"
+
+
+async def test_a_call_cancelled_while_it_waits_for_a_person_has_no_effect(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", mode="write", approval="always"),), wait=600)
+    async with governed(tmp_path, said) as way:
+        with cancelled_once(lambda: way.client.told):
+            await way.call()
+        (record,) = way.finished()
+        assert (record["status"], record["effect"], record["started_seq"]) == ("killed", Effect.NONE, None)
+        assert way.client.told[0][0] == "notifications/progress"
+
+
+async def test_a_call_cancelled_while_its_start_is_written_still_closes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, release, asked = threading.Event(), threading.Event(), list[str]()
+    write = Store.write
+
+    def block(tx: Transaction) -> None:
+        begun.set()
+        release.wait(60)
+
+    async def written(self: Store, *job: Any, **how: Any) -> Any:
+        asked.append("asked")
+        return await write(self, *job, **how)
+
+    said = Said(contracts=(contract("echo", mode="write"),))
+    async with governed(tmp_path, said) as way:
+        async with anyio.create_task_group() as group:
+            group.start_soon(way.store.write, block)
+            await tooling.until(begun.is_set)
+            monkeypatch.setattr(Store, "write", written)
+            # It closes on record all the same, for which the writer has to be free again.
+            with cancelled_once(lambda: asked, then=release.set):
+                await way.call(idempotency_key="k", id="call_cut")
+        assert way.kinds("call_cut")[-1:] == ["finished"]
+        assert way.kinds("call_cut").count("finished") == 1
+        assert way.store.reader().running() == []
+        assert way.servers.requests == []
+        again = await way.call(idempotency_key="k")
+        assert again.ok, "a call that never ran leaves its key free"
+
+
+# ── The store fails ──
+
+
+async def broken(way: Way, kind: str) -> None:
+    """From now on no record of this kind can be written."""
+    trigger = f"CREATE TRIGGER broken BEFORE INSERT ON records WHEN NEW.kind = '{kind}'"
+    with sqlite3.connect(way.store.folder / "ringfence.db") as database:
+        database.execute(f"{trigger} BEGIN SELECT RAISE(ABORT, 'x'); END")
+    database.close()
+
+
+async def test_without_a_record_nothing_is_sent(tmp_path: Path) -> None:
+    async with governed(tmp_path, Said(contracts=(WRITE,))) as way:
+        await broken(way, "started")
+        outcome = await way.call()
+        assert (outcome.status, outcome.reason_code) == (Status.UNAVAILABLE, "store")
+        assert outcome.facts["effect"] == Effect.NONE
+        assert way.servers.requests == []
+        assert [record["reason_code"] for record in way.finished()] == ["store"]
+
+
+@pytest.mark.parametrize(("one", "status", "effect"), [
+    (READ, Status.UNKNOWN, Effect.NONE), (WRITE, Status.UNKNOWN, Effect.UNKNOWN),
+])  # fmt: skip
+async def test_without_a_record_no_result_is_given(tmp_path: Path, one: Any, status: Status, effect: Effect) -> None:
+    async with governed(tmp_path, Said(contracts=(one,))) as way:
+        await broken(way, "finished")
+        outcome = await way.call()
+        assert (outcome.status, outcome.reason_code, outcome.result) == (status, "store", None)
+        assert outcome.facts["effect"] == effect
+        assert outcome.receipt is None
+        assert "done" not in outcome.text
+        assert len(way.servers.requests) == 1
+        refused = await way.call("nobody")
+        assert (refused.status, refused.reason_code) == (Status.UNAVAILABLE, "store")
+        with sqlite3.connect(way.store.folder / "ringfence.db") as database:
+            database.execute("DROP TRIGGER broken")
+        database.close()
+        assert (await way.call()).ok, "and when the disk is well again, so is the gateway"
+
+
+async def test_a_closed_store_refuses_and_does_not_raise(tmp_path: Path) -> None:
+    async with governed(tmp_path) as way:
+        await way.store.aclose()
+        outcome = await way.call()
+        assert (outcome.status, outcome.reason_code) == (Status.UNAVAILABLE, "store")
+
+
+# ── Budget, quota ──
+
+
+@pytest.mark.parametrize("reply", [OK, FAILED, DOWN, LOST, TIMEOUT, RuntimeError("boom")], ids=str)
+async def test_a_place_is_given_back_however_the_call_ends(tmp_path: Path, reply: Reply) -> None:
+    said = Said(contracts=(contract("echo", rate={"concurrent": 1}, retry={"attempts": 0}),))
+    async with governed(tmp_path, said, [reply]) as way:
+        for _ in range(3):
+            assert (await way.call()).reason_code != "throttled"
+
+
+async def test_a_quota_lasts_and_burns_no_approval(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", rate={"per_day": 1}, approval="always"), contract("free", tool="echo")))
+    async with governed(tmp_path, said) as way:
+        for expected in ("ok", "quota"):
+            asked = await way.call()
+            assert asked.approval_id is not None
+            approvals.answer(way.store, asked.approval_id, Person("bob"), approve=True)
+            outcome = await way.call()
+            assert outcome.reason_code == expected
+        assert [left.id for left in way.store.reader().approvals(("approved",))] == [asked.approval_id]
+        assert way.finished()[-1]["approval"] is None, "what was not used is not on record as used"
+        assert (await way.call(principal=Principal("other"))).reason_code == "approval_required"
+
+
+async def test_an_approval_is_used_once_and_named(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", mode="write", approval="boss"),), approvals={"boss": ApprovalRule("boss")})
+    async with governed(tmp_path, said) as way:
+        asked = await way.call("echo", {"text": "x"})
+        assert asked.approval_id is not None
+        approvals.answer(way.store, asked.approval_id, Person("bob"), approve=True)
+        other = await way.call("echo", {"text": "y"})
+        used = await way.call("echo", {"text": "x"})
+        again = await way.call("echo", {"text": "x"})
+        assert [o.status for o in (other, used, again)] == ["approval_required", "success", "approval_required"]
+        assert len({asked.approval_id, other.approval_id, again.approval_id}) == 3
+        record = way.finished(used.facts["call_id"])[0]["approval"]
+        assert (record["id"], [by["person"] for by in record["by"]]) == (asked.approval_id, ["bob"])
+
+
+# ── Servers ──
+
+
+async def test_the_start_of_a_server_is_a_call_by_system(tmp_path: Path) -> None:
+    spec = ServerSpec("desk", command=("python", "--token=hidden"))
+    async with governed(tmp_path) as way:
+        seen: list[list[str]] = []
+
+        async def start() -> None:
+            seen.append([record.kind for record in way.store.reader().records(kind="started")])
+
+        async def fail() -> None:
+            raise Unavailable("server_start", "no such program")
+
+        await way.pipeline.server_start(spec, Principal("analyst"), start)
+        with pytest.raises(Unavailable):
+            await way.pipeline.server_start(spec, Principal("analyst"), fail)
+        assert seen == [["started"]], "on record before it happens"
+        ended = way.finished()
+        assert [(r["status"], r["call"]["kind"], r["call"]["principal"]["kind"]) for r in ended] == [
+            ("success", "server", SYSTEM.kind), ("unavailable", "server", SYSTEM.kind),
+        ]  # fmt: skip
+        await broken(way, "started")
+        with pytest.raises(Unavailable) as refused:
+            await way.pipeline.server_start(spec, Principal("analyst"), start)
+        assert (refused.value.reason_code, len(seen)) == ("store", 1)
+
+
+TOKEN = "ghp_" + "aB3dE5fG7hJ9kL2mN4pQ6rS8tU1vW0xYzAbC"
+
+
+@pytest.mark.parametrize("log", ["digest", "names"])
+@pytest.mark.parametrize("pad", [0, 30, 60, 150, 190, 3_900, 3_990])
+async def test_names_that_others_chose_reach_neither_caller_nor_record_as_they_are(
+    tmp_path: Path, pad: int, log: str
+) -> None:
+    """Names of a result's and of the arguments' properties, with a secret and escape codes, wherever it is cut."""
+    name = "x" * pad + f" {TOKEN} \x1b[2J\u202e\u200b"
+    strict = {"type": "object", "additionalProperties": False}
+    nested = {"type": "object", "patternProperties": {"x": {"type": "object", "required": ["n"]}}}
+    bad = {"content": [], "structuredContent": {name: {}}}
+    for schema, part in ((strict, "outputSchema"), (nested, "outputSchema"), (strict, "inputSchema")):
+        own = contract("echo", log={"arguments": log, "result": log})
+        said = Said(contracts=(own,), definitions=(definition("echo", **{part: schema}),))
+        folder = tmp_path / f"{part}{len(schema)}"
+        folder.mkdir(exist_ok=True)
+        async with governed(folder, said, [bad]) as way:
+            way.pipeline._guard.redactor = TenantRedactor(lambda: ())
+            outcome = await way.call("echo", {name: 1} if part == "inputSchema" else {})
+            if pad or part == "inputSchema" or schema is strict:
+                assert outcome.status in (Status.FAILED, Status.VALIDATION_FAILURE)
+            shown = json.dumps([outcome.message, outcome.facts, outcome.error, way.finished()[0]], ensure_ascii=False)
+            assert not any(TOKEN[at : at + 8] in shown for at in range(0, 28, 4))
+            assert not set("\x1b\u202e\u200b") & set(shown) and "\\u001b" not in shown
+
+
+async def test_names_of_sessions_and_traces_are_guarded_on_record(tmp_path: Path) -> None:
+    async with governed(tmp_path) as way:
+        way.pipeline._guard.redactor = TenantRedactor(lambda: ())
+        odd = "x" * 990 + f" {TOKEN} \x1b[2J"
+        await way.call("echo", {"text": "x"}, session=odd, trace=odd)
+        record = json.dumps(way.finished()[0])
+    assert TOKEN[:12] not in record and "\\u001b" not in record

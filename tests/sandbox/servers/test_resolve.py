@@ -1,0 +1,163 @@
+"""What a command needs is found from the command itself, and never a folder with credentials."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ringfence.core.box import Mount
+from ringfence.sandbox.servers.resolve import ResolvedCommand, resolve, resolve_in_image
+
+
+def program(path: Path, text: str = "#!/bin/sh\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def found(
+    *command: str | Path, cwd: str | Path = "/", path: str = "", private: str = "/nowhere", **more: object
+) -> ResolvedCommand:
+    def holds(folder: str) -> str | None:
+        return "keys" if folder == private or private.startswith(f"{folder}/") else None
+
+    return resolve([str(word) for word in command], {"PATH": path or "/usr/bin:/bin"}, str(cwd), holds, **more)  # type: ignore[arg-type]
+
+
+def test_a_program_of_the_system_needs_nothing() -> None:
+    shell = found("sh", "-c", "echo")
+    assert (shell.trees, shell.files, shell.mounts) == (set(), {}, ())
+    assert os.path.basename(shell.argv[0]) == "sh" and shell.argv[1:] == ("-c", "echo")
+    assert shell.path == "/usr/bin:/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/sbin"
+    assert shell.cwd == "/workspace"
+
+
+def test_a_virtual_environment_its_python_and_what_it_refers_to(tmp_path: Path) -> None:
+    base, environment, source = tmp_path / "python", tmp_path / "venv", tmp_path / "source"
+    program(base / "bin" / "python3", "")
+    source.mkdir()
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").symlink_to(base / "bin" / "python3")
+    (environment / "pyvenv.cfg").write_text(f"home = {base}/bin\nversion = 3.13\n")
+    packages = environment / "lib" / "python3.13" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "own.pth").write_text(f"import something\n{source}\n{tmp_path}/absent\n")
+    server = program(environment / "bin" / "server", f"#!{environment}/bin/python\n")
+    wanted = {str(base), str(environment), str(source)}
+    for command in ([server], [environment / "bin" / "python", "-m", "server"]):
+        seen = found(*command)
+        assert seen.trees == wanted and not seen.files
+        assert seen.argv[0] == str(command[0]), "by its own name, or it would not know its environment"
+    assert str(environment / "bin") in found("server", path=f"{environment}/bin:/bin").path.split(":")
+
+
+def test_node_modules_from_the_outermost(tmp_path: Path) -> None:
+    modules = tmp_path / "node_modules"
+    script = program(modules / "server" / "node_modules" / "inner" / "index.js", "#!/usr/bin/env node\n")
+    (modules / ".bin").mkdir()
+    (modules / ".bin" / "server").symlink_to(script)
+    node = program(tmp_path / "node" / "bin" / "node", "")
+    (tmp_path / "node" / "lib").mkdir()
+    for command in ([node, script], [modules / ".bin" / "server"]):
+        seen = found(*command, path=f"{tmp_path}/node/bin:/bin")
+        assert seen.trees == {str(modules), str(tmp_path / "node")}
+        assert str(tmp_path / "node" / "bin") in seen.path.split(":"), "or `env` would not find it"
+
+
+def test_the_script_of_an_interpreter(tmp_path: Path) -> None:
+    script = program(tmp_path / "servers" / "mine.py", "")
+    assert found("sh", script).trees == {str(script.parent)}
+    assert found("sh", "servers/mine.py", cwd=tmp_path).trees == {str(script.parent)}
+    assert found("sh", "-c", str(script)).trees == set(), "what a shell is told is not looked into"
+    package = tmp_path / "package"
+    program(package / "dist" / "index.js", "")
+    (package / "package.json").write_text("{}")
+    seen = found("sh", package / "dist" / "index.js", cwd=package)
+    assert (seen.trees, seen.cwd) == ({str(package)}, str(package))
+    (tmp_path / "module").mkdir()
+    assert found("perl", "-m", "module.inner", cwd=tmp_path).trees == {str(tmp_path)}
+
+
+def test_a_relative_script_is_the_one_that_the_bare_command_would_run(tmp_path: Path) -> None:
+    script = program(tmp_path / "servers" / "mine.py", "")
+    seen = found("sh", "servers/mine.py", "servers/mine.py", cwd=tmp_path)
+    assert (seen.cwd, seen.argv[1:]) == ("/workspace", (str(script), "servers/mine.py")), "the rest is the script's own"
+    seen = found("sh", "-x", "../servers/mine.py", cwd=tmp_path / "elsewhere")
+    assert seen.argv[1:] == ("-x", str(script))
+    seen = found("sh", "mine.py", cwd=script.parent)
+    assert (seen.cwd, seen.argv[1:]) == (str(script.parent), ("mine.py",)), "in its own folder nothing has to change"
+    seen = found("sh", "home/server.py", cwd=tmp_path, private=str(tmp_path / "home"))
+    assert seen.argv[1:] == ("home/server.py",), "what is not there is for the interpreter to say"
+    private = program(tmp_path / "home" / "server.py", "")
+    seen = found("sh", "server.py", cwd=tmp_path / "home", private=str(tmp_path / "home"))
+    assert (seen.files, seen.argv[1:]) == ({str(private): str(private)}, (str(private),))
+
+
+def test_what_is_private_is_never_shown_whole(tmp_path: Path) -> None:
+    script = program(tmp_path / "home" / "server.py", "")
+    seen = found("sh", script, private=str(tmp_path / "home"))
+    assert (seen.trees, seen.files) == (set(), {str(script): str(script)})
+    tool = program(tmp_path / "home" / "bin" / "tool", "")
+    (tmp_path / "home" / "lib").mkdir()
+    assert found(tool, private=str(tmp_path / "home" / ".ssh")).mounts == (Mount(str(tool), str(tool)),)
+
+
+def test_a_folder_behind_a_link_is_seen_under_both_names(tmp_path: Path) -> None:
+    program(tmp_path / "v2" / "node_modules" / "a" / "index.js", "")
+    (tmp_path / "current").symlink_to("v2")
+    seen = found("sh", tmp_path / "current" / "node_modules" / "a" / "index.js")
+    assert seen.trees == {str(tmp_path / "v2" / "node_modules")}
+    assert seen.files == {str(tmp_path / "current" / "node_modules"): str(tmp_path / "v2" / "node_modules")}
+
+
+def test_a_shim_is_looked_through(tmp_path: Path) -> None:
+    shim = program(tmp_path / "pyenv" / "shims" / "python3", "#!/bin/sh\n")
+    real = program(tmp_path / "pyenv" / "versions" / "3.12.1" / "bin" / "python3", "")
+    (tmp_path / "pyenv" / "versions" / "3.12.1" / "lib").mkdir()
+    path = str(shim.parent)
+    with pytest.raises(ValueError, match="shim"):
+        found("python3", path=path)
+    (tmp_path / "pyenv" / "version").write_text("3.12.1\n")
+    assert found("python3", path=path).argv == (str(real),)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / ".python-version").write_text("3.12.1\n")
+    assert found("python3", path=path, cwd=tmp_path / "project").trees == {str(real.parent.parent)}
+
+
+def test_a_program_in_a_mount_needs_only_its_interpreter(tmp_path: Path) -> None:
+    program(tmp_path / "tree" / "server", "#!/bin/sh\n")
+    mounts = (Mount(str(tmp_path / "tree"), "/packages"),)
+    seen = found("/packages/server", "--flag", mounts=mounts)
+    assert (seen.argv, seen.trees) == (("/packages/server", "--flag"), set())
+
+
+def test_of_an_image_nothing_is_looked_for_on_the_host(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "link").symlink_to("/nowhere")
+
+    def of_image(*command: str, cwd: str | None = None, mounts: tuple[Mount, ...] = ()) -> ResolvedCommand:
+        return resolve_in_image(command, cwd, str(tmp_path), mounts)
+
+    seen = of_image("no-such-program", "--flag", cwd="/app")
+    assert (seen.argv, seen.trees, seen.mounts) == (("no-such-program", "--flag"), set(), ())
+    assert seen.path == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    assert [of_image("x", cwd=cwd).cwd for cwd in ("/app", "/", "/link/deep")] == ["/app", "/", "/link/deep"]
+    assert {of_image("x", cwd=cwd).cwd for cwd in (None, "/app/none", "/workspace/a", "/tmp", "/proc")} == {
+        "/workspace"
+    }
+    for hidden in ("/workspace/server", "/tmp/server", "/dev/x"):
+        with pytest.raises(ValueError, match="of a box is its own"):
+            of_image(hidden)
+    assert of_image("/workspace/code/x", mounts=(Mount("/usr", "/workspace/code"),)).argv == ("/workspace/code/x",)
+
+
+@pytest.mark.parametrize("word", ["no-such-program", "/no/such/program", "./none"])
+def test_what_is_not_there(word: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no program"):
+        found(word, cwd=tmp_path)
+    script = program(tmp_path / "script", "#!/no/such/interpreter\n")
+    with pytest.raises(ValueError, match="which a script begins with"):
+        found(script)

@@ -1,0 +1,224 @@
+"""Sessions by tools: they are opened as asked, belong to whoever opened them, and tell what became of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.core.box import MIB, Attached, Input
+from ringfence.core.errors import Refused, Unavailable
+from ringfence.core.model import Status
+from tests.sandbox.fake_sessions import ME
+from tests.sandbox.tools.calling import OTHERS, calling, words
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_session_is_opened_with_what_the_configuration_gives_and_the_caller_asks_for(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        told = await call.told("open_session", lifetime_seconds=60, idle_seconds=20, metadata={"for": "tests"})
+        assert (told["state"], told["template"], told["step"], told["metadata"]) == (
+            "running",
+            "python",
+            0,
+            {"for": "tests"},
+        )
+        assert (told["limits"]["wall_seconds"], told["limits"]["memory_bytes"]) == (5, 256 * MIB)
+        assert "isolation" not in told, "that is a fact, and told as one"
+        answer = await call("open_session")
+        assert answer.within is not None and answer.within.state == "running"
+        assert answer.isolation == {"backend": "fake"}
+        assert "is running; it is closed at" in words(answer)
+        mine = await call.place.manager.list(ME)
+        assert [info.owner for info in mine] == [ME, ME], "tenant and agent of the caller"
+
+
+async def test_set_up_code_is_an_argument_like_any_other(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        await call.told("open_session", setup="x = 1")
+        (box,) = call.place.backend.boxes
+        assert (box.spec.setup, box.spec.layout) == ("x = 1", "fresh")
+        await call.told("open_session", setup="")
+        assert (call.place.backend.boxes[-1].spec.setup, call.place.backend.boxes[-1].spec.layout) == (None, "shared")
+        for wrong in ("x = '\0'", "#" * (10 * MIB + 1)):
+            with pytest.raises(Refused, match="setup") as refused:
+                await call("open_session", setup=wrong)
+            assert refused.value.reason_code == "bad_arguments"
+
+
+async def test_a_caller_in_this_process_says_more(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        attached = Attached(inputs=(Input("a", b"x"),))
+        told = await call.told(
+            "open_session",
+            attached,
+            limits={"memory_bytes": 64 * MIB},
+            env={"A": "b"},
+            idle_seconds=None,
+            auto_resume=False,
+            memory_layout="fresh",
+            inputs=[{"name": "a", "bytes": 1, "sha256": "-"}],
+        )
+        assert told["limits"]["memory_bytes"] == 64 * MIB
+        assert told["isolation"] == {"backend": "fake"}
+        (box,) = call.place.backend.boxes
+        assert (box.spec.env, box.spec.layout, box.spec.inputs) == ({"A": "b"}, "fresh", attached.inputs)
+        session = told["session"]
+        await call("pause_session", attached, session=session)
+        with pytest.raises(Refused) as refused:
+            await call("execute_python", attached, session=session, code="say x")
+        assert refused.value.reason_code == "session_paused"
+
+
+async def test_states_are_told_and_a_stopped_one_says_why(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        session = await call.opened()
+        assert (await call.told("pause_session", session=session))["state"] == "paused"
+        assert (await call.told("resume_session", session=session))["state"] == "running"
+        told = await call.told("close_session", session=session)
+        assert (told["state"], told["why"]) == ("stopped", "closed")
+        assert (await call.told("close_session", session=session))["why"] == "closed", "as often as one likes"
+        listed = await call("list_sessions")
+        assert listed.within is None
+        assert f"{session}: stopped" in words(listed) and "(closed)" in words(listed)
+        with pytest.raises(Refused) as refused:
+            await call("execute_python", session=session, code="say x")
+        assert (refused.value.status, refused.value.reason_code) == (Status.VALIDATION_FAILURE, "session_stopped")
+        assert session in refused.value.message
+
+
+async def test_lists_are_of_those_that_live_and_for_an_agent_of_those_that_ended_too(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        first, second = await call.opened(), await call.opened()
+        await call("close_session", session=first)
+
+        async def listed(attached: Attached | None, **more: Any) -> list[str]:
+            return [each["session"] for each in (await call.told("list_sessions", attached, **more))["sessions"]]
+
+        assert await listed(None) == [second, first]
+        assert await listed(Attached()) == [second]
+        assert await listed(Attached(), ended=True) == [second, first]
+        assert await listed(Attached(), session=first) == [first]
+
+
+@pytest.mark.parametrize(
+    ("tool", "more"),
+    [
+        ("close_session", {}),
+        ("pause_session", {}),
+        ("resume_session", {}),
+        ("snapshot_session", {}),
+        ("fork_session", {"count": 1}),
+        ("interrupt_session", {}),
+        ("execute_python", {"code": "say x"}),
+        ("run_shell", {"command": "ls"}),
+        ("run_shell", {"command": "ls", "background": True}),
+        ("list_files", {}),
+        ("read_file", {"path": "a"}),
+        ("write_file", {"path": "a", "text": "x"}),
+        ("remove_file", {"path": "a"}),
+        ("make_folder", {"path": "a"}),
+        ("copy_file", {"path": "a", "to_path": "b"}),
+        ("list_processes", {}),
+        ("process_output", {"process": 1}),
+        ("wait_process", {"process": 1}),
+        ("stop_process", {"process": 1}),
+        ("send_input", {"process": 1, "text": "x"}),
+    ],
+)
+async def test_somebody_elses_session_is_one_that_does_not_exist(tool: str, more: Any, tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        session = await call.opened()
+        await call("write_file", session=session, path="a", text="mine")
+        call.principal = OTHERS
+        said = []
+        for name in (session, "box_" + "0" * 27):
+            with pytest.raises(Refused) as refused:
+                await call(tool, session=name, **more)
+            assert (refused.value.status, refused.value.reason_code) == (Status.VALIDATION_FAILURE, "unknown_session")
+            said.append(refused.value.message.replace(name, "-"))
+        assert said[0] == said[1]
+        assert (await call.told("list_sessions"))["sessions"] == []
+
+
+async def test_a_file_goes_into_no_session_of_somebody_else(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        session = await call.opened()
+        call.principal = OTHERS
+        other = await call.opened()
+        await call("write_file", session=other, path="a", text="theirs")
+        with pytest.raises(Refused) as refused:
+            await call("copy_file", session=other, path="a", to_session=session, to_path="a")
+        assert refused.value.reason_code == "unknown_session"
+
+
+async def test_snapshots_and_forks_begin_with_the_files(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        session = await call.opened()
+        await call("write_file", session=session, path="data/a.txt", text="one")
+        kept = await call.told("snapshot_session", session=session, name="first")
+        assert (kept["name"], kept["files"], kept["bytes"]) == ("first", 1, 3)
+        copy = await call.opened(snapshot="first")
+        assert (await call.told("read_file", session=copy, path="data/a.txt"))["text"] == "one"
+        forked = await call.told("fork_session", session=session, count=2)
+        assert [each["state"] for each in forked["sessions"]] == ["running", "running"]
+        names = {each["session"] for each in forked["sessions"]}
+        assert len(names) == 2 and session not in names
+        held = await call.told("list_snapshots", Attached())
+        assert [each["name"] for each in held["snapshots"]] == ["first"]
+        await call("remove_snapshot", Attached(), snapshot="first")
+        assert (await call.told("list_snapshots", Attached()))["snapshots"] == []
+
+
+async def test_forks_are_told_one_by_one_and_none_at_all_is_a_failure(tmp_path: Path) -> None:
+    async with calling(tmp_path, max_sessions=2, queue_seconds=0.05) as call:
+        session = await call.opened()
+        answer = await call("fork_session", session=session, count=2)
+        assert answer.result is not None
+        made = answer.result["structuredContent"]["sessions"]
+        assert sorted("error" in each for each in made) == [False, True]
+        assert next(each for each in made if "error" in each)["error"]["reason_code"] == "capacity"
+        with pytest.raises(Refused) as refused:
+            await call("fork_session", session=session, count=1)
+        assert (refused.value.status, refused.value.reason_code) == (Status.FAILED, "capacity")
+
+
+async def test_a_full_house_says_what_is_full(tmp_path: Path) -> None:
+    async with calling(tmp_path, max_sessions=1, queue_seconds=0.05) as call:
+        await call.opened()
+        with pytest.raises(Unavailable) as refused:
+            await call.opened()
+        assert refused.value.reason_code == "capacity"
+
+
+async def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        with pytest.raises(Refused) as unknown:
+            await call("open_session", template="nothing")
+        with pytest.raises(Refused) as gone:
+            await call("open_session", snapshot="nothing")
+        assert (unknown.value.reason_code, gone.value.reason_code) == ("unknown_template", "not_found")
+
+
+async def test_a_session_can_be_given_more_time(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        before = await call.told("open_session", lifetime_seconds=60)
+        after = await call.told("extend_session", Attached(), session=before["session"], lifetime_seconds=6000)
+        assert after["expires_at"] > before["expires_at"]
+
+
+async def test_volumes_are_made_listed_and_removed(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        made = await call.told("create_volume", Attached(), name="keep", max_bytes=MIB)
+        assert (made["name"], made["max_bytes"], made["mode"]) == ("keep", MIB, "ro")
+        assert [each["name"] for each in (await call.told("list_volumes", Attached()))["volumes"]] == ["keep"]
+        await call("remove_volume", Attached(), name="keep")
+        assert (await call.told("list_volumes", Attached()))["volumes"] == []
+
+
+async def test_interrupting_says_whether_anything_ran(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        session = await call.opened()
+        assert (await call.told("interrupt_session", session=session))["interrupted"] is False
