@@ -214,7 +214,7 @@ async def test_forks_begin_as_their_parent_is(here: FakeSessions) -> None:
 async def test_forks_fail_one_by_one(tmp_path: Path) -> None:
     async with fake_sessions(tmp_path, max_sessions=3, queue_seconds=0.05) as here:
         made = await here.manager.fork(ME, await here.create(), 4)
-        assert sorted(type(one).__name__ for one in made) == ["Problem", "Problem", "SessionInfo", "SessionInfo"]
+        assert sorted(type(one).__name__ for one in made) == ["ForkProblem"] * 2 + ["SessionInfo"] * 2
         assert {one.reason_code for one in made if isinstance(one, ForkProblem)} == {"capacity"}
 
 
