@@ -90,6 +90,21 @@ def test_every_public_class_name_is_used_once() -> None:
     assert {one: where for one, where in places.items() if len(where) > 1} == {}
 
 
+def test_zygote_and_guest_import_only_each_other() -> None:
+    """What runs there is small and its own: nothing of the supervisor is loaded."""
+    process = SOURCE / "sandbox" / "process"
+    inside = ("ringfence.sandbox.process.zygote", "ringfence.sandbox.process.guest")
+    others = []
+    for path in (*process.glob("zygote/*.py"), *process.glob("guest/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            others += [
+                f"{name(path)}: {one}" for one in named if one.startswith("ringfence") and not one.startswith(inside)
+            ]
+    assert others == []
+
+
 def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
     code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     env = {**os.environ, "PYTHONPATH": str(tree / "src")}

@@ -44,6 +44,14 @@ def test_every_file_of_ours_that_is_named_exists(page: Path) -> None:
     ours = ("src/", "tests/", "hosts/", "core/", "governance/", "sandbox/", "store/", "front/", "config/", "egress/")
     missing = [path for path in named if path.startswith(ours) and not any((base / path).exists() for base in BASES)]
     assert missing == []
+    known = {
+        path.name
+        for folder in ("src", "tests", "hosts", "scripts", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    if page.parent.name == "docs" and not page.name.startswith(("tutorial", "servers", "cli", "images", "packages")):
+        alone = re.findall(r"`([a-z_0-9]+\.py)`", prose(page))
+        assert [name for name in alone if name not in known] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

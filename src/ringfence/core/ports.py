@@ -1,7 +1,4 @@
-"""The verbs that layers ask of each other without knowing who answers. Each is injected by `app`.
-
-A protocol here has at most three methods; whatever needs more is two protocols, or not a port.
-"""
+"""The verbs that layers ask of each other without knowing who answers. Each is injected by `compose`."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ class _Packing:
 
 
 class _Registries:
-    """Implements `packages.desk.Offering`: all that there is, is one file."""
+    """Stands for the registries behind a box's index: there is one file in them."""
 
     def __init__(self, asked: list[str]) -> None:
         self._asked = asked

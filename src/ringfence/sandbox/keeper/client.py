@@ -1,8 +1,8 @@
 """The client of a keeper: the verbs of sessions, from another process, over the keeper's socket.
 
-The client's methods are derived from the protocol, one for each verb of `Keeping`. The first client that needs a keeper
-starts it. If the keeper dies, its sessions are gone: a request that may have been carried out raises OutcomeUnknown,
-and the next one goes to a new keeper, which knows how the sessions of the old one ended.
+The client's methods are derived from the protocol, one for each verb of `SessionService`. The first client that needs a
+keeper starts it. If the keeper dies, its sessions are gone: a request that may have been carried out raises
+OutcomeUnknown, and the next one goes to a new keeper, which knows how the sessions of the old one ended.
 """
 
 from __future__ import annotations
