@@ -35,7 +35,7 @@ DISK = (
                     file.write(b"x" * MIB)
             return "wrote it all"
         attempt(fill)
-        time.sleep(a_while(0.2))  # who watches the disk looks now and then
+        time.sleep(a_while(2.0))  # an idle box is looked at every 0.75 s
         os.unlink("output/big")
         """,
         owed=(answered("ENOSPC", "EFBIG"), limited("disk", "file_size")),
