@@ -436,6 +436,7 @@ async def test_the_end_of_a_box_ends_everything_in_it(backend: ProcessBackend) -
 
 
 async def test_boxes_that_stay_leak_nothing() -> None:
+    before = looking.groups(os.getpid())
     backend = ProcessBackend(depth=0)
 
     @asynccontextmanager
@@ -458,4 +459,4 @@ async def test_boxes_that_stay_leak_nothing() -> None:
         await tooling.until(lambda: len(looking.groups(os.getpid())) <= counted[1])
     finally:
         await backend.close()
-    assert looking.groups(os.getpid()) == set()
+    assert looking.groups(os.getpid()) <= before  # what ends too slowly is swept at the next start
