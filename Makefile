@@ -34,7 +34,7 @@ test:
 	@$(PYTHON) -m coverage combine --quiet && $(PYTHON) -m coverage report
 	@tail -n 1 .tools/pytest.log
 
-QUICK := tests/core tests/config tests/audit tests/store tests/secrets tests/front tests/upstream tests/test_layout.py \
+QUICK := tests/core tests/config tests/audit tests/secrets tests/front tests/test_layout.py \
 	tests/sandbox/files tests/sandbox/tools tests/sandbox/keeper
 
 quick: lint
