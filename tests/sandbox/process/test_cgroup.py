@@ -352,6 +352,10 @@ def taken(groups: GroupPool, limits: Limits = LIMITS) -> Group:
     return group
 
 
+def nothing() -> None:
+    """Nobody waits for the group to be gone."""
+
+
 def live_in(group: Group, children: int = 0) -> None:
     """One process that enters by itself, as a box does, with so many below it at the same time."""
     entrances = group.entrances()
@@ -383,7 +387,7 @@ def test_a_box_for_one_run_enters_without_stopping_the_host(groups: GroupPool) -
     group.entered(entrances)
     live_in(group, 1)
     assert names == {"tasks"} and (group.count().cpu_ms or 0) > 0
-    groups.give_back(group, LIMITS, reaped=True)
+    groups.give_back(group, LIMITS, reaped=True, removed=nothing)
 
 
 @needed
@@ -411,28 +415,28 @@ def test_a_group_is_used_again_and_has_counted_nothing(groups: GroupPool, childr
     live_in(group, children)
     counted = group.count()
     assert (counted.cpu_ms or 1) > 0 and (counted.pids_peak or children + 1) == children + 1
-    groups.give_back(group, LIMITS, reaped=True)
+    groups.give_back(group, LIMITS, reaped=True, removed=nothing)
     again = taken(groups)
     assert again is group or children  # whose memory may take a moment to go
     assert (again.count().cpu_ms or 0.0) < 1
     assert not again.count().oom_kills and not again.count().pids_denied
     assert (again.count().pids_peak or 0) <= 2  # as many as any box has
-    groups.give_back(again, LIMITS, reaped=True)
+    groups.give_back(again, LIMITS, reaped=True, removed=nothing)
 
 
 @needed
 def test_other_limits_mean_another_group(groups: GroupPool) -> None:
     group = taken(groups)
-    groups.give_back(group, LIMITS, reaped=True)
+    groups.give_back(group, LIMITS, reaped=True, removed=nothing)
     other = taken(groups, replace(LIMITS, processes=7))
     assert other is not group
-    groups.give_back(other, LIMITS, reaped=False)
+    groups.give_back(other, LIMITS, reaped=False, removed=nothing)
 
 
 @needed
 def test_a_group_that_nobody_can_vouch_for_is_removed(groups: GroupPool) -> None:
     group = taken(groups)
-    groups.give_back(group, LIMITS, reaped=False)
+    groups.give_back(group, LIMITS, reaped=False, removed=nothing)
     assert not any(os.path.exists(path) for path in group.paths)
     assert taken(groups) is not group
 
@@ -440,10 +444,35 @@ def test_a_group_that_nobody_can_vouch_for_is_removed(groups: GroupPool) -> None
 @needed
 def test_nothing_is_left_when_they_are_closed(groups: GroupPool) -> None:
     kept, in_use = taken(groups), taken(groups)
-    groups.give_back(kept, LIMITS, reaped=True)
+    groups.give_back(kept, LIMITS, reaped=True, removed=nothing)
     groups.close()
-    groups.give_back(in_use, LIMITS, reaped=True)
+    groups.give_back(in_use, LIMITS, reaped=True, removed=nothing)
     assert not any(os.path.exists(path) for path in (*kept.paths, *in_use.paths))
+
+
+@needed
+def test_a_group_that_is_not_empty_yet_is_removed_later(groups: GroupPool) -> None:
+    group = taken(groups)
+    told: list[str] = []
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    try:
+        group.add(pid)
+        with pytest.raises(OSError):
+            groups.give_back(group, LIMITS, reaped=False, removed=lambda: told.append("removed"))
+        assert not groups.remove_leaving() and told == []
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+    def gone() -> bool:
+        other = taken(groups)
+        groups.give_back(other, LIMITS, reaped=True, removed=nothing)
+        return not any(os.path.exists(path) for path in group.paths)
+
+    until(gone)
+    assert told == ["removed"] and groups.remove_leaving()
 
 
 def test_where_there_are_no_control_groups_there_is_none() -> None:

@@ -273,6 +273,14 @@ class ProcessBackend:
         if self._pool is not None:
             await self._pool.close()
             self._pool = self._tested = None
+        await self._groups_removed()
+
+    async def _groups_removed(self) -> None:
+        """Wait for the control groups whose last processes are still ending; the next start sweeps the rest."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REAP_SECONDS):
+                while self._groups is not None and not self._groups.remove_leaving():
+                    await asyncio.sleep(0.01)
 
     # ── The end of a box ──
 

@@ -534,7 +534,10 @@ class Box:
     # ── Tear-down ──
 
     def remove(self) -> bool:
-        """Let go of everything of it. False where something could not be removed: `trouble` says what."""
+        """Let go of everything of it. False where something could not be removed yet: `trouble` says what.
+
+        Its slot is free once all of it is gone.
+        """
         clean = True
         self._clock.cancel()
         self._forget_program()
@@ -551,9 +554,9 @@ class Box:
         if self.group is not None:
             try:
                 reaped = self.ended.done() and self.ended.result() is not None
-                self._groups.give_back(self.group, self.limits, reaped=reaped)
+                self._groups.give_back(self.group, self.limits, reaped=reaped, removed=self.on_removed)
             except OSError as exc:
-                self.trouble.append(f"its control group could not be removed: {exc}")
+                self.trouble.append(f"its control group could not be removed yet: {exc}")
                 clean = False
             self.group = None
         if clean:

@@ -17,7 +17,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
@@ -427,6 +427,8 @@ class GroupPool:
         self._cgroups = cgroups
         self._used: dict[Limits, deque[Group]] = {}
         """The longest unused first: what a box left behind is gone by the time that its group is wanted again."""
+        self._leaving: list[tuple[Group, Callable[[], object]]] = []
+        """Which could not be removed yet, and who wants to hear when they are."""
         self._closing = False
 
     @property
@@ -436,9 +438,10 @@ class GroupPool:
 
     def take(self, limits: Limits, *, pauses: bool = False) -> Group | None:
         """An empty group under these limits; None where there can be none. Raises OSError."""
+        self.remove_leaving()
         while not pauses and (used := self._used.get(limits)):
             group = used.popleft()
-            if _as_good_as_new(group):
+            if self._reusable(group):
                 return group
         if not self._cgroups.available:
             return None
@@ -454,33 +457,55 @@ class GroupPool:
             group.keep_files_open()  # of a box that stays, and is looked at in each step
         return group
 
-    def give_back(self, group: Group, limits: Limits, *, reaped: bool) -> None:
+    def give_back(self, group: Group, limits: Limits, *, reaped: bool, removed: Callable[[], object]) -> None:
         """Of a box that is gone. Once its first process was reaped, nothing is left in the group.
 
-        Raises OSError where something is.
+        Raises OSError where something is. The group is then tried again whenever another is taken or given back, and
+        `removed` is called once it is gone.
         """
+        self.remove_leaving()
         if group.pauses or not reaped or self._closing or sum(map(len, self._used.values())) >= KEPT:
-            group.remove()
+            try:
+                group.remove()
+            except OSError:
+                self._leaving.append((group, removed))
+                raise
         else:
             group.keep_files_open()
             self._used.setdefault(limits, deque()).append(group)
+
+    def remove_leaving(self) -> bool:
+        """Try again to remove what stayed; True when nothing does any more."""
+        for entry in list(self._leaving):
+            group, removed = entry
+            try:
+                group.remove(patience=0.0)
+            except OSError:
+                continue
+            self._leaving.remove(entry)
+            removed()
+        return not self._leaving
 
     def close(self) -> None:
         """What is given back from now on is removed."""
         self._closing = True
         for used in self._used.values():
             while used:
-                with suppress(OSError):  # the next start sweeps
-                    used.popleft().remove()
+                self._remove_unused(used.popleft())
 
+    def _reusable(self, group: Group) -> bool:
+        """Make it as good as new; one that cannot be is removed."""
+        try:
+            group.reset()
+            if group.charged <= STALE_BYTES or (group.usage() or 0) <= STALE_BYTES:
+                return True
+        except OSError as exc:
+            log.warning("a control group cannot be used again: %s", exc)
+        self._remove_unused(group)
+        return False
 
-def _as_good_as_new(group: Group) -> bool:
-    """Make it so; one that cannot be is removed."""
-    try:
-        group.reset()
-        if group.charged <= STALE_BYTES or (group.usage() or 0) <= STALE_BYTES:
-            return True
-        group.remove(patience=0.0)
-    except OSError as exc:
-        log.warning("a control group cannot be used again, and stays until the next start: %s", exc)
-    return False
+    def _remove_unused(self, group: Group) -> None:
+        try:
+            group.remove(patience=0.0)
+        except OSError:
+            self._leaving.append((group, lambda: None))
