@@ -1,8 +1,8 @@
-"""A server in a box, for a client that knows nothing of us: `ringfence wrap` before its command is all.
+"""A server in a box, for a client that does not know Ringfence: put `ringfence wrap` before the server's command.
 
     python examples/boxed_server.py
 
-It sees the folder that it was given, and neither the rest of the disk nor the network.
+The server sees the folder that it was given, and neither the rest of the disk nor the network.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Code that nobody checked, in boxes. Whatever it does, it ends as an Execution with facts."""
+"""Untrusted code in boxes. Whatever it does, the caller gets an Execution with facts."""
 
 import ringfence
 

@@ -1,4 +1,4 @@
-"""One starting point, several attempts at once: each in a box of its own that nothing of the others reaches."""
+"""One starting point, several attempts at once, each in a box of its own that the others cannot reach."""
 
 import asyncio
 

@@ -31,7 +31,7 @@ ran = run_code(fetch, network=[place])
 print(ran.text.strip())
 print("reached", [(entry["rule"], entry["count"]) for entry in ran.facts["network"]["allowed"]])
 
-# What no rule names is refused with 403, whatever it is called.
+# Every other host is refused with 403, however its name is written.
 tricks = f"""
 import urllib.error, urllib.request
 for url in ("http://example.com/", "http://{place}.evil.example/", "http://169.254.169.254/", "http://2130706433:1/"):
@@ -45,7 +45,7 @@ ran = run_code(tricks, network=[place])
 print(*ran.text.split("\n")[:-1], sep="; ")
 print("effect:", ran.facts["effect"])
 
-# A sandbox keeps its network from step to step; each step's facts tell what it asked for.
+# A sandbox keeps its network from step to step; each step's facts say what it asked for.
 with Sandbox.create(network=[place]) as box:
     print(box.run_code(fetch.replace("prices", "stock")).logs.stdout[0].strip())
     print("this step asked", len(box.run_code("6 * 7").facts["network"]["allowed"]), "times")

@@ -14,7 +14,7 @@ def forecast(city: str) -> str:
 
 @server.tool()
 def subscribe(city: str, mail: str) -> str:
-    """Send the forecast to somebody every morning."""
+    """Mail the forecast every morning."""
     return f"{mail} gets the weather of {city}"
 
 

@@ -96,7 +96,7 @@ class Wire:
     ending: str = ""
     unowned: Callable[[str, Json], Awaitable[Json]] | None = None
 
-    def asking(self) -> Callable[[], Json | None]:
+    def network_meter(self) -> Callable[[], Json | None]:
         return lambda: {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
 
     async def request(self, method: str, params: Json, exchange: InFlight) -> Json:

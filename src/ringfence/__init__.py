@@ -54,8 +54,8 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Public name -> the module that has it. Nothing is loaded before it is asked for: whoever needs one module of ours,
-# an auditor's `ringfence.audit.chain` say, does not pay for the whole gateway.
+# Public name -> the module that has it. A module is loaded when its name is first used: a program that needs one of
+# them, an auditor's `ringfence.audit.chain` say, does not pay for the whole gateway.
 _HOMES = {
     "AsyncSandbox": "ringfence.sdk.sandbox",
     "CommandResult": "ringfence.sdk.execution",

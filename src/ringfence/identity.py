@@ -70,7 +70,7 @@ def local_token(folder: Path) -> str:
 
 
 def known_token(folder: Path) -> str | None:
-    """That of this user, if there is one."""
+    """The token of this user, if there is one."""
     return local_token(folder) if (folder / TOKEN).exists() else None
 
 
@@ -104,7 +104,7 @@ def _owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
     """Which user's socket has these two ends, if any.
 
     A socket that its program has closed belongs to no user any more: the kernel finishes the connection by itself, and
-    says user 0 of it. And where there is no such connection, it tells of the socket that listens at the first address.
+    says user 0 of it. And where there is no such connection, it describes the socket that listens at the first address.
     """
     family = socket.AF_INET6 if ":" in local[0] else socket.AF_INET
     ends = _ends(family, local, remote)
@@ -116,11 +116,11 @@ def _owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
         answer = diag.recv(4096)
     if len(answer) < _HEADER.size + _ANSWER.size or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
         return None
-    told, state, found, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+    answered_family, state, found, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
     if (
-        told != family
+        answered_family != family
     ):  # a socket for both families, as some runtimes make them, has the same addresses as IPv6 maps them
-        ends = _ends(told, (f"::ffff:{local[0]}", local[1]), (f"::ffff:{remote[0]}", remote[1]))
+        ends = _ends(answered_family, (f"::ffff:{local[0]}", local[1]), (f"::ffff:{remote[0]}", remote[1]))
     return int(uid) if state in _THEIRS and inode != 0 and found == ends else None
 
 

@@ -13,6 +13,7 @@ from ringfence.audit.chain import Head, seal_signed
 from ringfence.audit.explain import explain, summary
 from ringfence.audit.keys import load_or_create
 from ringfence.core.model import Json, Status
+from ringfence.core.reasons import REASONS
 
 DIGEST = "sha256:1234abcd" + "0" * 56
 BASE: dict[str, Any] = {
@@ -157,6 +158,18 @@ def test_no_status_is_left_out() -> None:
     assert {*ENDINGS, "success"} == {status.value for status in Status}
 
 
+def test_what_to_do_is_said_as_the_table_of_reasons_has_it() -> None:
+    remedy = REASONS["tool_error"]
+    assert f"  what to do {remedy.actor}: {remedy.remedy}\n" in explain(ENDINGS["failed"][0])
+    for records in ([STARTED, finished("success", reason_code="ok")], ENDINGS["unknown"][0]):
+        assert "what to do" not in explain(records), "nothing is to be done, or the code is not known"
+
+
+def test_a_contract_that_is_not_on_record_is_not_guessed() -> None:
+    text = explain(refused("validation_failure", contract=None, decision=None, reason_code="bad_arguments"))
+    assert "  contract   none on record: the call was refused before one applied\n" in text
+
+
 def test_what_never_ran_did_not_run_at_any_isolation() -> None:
     assert "  ran " not in explain(ENDINGS["unavailable"][0])
     assert "  ran " not in explain(ENDINGS["denied"][0])
@@ -190,7 +203,7 @@ def test_an_answer_is_told_once_and_a_refusal_by_name() -> None:
 
 
 def test_approved_is_said_only_where_the_answers_of_people_are_on_record() -> None:
-    unproven = "apr_1 was used, and the log does not prove that anybody gave it\n"
+    unproven = "apr_1 was used, and the log does not prove that a person gave it\n"
     claimed = explain([STARTED, finished("success")])
     assert unproven in claimed and "approved" not in claimed, "what the call's own record claims is no proof"
     asked = {"kind": "approval_asked", "approval": "apr_1", "rule": "two", "people": 2, "at": 1767225600.0}
@@ -210,7 +223,7 @@ def test_an_answer_is_told_as_an_approval_only_by_its_signature(tmp_path: Path) 
     assert "Alice approved it at 2026-01-01 00:00:00 UTC (apr_1, shown 0123456789ab)\n" in told
     forged = explain([{**signed, "person": "Bob"}, STARTED, ran], keys.public)
     assert "Bob approved" not in forged and "is not signed and proves nothing" in forged
-    assert "does not prove that anybody gave it" in forged
+    assert "does not prove that a person gave it" in forged
 
 
 def test_an_approval_that_became_void_is_told() -> None:

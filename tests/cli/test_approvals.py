@@ -186,7 +186,7 @@ def test_only_people_of_the_configuration_answer(store: Store, tmp_path: Path) -
     for path, asked, told in (
         (others, own, f"account {me} is not one of the people"),
         (mine, own, "me's own agent asked; another person must answer"),
-        (mine, roled, "me has not the role that is asked for: manager"),
+        (mine, roled, "me does not have the role that is required: manager"),
     ):
         refused = gateways.run("approvals", "approve", asked.id, "--config", path)
         assert refused.returncode == 1
@@ -230,5 +230,5 @@ def test_a_question_that_somebody_changed_in_the_database_is_not_answered(store:
         terminal.expect("[y/N] ")
         terminal.type("y\n")
         assert terminal.end() == 1
-        assert "Somebody changed the database" in terminal.shown
+        assert "Another program changed the database" in terminal.shown
     assert state(asked) == "pending"

@@ -19,11 +19,11 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.sandbox.process.host import diagnosis, remedies
 from ringfence.sandbox.process.host.diagnosis import Diagnosis, Finding, StepResult, judge
-from ringfence.sandbox.process.host.surroundings import HostSurroundings
+from ringfence.sandbox.process.host.info import HostInfo
 from tests.sandbox.process import refusing
 from tests.tooling import ROOT
 
-REFUSED = HostSurroundings(settings={"kernel.unprivileged_userns_clone": 0})
+REFUSED = HostInfo(settings={"kernel.unprivileged_userns_clone": 0})
 COMMAND = [sys.executable, "-m", "ringfence.cli.main"]
 
 
@@ -32,19 +32,19 @@ def command(*words: str, through: tuple[str, ...] = ()) -> subprocess.CompletedP
     return subprocess.run([*through, *COMMAND, *words], capture_output=True, text=True, check=False, env=env)
 
 
-def told(findings: list[Finding], around: HostSurroundings) -> Json:
-    found = Diagnosis(around, tuple(findings))
+def told(findings: list[Finding], host: HostInfo) -> Json:
+    found = Diagnosis(host, tuple(findings))
     return {
         "user": "alice",
         "works": not found.missing,
-        "container": around.engine,
-        "options": remedies.options(found.causes, around),
+        "container": host.engine,
+        "options": remedies.options(found.causes, host),
         "findings": [finding.as_json() for finding in findings],
     }
 
 
-def refused(around: HostSurroundings = REFUSED) -> Json:
-    return told(judge({"user_namespace": StepResult(errno.EPERM, "unshare: Operation not permitted")}, around), around)
+def refused(host: HostInfo = REFUSED) -> Json:
+    return told(judge({"user_namespace": StepResult(errno.EPERM, "unshare: Operation not permitted")}, host), host)
 
 
 # ── What it says ──
@@ -64,13 +64,13 @@ def test_what_is_missing_comes_with_a_command() -> None:
     shown = verb.text(refused())
     assert "MISSING  user namespaces" in shown and "kernel.unprivileged_userns_clone is 0" in shown
     assert "sudo sysctl -w kernel.unprivileged_userns_clone=1" in shown
-    assert shown.endswith(f"No box can be made. `{remedies.fix()}` mends what can be mended here.")
+    assert shown.endswith(f"No box can be made. `{remedies.fix()}` fixes what can be fixed here.")
 
 
 def test_in_a_container_all_options_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    around = HostSurroundings(engine="docker", filtered=True, covered=("/proc/kcore",))
-    shown = verb.text(refused(around))
+    host = HostInfo(engine="docker", filtered=True, covered=("/proc/kcore",))
+    shown = verb.text(refused(host))
     line = "→ start the container with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
     assert shown.count("start the container with") == 1 and line in shown
     assert "--fix" not in shown
@@ -89,7 +89,7 @@ def test_what_a_host_says_cannot_steer_the_terminal() -> None:
 
 
 def test_landlock_that_was_given_up_is_weaker() -> None:
-    [*_, finding] = judge({"landlock": StepResult(errno.EOPNOTSUPP)}, HostSurroundings())
+    [*_, finding] = judge({"landlock": StepResult(errno.EOPNOTSUPP)}, HostInfo())
     assert verb._accepted(finding, SandboxSettings()).state == "missing"
     assert verb._accepted(finding, SandboxSettings(accept_missing=("landlock",))).state == "weaker"
 
@@ -118,7 +118,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(remedies, "make", make)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(HostSurroundings, "read", lambda *_, **__: REFUSED)
+    monkeypatch.setattr(HostInfo, "read", lambda *_, **__: REFUSED)
     monkeypatch.setattr(diagnosis, "diagnose", lambda: Diagnosis(REFUSED, (Finding("system", "ok", "Linux"),)))
     monkeypatch.setattr(verb, "_box", _no_box)
     return changes
@@ -172,14 +172,14 @@ def test_whoever_is_not_root_is_told_to_use_sudo(
 
 
 def test_a_container_is_not_mended_from_within(made: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    around = HostSurroundings(engine="podman", filtered=True)
-    assert verb._fix(refused(around), None, yes=True) is None
-    assert "when the container is started" in capsys.readouterr().out and made == []
+    host = HostInfo(engine="podman", filtered=True)
+    assert verb._fix(refused(host), None, yes=True) is None
+    assert "when it is started" in capsys.readouterr().out and made == []
 
 
 def test_where_nothing_is_missing_nothing_is_done(made: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert verb._fix(told([Finding("system", "ok", "Linux")], REFUSED), None, yes=True) is None
-    assert "nothing to mend" in capsys.readouterr().out and made == []
+    assert "nothing to fix" in capsys.readouterr().out and made == []
 
 
 def test_it_is_done_for_whoever_called_sudo(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

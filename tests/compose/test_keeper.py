@@ -18,7 +18,7 @@ import anyio
 import pytest
 
 from ringfence.compose.backends import make_backend
-from ringfence.compose.keeper import capacity_rules, keeper_of, starting, terms
+from ringfence.compose.keeper import capacity_rules, keeper_launch, keeper_of, settings_digest
 from ringfence.config import SandboxSettings
 from ringfence.core.box import MIB, Limits
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
@@ -235,7 +235,7 @@ def test_what_a_keeper_is_told_is_what_the_configuration_says() -> None:
     rules = capacity_rules(replace(SETTINGS, max_sessions=3, max_sessions_memory_mb=2, session_queue_seconds=1.0))
     assert (rules.max_sessions, rules.max_memory_bytes, rules.queue_seconds) == (3, 2 * MIB, 1.0)
     assert capacity_rules(SETTINGS).max_memory_bytes is None
-    assert terms(SETTINGS) != terms(replace(SETTINGS, templates={"mine": ("numpy",)}))
+    assert settings_digest(SETTINGS) != settings_digest(replace(SETTINGS, templates={"mine": ("numpy",)}))
     with pytest.raises(Unavailable, match="does not exist"):
         make_backend(replace(SETTINGS, backend="chroot"))
 
@@ -245,7 +245,7 @@ def test_neither_the_environment_nor_the_folder_says_what_a_keeper_loads(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("LD_PRELOAD", "evil.so")
-    there = starting(tmp_path, SETTINGS)
+    there = keeper_launch(tmp_path, SETTINGS)
     assert {"-E", "-P"} <= set(there.command)
     assert not {"PYTHONPATH", "LD_PRELOAD"} & set(there.environment)
     assert str(tmp_path / "keeper") in there.command

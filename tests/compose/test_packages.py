@@ -96,7 +96,7 @@ async def test_an_install_box_reaches_the_registry_alone(registry: Registry, tmp
     with served() as elsewhere:
         registry.npm("tool", "1.0.0", {"cli.js": "1"}, at=elsewhere.url)
         elsewhere.npm("tool", "1.0.0", {"cli.js": "1"})
-        with pytest.raises(Unavailable, match=f"not let to 127.0.0.1:{elsewhere.port}"):
+        with pytest.raises(Unavailable, match=f"refused a connection to 127.0.0.1:{elsewhere.port}"):
             await fetch(tmp_path, "npm", "tool")
         assert elsewhere.asked == []
 
@@ -120,7 +120,7 @@ async def test_a_tree_that_was_altered_is_not_used(registry: Registry, tmp_path:
     tree = await fetch(tmp_path, "pypi", "greeting")
     (tree.folder / "greeting.py").write_text("evil")
     with pytest.raises(Unavailable, match="not what was fetched"):
-        packages.shelf(tmp_path).tree(tree.digest)
+        packages.package_cache(tmp_path).tree(tree.digest)
     with pytest.raises(Unavailable, match="not what was fetched"):
         await fetch(tmp_path, "pypi", "greeting")
 
@@ -197,10 +197,10 @@ async def test_a_registry_that_does_not_answer_is_told_from_one_that_has_nothing
 ) -> None:
     backend = ProcessBackend()
     try:
-        having = packages.Packer(tmp_path, backend, SandboxSettings()).desk(Installs(("*",)))
+        having = packages.PackageService(tmp_path, backend, SandboxSettings()).index(Installs(("*",)))
         assert (await having.answer("/simple/nobody-has-this/")).status == 404
         monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
-        gone = packages.Packer(tmp_path, backend, SandboxSettings()).desk(Installs(("*",)))
+        gone = packages.PackageService(tmp_path, backend, SandboxSettings()).index(Installs(("*",)))
         page = await gone.answer("/simple/nobody-has-this/")
         assert isinstance(page.body, bytes) and b"the.registry.did.not.answer" in page.body
         assert "127.0.0.1:1" in (await gone.answer("/refused/nobody-has-this/x.whl")).words

@@ -223,7 +223,10 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
         ("networks: {a: {paths: ['/a/../b']}}", "1:24: '/a/../b' is not a path prefix"),
         ("networks: {a: {addresses: [corp]}}", "1:28: 'corp' is not an address"),
         ("networks: {a: {per_minute: 0}}", "1:28: must be at least 1"),
-        ("secrets: {a: {from: env, name: A, hosts: ['*'], header: X}}", "1:43: '*' would hand the secret to everybody"),
+        (
+            "secrets: {a: {from: env, name: A, hosts: ['*'], header: X}}",
+            "1:43: '*' would send the secret to every host",
+        ),
         ("sandbox: {install_inside: true}", "1:11: install_inside without allow_packages would let in nothing"),
         ("sandbox: {allow_packages: ['six>=1']}", "1:28: 'six>=1' is not a name or pattern of packages"),
         (
@@ -246,7 +249,7 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
             "networks: {n: {}}\ncapabilities: {read_file: {transport: sandboxed_exec, network: n}}",
             "2:55: network is for what makes a box",
         ),
-        (META % "traceparent", "2:27: traceparent goes on by itself"),
+        (META % "traceparent", "2:27: traceparent is always passed on"),
         (META % "progressToken", "2:27: 'progressToken' is for one hop"),
         (META % "io.modelcontextprotocol/logLevel", "2:27: 'io.modelcontextprotocol/logLevel' is for one hop"),
         (META % "ringfence/session", "2:27: 'ringfence/session' is for one hop"),

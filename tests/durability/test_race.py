@@ -244,7 +244,7 @@ async def test_who_may_answer(stage: Stage) -> None:
         first = await ask(gateway, stage.line("paid"))
         with pytest.raises(Refused, match="another person must answer"):
             answer(stage, first.approval_id, Person("me", frozenset({"manager"})))
-        with pytest.raises(Refused, match="clerk has not the role"):
+        with pytest.raises(Refused, match="clerk does not have the role"):
             answer(stage, first.approval_id, CLERK)
         assert answer(stage, first.approval_id, BOSS).state == "pending"
         with pytest.raises(Conflict, match="already answered"):

@@ -222,7 +222,7 @@ EVERYTHING = NetworkRule("everything", ("*",))
 
 
 class Answers:
-    """Implements `box.Desk`."""
+    """Implements `box.InstallIndex`."""
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
@@ -241,14 +241,14 @@ def request(method: str, target: str = "/simple/six/", extra: str = "") -> bytes
 
 
 async def test_a_page_is_answered_and_the_connection_is_kept() -> None:
-    desk, names = Answers(Reply(b"page", "text/html")), Names()
-    async with box(Rules([OURS], desk), names) as inside:
+    index, names = Answers(Reply(b"page", "text/html")), Names()
+    async with box(Rules([OURS], index), names) as inside:
         client = await inside.open()
         for _ in range(2):
             answer = await client.ask(request("GET"))
             assert answer.startswith(b"HTTP/1.1 200 OK") and answer.endswith(b"page")
         assert b"text/html" in await client.ask(request("GET", "/", "Connection: close\r\n"))
-    assert desk.asked == ["/simple/six/", "/simple/six/", "/"] and names.asked == []
+    assert index.asked == ["/simple/six/", "/simple/six/", "/"] and names.asked == []
     assert [(fact["verdict"], fact["rule"], fact["bytes_out"]) for fact in inside.facts] == [("allowed", "ours", 0)] * 3
 
 
@@ -275,15 +275,15 @@ async def test_a_file_that_is_gone_is_a_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 async def test_nothing_can_be_sent_there(method: str) -> None:
-    desk = Answers(Reply(b"page"))
-    async with box(Rules([OURS], desk)) as inside:
+    index = Answers(Reply(b"page"))
+    async with box(Rules([OURS], index)) as inside:
         answer = await inside.say(request(method, extra="Content-Length: 1\r\n") + b"x")
-    assert (status(answer), reason(answer), desk.asked) == (403, "method", [])
+    assert (status(answer), reason(answer), index.asked) == (403, "method", [])
 
 
 async def test_there_is_no_tunnel_there_and_no_other_rule_has_that_place() -> None:
-    desk, names = Answers(Reply(b"page")), Names()
-    async with box(Rules([OURS, EVERYTHING], desk), names) as inside:
+    index, names = Answers(Reply(b"page")), Names()
+    async with box(Rules([OURS, EVERYTHING], index), names) as inside:
         client = await inside.open()
         assert b" 403 " in await client.connect(f"{PLACE}:80")
         assert (await inside.say(request("GET"))).endswith(b"page")
@@ -292,8 +292,8 @@ async def test_there_is_no_tunnel_there_and_no_other_rule_has_that_place() -> No
 
 
 async def test_a_refusal_is_on_record_as_one() -> None:
-    desk = Answers(Reply(b"no", status=403, words="not that one", refused="package_denied"))
-    async with box(Rules([OURS], desk)) as inside:
+    index = Answers(Reply(b"no", status=403, words="not that one", refused="package_denied"))
+    async with box(Rules([OURS], index)) as inside:
         answer = await inside.say(request("GET"))
     assert answer.startswith(b"HTTP/1.1 403 not that one\r\n")
     assert [(fact["verdict"], fact["reason"]) for fact in inside.facts] == [("denied", "package_denied")]

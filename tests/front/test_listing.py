@@ -51,7 +51,7 @@ class Lists:
 async def shelved(folder: Path, said: Said, lists: Lists | None = None) -> AsyncIterator[Any]:
     async with governed(folder, said) as way:
         way.servers.replies = [(lists or Lists()).request]
-        way.pipeline._dispatcher.surroundings = DispatchTargets({name: ServerSpec(name) for name in "abc"}, {})
+        way.pipeline._dispatcher.targets = DispatchTargets({name: ServerSpec(name) for name in "abc"}, {})
         yield Listing(way.pipeline), way
 
 

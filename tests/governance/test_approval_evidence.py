@@ -1,4 +1,4 @@
-"""A person's leave is what the signed log says, for the rules in force: no table and no earlier rule makes one."""
+"""An approval is what the signed log says, for the rules in force: no table and no earlier rule makes one."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ async def test_no_change_of_a_table_lets_a_call_run(tmp_path: Path, name: str) -
             assert tamper(way, statement) == 1
         refused = await way.call()
         assert (refused.status, refused.reason_code) == ("denied", "approval_unproven")
-        assert refused.approval_id == asked.approval_id and "Somebody changed the database" in refused.message
+        assert refused.approval_id == asked.approval_id and "Another program changed the database" in refused.message
         assert way.servers.requests == []
         record = way.finished(refused.facts["call_id"])[0]
         assert (record["reason_code"], record["approval"]) == ("approval_unproven", None)
@@ -245,7 +245,7 @@ async def test_nobody_answers_a_question_that_was_changed_after_it_was_asked(tmp
     async with governed(tmp_path, two) as way:
         asked = await way.call(arguments={"amount": 5000})
         assert tamper(way, f"UPDATE approvals SET {change}") == 1
-        with pytest.raises(Unproven, match="Somebody changed the database"):
+        with pytest.raises(Unproven, match="Another program changed the database"):
             await answer(way, asked)
 
 
@@ -276,40 +276,40 @@ async def test_whoever_answers_by_another_configuration_answers_nothing(tmp_path
 # ── verification ──
 
 
-async def ran_on(way: Way, leave: Json | None, *, call_id: str = "call_x", shared: bool = False, **more: Any) -> None:
+async def ran_on(way: Way, proof: Json | None, *, call_id: str = "call_x", shared: bool = False, **more: Any) -> None:
     """A call that some gateway wrote down as run, whatever it ran on; in its record, or in what that shares."""
     call: Json = {"kind": "tool", "tool": "echo", "principal": {"tenant": "local", "agent": "analyst"}}
     call |= more.pop("call", {})
     part: Json = {"call": call, "decision": {"asks": []}, **more}
-    body: Json = {**part, "call": {"id": call_id, **call}, "approval": leave}
+    body: Json = {**part, "call": {"id": call_id, **call}, "approval": proof}
     if shared:
-        quiet = {"approval": None} if leave is None else {}
-        body = {"shared": [canonical.Shared({**part, **quiet})], **({"approval": leave} if leave is not None else {})}
+        quiet = {"approval": None} if proof is None else {}
+        body = {"shared": [canonical.Shared({**part, **quiet})], **({"approval": proof} if proof is not None else {})}
     await way.store.write(lambda tx: tx.append("started", call_id, body))
     await way.store.write(lambda tx: tx.append("finished", call_id, {**body, "status": "success"}))
 
 
 def find_leave(way: Way) -> Json:
     (started,) = [r.body for r in way.store.reader().records(kind="started")]
-    leave = started["approval"]
-    assert isinstance(leave, dict)
-    return leave
+    proof = started["approval"]
+    assert isinstance(proof, dict)
+    return proof
 
 
 Change = Callable[[Json], Json | None]
 UNPROVEN: dict[str, tuple[Change, str]] = {
-    "nothing": (lambda leave: {"id": "apr_0", "by": [{"person": "bob", "at": 1.0}]}, "nobody agreed"),
-    "nobody": (lambda leave: {"id": "apr_0", "by": []}, "nobody agreed"),
-    "no answers": (lambda leave: {**leave, "by": []}, "0 of 1 people agree"),
+    "nothing": (lambda proof: {"id": "apr_0", "by": [{"person": "bob", "at": 1.0}]}, "no answer that gave it"),
+    "nobody": (lambda proof: {"id": "apr_0", "by": []}, "no answer that gave it"),
+    "no answers": (lambda proof: {**proof, "by": []}, "0 of 1 people agree"),
     "an answer that is not there": (
-        lambda leave: {**leave, "by": [{**leave["by"][0], "hash": "0" * 64}]},
+        lambda proof: {**proof, "by": [{**proof["by"][0], "hash": "0" * 64}]},
         "0 of 1 people agree",
     ),
     "a question that is not there": (
-        lambda leave: {**leave, "asked": {**leave["asked"], "hash": "0" * 64}},
-        "nobody was asked for",
+        lambda proof: {**proof, "asked": {**proof["asked"], "hash": "0" * 64}},
+        "no question for it",
     ),
-    "the same approval": (lambda leave: leave, "had used"),
+    "the same approval": (lambda proof: proof, "had used"),
 }
 
 
@@ -345,8 +345,8 @@ async def test_verify_finds_a_call_that_ran_on_leave_for_another(tmp_path: Path,
         await answer(way, await way.call())
         (given,) = way.store.reader().approvals(("approved",))
         used = await way.store.write(lambda tx: tx.consume_approval(given.digest, "call_x", time.time()))
-        assert used is not None and used.leave is not None
-        await ran_on(way, used.leave.as_told(), shared=shared, call={"tool": "pay"})
+        assert used is not None and used.proof is not None
+        await ran_on(way, used.proof.as_fact(), shared=shared, call={"tool": "pay"})
         for report in (verified(way), exported(way)[1]):
             assert "which was for another call" in str(report)
 
@@ -453,7 +453,7 @@ async def test_leave_is_pruned_with_the_call_that_ran_on_it_and_what_is_left_is_
         await ran_on(way, find_leave(way), call_id="call_y", shared=True)
         await ran_on(way, used, shared=True)
         for report in (verified(way), exported(way)[1]):
-            assert f"call call_x ran on approval {used['id']}, which nobody was asked for by this log" in str(report)
+            assert f"call call_x ran on approval {used['id']}, and this log has no question for it" in str(report)
             assert "had used" in str(report) and len(report.faults) == 2
 
 

@@ -133,7 +133,7 @@ async def test_what_nobody_is_asked_for_carries_its_baggage(tmp_path: Path) -> N
 class Known:
     """A redactor that knows one value."""
 
-    def strikes(self, data: bytes) -> bool:
+    def matches(self, data: bytes) -> bool:
         return b"hunter2" in data
 
     def redact(self, text: str) -> tuple[str, dict[str, int]]:

@@ -319,7 +319,7 @@ DENIED = Decision(id="dec_2", allowed=False, reason="denied by no-net (No networ
         ),
         (
             ending(Status.APPROVAL_REQUIRED, "approval_required", dispatched=False),
-            "a person must agree before it can run; nothing was run",
+            "a person must approve it before it can run; nothing was run",
         ),
         (
             ending(Status.TIMEOUT, "timeout", contract=BOX),

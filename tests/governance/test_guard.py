@@ -26,7 +26,7 @@ TYPED = definition("search_docs", "docs", outputSchema={"type": "object", "requi
 class Known:
     """Stands in for the vault: knows one secret by its value."""
 
-    def strikes(self, data: bytes) -> bool:
+    def matches(self, data: bytes) -> bool:
         return b"hunter2" in data
 
     def secrets(self, text: str) -> Mapping[str, int]:
@@ -63,7 +63,7 @@ ODD: Json = {
 }
 
 
-def test_where_nothing_strikes_the_very_same_object_goes_on() -> None:
+def test_where_no_rule_matches_the_very_same_object_goes_on() -> None:
     guarded = inspect(ODD)
     assert guarded.result is ODD
     assert (guarded.problem, guarded.redactions) == (None, {})
@@ -237,7 +237,7 @@ def test_a_pattern_that_matches_nothing_in_particular_changes_nothing() -> None:
     assert inspect(result, replace(READ, redact=("x*",))).result is result
 
 
-def test_a_text_that_is_struck_all_over_is_withheld_whole() -> None:
+def test_a_text_that_is_matched_all_over_is_withheld_whole() -> None:
     guarded = inspect(text_result("a b " * 5000), replace(READ, redact=("a.*c|a",)))
     assert guarded.result == text_result("[redacted]")
 
@@ -323,9 +323,9 @@ def test_in_definitions_and_in_what_people_see_it_is_escaped() -> None:
         "description": ESCAPED,
         "inputSchema": {"properties": {ESCAPED: {"title": ESCAPED}}},
     }
-    shown, struck = guard.shown(READ, {UNSEEN: [UNSEEN]})
+    shown, hits = guard.shown(READ, {UNSEEN: [UNSEEN]})
     assert shown == {ESCAPED: [ESCAPED]}
-    assert struck == {"invisible": 4, "control_characters": 2}
+    assert hits == {"invisible": 4, "control_characters": 2}
     assert guard.message(UNSEEN) == ESCAPED
     fine = {"name": "a", "description": "👩‍👧 می\u200cخواهم"}
     assert guard.listed(fine) == fine
@@ -354,7 +354,7 @@ def test_a_secret_cannot_be_hidden_behind_a_selector_that_is_kept() -> None:
         def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
             return text.replace("tok1234", "[secret]"), {"token": 1} if "tok1234" in text else {}
 
-        def strikes(self, data: bytes) -> bool:
+        def matches(self, data: bytes) -> bool:
             return b"tok1234" in data
 
     assert inspect(text_result("tok1\ufe0f23\ufe0f4"), redactor=Digits()).result == text_result("[secret]")

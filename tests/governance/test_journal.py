@@ -112,12 +112,12 @@ def test_names_are_there_where_the_contract_lets_them_be() -> None:
     assert len(began(state_of(many, replace(ECHO, log=LogPolicy("names"))))["arguments"]["names"]) == 200
 
 
-def test_a_record_says_who_what_and_by_whose_leave() -> None:
+def test_a_record_says_who_what_and_by_whose_approval() -> None:
     made = state_of({"a": 1}, replace(ECHO, mode=Mode.WRITE))
     made.approval = Approval(
         "apr_1", "d", "call_0", "p", None, "echo", {"secret": "summary"}, "boss", (), False, 1, "consumed", 1.0, 2.0,
         (Answered("bob", True, 1.5), Answered("eve", True, 1.6)),
-        leave=ProvenApproval(
+        proof=ProvenApproval(
             "apr_1", {"rule": "boss"}, Head("c", 3, "q"), (ProvenAnswer("bob", 1.5, Head("d", 2, "a")),)
         ),
     )  # fmt: skip

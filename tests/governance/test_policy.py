@@ -233,11 +233,11 @@ def test_what_is_remembered_of_one_call_is_not_used_for_other_arguments() -> Non
     broken = rule("deny", "broken", argument_patterns={"text": "broken"}, when="args.missing == 1")
     used = policy(rule("allow", "all"), *rules, broken)
     for number in [*range(256), *range(256)]:  # more sets of rules than are remembered, each of them twice
-        struck = [n for n in range(8) if number >> n & 1]
-        text = "".join(f"<{n}>" for n in struck)
+        matching = [n for n in range(8) if number >> n & 1]
+        text = "".join(f"<{n}>" for n in matching)
         decision = used.decide(call(arguments={"text": text}), WRITE)
         assert (decision.allowed, decision.error) == (True, None)
-        assert decision.rules == ("all", *(f"r{n}" for n in struck))
+        assert decision.rules == ("all", *(f"r{n}" for n in matching))
         assert not used.decide(call(arguments={"text": f"broken {text}"}), WRITE).allowed
 
 

@@ -38,7 +38,7 @@ def tables() -> list[list[dict[str, str]]]:
 
 
 PRESET_TABLE = next(table for table in tables() if "preset" in table[0])
-SINK_TABLE = next(table for table in tables() if "strikes on" in table[0])
+SINK_TABLE = next(table for table in tables() if "matches" in table[0])
 
 
 def test_the_document_has_every_preset() -> None:
@@ -67,7 +67,7 @@ def test_the_document_has_every_sink_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("secret", "struck"),
+    ("secret", "rule"),
     [
         ("-----BEGIN PRIVATE KEY-----\nMIIE", "asi-private-key"),
         ("x -----BEGIN OPENSSH PRIVATE KEY-----", "asi-private-key"),
@@ -84,13 +84,13 @@ def test_the_document_has_every_sink_rule() -> None:
         ("nothing of note", None),
     ],
 )
-def test_owasp_asi_keeps_keys_from_outside_sinks(secret: str, struck: str | None) -> None:
+def test_owasp_asi_keeps_keys_from_outside_sinks(secret: str, rule: str | None) -> None:
     sink = replace(READ, labels=("external_sink",))
     arguments = {"body": [{"note": secret}]}
     outside = decide(preset="owasp-asi", contract=sink, arguments=arguments)
     inside = decide(preset="owasp-asi", contract=READ, arguments=arguments)
-    assert outside.allowed is (struck is None)
-    assert struck is None or struck in outside.rules
+    assert outside.allowed is (rule is None)
+    assert rule is None or rule in outside.rules
     assert inside.allowed
 
 

@@ -30,8 +30,8 @@ def test_places_of_the_caller_are_a_rule_beside_it() -> None:
 
 
 async def test_without_a_network_there_is_no_way() -> None:
-    passage = await ConfiguredRouter({}).passage(Access())
-    assert (passage.serve, passage.rules, dict(passage.env)) == (None, (), {})
+    route = await ConfiguredRouter({}).route(Access())
+    assert (route.serve, route.rules, dict(route.env)) == (None, (), {})
 
 
 @pytest.mark.parametrize("place", ["", "a b", "user@host", "host:0", "*.10.0.0.1", "http://host", "host:99999"])

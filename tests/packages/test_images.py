@@ -75,7 +75,7 @@ async def test_a_layer_of_other_bytes(fake: Fake, tmp_path: Path) -> None:
     told["layers"] = [fake.blob(gzip.compress(layer(("x", "2")), 1)[: len(honest)], told=honest)]
     told["layers"][0]["size"] = len(honest)
     fake.say(told)
-    await refused(tmp_path, fake, "not what the registry says|did not come")
+    await refused(tmp_path, fake, "not what the registry says|was not received")
 
 
 async def test_a_configuration_of_other_bytes(fake: Fake, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ async def test_a_blob_that_ends_before_its_end(fake: Fake, tmp_path: Path) -> No
     whole = fake.answers[path].body
     fake.answers[path] = Answer(whole[:-5], length=len(whole))
     fake.say(told)
-    await refused(tmp_path, fake, "did not come|not what the registry says")
+    await refused(tmp_path, fake, "was not received|not what the registry says")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ async def test_who_sends_us_to_a_name_of_an_inner_address_is_not_followed(
 
     monkeypatch.setattr(packages, "ProxyServer", partial(ProxyServer, resolve=resolve))
     fake.answers["/v2/it/manifests/1"] = Answer(status=302, headers=(("Location", "https://inner.example/x"),))
-    await refused(tmp_path, fake, "not let to inner.example:443")
+    await refused(tmp_path, fake, "refused a connection to inner.example:443")
 
 
 async def test_a_redirect_to_itself_over_and_over(fake: Fake, tmp_path: Path) -> None:
@@ -292,4 +292,4 @@ async def test_a_registry_that_nobody_vouches_for(own_engines: Path, tmp_path: P
         trust(own_engines, fake)
         (own_engines / "config/containers/certs.d" / fake.host / "ca.crt").write_bytes(other.tls.pem)  # type: ignore[union-attr]
         fake.say(fake.image(SMALL))
-        await refused(tmp_path, fake, "did not come")
+        await refused(tmp_path, fake, "was not received")

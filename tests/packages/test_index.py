@@ -47,7 +47,7 @@ class Kept:
         self.expected += names
 
 
-def desk(folder: Path, *names: str, required: Any = "any") -> BoxIndex:
+def box_index(folder: Path, *names: str, required: Any = "any") -> BoxIndex:
     return BoxIndex(Kept(folder), Installs(names, required))
 
 
@@ -58,7 +58,7 @@ async def links(where: BoxIndex, name: str) -> list[str]:
 
 
 async def test_a_page_has_what_there_is_with_its_hash(tmp_path: Path) -> None:
-    reply = await desk(tmp_path, "six").answer("/simple/Six/")
+    reply = await box_index(tmp_path, "six").answer("/simple/Six/")
     assert isinstance(reply.body, bytes)
     page = reply.body.decode()
     assert f'<a href="/files/{"a" * 64}/six-1.16.0-py3-none-any.whl#sha256={"a" * 64}"' in page
@@ -66,7 +66,7 @@ async def test_a_page_has_what_there_is_with_its_hash(tmp_path: Path) -> None:
 
 
 async def test_a_file_is_had_once_a_page_named_it_and_is_on_record(tmp_path: Path) -> None:
-    mine = desk(tmp_path, "six==1.16.0")
+    mine = box_index(tmp_path, "six==1.16.0")
     target = f"/files/{SIX.sha256}/{SIX.file}"
     assert (await mine.answer(target)).status == 404
     assert await links(mine, "six") == [f"{target}#sha256={SIX.sha256}"]
@@ -78,7 +78,7 @@ async def test_a_file_is_had_once_a_page_named_it_and_is_on_record(tmp_path: Pat
 
 
 async def test_what_a_package_needs_comes_along_once_the_package_is_had(tmp_path: Path) -> None:
-    mine = desk(tmp_path, "rich")
+    mine = box_index(tmp_path, "rich")
     assert "refused" in (await links(mine, "idna"))[0]
     (link,) = await links(mine, "rich")
     assert link.startswith(f"/files/{NEEDS.sha256}/rich-1.0-1built-cp") and "#" not in link
@@ -92,7 +92,7 @@ async def test_what_a_package_needs_comes_along_once_the_package_is_had(tmp_path
 
 
 async def test_where_hashes_are_required_nothing_comes_along(tmp_path: Path) -> None:
-    mine = desk(tmp_path, f"rich==1.0 --hash=sha256:{NEEDS.sha256}", required="hashed")
+    mine = box_index(tmp_path, f"rich==1.0 --hash=sha256:{NEEDS.sha256}", required="hashed")
     (link,) = await links(mine, "rich")
     await mine.answer(link)
     assert "refused" in (await links(mine, "idna"))[0]
@@ -100,7 +100,7 @@ async def test_where_hashes_are_required_nothing_comes_along(tmp_path: Path) -> 
 
 
 async def test_a_refusal_is_said_where_clients_show_it(tmp_path: Path) -> None:
-    mine = desk(tmp_path, "rich", "six==3", "broken")
+    mine = box_index(tmp_path, "rich", "six==3", "broken")
     for name, words in (("other", "other may not be"), ("six", "no version of six"), ("broken", "nobody answers")):
         (link,) = await links(mine, name)
         reply = await mine.answer(link)
@@ -111,7 +111,7 @@ async def test_a_refusal_is_said_where_clients_show_it(tmp_path: Path) -> None:
 
 
 async def test_a_box_asks_for_so_many_names_and_no_more(tmp_path: Path) -> None:
-    mine = desk(tmp_path, "*")
+    mine = box_index(tmp_path, "*")
     for number in range(500):
         assert (await mine.answer(f"/simple/name{number}/")).status == 404
     (link,) = await links(mine, "one-more")
@@ -123,7 +123,7 @@ async def test_a_box_asks_for_so_many_names_and_no_more(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", ["six", "*"])
 async def test_what_is_refused_is_not_kept_however_much_is_asked_for(tmp_path: Path, entry: str) -> None:
-    mine = desk(tmp_path, entry)
+    mine = box_index(tmp_path, entry)
     for number in range(3000):
         await mine.answer(f"/simple/x{number}{'y' * 80}/")
     for kept in (value for value in vars(mine).values() if isinstance(value, dict | set)):
@@ -134,5 +134,5 @@ async def test_what_is_refused_is_not_kept_however_much_is_asked_for(tmp_path: P
 
 @given(st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=126), max_size=60))
 async def test_any_other_path_is_nothing(target: str) -> None:
-    reply = await desk(Path("/nonexistent"), "six").answer(f"/{target}")
+    reply = await box_index(Path("/nonexistent"), "six").answer(f"/{target}")
     assert reply.status in (404, 403) or target.lower().startswith("simple/")

@@ -103,11 +103,11 @@ async def test_an_image_that_was_altered_is_not_used(registry: Registry, tmp_pat
         Image([layer(("x", "1"), entry("l", tarfile.SYMTYPE, "x"), entry("d", tarfile.DIRTYPE))]), "me/whole:1"
     )
     tree = await fetch(tmp_path, f"{registry.host}/me/whole:1")
-    packages.shelf(tmp_path).tree(tree.digest)
+    packages.package_cache(tmp_path).tree(tree.digest)
     (tree.folder / "l").unlink()
     (tree.folder / "l").symlink_to("d")
     with pytest.raises(Unavailable, match="not what was fetched"):
-        packages.shelf(tmp_path).tree(tree.digest)
+        packages.package_cache(tmp_path).tree(tree.digest)
 
 
 async def test_a_tag_that_means_what_it_meant_is_not_fetched_again(registry: Registry, tmp_path: Path) -> None:

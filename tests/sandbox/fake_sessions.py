@@ -63,16 +63,16 @@ class Stopped(Exception):
 
 
 class FakeBox:
-    def asking(self) -> Callable[[], dict[str, Any] | None]:
+    def network_meter(self) -> Callable[[], dict[str, Any] | None]:
         return lambda: None
 
-    async def reach(self) -> socket.socket:
+    async def open_socket(self) -> socket.socket:
         return socket.socket()
 
     def __init__(self, spec: StaySpec) -> None:
         self.spec = spec
         self.isolation: Mapping[str, Any] = {"backend": "fake"}
-        self.held: Mapping[str, tuple[bool, tuple[int, int]]] = {}
+        self.mounted: Mapping[str, tuple[bool, tuple[int, int]]] = {}
         self.place = Path(tempfile.mkdtemp(prefix="fake-box-"))
         for name in ("input", "output", "tmp"):
             (self.place / name).mkdir()

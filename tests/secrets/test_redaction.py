@@ -16,12 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.core.secret import Secret
+from ringfence.core.secret import REPLACEMENT, Secret
 from ringfence.secrets.patterns import shapes
 from ringfence.secrets.redaction import (
     KNOWN,
     MOST_HELD,
-    REPLACEMENT,
     Redacted,
     RedactingStream,
     SecretMatcher,
@@ -93,7 +92,7 @@ def test_masked_it_is_as_long_as_before_and_without_shapes_they_stay() -> None:
     data = b"a correct-horse-battery-staple b " + key
     stream = RedactingStream(values, masked=True)
     assert stream.feed(data) + stream.finish() == b"a " + b"*" * 28 + b" b " + key
-    assert values.strikes(data) and not values.strikes(key) and SecretMatcher().strikes(key)
+    assert values.matches(data) and not values.matches(key) and SecretMatcher().matches(key)
     assert values.reach >= 28 and SecretMatcher().reach == 0
 
 
@@ -217,14 +216,14 @@ def corpus() -> list[Path]:
 def test_at_most_one_in_a_thousand_programs_and_documents_is_touched() -> None:
     files = [path for path in corpus() if path.suffix in {".py", ".md", ".yaml", ".sql"}]
     values = SecretMatcher()
-    lines, struck = 0, []
+    lines, hits = 0, []
     for path in files:
         data = path.read_bytes()
         lines += data.count(b"\n")
-        struck += [(path.name, data[span.begins : span.end]) for span in values.find(data)]
+        hits += [(path.name, data[span.begins : span.end]) for span in values.find(data)]
     assert len(files) > 500
-    assert len({name for name, _ in struck}) <= len(files) / 1000, struck
-    assert len(struck) <= lines / 100_000, struck
+    assert len({name for name, _ in hits}) <= len(files) / 1000, hits
+    assert len(hits) <= lines / 100_000, hits
 
 
 # ── Streams ──────────────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from ringfence.core.ports import UpstreamRequest
 from ringfence.upstream import pool
 from ringfence.upstream.connection import Connection
 from ringfence.upstream.link import RpcError
-from ringfence.upstream.pool import ConnectionPool
+from ringfence.upstream.pool import ConnectionPool, ServerAccess
 from tests import tooling
 from tests.faking import OK, Client, Wire, definition, far_end
 
@@ -34,8 +34,8 @@ class Yard:
         self.wires: list[Wire] = []
         self.events: list[tuple[str, str, str]] = []
         self.changes: list[list[Definition]] = []
-        self.pool = ConnectionPool({spec.name: spec for spec in servers}, {}, self.consent, self.event)
-        self.pool.changed = self.changed
+        known = {spec.name: spec for spec in servers}
+        self.pool = ConnectionPool(known, ServerAccess(), self.consent, self.event, changed=self.changed)
 
     def connect(self, spec: ServerSpec, environment: Any, consent: Any) -> Connection:
         self.wires.append(Wire(self.answer))
@@ -197,7 +197,7 @@ async def test_every_start_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
         await start()
 
     async with yard(monkeypatch) as made:
-        made.pool.starting = starting
+        made.pool._starting = starting
         for agent in ("a", "a", "b"):
             await made.call(agent)
     assert started == [("desk", "local/a"), ("desk", "local/b")]

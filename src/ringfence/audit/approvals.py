@@ -79,10 +79,10 @@ class ProvenApproval:
         expires_at = self.question.get("expires_at")
         return not isinstance(expires_at, int | float) or now >= expires_at
 
-    def as_told(self) -> Json:
-        """As the record of the call says on what it runs: by places in the log."""
-        by = [{"person": yes.person, "at": yes.at, **_told(yes.place)} for yes in self.agreed]
-        return {"id": self.id, "rule": self.question.get("rule"), "asked": _told(self.place), "by": by}
+    def as_fact(self) -> Json:
+        """The approval as the record of a call names it: by places in the log."""
+        by = [{"person": yes.person, "at": yes.at, **_place_fact(yes.place)} for yes in self.agreed]
+        return {"id": self.id, "rule": self.question.get("rule"), "asked": _place_fact(self.place), "by": by}
 
 
 @plain
@@ -140,7 +140,7 @@ def _is_signed(public: Ed25519PublicKey, entry: tuple[Json, Head], digest: str) 
 
 
 def _entry(record: Record) -> tuple[Json, Head] | None:
-    """By its text alone: what stands beside it in the table can be anything."""
+    """The record, read from its text alone: the columns beside it in the table can hold anything."""
     try:
         body = canonical.loads(record.text)
     except canonical.NotCanonical:
@@ -160,16 +160,16 @@ def _count(question: Json) -> int:
     return max(1, people) if isinstance(people, int) else 1
 
 
-def _told(place: Head) -> Json:
+def _place_fact(place: Head) -> Json:
     return {"chain": place.chain, "seq": place.seq, "hash": place.hash}
 
 
-def _place(told: Any) -> Head | None:
-    if not isinstance(told, dict):
+def _place(fact: Any) -> Head | None:
+    if not isinstance(fact, dict):
         return None
-    chain = told.get("chain")
-    seq = told.get("seq")
-    digest = told.get("hash")
+    chain = fact.get("chain")
+    seq = fact.get("seq")
+    digest = fact.get("hash")
     good = isinstance(chain, str) and isinstance(seq, int) and isinstance(digest, str)
     return Head(chain, seq, digest) if good else None  # type: ignore[arg-type]
 
@@ -202,7 +202,7 @@ class ApprovalVerifier:
         if kind in _RUNS:
             if pruned:
                 return
-            # Most calls ask no one, and to fill in the records of those would take long.
+            # Most calls need no approval, and to fill in the records of those would take long.
             if find is not None and (body.get("approval") is not None or self._speaks(body, find)):
                 body = filled(body, find)
             if body.get("approval") is not None or (kind == "started" and _asks(body)):
@@ -246,31 +246,31 @@ class ApprovalVerifier:
         """All was seen that there is."""
         used: dict[str, str] = {}
         for run in self._runs:
-            told = run["approval"] if isinstance(run["approval"], dict) else {}
-            identity = told.get("id")
+            approval = run["approval"] if isinstance(run["approval"], dict) else {}
+            identity = approval.get("id")
             call = run["call"].get("id") if isinstance(run["call"], dict) else None
-            problem = self._problem(run, told)
+            problem = self._problem(run, approval)
             if problem is None and used.setdefault(str(identity), str(call)) != str(call):
                 problem = f"ran on approval {identity}, which call {used[str(identity)]} had used"
             if problem is not None:
                 self._findings.add(f"call {call} {problem}", run["chain"], run["seq"])
 
-    def _problem(self, run: Json, told: Json) -> str | None:
-        identity = told.get("id")
+    def _problem(self, run: Json, approval: Json) -> str | None:
+        identity = approval.get("id")
         if not isinstance(identity, str):
             return "ran without the approval that policy demanded"
         if identity in self._void:
             return f"ran on approval {identity}, which was void ({self._void[identity]})"
         if identity in self._refused:
             return f"ran on approval {identity}, which {self._refused[identity]} refused"
-        if "asked" not in told:
-            return self._older(identity, told)
-        question = self._signed(told["asked"], identity, ASKED)
+        if "asked" not in approval:
+            return self._older(identity, approval)
+        question = self._signed(approval["asked"], identity, ASKED)
         if question is None:
-            return f"ran on approval {identity}, which nobody was asked for by this log"
-        place = _place(told["asked"])
+            return f"ran on approval {identity}, and this log has no question for it"
+        place = _place(approval["asked"])
         agreed = set()
-        for entry in told.get("by") or ():
+        for entry in approval.get("by") or ():
             answer = self._signed(entry, identity, ANSWERED)
             if answer is not None and answer.get("approve") is True and place and answer.get("asked") == place.hash:
                 agreed.add(answer.get("person"))
@@ -279,22 +279,22 @@ class ApprovalVerifier:
             return f"ran on approval {identity}, which this log has {len(agreed)} of {wanted} people agree to"
         return _mismatch(run, identity, question)
 
-    def _signed(self, told: Any, identity: str, kind: str) -> Json | None:
-        place = _place(told)
+    def _signed(self, fact: Any, identity: str, kind: str) -> Json | None:
+        place = _place(fact)
         body = None if place is None else self._records.get(place.hash)
         if body is None or body["kind"] != kind or _id(body) != identity:
             return None
         return body if has_signature(self._public, body) else None
 
-    def _older(self, identity: str, told: Json) -> str | None:
-        """Of a version whose answers had no signatures: each who is named must be on record all the same."""
+    def _older(self, identity: str, approval: Json) -> str | None:
+        """The problem of an approval from before answers were signed: each person named must still be on record."""
         if self.partial:
             return None  # it may have been answered before
         answered = [b for b in self._records.values() if b["kind"] == ANSWERED and _id(b) == identity]
         agreed = {str(body.get("person")) for body in answered if body.get("approve") is True}
-        named = {str(by.get("person")) for by in told.get("by") or () if isinstance(by, dict)}
+        named = {str(by.get("person")) for by in approval.get("by") or () if isinstance(by, dict)}
         if not named or not named <= agreed:
-            return f"ran on approval {identity}, to which nobody agreed by this log"
+            return f"ran on approval {identity}, and this log has no answer that gave it"
         return None
 
 
@@ -307,8 +307,8 @@ def _places(approval: Any) -> list[Head]:
     if not isinstance(approval, dict):
         return []
     by = approval.get("by")
-    told = [approval.get("asked"), *(by if isinstance(by, list) else [])]
-    return [place for place in map(_place, told) if place is not None]
+    places = [approval.get("asked"), *(by if isinstance(by, list) else [])]
+    return [place for place in map(_place, places) if place is not None]
 
 
 def _mismatch(run: Json, identity: str, question: Json) -> str | None:

@@ -332,7 +332,7 @@ class ChainVerifier:
             due = seq
             self.hash = self._pruned.hash if seq > self._pruned.seq else str(body["prev"])
         if self._pruned is not None and seq == self._pruned.seq and digest != self._pruned.hash:
-            found.add("is not the last record that was pruned, by the signed word on that", self.chain, seq)
+            found.add("is not the last record that was pruned, by the signed statement about it", self.chain, seq)
         if self.closed and body["kind"] not in (OPENED, CLOSED):
             found.add("was added after the chain was closed", self.chain, seq)
         if seq > due:
@@ -611,8 +611,8 @@ SALT_BYTES = 16
 
 
 def payload_is_as_recorded(records: Iterable[Json], part: str, salt: object, body: object) -> bool | None:
-    """By the records of its call, read as objects. None where none of them says that anything was kept: an earlier
-    version did not, or nothing was."""
+    """Whether the records of its call, read as objects, confirm it. None where none of them says that anything was
+    kept: an earlier version did not say so, or nothing was kept."""
     entries = [entry for record in records if isinstance(entry := record.get(part), dict)]
     if not isinstance(salt, bytes) or not isinstance(body, bytes) or len(salt) != SALT_BYTES:
         return False if any("kept" in entry for entry in entries) else None

@@ -1,7 +1,7 @@
 """Why one call was allowed or refused, as a short list, from its records alone: one line for each stop of the call.
 
 Records come from the log and may be of any age or damaged: whatever is missing is left out, never guessed, and
-nothing here raises for it. That a person approved a call is told only where the record of their answer is there; what
+nothing here raises for it. It says that a person approved a call only where the record of their answer is there; what
 the call's own record says of it is a claim.
 """
 
@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from ringfence.audit.chain import has_signature
 from ringfence.core import invisible
 from ringfence.core.model import Json
+from ringfence.core.reasons import REASONS
 
 _FEW = 6
 _LABEL = 11
@@ -60,6 +61,7 @@ def explain(records: list[Json], public: Ed25519PublicKey | None = None) -> str:
         ("secrets", _secrets(ordered)),
         ("network", _network(story)),
         ("result", _result(started, finished)),
+        ("what to do", _what_to_do(finished)),
         ("on record", _on_record(story, started, finished)),
     ]
     name = _text(_part(story, "call").get("id"))
@@ -206,7 +208,10 @@ def _called(story: Json, at: Any) -> list[str]:
 def _contract(story: Json) -> list[str]:
     contract = _part(story, "contract")
     if not contract:
-        return ["none applied"] if "contract" in story else []
+        # A call that does not fit its tool's schema is refused before the contract that was found is on record.
+        unknown = _text(story.get("reason_code")).startswith("unknown_")
+        absent = "none applied" if unknown else "none on record: the call was refused before one applied"
+        return [absent] if "contract" in story else []
     mode = _text(contract.get("mode"))
     return [f"{_text(contract.get('name')) or 'without a name'}{f', mode {mode}' if mode else ''}"]
 
@@ -243,7 +248,7 @@ def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None)
     used = _part(story, "approval")
     identity = _text(used.get("id"))
     out: list[str] = []
-    told: set[tuple[str, str]] = set()
+    listed: set[tuple[str, str]] = set()
     for record in records:
         name = _text(record.get("person"))
         approval = _text(record.get("approval"))
@@ -253,20 +258,22 @@ def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None)
             many = f" of {people} people" if isinstance(people, int) and people > 1 else ""
             by = f" by rule {rule}" if rule else ""
             out.insert(0, f"asked{many}{by}{_at(record.get('at'))} ({approval})")
-        elif _kind(record) == "approval_answered" and (approval, name) not in told:
-            told.add((approval, name))
+        elif _kind(record) == "approval_answered" and (approval, name) not in listed:
+            listed.add((approval, name))
             agreed = record.get("approve") is True
             if agreed and "asked" in used and public is not None and not has_signature(public, record):
-                out.append(f"an answer of {name or 'somebody'} ({approval}) is not signed and proves nothing")
+                out.append(
+                    f"an answer of {name or 'a person without a name'} ({approval}) is not signed and proves nothing"
+                )
                 continue
             shown = f", shown {_short(record.get('shown'))}" if _text(record.get("shown")) else ""
             verb = "approved" if agreed else "refused"
-            out.append(f"{name or 'somebody'} {verb} it{_at(record.get('at'))} ({approval}{shown})")
+            out.append(f"{name or 'a person without a name'} {verb} it{_at(record.get('at'))} ({approval}{shown})")
         elif _kind(record) == "approval_void":
             why = _text(record.get("why")).replace("_", " ")
             out.append(f"{approval} became void{_at(record.get('at'))}{f' ({why})' if why else ''}")
     if identity and not _proven(identity, records, public if "asked" in used else None):
-        out.append(f"{identity} was used, and the log does not prove that anybody gave it")
+        out.append(f"{identity} was used, and the log does not prove that a person gave it")
     return out
 
 
@@ -327,8 +334,8 @@ def _limits(isolation: Json) -> str:
     for name, limit in _part(isolation, "limits").items():
         if isinstance(limit, dict) and _text(limit.get("by")):
             by.setdefault(_text(limit.get("by")), []).append(str(name))
-    told = [f"{_join(sorted(names))} by {enforcer}" for enforcer, names in sorted(by.items())]
-    return f"limits: {_join(told)}" if told else ""
+    enforced = [f"{_join(sorted(names))} by {enforcer}" for enforcer, names in sorted(by.items())]
+    return f"limits: {_join(enforced)}" if enforced else ""
 
 
 def _session(story: Json) -> list[str]:
@@ -430,17 +437,24 @@ def _why(finished: Json) -> str:
     return (f" ({code})" if code else "") + (f": {message.rstrip('.')}" if message else "")
 
 
+def _what_to_do(finished: Json | None) -> list[str]:
+    """Who must act, and how, as the table of reasons has it for every call with this code."""
+    code = _text((finished or {}).get("reason_code"))
+    reason = REASONS.get(code)
+    return [] if reason is None or code == "ok" else [f"{reason.actor}: {reason.remedy}"]
+
+
 def _on_record(story: Json, started: Json | None, finished: Json | None) -> list[str]:
     places: dict[str, list[str]] = {}
     for record in (started, finished):
         chain, seq = (_text((record or {}).get(key)) for key in ("chain", "seq"))
         if chain and seq:
             places.setdefault(chain, []).append(seq)
-    told = [f"chain {chain}, record{'' if len(seqs) == 1 else 's'} {_join(seqs)}" for chain, seqs in places.items()]
+    chains = [f"chain {chain}, record{'' if len(seqs) == 1 else 's'} {_join(seqs)}" for chain, seqs in places.items()]
     digests = {
         "contract": _short(_part(story, "contract").get("digest")),
         "definition": _short(story.get("pin")),
         "policy": _short(_part(story, "decision").get("policy_digest")),
     }
     named = [f"{name} {digest}" for name, digest in digests.items() if digest]
-    return ["; ".join(told), f"digests: {', '.join(named)}" if named else ""]
+    return ["; ".join(chains), f"digests: {', '.join(named)}" if named else ""]

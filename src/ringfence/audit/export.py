@@ -138,7 +138,7 @@ def _unnamed(path: Path) -> Iterator[tuple[IO[bytes], Callable[[int], None]]]:
 
 @contextlib.contextmanager
 def _hidden(path: Path) -> Iterator[tuple[IO[bytes], Callable[[int], None]]]:
-    """Where a file must have a name: one that the next export to the same place knows for what a kill left."""
+    """A file under a temporary name, which the next export to the same place removes if a kill left it."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.export-*"):
         left.unlink(missing_ok=True)
     made = path.with_name(f".{path.name}.export-{secrets.token_hex(6)}")
@@ -254,7 +254,7 @@ class _Writing:
         self._out.write(canonical.dumps({"hash": record.hash, "proof": record.text}))
 
     def _begin(self, record: Record, *, beside: bool) -> _Part:
-        """A part of a chain begins where the chain does, or after a record beside it, unless that cannot be told."""
+        """A part of a chain begins where the chain does, or after a record beside it, unless that is not known."""
         partial = self._period.since is not None and (beside or self._held is None)
         pruned = self._gone.get(record.chain)
         end = None if pruned is None or partial else pruned.end
@@ -507,7 +507,7 @@ class _Reading:
             self._found.add("stands in the wrong place: what was pruned is said once, before the records", pruned.chain)
             return
         self._prunes[pruned.chain] = pruned
-        self._found.notes.append(_told(pruned))
+        self._found.notes.append(_pruned_note(pruned))
 
     def _check_export(self, statement: Json) -> None:
         found = self._found
@@ -651,13 +651,13 @@ def _check_named(
                 found.add(_misnamed(named.seq, by, how), name, named.seq)
 
 
-def _told(pruned: Pruned) -> str:
+def _pruned_note(pruned: Pruned) -> str:
     when = datetime.fromtimestamp(pruned.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return f"chain {pruned.chain}: records 1 to {pruned.seq} were pruned by {pruned.by} at {when}, signed."
 
 
-def _unsigned(name: str, told: Any) -> str:
-    first, last = (told.get("from"), told.get("to")) if isinstance(told, dict) else (None, None)
+def _unsigned(name: str, span: Any) -> str:
+    first, last = (span.get("from"), span.get("to")) if isinstance(span, dict) else (None, None)
     return (
         f"chain {name}: records {first} to {last} had no checkpoint when a start found them; they were signed as found."
     )
@@ -692,7 +692,7 @@ class _Live:
         self.verifier.signed = signed
         self._gone = pruned.seq
         self._named = {named: by for named, by in self._named.items() if named.seq > pruned.seq}
-        self._found.notes.append(_told(pruned))
+        self._found.notes.append(_pruned_note(pruned))
 
     def feed(self, record: Record) -> None:
         body = self.verifier.feed(record.text, record.hash)

@@ -16,7 +16,7 @@ from ringfence.cli.terminal import MARGIN, confirm, cut, json_text, moment, quot
 from ringfence.core import system
 from ringfence.core.errors import Refused
 from ringfence.core.model import Json, Person
-from ringfence.governance import approvals as asking
+from ringfence.governance.approvals import answer, objection
 from ringfence.governance.guard import UNSEEN
 from ringfence.store import Approval, Reader
 
@@ -104,20 +104,20 @@ def _answer(identifier: str, config_path: Path | None, demo: bool, *, approve: b
         approval = _find(reader, identifier)
     if approval.state != "pending":
         common.fail(f"approval {approval.id} is {approval.state} already; there is nothing to answer")
-    objection = asking.objection(approval, person)
-    if objection is not None:
-        common.fail(f"{person.name} may not answer this: {objection}")
+    reason = objection(approval, person)
+    if reason is not None:
+        common.fail(f"{person.name} may not answer this: {reason}")
     verb = "Approve" if approve else "Deny"
     if not confirm("\n".join(_in_full(approval)), f"{verb} this call as {safe(person.name)}?"):
         common.fail("Nothing was answered; the question still waits.")
     with common.writing(folder) as store:
         try:
-            settled = asking.answer(store, approval.id, person, approve=approve, seen=approval)
+            settled = answer(store, approval.id, person, approve=approve, seen=approval)
         except Refused as exc:
             common.fail(exc.message)
     if settled.state == "pending":
-        given = sum(answer.approve for answer in settled.answers)
-        print(f"{settled.id}: {given} of {settled.people} people approved it; it still waits.")
+        approved = sum(each.approve for each in settled.answers)
+        print(f"{settled.id}: {approved} of {settled.people} people approved it; it still waits.")
     else:
         print(f"{settled.id}: {settled.state} by {safe(person.name)}.")
 
@@ -231,8 +231,8 @@ def _about(approval: Approval) -> Iterator[str]:
     if isinstance(session, dict):
         step = session.get("after_step")
         yield safe(f"  session    after its step {step}; void where the session goes on before the answer is used")
-    for answer in approval.answers:
-        yield safe(f"  answered   {answer.person}: {'yes' if answer.approve else 'no'}")
+    for given in approval.answers:
+        yield safe(f"  answered   {given.person}: {'yes' if given.approve else 'no'}")
 
 
 def _span(seconds: float) -> str:

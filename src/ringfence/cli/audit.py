@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence import config, identity
 from ringfence.audit.chain import MAX_FAULTS, Findings, Period, Verification
-from ringfence.audit.explain import explain as explained
+from ringfence.audit.explain import explain
 from ringfence.audit.export import Checkpoints, prunes, verify_export, verify_live, write_export
 from ringfence.audit.keys import PUBLIC, Keys, load_or_create, public_key_from_file
-from ringfence.cli import common
+from ringfence.cli import common, options
 from ringfence.cli.terminal import cut, json_text, moment, quoted, safe
 from ringfence.core import canonical
 from ringfence.core.errors import TamperError
@@ -36,7 +36,6 @@ audit = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 IdArgument = typer.Argument(
     ..., metavar="ID", help="A call's id, the beginning of it, or `last` for the newest call of an agent."
 )
-JsonOption = typer.Option(False, "--json", help="Print JSON.")
 
 
 @audit.callback()
@@ -61,7 +60,7 @@ def list_(
     everything: bool = typer.Option(
         False, "--all", help="Every record instead of calls alone: reloads, accepted definitions, answers …"
     ),
-    as_json: bool = JsonOption,
+    as_json: options.PrintJson = False,
 ) -> None:
     """List calls, the newest first: when, id, tool, agent, status and reason.
 
@@ -87,7 +86,7 @@ def show(
     identifier: str = IdArgument,
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
-    as_json: bool = JsonOption,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Show all records of a call, those of its approvals, and what is kept of its payloads.
 
@@ -101,9 +100,9 @@ def show(
     payloads = {part: value for part, (value, _) in kept.items()}
     unlike = [f"{part}: {_UNLIKE[right]}" for part, (value, right) in kept.items() if value is not None and not right]
     if as_json:
-        told = [{**record.body, "hash": record.hash} for record in records]
+        bodies = [{**record.body, "hash": record.hash} for record in records]
         common.dump(
-            {"call_id": call_id, "records": told, "payloads": payloads, **({"unlike": unlike} if unlike else {})}
+            {"call_id": call_id, "records": bodies, "payloads": payloads, **({"unlike": unlike} if unlike else {})}
         )
         return
     for record in records:
@@ -120,8 +119,8 @@ def show(
             print(f"Kept of the {part}, redacted:\n{quoted(json_text(value), '  ')}")
 
 
-@audit.command()
-def explain(
+@audit.command("explain")
+def explain_(
     identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
 ) -> None:
     """List the stops of this call, a line each: caller, contract, rules, approval, budget, isolation, result, record.
@@ -133,17 +132,17 @@ def explain(
         story = [record.body for record in reader.story(_find(reader, identifier))]
         public = config.key_folder() / PUBLIC
         key = public_key_from_file(public) if public.exists() else None
-        print(safe(explained(story, key), lines=True))
+        print(safe(explain(story, key), lines=True))
 
 
 @audit.command()
 def replay(
     identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
 ) -> None:
-    """Not built in this version: it would make a recorded call again under the rules of now.
+    """Not built in this version: it would make a recorded call again under the current rules.
 
     \b
-    ringfence audit explain last        tells what happened instead
+    ringfence audit explain last        says what happened
     """
     common.fail("audit replay is not built in this version; nothing was run. See: ringfence audit explain ID", 2)
 
@@ -155,7 +154,7 @@ def replay(
 def verify(
     export_path: Path | None = typer.Argument(None, metavar="[EXPORT]", help="An export. Default: the live log."),
     public_key: Path | None = typer.Option(
-        None, "--public-key", help="The key to verify with; an export needs one from outside."
+        None, "--public-key", help="The key to verify with; an export needs one that did not come with it."
     ),
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,

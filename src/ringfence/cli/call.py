@@ -128,7 +128,7 @@ def failed(status: Status, reason_code: str, message: str, call_id: str | None =
 # ── In this process ───────────────────────────────────────────────────────────────────────────────
 
 
-async def call_here(wanted: TypedCall, configured: Config, told: TerminalChannel) -> CallResult:
+async def call_here(wanted: TypedCall, configured: Config, channel: TerminalChannel) -> CallResult:
     """Open a gateway for this one call."""
     from ringfence.compose.gateway import App  # noqa: PLC0415 - a call through a gateway need not load one
 
@@ -148,7 +148,7 @@ async def call_here(wanted: TypedCall, configured: Config, told: TerminalChannel
             )
             # The deadline ends the call itself; this ends what comes before it, such as waiting for an approval.
             with anyio.move_on_after(None if limit is None else limit + _GRACE_SECONDS):
-                return _of_outcome(await app.handle(made, told), call_id)
+                return _of_outcome(await app.handle(made, channel), call_id)
     except StoreError as exc:
         return failed(Status.UNAVAILABLE, "store", str(exc))
     return failed(Status.TIMEOUT, "caller_timeout", f"gave up after {limit:g} s; the call is cancelled", call_id)
@@ -167,10 +167,10 @@ def _of_outcome(outcome: Outcome, call_id: str) -> CallResult:
 # ── Through a running gateway ─────────────────────────────────────────────────────────────────────
 
 
-async def _there(wanted: TypedCall, url: str, told: TerminalChannel) -> CallResult:
+async def _there(wanted: TypedCall, url: str, channel: TerminalChannel) -> CallResult:
     request = GatewayRequest(url, wanted.tool, wanted.text, wanted.key, wanted.timeout, _token(url))
     try:
-        return _of_result(await call_gateway(request, told.progress))
+        return _of_result(await call_gateway(request, channel.progress))
     except Refused as exc:
         return failed(exc.status, exc.reason_code, exc.message)
     except OutcomeUnknown as exc:
@@ -270,7 +270,9 @@ def _at_socket(path: str) -> aiohttp.UnixConnector:
     except OSError as exc:
         raise Unavailable("unreachable", f"no gateway answers at {_UNIX}{path}: {exc.strerror}") from None
     if not stat.S_ISSOCK(info.st_mode) or system.stranger(info):
-        raise Unavailable("unreachable", f"{path} is no socket of yours: no gateway that serves you listens there")
+        raise Unavailable(
+            "unreachable", f"{path} is not a socket of this user: no gateway that serves you listens there"
+        )
     return aiohttp.UnixConnector(path)
 
 
@@ -386,8 +388,8 @@ def _http_failed(status: int, url: str) -> Exception:
 
 def _show(ended: CallResult, as_json: bool) -> None:
     if as_json:
-        told = {"status": str(ended.status), "reason_code": ended.reason_code, "content": ended.content}
-        common.dump({**told, "structured": ended.structured, "facts": ended.facts, **ended.more})
+        printed = {"status": str(ended.status), "reason_code": ended.reason_code, "content": ended.content}
+        common.dump({**printed, "structured": ended.structured, "facts": ended.facts, **ended.more})
         return
     for block in ended.content:
         text = _block(block)

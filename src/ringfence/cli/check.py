@@ -46,7 +46,7 @@ def check(
     \b
     ringfence check                          check ./ringfence.yaml
     ringfence check --print                  show every contract as it takes effect
-    ringfence check --accept                 review what the servers say of their tools, and accept it
+    ringfence check --accept                 review the definitions of the servers' tools, and accept them
     """
     if file is not None and config_path is not None and file != config_path:
         common.fail("FILE and --config name two files: give one", 2)
@@ -106,7 +106,7 @@ def effective(settings: Config) -> str:
         default=settings.policy.default,
         environment=settings.environment,
     )
-    told: Json = {
+    shown: Json = {
         "environment": settings.environment,
         "digest": settings.digest,
         "policy": {
@@ -122,7 +122,7 @@ def effective(settings: Config) -> str:
     writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     writer.width = 4096
     out = io.StringIO()
-    writer.dump(told, out)
+    writer.dump(shown, out)
     return out.getvalue()
 
 

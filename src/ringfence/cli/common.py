@@ -182,7 +182,7 @@ def own_command() -> list[str]:
     return [found] if found else [sys.executable, "-m", "ringfence.cli.main"]
 
 
-# ── What callers are told ─────────────────────────────────────────────────────────────────────────
+# ── Notifications to a caller at a terminal ───────────────────────────────────────────────────────
 
 
 class TerminalChannel:

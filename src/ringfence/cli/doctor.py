@@ -7,12 +7,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import anyio
 import typer
 
-from ringfence.cli import common
+from ringfence.cli import common, options
 from ringfence.cli.terminal import cut, safe
 from ringfence.compose.backends import BACKENDS
 from ringfence.compose.runs import make_executor
@@ -46,11 +45,11 @@ def doctor(
         help="Try each case as an MCP server, in a box with folders of the host to read and to write.",
     ),
     control: bool = typer.Option(
-        True, "--control/--no-control", help="Also try each case outside of any box. Without it, half the time."
+        True,
+        "--control/--no-control",
+        help="Also try each case outside of any box. Without it, the test takes half the time.",
     ),
-    config_path: Path | None = typer.Option(
-        None, "--config", help="A ringfence.yaml for the sandbox settings. Default: the user's own, if any."
-    ),
+    config_path: options.SandboxConfig = None,
 ) -> None:
     """Test every promise of a box on this host, with hostile programs, each in a fresh box.
 
@@ -149,7 +148,7 @@ async def _examine(
 
 @dataclass(slots=True)
 class _Progress:
-    """On a terminal one line that changes; elsewhere a line now and then, so that a slow machine is seen to work."""
+    """Progress: on a terminal one line that changes; elsewhere a line now and then, as a sign of life."""
 
     total: int
     terminal: bool

@@ -11,13 +11,12 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import anyio
 import typer
 
-from ringfence.cli import common
+from ringfence.cli import common, options
 from ringfence.cli.terminal import confirm, safe
 from ringfence.config.paths import caller_of_sudo
 from ringfence.config.settings import SandboxSettings
@@ -26,7 +25,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.sandbox.process.host import diagnosis, remedies
 from ringfence.sandbox.process.host.diagnosis import Diagnosis, Finding
-from ringfence.sandbox.process.host.surroundings import HostSurroundings
+from ringfence.sandbox.process.host.info import HostInfo
 
 _USAGE = 2
 _WORDS = {"ok": "ok", "weaker": "weaker", "missing": "MISSING"}
@@ -44,10 +43,8 @@ def host(
         metavar="NAME",
         help="As root: check for this user. Default: the user who called sudo, else root.",
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-    config_path: Path | None = typer.Option(
-        None, "--config", help="A ringfence.yaml for the sandbox settings. Default: the user's own, if any."
-    ),
+    as_json: options.PrintJson = False,
+    config_path: options.SandboxConfig = None,
 ) -> None:
     """Check what boxes need of this host, and make one. No setting is changed without --fix.
 
@@ -67,14 +64,14 @@ def host(
     if yes and not fix:
         common.fail("--yes goes with --fix", _USAGE)
     whom = _user(user)
-    told = _of_other(whom) if whom is not None else _of_ourselves(common.own_config(config_path).sandbox)
+    report = _of_other(whom) if whom is not None else _of_ourselves(common.own_config(config_path).sandbox)
     if as_json:
-        common.dump(told)
+        common.dump(report)
     else:
-        print(text(told))
+        print(text(report))
     if fix:
-        told = _fix(told, whom, yes=yes) or told
-    raise typer.Exit(0 if told["works"] else 1)
+        report = _fix(report, whom, yes=yes) or report
+    raise typer.Exit(0 if report["works"] else 1)
 
 
 # ── For whom ──
@@ -104,8 +101,8 @@ def _of_ourselves(sandbox: SandboxSettings) -> Json:
     return {
         "user": _name(os.geteuid()),
         "works": not any(finding.state == "missing" for finding in findings),
-        "container": found.around.engine,
-        "options": remedies.options(found.causes, found.around),
+        "container": found.host.engine,
+        "options": remedies.options(found.causes, found.host),
         "findings": [finding.as_json() for finding in findings],
     }
 
@@ -128,7 +125,7 @@ async def _box(sandbox: SandboxSettings, found: Diagnosis) -> Finding:
         backend = make_backend(sandbox)
         await backend.run(BoxSpec(Program("python", b"pass")))
     except Unavailable as exc:
-        cures = remedies.of("unknown", found.around)
+        cures = remedies.of("unknown", found.host)
         return Finding("a box", "missing", exc.message, "no box can be made", "unknown", cures)
     finally:
         if backend is not None:
@@ -161,10 +158,10 @@ def _of_other(whom: remedies.User) -> Json:
             timeout=_SECONDS,
             check=False,
         )
-        told: Json = json.loads(ran.stdout)
+        report: Json = json.loads(ran.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as exc:
         common.fail(f"{whom.name} cannot run this installation of Ringfence ({sys.executable}): {exc}")
-    return told
+    return report
 
 
 def _name(uid: int) -> str:
@@ -177,18 +174,18 @@ def _name(uid: int) -> str:
 # ── Mending ──
 
 
-def _fix(told: Json, whom: remedies.User | None, *, yes: bool) -> Json | None:
+def _fix(report: Json, whom: remedies.User | None, *, yes: bool) -> Json | None:
     """What holds afterwards; nothing where nothing was done."""
-    causes: list[Any] = [finding["cause"] for finding in told["findings"] if finding["cause"] is not None]
-    if told["options"]:
-        print("\nWe are in a container: what is missing has to be given when the container is started.")
+    causes: list[Any] = [finding["cause"] for finding in report["findings"] if finding["cause"] is not None]
+    if report["options"]:
+        print("\nThis is a container: what is missing has to be granted when it is started.")
         return None
     root = os.geteuid() == 0
     whom = whom or (None if root else remedies.User(os.geteuid(), _name(os.geteuid())))
-    changes = remedies.plan(causes, HostSurroundings.read(uid=whom.uid if whom is not None else None), whom)
+    changes = remedies.plan(causes, HostInfo.read(uid=whom.uid if whom is not None else None), whom)
     if not changes:
-        every = all(finding["state"] == "ok" for finding in told["findings"])
-        print("\nThere is nothing to mend here." if every else "\nNothing of this can be mended from here.")
+        every = all(finding["state"] == "ok" for finding in report["findings"])
+        print("\nThere is nothing to fix here." if every else "\nNone of this can be fixed from here.")
         return None
     shown = "\n".join(["\nTo mend it:", *(_shown(change) for change in changes)])
     if not root:
@@ -222,11 +219,11 @@ def _many(count: int) -> str:
 # ── For people ──
 
 
-def text(told: Json, *, brief: bool = False) -> str:
+def text(report: Json, *, brief: bool = False) -> str:
     """A table, then, unless `brief`, what to do about the lines that are not ok, then one line that says it all."""
     width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
-    findings: Sequence[Json] = told["findings"]
-    lines = [safe(f"Boxes on this host, for {told['user']}"), ""]
+    findings: Sequence[Json] = report["findings"]
+    lines = [safe(f"Boxes on this host, for {report['user']}"), ""]
     longest = max(len(finding["name"]) for finding in findings)
     for finding in findings:
         head = safe(f"  {_WORDS[finding['state']]:8} {finding['name']:{longest}}  ")
@@ -236,8 +233,8 @@ def text(told: Json, *, brief: bool = False) -> str:
         if finding["state"] != "ok":
             alike.setdefault(_key(finding), []).append(finding)
     for group in () if brief else alike.values():
-        lines += ["", *_what_to_do(group, told["options"], width)]
-    return "\n".join([*lines, "", *_summary(told)])
+        lines += ["", *_what_to_do(group, report["options"], width)]
+    return "\n".join([*lines, "", *_summary(report)])
 
 
 def _key(finding: Json) -> str:
@@ -262,12 +259,12 @@ def _what_to_do(group: Sequence[Json], options: str, width: int) -> list[str]:
     return lines
 
 
-def _summary(told: Json) -> list[str]:
-    findings = told["findings"]
+def _summary(report: Json) -> list[str]:
+    findings = report["findings"]
     weaker = sum(finding["state"] == "weaker" for finding in findings)
-    if not told["works"]:
+    if not report["works"]:
         mends = any(remedy["mends"] for finding in findings for remedy in finding["remedies"])
-        hint = f" `{remedies.fix()}` mends what can be mended here." if mends and not told["options"] else ""
+        hint = f" `{remedies.fix()}` fixes what can be fixed here." if mends and not report["options"] else ""
         return [f"No box can be made.{hint}"]
     rest = f"; {weaker} {'thing is' if weaker == 1 else 'things are'} weaker than they could be" if weaker else ""
     return [f"Boxes can be made{rest}."]

@@ -15,7 +15,7 @@ from ringfence.core.errors import RingfenceError
 
 VERBS = {
     "run": "Run a program in a fresh box.",
-    "box": "Boxes that stay: make, use, pause, fork and remove them.",
+    "box": "Make, use, pause, fork and remove boxes that stay.",
     "host": "Check what boxes need of this host, and fix what is missing.",
     "doctor": "Test every promise of a box on this host.",
     "init": "Write a first ringfence.yaml, also from the servers that an MCP client has.",

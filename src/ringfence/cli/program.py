@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringfence.cli import common
-from ringfence.core.box import Input
+from ringfence.core.box import MAX_SOURCE_BYTES, Input
 from ringfence.egress import rules
 
-MAX_SOURCE_BYTES = 10 * 1024 * 1024
 _INSIDE = "/workspace/input"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _RUN_BY = {".js": "node", ".mjs": "node", ".cjs": "node", ".sh": "sh"}

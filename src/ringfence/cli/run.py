@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 import typer
 
-from ringfence.cli import common, program
+from ringfence.cli import common, options, program
 from ringfence.cli.common import EXIT_CODES, TerminalChannel
 from ringfence.cli.streams import Sink, StdinPipe
 from ringfence.cli.terminal import json_text, safe
@@ -28,35 +28,11 @@ if TYPE_CHECKING:
     from ringfence.compose.run_request import RunRequest
 
 _MIB = 1024 * 1024
-_MOST_MB = 2**44 // _MIB
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 
 _Words = typer.Argument(
     None, metavar="[FILE] [-- ARGS…]", help="A program (`-`: from stdin), and its arguments.", show_default=False
 )
-_Code = typer.Option(None, "-c", metavar="CODE", help="Python source instead of a FILE.")
-_Shell = typer.Option(None, "--shell", metavar="CMD", help="A command line for /bin/sh instead.")
-_Backend = typer.Option(None, "--backend", metavar="B", help="The sandbox backend: process.")
-_Timeout = typer.Option(None, "--timeout", min=0.001, max=86_400, metavar="S", help="Seconds until it is killed.")
-_Memory = typer.Option(None, "--memory", min=16, max=_MOST_MB, metavar="MB", help="Memory, in MiB.")
-_Disk = typer.Option(None, "--disk", min=1, max=_MOST_MB, metavar="MB", help="Disk, in MiB.")
-_Pids = typer.Option(None, "--pids", min=1, max=1_000_000, metavar="N", help="Processes and threads.")
-_Allow = typer.Option(
-    None, "--allow", metavar="HOST[:PORT]", help="A host, `*.suffix` or address that it may reach. May be repeated."
-)
-_Listen = typer.Option(
-    False, "--listen", help="Let it listen for connections, which only programs in its own box can make."
-)
-_Packages = typer.Option(
-    None, "--package", metavar="NAME[==VERSION]", help="A Python package to install for it. May be repeated."
-)
-_AllowPackages = typer.Option(
-    None,
-    "--allow-package",
-    metavar="NAME[==VERSION]",
-    help="A package (name or pattern) that programs in it may install with `pip install`. May be repeated.",
-)
-_Inputs = typer.Option(None, "--input", metavar="PATH", help="A file or folder for /workspace/input. May be repeated.")
 _Output = typer.Option(None, "--output", metavar="DIR", help="The folder to copy the files of /workspace/output to.")
 _Env = typer.Option(None, "--env", metavar="K=V", help="A variable of the program. May be repeated.")
 _Secrets = typer.Option(
@@ -66,42 +42,36 @@ _Secrets = typer.Option(
     help="A secret of the configuration: the program finds a placeholder for it in its environment. May be repeated.",
 )
 _Facts = typer.Option(None, "--facts", metavar="FILE", help="Write the facts as JSON; `-`: to stderr.")
-_Template = typer.Option(
-    None, "--template", metavar="NAME", help="`python`, `data` (numpy, pandas, matplotlib), or one of yours."
-)
 _Fresh = typer.Option(False, "--fresh", help="Give it an address layout and hash seed that no other box has.")
 _Trees = typer.Option(
     None, "--tree", metavar="DIR", help="A folder that is readable in the box, at the same path. May be repeated."
-)
-_Config = typer.Option(
-    None, "--config", help="A ringfence.yaml for policy, limits and state. Default: the user's own, if there is one."
 )
 
 
 def run(
     words: list[str] | None = _Words,
-    code: str | None = _Code,
-    shell: str | None = _Shell,
-    backend: str | None = _Backend,
-    timeout: float | None = _Timeout,
-    memory: int | None = _Memory,
-    disk: int | None = _Disk,
-    pids: int | None = _Pids,
-    allow: list[str] | None = _Allow,
-    listen: bool = _Listen,
-    package: list[str] | None = _Packages,
-    allow_package: list[str] | None = _AllowPackages,
-    inputs: list[Path] | None = _Inputs,
+    code: options.Code = None,
+    shell: options.Shell = None,
+    backend: options.Backend = None,
+    timeout: options.ProgramTimeout = None,
+    memory: options.Memory = None,
+    disk: options.Disk = None,
+    pids: options.Pids = None,
+    allow: options.Allow = None,
+    listen: options.Listen = False,
+    package: options.Packages = None,
+    allow_package: options.AllowPackages = None,
+    inputs: options.Inputs = None,
     output: Path | None = _Output,
     env: list[str] | None = _Env,
     secret: list[str] | None = _Secrets,
     facts: str | None = _Facts,
-    template: str | None = _Template,
+    template: options.Template = None,
     fresh: bool = _Fresh,
     tree: list[Path] | None = _Trees,
-    config_path: Path | None = _Config,
+    config_path: options.OwnConfig = None,
 ) -> None:
-    """Run a program in a fresh box: without network, with only those files of yours that you name, and with limits.
+    """Run a program in a fresh box: without network, with only the files that you name, and with limits.
 
     FILE is Python source. A file that ends in .js or .sh, or names another interpreter in its first line, is run by
     that. Stdin is passed on unless it is a terminal. The working folder is /workspace, with input/, output/ and tmp/.
@@ -198,10 +168,10 @@ async def run_program(wanted: RunRequest, configured: Config, report: FactsFile,
             loop = asyncio.get_running_loop()
             sink.on_broken = lambda: loop.call_soon_threadsafe(_end, scope, stop, _BROKEN_PIPE)
             async with Runs.open(configured) as runs:
-                told = TerminalChannel(
+                terminal = TerminalChannel(
                     "" if configured.path == default_config().path else f" --config {configured.path}"
                 )
-                outcome = await runs.run(wanted, origin="cli", tell=sink.tell, channel=told)
+                outcome = await runs.run(wanted, origin="cli", tell=sink.tell, channel=terminal)
     except RingfenceError as exc:
         _say(str(exc))
         return common.NO_BOX

@@ -8,10 +8,10 @@ import logging
 import shlex
 import shutil
 import signal
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
-from socket import socket as Socket
 
 import anyio
 import anyio.abc
@@ -81,26 +81,26 @@ async def _main(settings: Config, at: GatewaySettings | None, demo: bool) -> Non
             app.stdio = StdioFront(app.front, lambda: app.agent)
             await app.stdio.run()
         elif at.socket is not None:
-            with unix_socket(at.socket) as socket:
+            with unix_socket(at.socket) as listening:
                 app.http = HttpFront(app.front, same_user(lambda: app.agent), AT_A_SOCKET, None)
                 announce(app, f"unix:{at.socket}", demo)
-                await _http(app.http, socket)
+                await _http(app.http, listening)
         else:
             await _tcp(app, at, demo)
         group.cancel_scope.cancel()
 
 
 async def _tcp(app: App, at: GatewaySettings, demo: bool) -> None:
-    socket = open_socket(at.host, at.port)
-    address, port = socket.getsockname()[:2]
+    listening = open_socket(at.host, at.port)
+    address, port = listening.getsockname()[:2]
     token = None if system.tells_peers() else identity.local_token(config.key_folder())
     app.http = HttpFront(app.front, same_user(lambda: app.agent, token), LOOPBACK, port)
     host = f"[{address}]" if ":" in address else address
     announce(app, f"http://{host}:{port}/mcp", demo, token)
-    await _http(app.http, socket)
+    await _http(app.http, listening)
 
 
-async def _http(front: HttpFront, socket: Socket) -> None:
+async def _http(front: HttpFront, listening: socket.socket) -> None:
     listener = Listener(GatewayApp(front))
     # Everything loaded by now stays: the garbage collector need not look at it again every few calls.
     gc.collect()
@@ -109,7 +109,7 @@ async def _http(front: HttpFront, socket: Socket) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(front.sessions.sweep)
         try:
-            await listener.run_on([socket])
+            await listener.run_on([listening])
         finally:
             with anyio.CancelScope(shield=True):
                 await front.sessions.close()
@@ -172,8 +172,8 @@ def _own_command() -> str:
 # ── The demo ──────────────────────────────────────────────────────────────────────────────────────
 
 
-_TOLD_TOGETHER_SECONDS = 0.3
-"""Calls that end within this time are told together."""
+_PRINTED_TOGETHER_SECONDS = 0.3
+"""Calls that end within this time are printed together."""
 _TRY = """Three calls to try, in another terminal:
 
   1. allowed — rule std-read of preset standard lets a read pass:
@@ -193,15 +193,15 @@ How each ends is printed below; `ringfence audit explain last --demo` lists its 
 
 async def _narrate(store: Store) -> None:
     """Print a line for each call as it ends, for as long as the demo runs."""
-    told = 0
+    printed = 0
     while True:
         await store.written.wait()
-        await anyio.sleep(_TOLD_TOGETHER_SECONDS)
+        await anyio.sleep(_PRINTED_TOGETHER_SECONDS)
         store.written.clear()
         newest = store.reader().records(chain=store.chain, kind="finished", newest_first=True, limit=20)
-        fresh = [record for record in newest if record.seq > told]
+        fresh = [record for record in newest if record.seq > printed]
         for record in reversed(fresh):
-            told = max(told, record.seq)
+            printed = max(printed, record.seq)
             call = record.body.get("call") or {}
             if call.get("kind") != "server" and record.call_id is not None:
                 said = summary([r.body for r in store.reader().story(record.call_id)])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 import typer
 
-from ringfence.cli import common, program
+from ringfence.cli import common, options, program
 from ringfence.cli.streams import StdinPipe
 from ringfence.cli.terminal import safe
 from ringfence.config import paths
@@ -36,22 +36,15 @@ _Mounts = typer.Option(
     None,
     "--mount",
     metavar="HOST:AT[:ro|rw]",
-    help="A folder or file of yours that it sees, by default read-only. May be repeated.",
+    help="A folder or file of this host that it sees, by default read-only. May be repeated.",
 )
 _Unsafe = typer.Option(None, "--unsafe", metavar="REASON", help="Why a folder with credentials may be mounted.")
 _Network = typer.Option(None, "--network", metavar="NAME", help="A network of your ringfence.yaml that it may reach.")
-_Allow = typer.Option(
-    None, "--allow", metavar="HOST[:PORT]", help="A host, `*.suffix` or address that it may reach. May be repeated."
-)
-_Listen = typer.Option(
-    False, "--listen", help="Let it listen for connections, which only programs in its own box can make."
-)
 _Env = typer.Option(
     None, "--env", metavar="K=V", help="A variable of the server; K alone copies ours. May be repeated."
 )
-_Memory = typer.Option(None, "--memory", min=16, max=2**24, metavar="MB", help="Memory of its box, in MiB.")
-_Disk = typer.Option(None, "--disk", min=1, max=2**24, metavar="MB", help="Size of its workspace, in MiB.")
-_Pids = typer.Option(None, "--pids", min=1, max=1_000_000, metavar="N", help="Processes and threads.")
+_Memory = typer.Option(None, "--memory", min=16, max=options.MOST_MB, metavar="MB", help="Memory of its box, in MiB.")
+_Disk = typer.Option(None, "--disk", min=1, max=options.MOST_MB, metavar="MB", help="Size of its workspace, in MiB.")
 _Config = typer.Option(
     None, "--config", help="A ringfence.yaml for networks, limits and state. Default: the user's own, if there is one."
 )
@@ -62,15 +55,15 @@ def wrap(
     mount: list[str] | None = _Mounts,
     unsafe: str | None = _Unsafe,
     network: str | None = _Network,
-    allow: list[str] | None = _Allow,
-    listen: bool = _Listen,
+    allow: options.Allow = None,
+    listen: options.Listen = False,
     env: list[str] | None = _Env,
     memory: int | None = _Memory,
     disk: int | None = _Disk,
-    pids: int | None = _Pids,
+    pids: options.Pids = None,
     config_path: Path | None = _Config,
 ) -> None:
-    """Run a stdio MCP server in a box of its own. Of this machine it sees its own code and what you name.
+    """Run a stdio MCP server in a box of its own. It sees only its own code and what you name.
 
     Stdin, stdout and stderr are passed through byte for byte. It has no network and none of your environment. The
     interpreter, virtual environment or node_modules that the command needs are found from it and mounted read-only.
@@ -98,7 +91,7 @@ def _spec(words: list[str], mounted: tuple[Mount, ...], env: dict[str, str]) -> 
 
 
 def _mounts(given: list[str], unsafe: str) -> tuple[Mount, ...]:
-    """Each as HOST:AT[:ro|rw]; HOST alone is seen at its own path."""
+    """The mounts, each written as HOST:AT[:ro|rw]; HOST alone is seen at its own path."""
     out: list[Mount] = []
     for text in given:
         words = text.split(":")

@@ -30,7 +30,7 @@ from ringfence.core import canonical
 from ringfence.core.box import BoxSpec, Program
 from ringfence.core.errors import ConfigError, Refused, RingfenceError, StoreError, Unavailable
 from ringfence.core.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec
-from ringfence.core.ports import Channel, Readying, UpstreamRequest
+from ringfence.core.ports import Channel, UpstreamRequest, WarmableBackend
 from ringfence.front.http import HttpFront
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusals
@@ -47,7 +47,7 @@ from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.store import Store, Transaction, Unproven
 from ringfence.store.clock import Leap, farthest
-from ringfence.upstream.pool import ConnectionPool
+from ringfence.upstream.pool import ConnectionPool, ServerAccess
 
 log = logging.getLogger("ringfence")
 
@@ -71,12 +71,17 @@ class App:
         self.agent: Principal = identity.local_agent(settings.people, identity.os_user())
         self._schemas = Schemas()
         self._live: dict[str, dict[tuple[str, str], Definition]] = {}
-        self.pool = ConnectionPool(settings.servers, config.process_environment(), self._consent, self._on_event)
-        self.pool.starting = self._starting
-        self.pool.changed = self._lists_changed
+        self.pool = ConnectionPool(
+            settings.servers,
+            ServerAccess(),
+            self._consent,
+            self._on_event,
+            starting=self._starting,
+            changed=self._lists_changed,
+        )
         self._executor: Executor | None = None
         self._no_boxes: str | None = None
-        """Why there are none."""
+        """Why no boxes can be made; None: they can."""
         self._executors: list[Executor] = []
         self.dispatcher = Dispatcher(self.pool, DispatchTargets(settings.servers, settings.networks))
         self._provide_boxes(settings)
@@ -183,7 +188,7 @@ class App:
     # ── boxes ─────────────────────────────────────────────────────────────────────────────────────
 
     def _provide_boxes(self, settings: Config) -> None:
-        """Boxes as the configuration wants them. Those that run go on as they were begun."""
+        """Make boxes from now on as the configuration says. Boxes that run stay as they are."""
         try:
             self._executor = make_executor(settings.sandbox, settings.gateway.state)
             self._no_boxes = None
@@ -198,17 +203,19 @@ class App:
     def _provide_ways(self, settings: Config) -> None:
         """Networks and secrets of this configuration, for boxes, servers, and requests of our own."""
         secrets = self.secrets
-        packing = None if self._executor is None else self._executor.packing
-        router = make_router(settings, lambda: secrets.broker(lambda: self.pipeline.rules.policy, self.store), packing)
+        installer = None if self._executor is None else self._executor.installer
+        router = make_router(
+            settings, lambda: secrets.broker(lambda: self.pipeline.rules.policy, self.store), installer
+        )
         if self._executor is not None:
-            self._executor.outward = self._executor.lender = router
-        servers.provide(self.pool, settings, self._executor or str(self._no_boxes), router)
-        self.dispatcher.surroundings = DispatchTargets(settings.servers, settings.networks, router)
+            self._executor.router = self._executor.broker = router
+        self.pool.use(servers.access(settings, self._executor or str(self._no_boxes), router))
+        self.dispatcher.targets = DispatchTargets(settings.servers, settings.networks, router)
 
     async def warm(self) -> None:
-        """Have boxes ready before the first call; where none can be made, our own tools are no longer offered."""
+        """Prepare boxes before the first call; where none can be made, our own tools are no longer offered."""
         executor = self._executor
-        if executor is None or not isinstance(executor.backend, Readying) or not own_contracts(self.config):
+        if executor is None or not isinstance(executor.backend, WarmableBackend) or not own_contracts(self.config):
             return
         try:
             await executor.backend.warm(BoxSpec(Program("python"), executor.provision.limits))
@@ -297,7 +304,7 @@ class App:
         log.info("configuration reloaded (%s)", cause)
 
     async def reload(self, *, asked: bool) -> None:
-        """Read the file again. A broken one changes nothing; one that loosens anything waits to be asked for."""
+        """Read the file again. A broken one changes nothing; one that loosens anything waits for SIGHUP."""
         try:
             await self._reload(asked)
         except StoreError as exc:
@@ -346,12 +353,12 @@ class App:
                     pinned = stamp
                     await self.refresh()
             except StoreError as exc:
-                log.error("whether definitions were accepted cannot be read: %s", exc)
+                log.error("the accepted definitions cannot be read: %s", exc)
 
     async def retain(self) -> None:
         """Prune what is older than the configuration keeps, again and again, once the time of day can be believed."""
         leap: Leap | None = None
-        told = False
+        warned = False
         while True:
             kept = self.config.gateway.retention_seconds
             if kept is not None:
@@ -361,13 +368,13 @@ class App:
                     if leap is None:
                         leap = Leap(self.store.reader().before_leap(farthest(kept)))
                     if leap.waits(now, kept):
-                        if not told:
-                            told = True
+                        if not warned:
+                            warned = True
                             log.warning("%s", _LEAPT)
                             await self.store.write(lambda tx: tx.append("retention_waits", None, {"message": _LEAPT}))
                         await anyio.sleep(_RETAIN_SECONDS)
                         continue
-                    told = False
+                    warned = False
                     gone = await anyio.to_thread.run_sync(
                         self.store.prune, before, "gateway.retention", abandon_on_cancel=True
                     )
@@ -378,7 +385,7 @@ class App:
             await anyio.sleep(_RETAIN_SECONDS)
 
     async def draft(self, contract: Callable[[str, Json], Contract]) -> None:
-        """For a gateway without a file: a contract for every tool that a server shows; the first of a name wins."""
+        """Contracts for a gateway without a file: one for every tool that a server shows; the first of a name wins."""
         contracts: dict[str, Contract] = {}
         for server, found in self._live.items():
             for (kind, name), definition in found.items():
@@ -411,7 +418,7 @@ class App:
             await self.refresh()
         except RingfenceError as exc:
             # Calls compare what the server shows with the pin anyway; the gateway must not end for this.
-            log.error("the changed definitions of server %s could not be taken note of: %s", server, exc)
+            log.error("the changed definitions of server %s could not be read: %s", server, exc)
 
     async def _tell(self, principal: Principal | None, method: str, params: Json) -> None:
         if self.http is not None:
@@ -438,7 +445,7 @@ class App:
 
         def use(tx: Transaction) -> bool:
             used = tx.consume_approval(digest, call.id, time.time())
-            if used is not None and used.leave is not None and (problem := approvals.doubt(used.leave)) is not None:
+            if used is not None and used.proof is not None and (problem := approvals.doubt(used.proof)) is not None:
                 raise Unproven(used.id, problem)
             return used is not None
 

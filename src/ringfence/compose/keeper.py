@@ -1,7 +1,7 @@
 """The keeper of a user's sessions: what it is made of, the program that it is, and how clients reach it.
 
 A part of the composition root, below `runs`: a process that only keeps sessions loads neither policy nor store. Its
-first client starts the program, in a session of its own, with nothing of the client's but the settings that it is told.
+first client starts the program, in a session of its own. It inherits nothing of the client but gets its settings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringfence.config import paths
 from ringfence.config.settings import SandboxSettings
 from ringfence.core import canonical
 from ringfence.core.box import MIB, NetworkRule, Serve
-from ringfence.core.ports import Backend, Packing
+from ringfence.core.ports import Backend, PackageInstaller
 from ringfence.identity import peer_uid
 from ringfence.sandbox.keeper.client import KeeperClient
 from ringfence.sandbox.keeper.codec import from_json, pack, to_json, unpack
@@ -47,12 +47,13 @@ main()
 
 def keeper_of(state: Path, settings: SandboxSettings, *, linger: float = LINGER_SECONDS) -> KeeperClient:
     """The client of the keeper of a state folder, which is started when it is needed."""
-    return KeeperClient.lazy(starting(state, settings, linger=linger))
+    return KeeperClient.lazy(keeper_launch(state, settings, linger=linger))
 
 
-def starting(state: Path, settings: SandboxSettings, *, linger: float = LINGER_SECONDS) -> KeeperLaunch:
+def keeper_launch(state: Path, settings: SandboxSettings, *, linger: float = LINGER_SECONDS) -> KeeperLaunch:
+    """How the keeper of a state folder is started."""
     home = KeeperFolder(Path(os.path.realpath(state)) / "keeper", paths.socket_folders(state))
-    # Neither its environment nor the folder that it stands in says what is loaded.
+    # Neither its environment nor its working directory decides which modules are loaded.
     flags = ("-E", "-P") if site.ENABLE_USER_SITE else ("-E", "-P", "-s")
     where = (_ROOT, str(linger), str(home.path), *map(str, home.sockets))
     return KeeperLaunch(
@@ -60,12 +61,12 @@ def starting(state: Path, settings: SandboxSettings, *, linger: float = LINGER_S
         (sys.executable, *flags, "-c", _PROGRAM, *where),
         paths.process_environment() | paths.trust_environment() | paths.index_environment(),
         to_json(pack(SandboxSettings, settings, [])),
-        terms(settings),
+        settings_digest(settings),
     )
 
 
-def terms(settings: SandboxSettings) -> str:
-    """What boxes are made of. How many there may be is for the first client to say; what they are is not."""
+def settings_digest(settings: SandboxSettings) -> str:
+    """Digest of the settings that decide what boxes are made of. The first client decides how many there may be."""
     made_of = {
         "backend": settings.backend,
         "accept_missing": sorted(settings.accept_missing),
@@ -89,12 +90,12 @@ def capacity_rules(settings: SandboxSettings) -> CapacityRules:
     )
 
 
-def _serve_by(packing: Callable[[], Packing]) -> ServeBy:
+def _serve_by(installer: Callable[[], PackageInstaller]) -> ServeBy:
     @cache
     def serving() -> ProxyServer:
         from ringfence.governance.route import ProxyServer  # noqa: PLC0415 - most sessions have no route
 
-        return ProxyServer(packing=packing)
+        return ProxyServer(installer=installer)
 
     def serve(rules: tuple[NetworkRule, ...], secrets: RemoteSecrets | None) -> Serve:
         return serving().by(rules, secrets)
@@ -102,18 +103,18 @@ def _serve_by(packing: Callable[[], Packing]) -> ServeBy:
     return serve
 
 
-def _packing(state: Path, backend: Backend, settings: SandboxSettings) -> Callable[[], Packing]:
+def _installer(state: Path, backend: Backend, settings: SandboxSettings) -> Callable[[], PackageInstaller]:
     @cache
-    def packer() -> Packing:
-        from ringfence.compose.packages import Packer  # noqa: PLC0415 - few sessions install something
+    def installer() -> PackageInstaller:
+        from ringfence.compose.packages import PackageService  # noqa: PLC0415 - few sessions install something
 
-        return Packer(state, backend, settings)
+        return PackageService(state, backend, settings)
 
-    return packer
+    return installer
 
 
 def main() -> None:
-    """The program: how long it lingers, its folders, and where it says that it is ready; its settings on stdin."""
+    """The program. Arguments: how long it lingers, its folders, the descriptor for its report. Settings: stdin."""
     linger, folder, *sockets, ready = sys.argv[1:]
     settings: SandboxSettings = unpack(SandboxSettings, from_json(sys.stdin.buffer.read()), [])
 
@@ -123,10 +124,10 @@ def main() -> None:
         try:
             state = Path(folder).parent
             rules = capacity_rules(settings)
-            serve = _serve_by(_packing(state, backend, settings))
+            serve = _serve_by(_installer(state, backend, settings))
             yield await SessionManager.open(backend, state / "sessions", rules, serve, peer_uid)
         finally:
             await backend.close()
 
     home = KeeperFolder(Path(folder), tuple(map(Path, sockets)))
-    KeeperProcess(home, terms(settings), float(linger), open_sessions).run(int(ready))
+    KeeperProcess(home, settings_digest(settings), float(linger), open_sessions).run(int(ready))

@@ -11,11 +11,11 @@ from pathlib import Path
 from ringfence.compose.backends import make_backend
 from ringfence.config.paths import engine_files
 from ringfence.config.settings import SandboxSettings
-from ringfence.core.box import Desk, Installs, Mount, NetworkRule, Serve
+from ringfence.core.box import InstallIndex, Installs, Mount, NetworkRule, Serve
 from ringfence.core.brokering import OutboundRequest
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import ServerSpec, Status
-from ringfence.core.ports import Backend, Packed
+from ringfence.core.ports import Backend, InstalledPackages
 from ringfence.core.secret import Secret
 from ringfence.core.system import interpreter
 from ringfence.egress.dial import system_resolve
@@ -32,8 +32,7 @@ from ringfence.packages.index import BoxIndex, PackageIndex
 from ringfence.packages.install import BuildFromSource, Installer, InstallRequest
 from ringfence.packages.install_boxes import InstallBoxes
 from ringfence.packages.registries import Credential, Registry
-from ringfence.sandbox.sessions.remote_secrets import CountingCleaner
-from ringfence.secrets.redaction import RedactingStream, SecretMatcher
+from ringfence.secrets.redaction import CountingCleaner, RedactingStream, SecretMatcher
 
 RULE = "registries"
 BESIDE = "registries:beside"
@@ -41,7 +40,7 @@ _SHORTEST_SECRET = 12
 """What is shorter is found by accident, too."""
 
 
-def shelf(state: Path) -> PackageCache:
+def package_cache(state: Path) -> PackageCache:
     """The cache below a state folder."""
     return PackageCache(state / FOLDER)
 
@@ -61,7 +60,7 @@ async def fetch(state: Path, settings: SandboxSettings, wanted: InstallRequest) 
     """Packages from the cache, or through install boxes into it. Raises Unavailable, ValueError."""
     backend = make_backend(settings)
     try:
-        return await Packer(state, backend, settings).fetch(wanted)
+        return await PackageService(state, backend, settings).fetch(wanted)
     finally:
         await backend.close()
 
@@ -79,7 +78,9 @@ async def _reach(registry: Registry) -> Serve | None:
     found = await asyncio.gather(*(_resolved(name) for name in names))
     kinds = {each: address_kind(ipaddress.ip_address(each)) for some in found for each in some}
     if METADATA in kinds.values():  # an image may be named by another than the operator
-        raise Unavailable("no_registry", f"{registry.hosts[0]} hands out credentials of this machine: no registry does")
+        raise Unavailable(
+            "no_registry", f"{registry.hosts[0]} hands out credentials of this machine, which no registry does"
+        )
     own = tuple(sorted(each for each, kind in kinds.items() if kind))
     if not registry.credentials:
         beside = [NetworkRule(BESIDE, registry.beside)] if registry.beside else []
@@ -97,7 +98,7 @@ async def _resolved(name: str) -> list[str]:
     try:
         return list(await system_resolve(name))
     except OSError:
-        return []  # the box is told so, by its own client
+        return []  # the client in the box reports it
 
 
 class _Presented:
@@ -133,13 +134,13 @@ class _Presented:
         return Substitution()
 
 
-class Packer:
-    """Implements `ports.Packing` with Python packages, over boxes of the same backend."""
+class PackageService:
+    """Implements `ports.PackageInstaller` with Python packages, over boxes of the same backend."""
 
     def __init__(self, state: Path, backend: Backend, settings: SandboxSettings) -> None:
         self._required = settings.packages
         boxes = InstallBoxes(backend, _reach, interpreter())
-        kept = shelf(state)
+        kept = package_cache(state)
         self._plain = Installer(kept, boxes)
         """Of wheels alone; what is built is built with these."""
         self._index = PackageIndex(kept, boxes, self._tools if settings.build_packages else None)
@@ -169,12 +170,12 @@ class Packer:
                 text = f"{name[:80]!r} may not be installed; what may be is: {known} (sandbox.allow_packages)"
                 raise Refused(Status.DENIED, "package_denied", text)
 
-    async def packed(self, names: tuple[str, ...]) -> Packed:
+    async def install(self, names: tuple[str, ...]) -> InstalledPackages:
         self.check(names)
         tree = await self._installer.fetch(InstallRequest("pypi", names))
-        return Packed(tree.folder, tuple(package.plain() for package in tree.packages))
+        return InstalledPackages(tree.folder, tuple(package.plain() for package in tree.packages))
 
-    def desk(self, installs: Installs) -> Desk:
+    def index(self, installs: Installs) -> InstallIndex:
         try:
             lacking = [text for text in installs.names if not AllowedPackage.of(text).says(installs.required)]
         except ValueError as exc:

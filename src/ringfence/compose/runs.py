@@ -1,4 +1,4 @@
-"""Runs of one's own: `ringfence run` and the SDK's boxes pass the same pipeline as an agent's calls.
+"""Runs of the local user: `ringfence run` and the SDK's boxes pass the same pipeline as an agent's calls.
 
 The smaller half of the composition root: a store, a rulebook with our own tools, boxes. No servers and no front, so a
 caller that only wants a box does not load them. `gateway` builds the whole gateway on top of it.
@@ -31,7 +31,7 @@ from ringfence.config.settings import (
     sealed,
 )
 from ringfence.core import canonical
-from ringfence.core.box import MIB, Attached, Installs, Limits, Stream
+from ringfence.core.box import MIB, Attached, Installs, Limits, OnOutput
 from ringfence.core.errors import Refused, StoreError, Unavailable
 from ringfence.core.model import (
     Call,
@@ -45,7 +45,7 @@ from ringfence.core.model import (
     Status,
     Transport,
 )
-from ringfence.core.ports import Channel, Packing, UpstreamRequest
+from ringfence.core.ports import Channel, PackageInstaller, UpstreamRequest
 from ringfence.governance.approvals import Approvals
 from ringfence.governance.budget import Budget
 from ringfence.governance.contract import Catalog, Schemas, build, built_in
@@ -94,18 +94,20 @@ def make_executor(settings: SandboxSettings, state: Path | None = None) -> Execu
         return keeper_of(state, settings)
 
     @cache
-    def packing() -> Packing:
-        from ringfence.compose.packages import Packer  # noqa: PLC0415 - most runs install nothing
+    def installer() -> PackageInstaller:
+        from ringfence.compose.packages import PackageService  # noqa: PLC0415 - most runs install nothing
 
-        return Packer(state, backend, settings)
+        return PackageService(state, backend, settings)
 
     executor = Executor(backend, given) if given.lives is None else Executor(backend, given, keeper)
-    executor.packing = packing
+    executor.installer = installer
     return executor
 
 
 def make_router(
-    settings: Config, secrets: Callable[[], VaultBroker] | None = None, packing: Callable[[], Packing] | None = None
+    settings: Config,
+    secrets: Callable[[], VaultBroker] | None = None,
+    installer: Callable[[], PackageInstaller] | None = None,
 ) -> Callable[[], ConfiguredRouter]:
     """How boxes of this configuration reach the outside. Most never do, and load nothing of it."""
 
@@ -113,7 +115,8 @@ def make_router(
     def made() -> ConfiguredRouter:
         from ringfence.governance.route import ConfiguredRouter, ProxyServer  # noqa: PLC0415 - most have no route
 
-        return ConfiguredRouter(settings.networks, ProxyServer(packing=packing), None if secrets is None else secrets())
+        broker = None if secrets is None else secrets()
+        return ConfiguredRouter(settings.networks, ProxyServer(installer=installer), broker)
 
     return made
 
@@ -161,7 +164,7 @@ def own_contracts(settings: Config, most_bytes: int | None = None, tools: Sequen
 
 
 def _beside(contract: Contract, declared: Mapping[str, Contract]) -> Contract:
-    """What a declared contract hides or asks for, no tool beside it shows or does unasked."""
+    """What a declared contract redacts or asks approval for holds for the other tools of its session, too."""
     hidden = [pattern for each in declared.values() for pattern in each.redact]
     shells = [each.approval for each in declared.values() if each.tool == RUN_SHELL and each.approval != "none"]
     if contract.tool in PROGRAMS or not (hidden or shells):
@@ -172,7 +175,7 @@ def _beside(contract: Contract, declared: Mapping[str, Contract]) -> Contract:
 
 
 def own_lists(settings: Config) -> Contract:
-    """The contract of what sessions leave, as resources: reading one's own needs no other."""
+    """The contract for reading, as resources, the files that one's own sessions left."""
     given = {"transport": "sandboxed_exec", "tool": "resources/read", "mode": "read"}
     contract, _ = build(f"{SERVER}:lists", {**given, "result": {"max_bytes": _MOST_RESOURCE_BYTES}})
     declared = {n: c for n, c in settings.contracts.items() if c.transport is Transport.SANDBOXED_EXEC}
@@ -210,7 +213,7 @@ def own_definitions(
 
 
 class Runs:
-    """Boxes of one's own: each run is a call of the local principal under a contract, by policy, and on record."""
+    """Boxes of the local user: each run is a call of the local principal under a contract, by policy, and on record."""
 
     def __init__(self, settings: Config, store: Store, executor: Executor, secrets: ConfiguredSecrets) -> None:
         self._agent: Principal = identity.local_agent(settings.people, identity.os_user())
@@ -218,9 +221,9 @@ class Runs:
         self.executor = executor
         executor.screens = secrets.screen
         broker = lambda: secrets.broker(lambda: self.pipeline.rules.policy, store)  # noqa: E731
-        router = make_router(settings, broker, executor.packing)
-        executor.outward = executor.outward or router
-        executor.lender = executor.lender or router
+        router = make_router(settings, broker, executor.installer)
+        executor.router = executor.router or router
+        executor.broker = executor.broker or router
         self._schemas = schemas = Schemas(most_bytes=_MOST_ARGUMENT_BYTES)
         self._names: dict[str, str] = {}
         rules = Rulebook(
@@ -269,7 +272,7 @@ class Runs:
             with anyio.CancelScope(shield=True):
                 await executor.close()
                 try:
-                    store.close()  # here, not in a thread: at the end of a process there may be none to be had
+                    store.close()  # here, not in a thread: at the end of a process none may be available
                 except StoreError as exc:
                     log.error("the state could not be closed: %s", exc)
 
@@ -278,7 +281,7 @@ class Runs:
         wanted: RunRequest,
         *,
         origin: Origin,
-        tell: Callable[[Stream, bytes], None] | None = None,
+        tell: OnOutput | None = None,
         channel: Channel | None = None,
     ) -> Outcome:
         """One run, in a box of its own. A refusal is an outcome too."""
@@ -322,7 +325,7 @@ def default_config() -> Config:
 
 
 class NoServers:
-    """Stands where a gateway has its servers."""
+    """The upstreams of a process without servers: every request is refused."""
 
     async def request(self, request: UpstreamRequest) -> Json:
         raise Unavailable("no_server", "there are no servers here")

@@ -67,7 +67,7 @@ class ConfiguredSecrets:
         return VaultBroker(self.vault, self._environment, PolicyJudge(policy, store))
 
     def screen(self) -> OutputScreen:
-        """For what one call brings out of a box."""
+        """A screen for what one call brings out of a box."""
         return OutputScreen(self.shown, self.kept)
 
 
@@ -89,7 +89,9 @@ def _remote(spec: VaultSpec) -> SecretSource:
         try:
             return await check_url(spec.address, (*spec.addresses, *literal))
         except Refused as exc:
-            text = f"the vault may not be asked: {exc.message}; a private address is named under vault: addresses"
+            text = (
+                f"requests to the vault are refused: {exc.message}; a private address is named under vault: addresses"
+            )
             raise Unavailable("no_secret", text) from None
 
     return HashiCorp(spec.address, lambda: _token(spec), check, spec.namespace)
@@ -132,9 +134,9 @@ class _Filter(logging.Filter):
         shown = self._secrets().shown
         if not invisible.suspect(text):
             return shown.redact(text)[0]
-        bare, struck = shown.redact(invisible.bare(invisible.without_controls(text)[0]))
+        bare, hits = shown.redact(invisible.bare(invisible.without_controls(text)[0]))
         clean, found = shown.redact(invisible.visible(text, lines=True))
-        return bare if sum(struck.values()) > sum(found.values()) else clean
+        return bare if sum(hits.values()) > sum(found.values()) else clean
 
 
 @asynccontextmanager

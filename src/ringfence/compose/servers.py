@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -22,42 +22,45 @@ from ringfence.compose.runs import UNATTENDED, provision
 from ringfence.config import paths
 from ringfence.config.folders import touches_credentials
 from ringfence.config.settings import Config, SandboxSettings
-from ringfence.core.box import BoxReport, Limits, Mount
+from ringfence.core.box import BoxReport, Limits, Mount, within
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
 from ringfence.core.model import Definition, Json, Principal, ServerSpec
 from ringfence.core.ports import Access, Router, UpstreamRequest
-from ringfence.core.sessions import Opening
-from ringfence.sandbox.servers.resolve import within
+from ringfence.core.sessions import SessionBackend
 from ringfence.sandbox.servers.startup_diagnosis import MissingGrant, diagnose
 from ringfence.sandbox.tools.executor import Executor
 
 if TYPE_CHECKING:
     from ringfence.sandbox.servers.boxed_server import BoxedServer
     from ringfence.sandbox.servers.launcher import BoxLauncher, LaunchSettings
-    from ringfence.upstream.pool import ConnectionPool
+    from ringfence.upstream.pool import ConnectionPool, ServerAccess
 
 _LOOKING = Principal("init")
 _LONGEST_CALL = 60.0
 _EVERYWHERE = ("0.0.0.0/0", "::/0")
 
 
-def provide(pool: ConnectionPool, settings: Config, executor: Executor | str, outward: Callable[[], Router]) -> None:
-    """What servers are started in from now on: boxes of the backend of our own tools, or why there are none."""
+def access(settings: Config, executor: Executor | str, router: Callable[[], Router]) -> ServerAccess:
+    """How servers are started and reached: in boxes of our own tools' backend, unless `executor` is why there are none.
+
+    The executor's sessions see what the servers need that live in them.
+    """
     from ringfence.upstream.host_process import HostLauncher  # noqa: PLC0415 - for a gateway alone
+    from ringfence.upstream.pool import ServerAccess  # noqa: PLC0415 - likewise
 
-    pool.bare = HostLauncher(paths.process_environment(), outward)
-    pool.credentials = partial(_credentials, outward)
-    pool.check = _address
+    boxes: BoxLauncher | Unavailable
     if isinstance(executor, str):
-        pool.boxes = Unavailable("no_backend", executor)
-    elif not isinstance(executor.backend, Opening):
-        pool.boxes = Unavailable("no_backend", f"boxes of backend {executor.backend.name} do not stay")
+        boxes = Unavailable("no_backend", executor)
     else:
-        from ringfence.sandbox.servers.launcher import BoxLauncher  # noqa: PLC0415 - loads only where there are boxes
-
-        given = surroundings(executor.provision.limits, settings.servers, outward)
-        pool.boxes = boxes = BoxLauncher(executor.backend, replace(given, keeper=executor.keeper))
-        executor.provision = replace(executor.provision, mounts=_of_lodgers(boxes, settings))
+        try:
+            boxes = _launcher(executor, settings.servers, router, keeper=executor.keeper)
+        except Unavailable as exc:
+            boxes = Unavailable(exc.reason_code, exc.message)
+        else:
+            executor.provision = replace(executor.provision, mounts=_session_mounts(boxes, settings))
+    return ServerAccess(
+        boxes, HostLauncher(paths.process_environment(), router), partial(_credentials, router), _address
+    )
 
 
 async def _address(url: str) -> Sequence[str]:
@@ -67,17 +70,17 @@ async def _address(url: str) -> Sequence[str]:
     return await check_url(url, _EVERYWHERE)
 
 
-async def _credentials(outward: Callable[[], Router], spec: ServerSpec, who: Principal) -> Mapping[str, str]:
+async def _credentials(router: Callable[[], Router], spec: ServerSpec, who: Principal) -> Mapping[str, str]:
     """What every request to a remote server carries, as it is now. Raises Unavailable."""
     access = Access(secrets=spec.secrets, tenant=who.tenant, server=spec.name, url=spec.url)
     try:
-        return await outward().headers(access)
+        return await router().headers(access)
     except Refused as exc:
         raise Unavailable(exc.reason_code, f"server {spec.name}: {exc.message}") from None
 
 
-def _of_lodgers(boxes: BoxLauncher, settings: Config) -> tuple[Mount, ...]:
-    """What sessions must see for the servers that live in them; one that is not there is told of when it is started."""
+def _session_mounts(boxes: BoxLauncher, settings: Config) -> tuple[Mount, ...]:
+    """What sessions must see for the servers that live in them; one that is missing is reported when it is started."""
     seen: dict[str, Mount] = {}
     for spec in settings.servers.values():
         if spec.placement == "session":
@@ -91,21 +94,28 @@ def _of_lodgers(boxes: BoxLauncher, settings: Config) -> tuple[Mount, ...]:
 
 
 def boxes_of(executor: Executor, places: tuple[str, ...]) -> BoxLauncher:
-    """BoxLauncher for a server that no configuration names. Raises Unavailable."""
-    if not isinstance(executor.backend, Opening):
+    """The launcher of a server that no configuration names. Raises Unavailable."""
+    return _launcher(executor, {}, executor.router, places=places)
+
+
+def _launcher(
+    executor: Executor, servers: Mapping[str, ServerSpec], router: Callable[[], Router] | None, **more: Any
+) -> BoxLauncher:
+    """The launcher of these servers; `more` overrides its settings. Raises Unavailable."""
+    if not isinstance(executor.backend, SessionBackend):
         raise Unavailable("no_backend", f"boxes of backend {executor.backend.name} do not stay")
     from ringfence.sandbox.servers.launcher import BoxLauncher  # noqa: PLC0415 - loads only where there are boxes
 
-    given = surroundings(executor.provision.limits, {}, executor.outward)
-    return BoxLauncher(executor.backend, replace(given, places=places))
+    settings = launch_settings(executor.provision.limits, servers, router)
+    return BoxLauncher(executor.backend, replace(settings, **more))
 
 
-def surroundings(
-    limits: Limits, servers: Mapping[str, ServerSpec], outward: Callable[[], Router] | None
+def launch_settings(
+    limits: Limits, servers: Mapping[str, ServerSpec], router: Callable[[], Router] | None
 ) -> LaunchSettings:
     from ringfence.sandbox.servers.launcher import LaunchSettings  # noqa: PLC0415 - loads only where there are boxes
 
-    return LaunchSettings(limits, paths.process_environment(), touches_credentials, outward, servers)
+    return LaunchSettings(limits, paths.process_environment(), touches_credentials, router, servers)
 
 
 # ── A look at one server ──────────────────────────────────────────────────────────────────────────
@@ -144,12 +154,12 @@ class _Watched:
 async def inspect_server(
     spec: ServerSpec,
     settings: SandboxSettings,
-    outward: Callable[[], Router] | None = None,
+    router: Callable[[], Router] | None = None,
     calls: Sequence[tuple[str, Json]] = (),
 ) -> ServerInspection:
     """Start it in a box of its own, ask for its tools and prompts, try these calls, and end it. Nothing is recorded."""
     from ringfence.compose.packages import verify  # noqa: PLC0415 - it loads all of packages
-    from ringfence.upstream.pool import ConnectionPool  # noqa: PLC0415 - it loads the clients of servers
+    from ringfence.upstream.pool import ConnectionPool, ServerAccess  # noqa: PLC0415 - it loads the clients of servers
 
     try:
         await anyio.to_thread.run_sync(verify, spec)
@@ -159,9 +169,8 @@ async def inspect_server(
 
     from ringfence.sandbox.servers.launcher import BoxLauncher  # noqa: PLC0415 - loads only where there are boxes
 
-    watched = _Watched(BoxLauncher(backend, surroundings(provision(settings).limits, {}, outward)))
-    pool = ConnectionPool({spec.name: spec}, {}, _no_consent, _nothing)
-    pool.boxes = watched
+    watched = _Watched(BoxLauncher(backend, launch_settings(provision(settings).limits, {}, router)))
+    pool = ConnectionPool({spec.name: spec}, ServerAccess(watched), _no_consent, _nothing)
     found: list[Definition] = []
     failed: list[str] = []
     problem: str | None = None
@@ -179,7 +188,7 @@ async def inspect_server(
     if started is None:
         return ServerInspection(tuple(found), problem, failed=tuple(failed))
     wanted = dict.fromkeys((*started.lacked(), *diagnose(BoxReport("exited"), "\n".join(failed))))
-    return ServerInspection(tuple(found), problem, tuple(wanted), started.said, tuple(failed))
+    return ServerInspection(tuple(found), problem, tuple(wanted), started.last_stderr, tuple(failed))
 
 
 async def _tried(pool: ConnectionPool, server: str, name: str, arguments: Json) -> list[str]:

@@ -33,7 +33,8 @@ from ringfence.packages.images.references import Reference
 from ringfence.sandbox.tools.run import RUN_SHELL
 from ringfence.sandbox.tools.toolkit import BOX_MAKERS, DECLARABLE, PROGRAMS
 
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
+"""Names of variables that nearly always hold a secret: a warning must be worth reading."""
 _SECRET_VALUE = re.compile(
     r"gh[pousr]_[A-Za-z0-9]{20}|github_pat_|glpat-|sk-[A-Za-z0-9_-]{16}|xox[abprs]-|(AKIA|ASIA)[A-Z0-9]{16}"
     r"|AIza[A-Za-z0-9_-]{30}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.|-----BEGIN [A-Z ]*PRIVATE KEY"
@@ -117,13 +118,13 @@ def _server(draft: Draft, name: str, server: Shaped[schema.ServerEntry]) -> None
         expect(draft, (*where, "network", shape.network), "network", draft.networks)
     _secret_names(draft, where, shape.secrets)
     if "command" in ways:
-        _handed(draft, where, shape.secrets, shape.network)
+        _box_secrets(draft, where, shape.secrets, shape.network)
     for variable, value in shape.env.items():
-        named = _SECRET_NAME.search(variable) and len(value) >= 8 and not value.startswith(("/", "./", "~"))
+        named = _SECRET_VARIABLE.search(variable) and len(value) >= 8 and not value.startswith(("/", "./", "~"))
         if named or _SECRET_VALUE.search(value):
             draft.warn(
                 (*where, "env", variable),
-                f"{variable} looks like a secret: whoever reads this file has it, and so does server {name!r}",
+                f"{variable} looks like a secret: every reader of this file has it, and so does server {name!r}",
             )
 
 
@@ -133,7 +134,7 @@ def _secret_names(draft: Draft, where: Where, names: list[str]) -> None:
         expect(draft, (*where, "secrets", index, name), "secret", draft.secrets)
 
 
-def _handed(draft: Draft, where: Where, names: list[str], network: str) -> None:
+def _box_secrets(draft: Draft, where: Where, names: list[str], network: str) -> None:
     """What will be refused, since a secret has no way to where it is wanted."""
     refused = f"every call of {where[-1]!r} will be refused"
     what = f"server {where[-1]!r} will not start" if where[0] == "servers" else refused
@@ -154,7 +155,7 @@ def _handed(draft: Draft, where: Where, names: list[str], network: str) -> None:
         draft.warn(place, f"{what}: {text}", key=False)
 
 
-def _sent(draft: Draft, where: Where, names: list[str], servers: list[Shaped[schema.ServerEntry]]) -> None:
+def _server_secrets(draft: Draft, where: Where, names: list[str], servers: list[Shaped[schema.ServerEntry]]) -> None:
     """The same for calls to servers: a remote one must be among the secret's hosts, any other be given it itself."""
     if len(servers) != 1 or servers[0].broken:
         return
@@ -184,7 +185,7 @@ def _capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> Non
         draft.problem((*where, "server"), f"transport {shape.transport} has no server", key=True)
     elif shape.server is not None:
         expect(draft, (*where, "server", shape.server), "server", draft.servers)
-    _boxed(draft, capability)
+    _box_capability(draft, capability)
     check_narrowing(draft, capability)
     if shape.network != "denied":
         expect(draft, (*where, "network", shape.network), "network", draft.networks)
@@ -192,9 +193,9 @@ def _capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> Non
         expect(draft, (*where, "approval", shape.approval), "approval", [*draft.approvals, "none", "always"])
     _secret_names(draft, where, shape.secrets)
     if shape.transport == "sandboxed_exec":
-        _handed(draft, where, shape.secrets, shape.network)
+        _box_secrets(draft, where, shape.secrets, shape.network)
     elif shape.secrets:
-        _sent(draft, where, shape.secrets, draft.candidates(capability))
+        _server_secrets(draft, where, shape.secrets, draft.candidates(capability))
     for effect in ("compensate", "preview"):
         named = getattr(shape.effects, effect)
         if named is not None:
@@ -203,7 +204,7 @@ def _capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> Non
         condition(draft, (*where, "idempotent", "key"), shape.idempotent.key, result="text")
 
 
-def _boxed(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> None:
+def _box_capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> None:
     shape = capability.shape
     where = capability.where
     if shape.transport == "sandboxed_exec":
@@ -311,10 +312,10 @@ def _secret(draft: Draft, secret: Shaped[schema.SecretEntry]) -> None:
             )
     if secret.shape.source == "vault" and not draft.vault.given:
         draft.problem((*secret.where, "from"), "which vault? Write vault: {address: …} at the top of the file")
-    _way_of(draft, secret)
+    _secret_destination(draft, secret)
 
 
-def _way_of(draft: Draft, secret: Shaped[schema.SecretEntry]) -> None:
+def _secret_destination(draft: Draft, secret: Shaped[schema.SecretEntry]) -> None:
     """A secret goes into a header of some hosts, or into a server's environment."""
     shape = secret.shape
     where = secret.where
@@ -451,7 +452,7 @@ def _socket(draft: Draft) -> None:
         draft.problem(where, f"{path} is too long for a socket: {_LONGEST_SOCKET} bytes are the most")
     real = Path(os.path.realpath(path))
     for place, shape in _every_mount(draft):
-        with suppress(ValueError):  # told at its own place
+        with suppress(ValueError):  # reported at its own place
             if real.is_relative_to(mount(draft, shape).host):
                 what = ".".join(map(str, place))
                 draft.problem(where, f"{path} lies in a folder that boxes see ({what}): name another place for it")
@@ -490,7 +491,7 @@ def _only_reads(draft: Draft, server: Shaped[schema.ServerEntry]) -> None:
 
 
 def _group(draft: Draft, name: str, group: list[Shaped[schema.ServerEntry]]) -> None:
-    """Those in one box see the same, reach the same, and hold the same secrets."""
+    """Servers in one box must see the same, reach the same, and hold the same secrets."""
     if len(group) == 1:
         text = f"no other server is in the box {name!r}, so nothing is shared; own would do"
         draft.warn((*group[0].where, "placement"), text, key=False)
@@ -513,7 +514,7 @@ def _every_mount(draft: Draft) -> Iterator[tuple[Where, schema.MountEntry]]:
 
 
 def mount(draft: Draft, shape: schema.MountEntry) -> Mount:
-    """With the real path of its folder. Raises ValueError."""
+    """The mount, with the real path of its folder. Raises ValueError."""
     written = [
         real_path(str(resolve(each.host, draft.base)))
         for _, each in _every_mount(draft)
@@ -547,7 +548,7 @@ def _not_there(draft: Draft, wanted: schema.MountEntry, server: Shaped[schema.Se
         given = mount(draft, wanted)
         has = [mount(draft, each) for each in shape.mounts]
     except ValueError:
-        return None  # told at its own place
+        return None  # reported at its own place
     if any(each.host == given.host and each.at == given.at and given.mode in ("ro", each.mode) for each in has):
         return None
     entry = f"{{host: {wanted.host}, at: {wanted.at}, mode: {wanted.mode}}}"
@@ -555,7 +556,7 @@ def _not_there(draft: Draft, wanted: schema.MountEntry, server: Shaped[schema.Se
 
 
 def server_limits(shape: schema.LimitsSection | None) -> Mapping[str, float | int]:
-    """By the names of `box.Limits`."""
+    """The limits of a server, by the names of `box.Limits`."""
     if shape is None:
         return {}
     given: dict[str, float | int | None] = {
@@ -593,7 +594,7 @@ def check_images(draft: Draft) -> None:
 
 
 def warn_of_fetching(draft: Draft) -> None:
-    """Of commands that fetch what they run: in a box without a network there is nothing to fetch it from."""
+    """Warn of commands that fetch what they run: a box without a network cannot fetch it."""
     for server in draft.servers.values():
         shape = server.shape
         name = os.path.basename(shape.command[0]) if shape.command else ""

@@ -31,11 +31,13 @@ LONGEST_NAME = 200
 Client = Literal["claude-code", "claude-desktop", "cursor", "vscode"]
 
 _REFERENCE = re.compile(r"\$\{(?:(env|input):)?([A-Za-z_][A-Za-z0-9_.-]*)(?::-[^}]*)?\}")
-_SECRET_NAME = re.compile(
+_MAYBE_SECRET = re.compile(
     r"token|secret|passw|passphrase|pwd|credential|api.?key|access.?key|private.?key|auth|cookie|session"
     r"|dsn|connection|database.?url|webhook|signature|(^|[_-])(key|pass|pat|jwt)($|[_-])",
     re.IGNORECASE,
 )
+"""Names of settings whose values are not copied. Wider than what `checks` warns of: a copied secret is worse than a
+setting that has to be written again."""
 _ASSIGNED = re.compile(r"""(?:^|[\s'"{,;&?/])([A-Za-z_][A-Za-z0-9_.-]*)['"]?\s*[=:]\s*['"]?(?=([^\s'"$][^\s'"]*))""")
 _HEADER_OPTION = "header"
 _RUN = re.compile(r"[A-Za-z0-9+]{16,}")
@@ -111,7 +113,7 @@ def looks_secret(name: str, value: str) -> bool:
     """Whether a value must not be copied. In doubt it is one."""
     if not value:
         return False
-    if _SECRET_NAME.search(name) and value.lower() not in ("true", "false", "0", "1", "none", "null"):
+    if _MAYBE_SECRET.search(name) and value.lower() not in ("true", "false", "0", "1", "none", "null"):
         return True
     if SecretMatcher().redact(value)[1]:
         return True

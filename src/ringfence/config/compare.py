@@ -56,17 +56,17 @@ def _any(_old: Any, _new: Any) -> bool:
 
 
 def _no_more(old: float | None, new: float | None) -> bool:
-    """None is no limit."""
+    """Whether a limit was not raised; None is no limit."""
     return old is None or (new is not None and new <= old)
 
 
 def _no_shorter(old: float | None, new: float | None) -> bool:
-    """None is for ever."""
+    """Whether a time did not get shorter; None is for ever."""
     return new is None or (old is not None and old <= new)
 
 
 def _within(old: tuple[Any, ...] | None, new: tuple[Any, ...] | None) -> bool:
-    """None is everything."""
+    """Whether nothing was added; None is everything."""
     return old is None or (new is not None and set(new) <= set(old))
 
 
@@ -75,7 +75,7 @@ def _covers(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
 
 
 def _along(*order: str) -> Holds:
-    """From the loosest word to the tightest."""
+    """A test that a word did not get looser; `order` goes from the loosest to the tightest."""
     return lambda old, new: order.index(new) >= order.index(old)
 
 
@@ -88,7 +88,7 @@ def _mounts(old: tuple[Mount, ...], new: tuple[Mount, ...]) -> bool:
 
 
 def _narrowed(old: tuple[Mount, ...], new: tuple[Mount, ...]) -> bool:
-    """Of a server's tool: one that names none has all that its server has."""
+    """What a tool of a server has: one that names none has all that its server has."""
     return not old or (bool(new) and _mounts(old, new))
 
 

@@ -1,7 +1,7 @@
 """`docker run …` (podman, nerdctl) as a client's file has it, taken apart: hostile input like the rest of that file.
 
-What a box has anyway, or cannot have, is dropped and told; what would loosen a box, and what is not known here, makes
-the whole command one that is not taken.
+What a box has anyway, or cannot have, is dropped with a note. A command with an option that would loosen a box, or that
+is not known here, is not taken over at all.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _DROPPED = {
     *("--pull", "--name", "-l", "--label", "--label-file", "-h", "--hostname", "--cap-drop", "--stop-timeout"),
     *("--stop-signal", "--log-driver", "--log-opt"),
 }
-_TOLD = {
+_LIMITS = {
     "-m": "limits: {memory_mb: …}",
     "--memory": "limits: {memory_mb: …}",
     "--cpus": "limits: {cpu_cores: …}",
     "--pids-limit": "limits: {processes: …}",
 }
+_NOT_KEPT = "is not mounted: what the server writes there goes to /workspace, and is removed with its box"
 _USED = {
     *("-e", "--env", "--env-file", "-v", "--volume", "--mount", "-w", "--workdir", "--entrypoint", "--platform"),
     *("-u", "--user", "--network", "--net"),
@@ -40,7 +41,7 @@ _BIND = {"type", "source", "src", "target", "dst", "destination", "readonly", "r
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One that the container is given."""
+    """A variable that the container is given."""
 
     name: str
     value: str | None
@@ -72,7 +73,7 @@ class ContainerRun:
     refused: list[str] = field(default_factory=list)
     """Why it is not taken."""
     shown: tuple[str, ...] = ()
-    """The command without the values of variables: those are told apart."""
+    """The command without the values of variables, which are shown by themselves."""
     hidden: frozenset[int] = frozenset()
     """Which words of it had one."""
 
@@ -91,11 +92,11 @@ def is_container(command: tuple[str, ...]) -> bool:
 
 
 def parse_run(command: tuple[str, ...]) -> ContainerRun:
-    """Of a command that `is_container`."""
+    """Parse a command for which `is_container` is true."""
     run = ContainerRun(shown=command)
     first = 2 if command[1:2] == ("container",) else 1
     if command[first : first + 1] != ("run",):
-        run.refused.append("it is not `run` and an image, so there is nothing to fetch and pin")
+        run.refused.append("its command is not `run` with an image, so there is nothing to fetch and pin")
         return run
     shown = list(command)
     hidden = set()
@@ -130,7 +131,7 @@ def _without_value(command: tuple[str, ...], option: _Option) -> str:
 
 
 def _options(command: tuple[str, ...], at: int, run: ContainerRun) -> Iterator[_Option]:
-    """One after the other, up to the image; what is not known ends it, since it is not known what follows it."""
+    """Read the options up to the image. An unknown one ends it, since the next word may be its value or not."""
     while at < len(command) and command[at].startswith("-") and command[at] not in ("-", "--"):
         word = command[at]
         name, value, words = _long(command, at) if word.startswith("--") else _short(command, at)
@@ -145,7 +146,7 @@ def _long(command: tuple[str, ...], at: int) -> tuple[str, str | None, int]:
     name, equals, value = command[at].partition("=")
     if name in _FLAGS:
         return name, value, 1
-    if name not in _DROPPED and name not in _TOLD and name not in _USED:
+    if name not in _DROPPED and name not in _LIMITS and name not in _USED:
         return name, None, 1
     if equals:
         return name, value, 1
@@ -196,17 +197,19 @@ def _meant(run: ContainerRun, option: _Option) -> None:
                 run.notes.append(
                     f"its network {value[:40]!r} is not taken over: a box has none unless networks: gives it"
                 )
-        case name if name in _TOLD:
-            run.notes.append(f"{name} is not taken over: say it with {_TOLD[name]}")
+        case name if name in _LIMITS:
+            run.notes.append(f"{name} is not taken over: write {_LIMITS[name]} instead")
 
 
 def _volume(run: ContainerRun, value: str) -> None:
     host, sign, rest = value.partition(":")
     at, _, words = rest.partition(":")
     if not sign or not at.startswith("/"):
-        run.notes.append(f"the volume {value[:80]!r} is not there: what it writes goes to /workspace, and with its box")
+        run.notes.append(f"the volume {value[:80]!r} {_NOT_KEPT}")
     elif "/" not in host and not host.startswith((".", "~")):
-        run.notes.append(f"the volume {host[:80]!r} is not there: mount a folder at {at[:80]} if it needs one")
+        run.notes.append(
+            f"the volume {host[:80]!r} is not mounted: mount a folder at {at[:80]} if the server needs one"
+        )
     else:
         run.bound.append(Bound(host, at, "ro" not in words.split(",")))
 
@@ -218,9 +221,7 @@ def _mount(run: ContainerRun, value: str) -> None:
         given[name] = what if sign else "true"
     kind = given.get("type", "volume")
     if kind != "bind":
-        run.notes.append(
-            f"--mount of type {kind[:20]!r} is not there: what it writes goes to /workspace, and with its box"
-        )
+        run.notes.append(f"--mount of type {kind[:20]!r} {_NOT_KEPT}")
         return
     if given.keys() - _BIND:
         run.refused.append(f"its option --mount has {sorted(given.keys() - _BIND)[0][:40]!r}, which is not known here")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.config import paths
-from ringfence.core.box import Mount
+from ringfence.core.box import Mount, within
 from ringfence.core.errors import Problem
 from ringfence.core.model import ServerSpec
 
@@ -103,7 +103,7 @@ def real_path(path: str, writable: Iterable[str] = ()) -> str:
         links += 1
         if links > 40:
             raise ValueError(f"{path} leads round in a circle of links")
-        if any(_within(step, folder) for folder in writable):
+        if any(within(step, folder) for folder in writable):
             raise ValueError(f"{step} is a link in a folder that a box may write to; it is not followed")
         target = os.readlink(step)
         found = "" if target.startswith("/") else found
@@ -114,12 +114,12 @@ def real_path(path: str, writable: Iterable[str] = ()) -> str:
 def touches_credentials(path: str) -> str | None:
     """What would be handed over with this folder or file, by lying at it, in it or around it; None: nothing known."""
     homes = _homes()
-    if any(_within(home, path) for home in (*homes, *_HOMES)):
+    if any(within(home, path) for home in (*homes, *_HOMES)):
         return "a home folder, and with it all credentials there"
     places = {f"{home}/{name}": what for home in homes for name, what in _IN_A_HOME.items()}
     places |= {str(paths.state_folder()): "Ringfence's own state", str(paths.key_folder()): "Ringfence's own keys"}
     for place, what in (places | _SYSTEM).items():
-        if _within(path, place) or (_within(place, path) and os.path.lexists(place)):
+        if within(path, place) or (within(place, path) and os.path.lexists(place)):
             return what
     return None
 
@@ -133,10 +133,6 @@ def _homes() -> list[str]:
         except OSError:
             continue
     return homes
-
-
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
 # ── Governing files in folders that a box may write ───────────────────────────────────────────────
@@ -175,7 +171,7 @@ def _writable(config: Config) -> Iterator[tuple[Path, str]]:
 
 
 def _given_folders(server: ServerSpec, home: Path) -> Iterator[Path]:
-    """The folders that a command in no box is pointed at: those among its arguments, and where it is told to run.
+    """The folders that a command in no box is pointed at: those among its arguments, and its working folder.
 
     A command that runs beside the configuration only by default was not pointed at that folder.
     """

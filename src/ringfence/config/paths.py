@@ -115,7 +115,7 @@ def process_environment() -> dict[str, str]:
 
 
 def index_environment() -> dict[str, str]:
-    """What pip is told by variables: which index it is to ask, and whom to trust there."""
+    """The settings of pip in environment variables: which index to ask, and which certificates to trust."""
     return {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name == "XDG_CONFIG_HOME"}
 
 
@@ -125,7 +125,7 @@ def trust_environment() -> dict[str, str]:
 
 
 def engine_files() -> dict[str, tuple[Path, ...]]:
-    """Where container engines of this host keep what they are told, by the names of `packages.engines.EngineFiles`."""
+    """The configuration files of container engines on this host, by the names of `packages.engines.EngineFiles`."""
     given = {name: os.environ.get(name, "") for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR")}
     mine = _base("XDG_CONFIG_HOME", ".config").parent
     client = _absolute(given["DOCKER_CONFIG"]) if given["DOCKER_CONFIG"] else home() / ".docker"

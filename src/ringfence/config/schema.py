@@ -243,7 +243,7 @@ SECRET_OPTIONS: dict[str, tuple[str, ...]] = {
     "keyring": ("service", "name"),
     "vault": ("path", "field"),
 }
-"""What each source of a secret must be told."""
+"""The options that each source of a secret needs."""
 
 
 class VaultSection(Shape):

@@ -133,7 +133,7 @@ def host_pattern(text: str) -> str:
 def secret_host(text: str) -> str:
     """An entry of `secrets.hosts`."""
     if rules.pattern(text).kind == "any":
-        raise ValueError(f"{text[:80]!r} would hand the secret to everybody: name the hosts")
+        raise ValueError(f"{text[:80]!r} would send the secret to every host: name the hosts")
     return text
 
 
@@ -218,7 +218,7 @@ def digest(text: str) -> str:
 def meta_key(text: str) -> str:
     """A key of a call's `_meta` that a server may be sent."""
     if text in TRACE:
-        raise ValueError(f"{text} goes on by itself, once it was checked")
+        raise ValueError(f"{text} is always passed on, after a check")
     if text == "progressToken" or text.startswith(("io.modelcontextprotocol/", "ringfence/")):
         raise ValueError(f"{text[:80]!r} is for one hop: it is made anew for the server")
     if not _META.fullmatch(text) or len(text) > 256:

@@ -54,7 +54,7 @@ def _look_at(work: asyncio.Future[Any]) -> None:
 
 
 async def to_the_end(running: Coroutine[Any, Any, T]) -> T:
-    """What is cancelled is told so once, and then has the time that it takes to remove its box."""
+    """Work is cancelled once, and then has the time that it takes to remove its box."""
     task = begun(running)
     over = asyncio.Event()
     if task.done():
@@ -73,7 +73,7 @@ async def to_the_end(running: Coroutine[Any, Any, T]) -> T:
 
 
 def when(after: asyncio.Future[Any] | None, act: Callable[[], None]) -> None:
-    """Once: when that is done, or after a moment; at once where there is nothing to wait for."""
+    """Wait until that is done, or for a moment at most; return at once where there is nothing to wait for."""
     if after is None or after.done():
         act()
         return
@@ -140,7 +140,7 @@ def _seen(done: asyncio.Future[T]) -> None:
 
 
 class _Feed(Iterator[bytes]):
-    """For the thread an iterator that waits; what it waits for happens in the loop."""
+    """An iterator for a thread, which waits; what it waits for happens in the loop."""
 
     def __init__(self, stream: AsyncIterator[bytes]) -> None:
         self._stream = stream

@@ -16,8 +16,10 @@ from typing import Any, Literal, Protocol
 from ringfence.core.record import plain
 
 MIB = 1024 * 1024
+MAX_SOURCE_BYTES = 10 * MIB
+"""The longest program."""
 CAN_DO_WITHOUT = ("landlock",)
-"""What an operator may accept to do without; a box without any other of its protections would be none."""
+"""The protections that an operator may give up by name; without any of the others there is no box."""
 
 TEMPLATES: Mapping[str, tuple[str, ...]] = {"python": (), "data": ("numpy", "pandas", "matplotlib")}
 """Templates that need no configuration, and the packages that each has ready where they are installed."""
@@ -26,6 +28,8 @@ Ended = Literal["exited", "signalled", "timeout", "oom", "pids", "disk", "output
 Limit = Literal["wall", "cpu", "memory", "pids", "disk", "inodes", "files", "file_size", "output"]
 Stream = Literal["stdout", "stderr"]
 Layout = Literal["shared", "fresh"]
+OnOutput = Callable[[Stream, bytes], None]
+"""Called with what a program writes, as it comes."""
 
 
 @plain
@@ -48,7 +52,7 @@ class Limits:
     output_bytes: int = 64 * MIB
     """More on stdout and stderr together ends the run."""
     capture_bytes: int = 1_000_000
-    """Of each stream this much is returned, its head and its tail; the rest is counted and hashed."""
+    """How much of each stream is returned, its head and its tail; the rest is counted and hashed."""
 
 
 @plain
@@ -80,7 +84,7 @@ class SetUp:
     """What boxes of an operator's template begin with, beside its packages."""
 
     source: str = ""
-    """Python, run once; what it makes, the interpreters of sessions begin with."""
+    """Python that runs once; the interpreters of sessions begin with what it made."""
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """Host files and folders for /workspace/input, by the name that they have there."""
@@ -97,16 +101,21 @@ class Mount:
     """Why credentials may be among it, in the operator's words."""
 
 
+def within(path: str, folder: str) -> bool:
+    """Whether an absolute path is this folder or lies beneath it, by its text alone."""
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
 @plain
 class Outside:
     """What a box has of the outside."""
 
     sends: bool = False
-    """A way out of it, to whomever."""
+    """A network, to any place."""
     writes: bool = False
     """A folder that it may write to and that outlives it: one of the host's, or a volume."""
     sets_up: bool = False
-    """Set-up code of a user's runs in it before anything else."""
+    """Set-up code of a user runs in it before anything else."""
 
 
 NO_OUTSIDE = Outside()
@@ -117,14 +126,14 @@ NO_OUTSIDE = Outside()
 
 @plain
 class Listening:
-    """Whether programs of a box may wait for connections over TCP; from outside there are none unless they are let in.
+    """Whether programs of a box may wait for connections over TCP; from outside, only through ports that are shown.
 
     Sockets that are files need no permission: they are for programs of one box alone.
     """
 
     allowed: bool = False
     ports: tuple[tuple[str, int], ...] | None = None
-    """By name, those that its owner can be shown; None: whichever the owner asks for."""
+    """The ports that its owner can be shown, by name; None: any port that the owner asks for."""
 
     @classmethod
     def of(cls, given: str | Mapping[str, int] | None) -> Listening:
@@ -157,7 +166,7 @@ class Programs:
     deny: tuple[str, ...] = ()
 
 
-# ── The way out ───────────────────────────────────────────────────────────────────────────────────
+# ── The route out ─────────────────────────────────────────────────────────────────────────────────
 
 
 @plain
@@ -167,7 +176,7 @@ class Installs:
     names: tuple[str, ...]
     """`name` or a pattern; with `==version`, and ` --hash=sha256:…` behind that, where nothing else may be."""
     required: Literal["any", "pinned", "hashed"] = "any"
-    """Of these, only those that say so much."""
+    """How exactly an entry must name a package."""
 
 
 @plain
@@ -201,17 +210,17 @@ class ServedRoute(Protocol):
 
     @property
     def authority(self) -> bytes | None:
-        """In PEM: whom the box is to trust for TLS that ends at us; None where none does."""
+        """The certificates, in PEM, that the box is to trust for TLS that ends at the proxy; None where none does."""
         ...
 
     @property
     def within(self) -> tuple[str, ...]:
-        """What programs find in the box itself and are not to ask us for."""
+        """Hosts that programs reach within the box, and not through the proxy."""
         ...
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What programs have to know of it besides."""
+        """Further variables that programs need to use it."""
         ...
 
     def facts(self) -> dict[str, Any]:
@@ -225,31 +234,31 @@ class ServedRoute(Protocol):
 
 @plain
 class Reply:
-    """What we answer ourselves, where a box asks for what is ours."""
+    """An answer of the proxy itself, to a request for a place that it serves."""
 
     body: bytes | Path = b""
     kind: str = "text/plain; charset=utf-8"
     status: int = 200
     words: str = "OK"
-    """In the first line, which clients show."""
+    """Words for the first line, which clients show."""
     refused: str = ""
-    """Why what was asked for is not in it, in a word for the record."""
+    """The reason of a refusal, as a word for the record."""
 
 
-class Desk(Protocol):
-    """Answers for a place that is nowhere outside."""
+class InstallIndex(Protocol):
+    """Answers requests for a place that exists only in the proxy."""
 
     async def answer(self, target: str) -> Reply:
-        """To GET and HEAD of a path."""
+        """The answer to GET and HEAD of a path."""
         ...
 
     def handed_out(self) -> tuple[Mapping[str, Any], ...]:
-        """Packages, so far, and how often each."""
+        """The packages that were installed so far, and how often each."""
         ...
 
 
 Serve = Callable[[socket.socket], Awaitable[ServedRoute]]
-"""Serves the listener that waits inside a box, which is its from here on. Raises Unavailable."""
+"""Takes over the listener that waits inside a box, and serves it. Raises Unavailable."""
 
 
 @plain
@@ -263,7 +272,7 @@ class BoxSpec:
     output: Path | None = None
     """A host folder that the files of /workspace/output are copied to."""
     output_files: int = 10_000
-    """At most so many of them."""
+    """The most files that are copied."""
     trees: tuple[Path, ...] = ()
     """Host folders that are readable in the box, at the same path: a virtual environment, say."""
     template: str = "python"
@@ -323,7 +332,7 @@ class FileFact:
 
 @plain
 class Usage:
-    """From the kernel's own accounting; None where it does not tell."""
+    """What a box used, from the kernel's own accounting; None where the kernel does not say."""
 
     cpu_ms: float | None = None
     peak_memory_bytes: int | None = None
@@ -359,7 +368,7 @@ class BoxReport:
     commands: Literal["enforced", "advisory"] | None = None
     """Where the box had only named programs: whether one of them runs code by itself, which then is not limited."""
     forged: bool = False
-    """Its interpreter said that it was done, and went on: it was ended for that."""
+    """Its interpreter reported that it was done, and went on: the supervisor ended it."""
     late: Mapping[str, Any] | None = None
     """What was done meanwhile, and since the step before, by what earlier steps left running: no part of this one."""
     planted: tuple[str, ...] = ()
@@ -381,7 +390,7 @@ class Attached:
     inputs: tuple[Input, ...] = ()
     stdin: bytes | int = b""
     output: Path | None = None
-    tell: Callable[[Stream, bytes], None] | None = None
+    tell: OnOutput | None = None
     """Gets what the program writes, as it comes."""
     shown: Callable[[Any], None] | None = None
     """Gets each `sessions.Shown` or `sessions.Failure` of a cell, as it comes."""

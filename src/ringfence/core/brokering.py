@@ -15,7 +15,7 @@ _PLACEHOLDER = "ringfence_"
 
 
 def new_placeholder() -> str:
-    """What stands for a secret in one box, and nowhere else. Neither JSON nor URLs escape any character of it."""
+    """A new placeholder for a secret, for one box only. Neither JSON nor URLs escape any character of it."""
     return _PLACEHOLDER + token_hex(16)
 
 
@@ -46,9 +46,9 @@ class BrokeredSecret:
 class SessionSecrets:
     """The secrets that a session may use, and by which call."""
 
-    loans: tuple[BrokeredSecret, ...]
+    brokered: tuple[BrokeredSecret, ...]
     capability: str | None = None
-    """By which the session was opened."""
+    """The call that opened the session."""
     call_id: str | None = None
 
 
@@ -57,11 +57,11 @@ class SubstitutionRequest:
     """Asks what changes in one request of a session's box."""
 
     number: int
-    """0: nothing is asked for; it tells the broker that the keeper listens."""
+    """0: nothing is asked for; the keeper says that it listens."""
     session: str = ""
     tenant: str = ""
     agent: str = ""
-    lending: SessionSecrets = SessionSecrets(())
+    secrets: SessionSecrets = SessionSecrets(())
     placeholders: tuple[str, ...] = ()
     """In the order of the secrets."""
     asked: OutboundRequest | None = None

@@ -17,7 +17,7 @@ from typing import Any
 
 MAX_DEPTH = 64
 _SHORT_DIGITS = 640
-"""So many every Python reads, whatever limit it was told."""
+"""So many digits every Python reads, whatever limit it is set to."""
 _CONTAINERS = (dict, list, tuple)
 
 

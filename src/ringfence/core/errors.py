@@ -27,11 +27,11 @@ from typing import Any
 from ringfence.core.model import Status
 
 _LONGEST = 3900
-"""Characters of what a caller's code said of itself."""
+"""The most characters that are quoted of the output of a caller's code."""
 
 
 class RingfenceError(Exception):
-    """Base of all."""
+    """The base of all errors of Ringfence."""
 
     reason_code: str = ""
     """One of `reasons.REASONS`; empty where the kind of error says it all."""
@@ -87,7 +87,7 @@ class UpstreamFailed(Refused):
 
 
 class Denied(Refused):
-    """Policy, a person, or the lack of a person's answer stands against it."""
+    """Policy or a person refused the call, or a person has not answered yet."""
 
 
 class NotFound(Refused):
@@ -103,7 +103,7 @@ class SandboxStopped(Refused):
 
 
 class SetUpFailed(Refused):
-    """Set-up code failed in an interpreter of a sandbox: nothing else ran there. The message ends with what it said."""
+    """Set-up code failed in an interpreter of a sandbox: nothing else ran there. The message ends with its output."""
 
     REASON = "setup_failed"
     _BEGINNING = "the set-up code failed, and nothing of it is left:\n"
@@ -127,7 +127,7 @@ class QuotaExceeded(Unavailable):
 
 
 class OutcomeUnknown(RingfenceError):
-    """The request left us, and no answer came back that proves what became of it."""
+    """The request was sent, and no answer came back that proves its outcome."""
 
     def __init__(self, reason_code: str, message: str, *, answered: int | None = None) -> None:
         """`answered` is the HTTP status, where that is all that the server said."""

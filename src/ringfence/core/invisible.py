@@ -162,12 +162,12 @@ def bare(text: str) -> str:
 
 
 def without_controls(text: str) -> tuple[str, int]:
-    """Without control characters and whatever a terminal would obey; and how many went."""
+    """The text without control characters and whatever a terminal would obey; and how many were removed."""
     return _SEQUENCE.subn("", text)
 
 
 def without_hidden(text: str) -> tuple[str, int]:
-    """Without hidden characters; and how many went."""
+    """The text without hidden characters; and how many were removed."""
     if text.isascii():
         return text, 0
     parts = list(_parts(text))
@@ -176,7 +176,7 @@ def without_hidden(text: str) -> tuple[str, int]:
 
 
 def escaped(text: str) -> str:
-    """With control and hidden characters escaped: a reader sees all that is there, and nothing else changes."""
+    """The text with control and hidden characters escaped: a reader sees all of it, and nothing else changes."""
     if not suspect(text):
         return text
     clean = "".join("".join(map(_escape, part)) if hidden else part for part, hidden in _parts(text))
@@ -190,7 +190,7 @@ def name(text: str) -> str:
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """With everything escaped that a terminal could act upon or that a reader would not see.
+    """The text with everything escaped that a terminal could act upon or that a reader would not see.
 
     `lines` keeps newlines and tabs, for text that may span several lines.
     """

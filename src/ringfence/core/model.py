@@ -30,7 +30,7 @@ class GuardedText(str):
 
 
 def own_words(sentence: str) -> GuardedText:
-    """A sentence of ours, as it stands where this is called."""
+    """A sentence of our own, written out in the source where this is called."""
     return GuardedText(sentence)
 
 
@@ -84,7 +84,7 @@ class Transport(StrEnum):
 
 
 CallKind = Literal["tool", "resource", "prompt", "completion", "listing", "logging", "server"]
-"""`listing` asks a server what resources it has, `logging` tells it which log lines are wanted."""
+"""`listing` asks a server for its resources, `logging` sets the level of its log lines."""
 Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system"]
 
 
@@ -132,11 +132,11 @@ class Call:
     """What was wrong with the bytes of the request; such a call is refused and recorded."""
     method: str = "tools/call"
     meta: Json = field(default_factory=dict)
-    """The client's `_meta`, without what MCP or we reserve. Once its contract is known: what that lets go on."""
+    """The client's `_meta`, without what MCP or we reserve. Once the contract is known: what it lets through."""
     traced: Mapping[str, str] = field(default_factory=dict)
-    """Its trace context, once that was checked; it goes on to the server, and no digest holds it."""
+    """Its trace context, once it was checked; it is sent to the server, and is part of no digest."""
     log_level: str | None = None
-    """What the client wants to hear of a server's log lines."""
+    """The level of a server's log lines that the client wants."""
     inputs: Json | None = None
     """Answers that a 2026-07-28 client gave before it was asked: used where a server does ask."""
     attached: Attached | None = None
@@ -234,7 +234,7 @@ class Definition:
 
 @plain
 class ApprovalRule:
-    """When a person must agree, and who may."""
+    """When a person must approve a call, and who may."""
 
     name: str
     when: str | None = None
@@ -278,7 +278,7 @@ class Rule:
     approval: str | None = None
     owasp_asi_id: str | None = None
     modes: tuple[Mode, ...] = ()
-    """Only presets set this: a rule of theirs speaks of a contract's mode, not of a name."""
+    """Only presets set this: their rules match the mode of a contract, not a name."""
     normalize: bool = True
     """Whether its argument patterns are also tried on text with look-alikes made alike."""
     enabled: bool = True
@@ -304,7 +304,7 @@ class Decision:
     error: str | None = None
     policy_digest: str = ""
     forms: tuple[tuple[str, str], ...] = ()
-    """Of each rule that matched by its argument patterns: its id, and the form of the text that it was found in."""
+    """The rules that matched by their argument patterns, each with the form of the text that the match is in."""
 
 
 @plain
@@ -343,7 +343,7 @@ class Answer:
     isolation: Json = field(default_factory=dict)
     attempts: int = 1
     ran: Ran | None = None
-    """What the supervisor saw, of what ran in a box."""
+    """What the supervisor saw of a program in a box."""
     within: Within | None = None
     network: Json | None = None
     """What a server's box asked of the network meanwhile, where there is one."""
@@ -399,14 +399,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class PackageSpec:
-    """Packages that a server was fetched as, and the tree in our cache that they came to."""
+    """The packages of a server, and the tree in our cache that holds them."""
 
     kind: Literal["npm", "pypi", "image"]
     names: tuple[str, ...]
     tree: str
     """The digest of everything in it."""
     folder: str
-    """Where that tree lies on this host. Of an image, it is the root of the server's box."""
+    """Where that tree lies on this host. The tree of an image is the root of the server's box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +431,7 @@ class ServerSpec:
     """What its box sees of the host, beside what its command needs."""
     network: str = "denied"
     limits: Mapping[str, float | int] = field(default_factory=dict)
-    """Of its box, by the names of `box.Limits`, where they are not the usual ones."""
+    """The limits of its box that are not the usual ones, by the names of `box.Limits`."""
     secrets: tuple[str, ...] = ()
     packages: PackageSpec | None = None
     listens: bool = False
@@ -440,7 +440,7 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSpec:
-    """What of the outside a name stands for. None means: not limited by this."""
+    """The places outside that a network's name stands for. None means: not limited by this."""
 
     name: str
     allow: tuple[str, ...] = ()
@@ -484,7 +484,7 @@ class SecretSpec:
 
     @property
     def variable(self) -> str:
-        """Where a box finds what stands for it."""
+        """The variable in which a box finds the placeholder."""
         if self.env is not None:
             return self.env
         if self.source == "env":

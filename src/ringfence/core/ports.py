@@ -1,4 +1,4 @@
-"""The verbs that layers ask of each other without knowing who answers. Each is injected by `compose`."""
+"""The interfaces through which layers call each other without knowing the implementation, which `compose` injects."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ringfence.core.box import BoxReport, BoxSpec, Desk, Installs, Mount, NetworkRule, Serve, Stream
+from ringfence.core.box import BoxReport, BoxSpec, InstallIndex, Installs, Mount, NetworkRule, OnOutput, Serve, Stream
 from ringfence.core.brokering import BrokeredSecret, SubstitutionReply, SubstitutionRequest
 from ringfence.core.model import Definition, Json, Principal, ServerSpec
 from ringfence.core.record import plain
 
 SAID_IN_CALLS = frozenset({"notifications/progress", "notifications/message"})
-"""What a server may tell the client of a call in the course of it; all else that it says is no part of that call."""
+"""Notifications that a server may send to the client of a call during it; all others are no part of that call."""
 
 TURNED_AWAY = frozenset({"server_refused", "session_lost"})
-"""Reasons of an OutcomeUnknown where the server's answer says that it did nothing: its word alone, which will do for
-what can have no effect anyway."""
+"""Reasons of an OutcomeUnknown where the server's answer says that it did nothing: its word alone, which is
+enough for what can have no effect anyway."""
 
 
 class Channel(Protocol):
@@ -52,17 +52,17 @@ class UpstreamRequest:
     session: str | None = None
     """The client's MCP session, where it has one."""
     log_level: str | None = None
-    """What the client wants to hear of the server's log lines."""
+    """The level of the server's log lines that the client wants."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """For this request alone, where it goes over HTTP."""
     box: str | None = None
-    """The session in whose box the server is to be, where it lives in an agent's own."""
+    """The session in whose box the server runs, where its placement is `session`."""
     fresh: bool = False
     """An instance of the server for this request alone, in a box of its own, gone with it."""
     mounts: tuple[Mount, ...] | None = None
     """What that instance sees of the host, where it is not what the server always sees."""
     asked: Callable[[Json | None], None] | None = None
-    """Told at the end what the server's box asked of the network meanwhile; None where that is not known."""
+    """Called at the end with what the server's box asked of the network meanwhile; None where that is not known."""
 
 
 class Upstreams(Protocol):
@@ -91,12 +91,12 @@ class Launched(Protocol):
     @property
     def isolation(self) -> Json: ...
 
-    def asking(self) -> Callable[[], Json | None]:
+    def network_meter(self) -> Callable[[], Json | None]:
         """From now on: what its box asks of the network, as a `network` fact; None where that is not known."""
         ...
 
     async def send(self, data: bytes) -> None:
-        """To its standard input. Raises OSError where its reader is gone."""
+        """Write to its standard input. Raises OSError where its reader is gone."""
         ...
 
     async def receive(self, stream: Stream) -> bytes:
@@ -116,29 +116,29 @@ class Launcher(Protocol):
         ...
 
     async def launch(self, spec: ServerSpec, principal: Principal) -> Launched:
-        """Raises Unavailable where nothing was started."""
+        """Start a server. Raises Unavailable where nothing was started."""
         ...
 
 
 class Redactor(Protocol):
     """Removes what must not be seen."""
 
-    def strikes(self, data: bytes) -> bool:
-        """Whether anything would go."""
+    def matches(self, data: bytes) -> bool:
+        """Whether `redact` would remove anything."""
         ...
 
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
-        """The text without it, and how often each rule struck."""
+        """The text without secrets, and how often each rule matched."""
         ...
 
     def secrets(self, text: str) -> Mapping[str, int]:
-        """Which secrets are in it, by name: for the audit log alone, since a caller who is told could guess and try."""
+        """Which secrets are in it, by name: for the audit log alone, since a caller who knew could guess and try."""
         ...
 
 
 @plain
 class Access:
-    """What a box is to have of the outside, and for whom. The start of a server is for no capability and no agent."""
+    """What a box may reach outside, and for whom. The start of a server is for no capability and no agent."""
 
     network: str = "denied"
     """`denied`, or a name under `networks:`."""
@@ -168,7 +168,7 @@ class Route:
     """The same as plain data, for a process that serves it elsewhere; secrets are not in it."""
     env: Mapping[str, str] = field(default_factory=dict)
     """What the box finds in its environment: placeholders of secrets."""
-    loans: tuple[BrokeredSecret, ...] = ()
+    brokered: tuple[BrokeredSecret, ...] = ()
     """The same secrets by name, for a process that makes placeholders elsewhere."""
 
 
@@ -179,7 +179,7 @@ class Router(Protocol):
         """Whether there could be such a route, before a person is asked to approve it. Raises Refused, Unavailable."""
         ...
 
-    async def passage(self, access: Access) -> Route:
+    async def route(self, access: Access) -> Route:
         """For one box. Raises Refused, Unavailable: then nothing may run."""
         ...
 
@@ -192,16 +192,16 @@ class SecretBroker(Protocol):
     """Puts secrets into requests of boxes that another process keeps."""
 
     async def ready(self, access: Access) -> None:
-        """Whether each of these could be had now. Raises Refused, Unavailable: then nothing may run."""
+        """Check that each of these secrets can be read now. Raises Refused, Unavailable: then nothing may run."""
         ...
 
-    async def lend(self, wish: SubstitutionRequest) -> SubstitutionReply:
+    async def substitute(self, request: SubstitutionRequest) -> SubstitutionReply:
         """What changes in one request, decided and on record. Raises Refused, Unavailable."""
         ...
 
 
 @plain
-class Packed:
+class InstalledPackages:
     """Packages as a box can see them."""
 
     folder: Path
@@ -209,29 +209,29 @@ class Packed:
     """Names, versions, and what the index says of their bytes."""
 
 
-class Packing(Protocol):
+class PackageInstaller(Protocol):
     """Installs packages for boxes, in a box."""
 
     def check(self, names: tuple[str, ...], within: tuple[str, ...] | None = None) -> None:
         """Whether these could be installed and may be, before a person is asked for them. Raises Refused."""
         ...
 
-    async def packed(self, names: tuple[str, ...]) -> Packed:
+    async def install(self, names: tuple[str, ...]) -> InstalledPackages:
         """These and all that they need. Raises Refused, Unavailable."""
         ...
 
-    def desk(self, installs: Installs) -> Desk:
+    def index(self, installs: Installs) -> InstallIndex:
         """An index of these, for programs of one box. Raises Refused."""
         ...
 
 
 class Backend(Protocol):
-    """Makes boxes. One that cannot give all that a spec asks refuses, and says what is missing."""
+    """Makes boxes. A backend that cannot give all that a spec asks for refuses, and says what is missing."""
 
     @property
     def name(self) -> str: ...
 
-    async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+    async def run(self, spec: BoxSpec, tell: OnOutput | None = None) -> BoxReport:
         """Run a program in a fresh box, to the end of the box. `tell` gets output as it comes.
 
         Raises ValueError for a spec that makes no sense, Unavailable where nothing was run. Cancelling kills the box.
@@ -244,13 +244,13 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Readying(Protocol):
+class WarmableBackend(Protocol):
     """A backend that can have boxes ready before they are asked for."""
 
     async def warm(self, spec: BoxSpec) -> None:
-        """For specs like this one. Raises Unavailable where there can be none."""
+        """Make boxes ready for specs like this one. Raises Unavailable where there can be none."""
         ...
 
     def weaker(self) -> tuple[str, ...]:
-        """What boxes have on this host, but not as well as they could, each with what to do about it."""
+        """Protections that are weaker on this host than they could be, each with what to do about it."""
         ...

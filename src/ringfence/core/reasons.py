@@ -230,7 +230,7 @@ _OPERATOR = {
     "no_backend": ("No backend makes boxes here.", "Run `ringfence host`."),
     "missing_protection": (
         "Boxes would lack a protection on this host.",
-        "Run `ringfence host`; mend it, or accept it by name.",
+        "Run `ringfence host`; fix it, or accept it by name.",
     ),
     "self_test": ("The test of a first box failed.", "Run `ringfence doctor`."),
     "machine": ("Boxes do not run on this kind of processor.", "Use a machine that the message names."),

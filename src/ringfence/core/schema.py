@@ -98,8 +98,8 @@ class Schema:
             return f"{name}: does not fit the schema"
         else:
             errors = [_first(self._validator, value)]
-        told = [f"{_path(name, error.instance_path)}: {error.message}" for error in errors[:_SHOWN]]
-        return "; ".join([*told, "and more"] if len(errors) > _SHOWN else told)
+        problems = [f"{_path(name, error.instance_path)}: {error.message}" for error in errors[:_SHOWN]]
+        return "; ".join([*problems, "and more"] if len(errors) > _SHOWN else problems)
 
     def _within(self, value: Any, limit: int) -> bool:
         """Whether checking takes no more than so many steps, counted without short cuts."""

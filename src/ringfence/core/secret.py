@@ -12,10 +12,12 @@ from weakref import WeakKeyDictionary
 from ringfence.core.errors import Unavailable
 
 MIN_CHARACTERS = 12
-"""A shorter value cannot be told from ordinary text when it comes back."""
+"""A shorter value cannot be distinguished from ordinary text when it comes back."""
 FEW_CHARACTERS = 20
 """A shorter value can be guessed by trying: whether text holds it shows in what is removed. It is warned of."""
 MAX_CHARACTERS = 65_536
+REPLACEMENT = "[redacted]"
+"""Stands where a value was removed."""
 
 
 class Secret:
@@ -40,7 +42,7 @@ class Secret:
         return Secret(self._name, reveal(self))
 
     def revoke(self) -> None:
-        """From now on it reveals nothing."""
+        """Forget the value: from now on the handle reveals nothing."""
         _values.pop(self, None)
 
     def __repr__(self) -> str:
@@ -68,8 +70,8 @@ def unusable(value: str) -> str | None:
     """Why this value cannot be kept secret, without a word of it."""
     if len(value) < MIN_CHARACTERS:
         return (
-            f"has fewer than {MIN_CHARACTERS} characters: it could not be told from ordinary text, nor removed from it"
-            " (what is no secret belongs under env:)"
+            f"has fewer than {MIN_CHARACTERS} characters: it could not be distinguished from ordinary text, nor removed"
+            " from it (what is no secret belongs under env:)"
         )
     if len(value) > MAX_CHARACTERS:
         return f"has more than {MAX_CHARACTERS} characters"

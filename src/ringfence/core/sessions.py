@@ -33,11 +33,11 @@ State = Literal["starting", "running", "paused", "stopped"]
 Why = Literal["closed", "lifetime", "keeper_died", "box_died", "killed", "failed"]
 Retain = Literal["none", "output"]
 Tell = Callable[[Stream, bytes], Awaitable[None] | None]
-"""Gets what is written, as it comes. Where it gives something back, that is to be waited for before more is read."""
+"""Called with output as it comes. Where it returns an awaitable, that is awaited before more is read."""
 
 
 class Owner(NamedTuple):
-    """Whose something is: no other principal can even name it."""
+    """The owner of something: no other principal can even name it."""
 
     tenant: str
     agent: str
@@ -48,12 +48,12 @@ class Owner(NamedTuple):
 
 @plain
 class Folder:
-    """A file system of its own in a box, beneath /workspace, so large and no larger; empty at first."""
+    """A file system of its own in a box, beneath /workspace, with a size limit; empty at first."""
 
     at: str
     max_bytes: int
     mode: Literal["ro", "rw"] = "rw"
-    """What the box may do; we always write."""
+    """The rights of the box; the supervisor always writes."""
 
 
 @plain
@@ -88,8 +88,8 @@ class Cell:
     """Of these, the clock and the two for output hold for one cell; the others are the box's."""
     env: Mapping[str, str] = field(default_factory=dict)
     figures: tuple[str, ...] = ("png",)
-    told: bool = True
-    """False: no caller is told of it, as of what we say to an interpreter ourselves."""
+    reported: bool = True
+    """False for a cell of our own, of which no caller gets a report."""
 
 
 @plain
@@ -101,11 +101,11 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = "/workspace"
     stdin: bytes | int | None = b""
-    """All there is, or the reading end of a pipe, which stays the caller's; None keeps it open for `send`."""
+    """All of its input, or the reading end of a pipe, which stays the caller's; None keeps it open for `send`."""
     pty: tuple[int, int] | None = None
     """Columns and rows of a terminal, instead of pipes."""
     source: bytes | None = None
-    """Of a Python program; `argv` then is what follows its name in `sys.argv`."""
+    """The source of a Python program; `argv` then follows its name in `sys.argv`."""
     name: str = "-c"
 
 
@@ -131,19 +131,19 @@ class Failure:
 
 @plain
 class CellReport:
-    """What became of a cell."""
+    """The result of a cell."""
 
     report: BoxReport
-    """`ended` is `exited` where the interpreter said that it is done; its exit status, 0 or 1, is claimed, too."""
+    """`ended` is `exited` where the interpreter claimed to be done; its exit status, 0 or 1, is claimed, too."""
     results: tuple[Shown, ...] = ()
     error: Failure | None = None
     alive: bool = True
-    """Whether the interpreter, and with it every variable, is still there."""
+    """Whether the interpreter, with all variables, is still there."""
     broken: str = ""
-    """What was wrong with what the interpreter said, if it did not say it as agreed."""
+    """What was wrong with the claims of the interpreter, if they were malformed."""
 
 
-# ── What is wanted of a session, and what it is ───────────────────────────────────────────────────
+# ── Sessions: what is asked of them, and what they are ────────────────────────────────────────────
 
 
 @plain
@@ -159,14 +159,14 @@ class SessionSpec:
     stay: StaySpec = StaySpec()
     lifetime_seconds: float = 3600.0
     idle_seconds: float | None = 300.0
-    """Then it is paused; None: never."""
+    """After so long without use it is paused; None: never."""
     auto_resume: bool = True
     metadata: Mapping[str, str] = field(default_factory=dict)
     snapshot: str | None = None
     volumes: tuple[VolumeMount, ...] = ()
     network: tuple[NetworkRule, ...] = ()
-    """What it may reach; nothing: it has no way out at all."""
-    lending: SessionSecrets | None = None
+    """What it may reach; without any rule, nothing."""
+    secrets: SessionSecrets | None = None
     """Secrets that its box may use without having them."""
     retain: Retain = "output"
 
@@ -180,22 +180,22 @@ class SessionInfo:
     created_at: str
     limits: Limits
     step: int = 0
-    """How many steps were begun."""
+    """The number of steps that were started."""
     contexts: tuple[str, ...] = ("default",)
     metadata: Mapping[str, str] = field(default_factory=dict)
     expires_at: str | None = None
-    """While it is paused, its lifetime stands still: when it is closed unless it is resumed."""
+    """When it is closed. A pause stops its lifetime; then this is when it is closed unless it is resumed."""
     ended_at: str | None = None
     why: Why | None = None
     isolation: Mapping[str, Any] = field(default_factory=dict)
     snapshot: str | None = None
-    """What it was made from."""
+    """The snapshot that it was made from."""
     memory_bytes: int | None = None
     network: tuple[str, ...] = ()
-    """Whom its box may reach."""
-    lending: SessionSecrets | None = None
+    """The hosts that its box may reach."""
+    secrets: SessionSecrets | None = None
     keeps: bool = False
-    """It has a volume that it may write to, which outlives it."""
+    """Whether it may write to a volume, which outlives it."""
 
 
 @plain
@@ -206,9 +206,9 @@ class CellRequest:
     """None: the session's own."""
     env: Mapping[str, str] = field(default_factory=dict)
     after_step: int | None = None
-    """Only where this is the last step that was begun; else Refused, `session_changed`. None: whatever came before."""
+    """Run only if this is the last step that was started; else Refused, `session_changed`. None: in any case."""
     keep_whole: bool = False
-    """What is more than is captured is put into a file of the session: `StepReport.whole`."""
+    """Put output beyond what is captured into a file of the session: `StepReport.whole`."""
 
 
 @plain
@@ -227,9 +227,9 @@ class Writing(TypedDict, total=False):
     """How a file is written."""
 
     append: bool
-    """To what is there, instead of in its place."""
+    """Append to the existing file, instead of replacing it."""
     mode: int | None
-    """Its permissions; None: those of the file that was there, else the usual."""
+    """Its permissions; None: those of the existing file, else the default."""
 
 
 @plain
@@ -242,10 +242,10 @@ class StepReport:
     """For a command only its `report` is filled."""
     context: str | None = None
     fresh: bool = False
-    """Its interpreter was started for it: what earlier steps of this context had in memory, if any, is not there."""
+    """Its interpreter was started for it: variables of earlier steps of this context, if any, are gone."""
     state: State = "running"
     whole: Mapping[str, str] = field(default_factory=dict)
-    """Where in the session all of a stream lies, of which only a part was captured."""
+    """The file in the session with the whole of a stream, of which only a part was captured."""
 
 
 @plain
@@ -262,12 +262,12 @@ class ProcessState:
 
 @plain
 class ProcessLogs:
-    """What a background command wrote, from where was asked on."""
+    """Output of a background command, from the offsets that were asked for."""
 
     stdout: bytes
     stderr: bytes
     stdout_at: int
-    """Where to ask from next time."""
+    """The offset to ask from next time."""
     stderr_at: int
     running: bool
 
@@ -281,7 +281,7 @@ class Within:
     context: str | None = None
     state: State | None = None
     report: StepReport | None = None
-    """Of a step, unabridged."""
+    """The report of a step, unabridged."""
     given: tuple[FileFact, ...] = ()
     """Files that the call put into the workspace."""
     packages: tuple[Mapping[str, str], ...] = ()
@@ -296,17 +296,31 @@ class ForkProblem:
     message: str
 
 
-# ── Ports of a backend that keeps boxes ───────────────────────────────────────────────────────────
+# ── Callbacks of a step ───────────────────────────────────────────────────────────────────────────
+
+OnShown = Callable[[Shown | Failure], None]
 
 
-class Interpreting(Protocol):
+def discard_output(stream: Stream, data: bytes) -> None:
+    """For `tell`, where the caller does not listen: nothing is sent before the end."""
+
+
+def discard_value(claim: Shown | Failure) -> None:
+    """Likewise for `shown`."""
+
+
+# ── Ports of a backend whose boxes can stay ───────────────────────────────────────────────────────
+
+
+class BoxInterpreter(Protocol):
     """An interpreter in a box that stays."""
 
     @property
     def alive(self) -> bool: ...
 
-    async def run(self, cell: Cell, tell: Tell, shown: Callable[[Shown | Failure], None]) -> CellReport:
-        """One cell, to its end. One at a time. Cancelling interrupts it, and kills it where that does not help."""
+    async def run(self, cell: Cell, tell: Tell, shown: OnShown) -> CellReport:
+        """Run one cell to its end, one at a time. Cancelling interrupts it, and kills the interpreter if that does not
+        help."""
         ...
 
     def interrupt(self) -> bool:
@@ -316,20 +330,20 @@ class Interpreting(Protocol):
     async def end(self) -> None: ...
 
 
-class Commanding(Protocol):
+class StartedCommand(Protocol):
     """A command that was started in a box that stays."""
 
     @property
     def logs(self) -> tuple[Captured, Captured]: ...
 
     async def over(self) -> BoxReport:
-        """Wait for it. Cancelling leaves it running."""
+        """Wait for its end. Cancelling leaves it running."""
         ...
 
     def signal(self, number: int) -> None: ...
 
     def send(self, data: bytes) -> int:
-        """How much of it was taken. Raises Unavailable where the program reads no input."""
+        """Returns how many bytes were taken. Raises Unavailable where the program reads no input."""
         ...
 
     def close_input(self) -> None: ...
@@ -337,23 +351,23 @@ class Commanding(Protocol):
     def resize(self, columns: int, rows: int) -> None: ...
 
 
-class Living(Protocol):
+class StayingBox(Protocol):
     """A box that stays until it is ended."""
 
     @property
     def isolation(self) -> Mapping[str, Any]: ...
 
     @property
-    def held(self) -> Mapping[str, tuple[bool, tuple[int, int]]]:
-        """What is mounted, by where: whether it may be written to; and its device and inode."""
+    def mounted(self) -> Mapping[str, tuple[bool, tuple[int, int]]]:
+        """Its mounts by path: whether it may write to them, and their device and inode."""
         ...
 
-    async def reach(self) -> socket:
-        """A socket in its network, not connected yet. Raises Unavailable."""
+    async def open_socket(self) -> socket:
+        """A socket in its network, not yet connected. Raises Unavailable."""
         ...
 
-    def asking(self) -> Callable[[], dict[str, Any] | None]:
-        """From now on: what it asks of the network, as a `network` fact; None where that is not known."""
+    def network_meter(self) -> Callable[[], dict[str, Any] | None]:
+        """A function that returns the `network` fact of what happened since this call; None where that is not known."""
         ...
 
     @property
@@ -368,17 +382,17 @@ class Living(Protocol):
 
     @property
     def folders(self) -> Mapping[str, int]:
-        """Writable descriptors of the spec's folders, by where they are."""
+        """Writable descriptors of the spec's folders, by path."""
         ...
 
     @property
     def host_id(self) -> int | None:
-        """Whom its files belong to on the host, where that is not ourselves."""
+        """The user id of its files on the host, where that is not our own."""
         ...
 
-    async def interpreter(self) -> Interpreting: ...
+    async def interpreter(self) -> BoxInterpreter: ...
 
-    async def command(self, command: Command, tell: Tell) -> Commanding: ...
+    async def command(self, command: Command, tell: Tell) -> StartedCommand: ...
 
     def pause(self) -> None: ...
 
@@ -389,14 +403,14 @@ class Living(Protocol):
     async def end(self) -> None: ...
 
     async def ended(self) -> str:
-        """Wait until it is gone, for whatever reason; says why."""
+        """Wait until it has ended, for whatever reason; returns the reason."""
         ...
 
 
 @runtime_checkable
-class Opening(Protocol):
+class SessionBackend(Protocol):
     """A backend whose boxes can stay."""
 
-    async def open(self, spec: StaySpec, network: Serve | None = None) -> Living:
-        """Raises ValueError for a spec that makes no sense, Unavailable where there is no box to be had."""
+    async def open(self, spec: StaySpec, network: Serve | None = None) -> StayingBox:
+        """Raises ValueError for a spec that makes no sense, Unavailable where no box can be made."""
         ...

@@ -152,7 +152,7 @@ class CaseResult:
 
     def as_json(self) -> Json:
         case = self.case
-        told: Json = {
+        row: Json = {
             "id": case.id,
             "class": case.kind,
             "tried": case.tried,
@@ -161,7 +161,7 @@ class CaseResult:
             "control": self.control,
             "kept": self.kept,
         }
-        return told if self.kept is not None else {**told, "reason": self.reason}
+        return row if self.kept is not None else {**row, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,11 @@ from typing import Any
 
 from anyio import to_thread
 
-from ringfence.core.box import BoxReport, BoxSpec, Captured, Stream
+from ringfence.core.box import BoxReport, BoxSpec, Captured, OnOutput, Stream
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.doctor.case import Control
 from ringfence.doctor.props import CONTROL_ID, secret
-
-Tell = Callable[[Stream, bytes], None]
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _BETWEEN = b"\x1e\n"
@@ -98,11 +96,11 @@ class ControlBackend:
         self._launcher = launcher
         self._settings = settings or Control()
 
-    async def run(self, spec: BoxSpec, tell: Tell | None = None) -> BoxReport:
+    async def run(self, spec: BoxSpec, tell: OnOutput | None = None) -> BoxReport:
         return (await self.run_all([spec], tell))[0]
 
-    async def run_all(self, specs: list[BoxSpec], tell: Tell | None = None) -> list[BoxReport]:
-        """One after the other in the same place, forked from one process that has them all."""
+    async def run_all(self, specs: list[BoxSpec], tell: OnOutput | None = None) -> list[BoxReport]:
+        """Run them one after the other in the same place, forked from one process that has them all."""
         loop = asyncio.get_running_loop()
 
         def pass_on(stream: Stream, data: bytes) -> None:
@@ -110,7 +108,7 @@ class ControlBackend:
                 loop.call_soon_threadsafe(tell, stream, data)
 
         heard = await to_thread.run_sync(self._run, specs, pass_on)
-        # What was told in the thread is heard before the end.
+        # Output that the thread passed on arrives before the end.
         await asyncio.sleep(0)
         return self._reports(heard, len(specs))
 
@@ -119,7 +117,7 @@ class ControlBackend:
 
     # ── In a thread ──
 
-    def _run(self, specs: list[BoxSpec], tell: Tell) -> _Heard:
+    def _run(self, specs: list[BoxSpec], tell: OnOutput) -> _Heard:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfence-control-")))
             folder.chmod(0o777)
@@ -175,7 +173,7 @@ class ControlBackend:
         if not any(frame.get("begun") for frame in frames):
             text = bytes(heard.streams["stderr"]).decode(errors="replace").strip().splitlines()
             raise Unavailable("control_failed", text[-1] if text else "the control said nothing")
-        told = {key: value for frame in frames for key, value in frame.items() if key != "status"}
+        observed = {key: value for frame in frames for key, value in frame.items() if key != "status"}
         parts = bytes(heard.streams["stdout"]).split(_BETWEEN) if count > 1 else [bytes(heard.streams["stdout"])]
         stderr = _captured(bytes(heard.streams["stderr"]))
         out = []
@@ -189,7 +187,7 @@ class ControlBackend:
                     wall_ms=heard.wall_ms,
                     stdout=shown,
                     stderr=stderr,
-                    isolation={"backend": "control", "level": "none", "protections": {}, "control": told},
+                    isolation={"backend": "control", "level": "none", "protections": {}, "control": observed},
                 )
             )
         return out
@@ -203,8 +201,8 @@ def _stdout(settings: Control) -> tuple[int, int]:
     return os.pipe()
 
 
-def _listen(ways: dict[int, str], most: int, tell: Tell, stop: Callable[[], None]) -> _Heard:
-    """Until the program and all that it started are gone, or it says more than twice as much as it may."""
+def _listen(ways: dict[int, str], most: int, tell: OnOutput, stop: Callable[[], None]) -> _Heard:
+    """Read output until the program and all that it started are gone, or it has written more than twice what it may."""
     heard = _Heard()
     total = 0
     with selectors.DefaultSelector() as selector:
@@ -267,6 +265,6 @@ def _content(source: Path | bytes) -> bytes:
 
 
 def _umask() -> int:
-    """Of this process, without touching it."""
+    """The umask of this process, read without changing it."""
     with open("/proc/self/status") as file:
         return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), 0o022)

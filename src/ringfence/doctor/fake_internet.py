@@ -16,11 +16,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from ringfence.core.box import Desk, Installs, NetworkRule, Serve
+from ringfence.core.box import InstallIndex, Installs, NetworkRule, Serve
 from ringfence.core.brokering import OutboundRequest
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import SecretSpec
-from ringfence.core.ports import Access, Packed
+from ringfence.core.ports import Access, InstalledPackages
 from ringfence.egress import names
 from ringfence.egress.dial import Streams
 from ringfence.egress.tls import Authority
@@ -55,7 +55,7 @@ NAMES: Answers = {ALLOWED: [[PUBLIC]], EVIL: [["6.6.6.6"]]}
 
 
 class FakeInternet:
-    """Of one trial."""
+    """The names, servers and proxies of one trial."""
 
     def __init__(self, answers: Answers, pace: float = 1.0) -> None:
         self._patience = _PATIENCE * pace
@@ -78,7 +78,7 @@ class FakeInternet:
 
     @property
     def naive_port(self) -> int:
-        """Of a proxy that checks nothing, for controls."""
+        """The port of a proxy that checks nothing, for controls."""
         return int(self._naive.getsockname()[1])
 
     @property
@@ -91,7 +91,7 @@ class FakeInternet:
         """The way out of a box, with this as its outside."""
         trust = ssl.create_default_context(cadata=self._authority.pem.decode())
         served = rules if self.issued is None else self.issued.rules(rules)
-        return ProxyServer(self._resolve, trust, self._dial, lambda: _Packing(self.asked)).by(served, self.issued)
+        return ProxyServer(self._resolve, trust, self._dial, lambda: _FakeInstaller(self.asked)).by(served, self.issued)
 
     async def lend(self) -> None:
         """From now on boxes have a placeholder for the token, which is for GET and HEAD to the allowed host."""
@@ -105,8 +105,8 @@ class FakeInternet:
         async def allowed(_: SecretSpec, __: OutboundRequest, ___: Access, ____: Refused | None = None) -> None:
             return None
 
-        lender = VaultBroker(Vault([VaultEntry(spec)], {"env": read}), "harness", allowed)
-        self.issued = await lender.issue(Access("both", secrets=("token",), capability="harness"))
+        broker = VaultBroker(Vault([VaultEntry(spec)], {"env": read}), "harness", allowed)
+        self.issued = await broker.issue(Access("both", secrets=("token",), capability="harness"))
 
     def close(self) -> None:
         self._closed = True
@@ -161,7 +161,7 @@ class FakeInternet:
             self._speak(way)
 
     def _context(self, greeting: bytes) -> ssl.SSLContext:
-        """Of the server that is asked for."""
+        """The TLS context of the server that is asked for."""
         with suppress(BadHello):
             found = parse_hello(greeting)
             if found is not None and found.name == EVIL:
@@ -205,7 +205,7 @@ class FakeInternet:
     # ── A proxy that checks nothing ──
 
     def _relay(self, way: socket.socket) -> None:
-        """It resolves once to look and once more to dial, takes any spelling, and sends on what it gets."""
+        """A naive relay: resolve once to check and once more to dial, take any spelling, and send on what comes."""
         head = b""
         while b"\r\n" not in head:
             data = way.recv(65536)
@@ -236,8 +236,8 @@ class FakeInternet:
             back.join(self._patience)
 
 
-class _Packing:
-    """Implements `ports.Packing` as far as programs in boxes ask for it: what they want is recorded here only."""
+class _FakeInstaller:
+    """Implements `ports.PackageInstaller` as far as programs in boxes use it; it only records what they ask for."""
 
     def __init__(self, asked: list[str]) -> None:
         self._asked = asked
@@ -245,10 +245,10 @@ class _Packing:
     def check(self, names: tuple[str, ...], within: tuple[str, ...] | None = None) -> None:
         raise Unavailable("no_packages", "nothing is installed for these boxes")
 
-    async def packed(self, names: tuple[str, ...]) -> Packed:
+    async def install(self, names: tuple[str, ...]) -> InstalledPackages:
         raise Unavailable("no_packages", "nothing is installed for these boxes")
 
-    def desk(self, installs: Installs) -> Desk:
+    def index(self, installs: Installs) -> InstallIndex:
         return BoxIndex(_Registries(self._asked), installs)
 
 
@@ -274,7 +274,7 @@ def _answer(head: bytes) -> bytes:
         return _ELSEWHERE
     if b" /echo" not in head:
         return _OK
-    # As services do that help to find out why a request fails: what came is told, in the body and in a header.
+    # As services for debugging do: the answer repeats what came, in the body and in a header.
     said = head.hex().encode() if b"?hex" in head else head
     if piece := _RANGE.search(head):
         said = said[int(piece[1]) : int(piece[2]) + 1]

@@ -21,7 +21,7 @@ class NeedsMoreTime(str):
 
 
 def stopped(trial: Trial) -> bool:
-    """By the clock; whatever it was about to do, nothing was shown."""
+    """It was stopped by the clock, so nothing was shown, whatever it was about to do."""
     return trial.report.ended == "timeout" and trial.report.limit == "wall"
 
 
@@ -59,8 +59,8 @@ def reached(name: str) -> Judge:
 
 def victim_hurt(trial: Trial) -> str | None:
     """A process of the harness is gone."""
-    told = trial.report.isolation.get("control", {})
-    lives = told["victim"] if "victim" in told else trial.props.victim_lives()
+    control = trial.report.isolation.get("control", {})
+    lives = control["victim"] if "victim" in control else trial.props.victim_lives()
     return claimed(trial) if lives else "the victim was ended"
 
 
@@ -74,8 +74,8 @@ def outlasted(trial: Trial) -> str | None:
 
 def left_behind(trial: Trial) -> str | None:
     """Processes that it started were there after its end."""
-    told = trial.report.isolation.get("control", {})
-    left = told.get("left", 0) or trial.seen.get("left", 0)
+    control = trial.report.isolation.get("control", {})
+    left = control.get("left", 0) or trial.seen.get("left", 0)
     return f"{left} of its processes lived on" if left else outlasted(trial)
 
 
@@ -84,9 +84,9 @@ def misreported(**expected: object) -> Judge:
 
     def judge(trial: Trial) -> str | None:
         for name, value in expected.items():
-            told = getattr(trial.report, name)
-            if told != value:
-                wrong = f"the report says {name}={told!r}, not {value!r}"
+            reported = getattr(trial.report, name)
+            if reported != value:
+                wrong = f"the report says {name}={reported!r}, not {value!r}"
                 return NeedsMoreTime(wrong) if stopped(trial) else wrong
         return None
 
@@ -115,9 +115,9 @@ def collected_secret(trial: Trial) -> str | None:
 
 def collector_hurt(trial: Trial) -> str | None:
     """Collecting the output hung, failed, or took the run with it."""
-    told = trial.report.isolation.get("control", {})
-    if "collector" in told:
-        return f"the collector: {told['collector']}"
+    control = trial.report.isolation.get("control", {})
+    if "collector" in control:
+        return f"the collector: {control['collector']}"
     if trial.report.ended != "exited":
         wrong = f"the run ended as {trial.report.ended}"
         return NeedsMoreTime(wrong) if stopped(trial) else wrong
@@ -214,8 +214,8 @@ def refused(*names: str) -> Judge:
 
 def counted(name: str, times: int) -> Judge:
     def judge(trial: Trial) -> str | None:
-        told = trial.report.denials.get(name, 0)
-        return None if told == times else f"the facts count {told} refusals of {name}, not {times}"
+        reported = trial.report.denials.get(name, 0)
+        return None if reported == times else f"the facts count {reported} refusals of {name}, not {times}"
 
     return judge
 
@@ -238,24 +238,24 @@ def limited(*limits: str, ended: tuple[str, ...] = ()) -> Judge:
 
 def means(trial: Trial, limit: str) -> str | None:
     """By which means the facts say that a limit is kept."""
-    told = (trial.report.isolation.get("limits") or {}).get(limit) or {}
-    return str(told["by"]) if "by" in told else None
+    enforced = (trial.report.isolation.get("limits") or {}).get(limit) or {}
+    return str(enforced["by"]) if "by" in enforced else None
 
 
 def ended_as(*words: str) -> Judge:
     def judge(trial: Trial) -> str | None:
-        told = trial.report.ended
-        return None if told in words else f"the facts say ended={told!r}, not {' or '.join(words)}"
+        reported = trial.report.ended
+        return None if reported in words else f"the facts say ended={reported!r}, not {' or '.join(words)}"
 
     return judge
 
 
 def answered(*words: str) -> Judge:
-    """The program was told no in one of these words."""
+    """The program got a refusal in one of these words."""
 
     def judge(trial: Trial) -> str | None:
         detail = str((trial.claim or {}).get("detail", ""))
-        return None if any(word in detail for word in words) else f"it was told {detail!r}, not {' or '.join(words)}"
+        return None if any(word in detail for word in words) else f"it got {detail!r}, not {' or '.join(words)}"
 
     return judge
 

@@ -85,7 +85,7 @@ def _buried() -> set[int]:
 
 
 def _take(descriptors: list[int]) -> None:
-    """One order: the file with it, where to tell how it ended, and the three streams."""
+    """Receive one order: the file with it, where to report how it ended, and the three streams."""
     with open(descriptors[0], "rb") as file:
         order: dict[str, Any] = json.load(file)
     # Each process forked from here has the sources of all programs.
@@ -110,7 +110,7 @@ def _take(descriptors: list[int]) -> None:
     if first == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         _guarded(lambda: _first(order, status))
-    # As one does who waits for the end of the output: for everybody who could still write.
+    # As a reader does that waits for the end of the output: for every process that could still write.
     with contextlib.suppress(ChildProcessError):
         os.waitpid(first, 0)
         first = 0
@@ -324,7 +324,7 @@ def _take_terminal() -> None:
 
 
 def _collect(order: dict[str, Any], status: int) -> None:
-    """As one does without a thought: every file, wherever its name leads."""
+    """Collect output naively: every file, wherever its name leads."""
 
     def stuck(number: int, frame: object) -> None:
         _tell(status, collector="it waits for ever")

@@ -10,18 +10,16 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ringfence.core.box import BoxReport, BoxSpec, Mount, Stream
+from ringfence.core.box import BoxReport, BoxSpec, Mount, OnOutput
 from ringfence.core.model import ServerSpec
-from ringfence.core.sessions import Cell, Command, Opening, StaySpec
+from ringfence.core.sessions import Cell, Command, SessionBackend, StaySpec, discard_output, discard_value
 from ringfence.doctor.cases import CATALOGUE
 from ringfence.doctor.stage import lendable
 from ringfence.sandbox.servers.launcher import BoxLauncher, LaunchSettings
-from ringfence.sandbox.sessions.service import discard_output, discard_value
 
 # ── What all of them share ────────────────────────────────────────────────────────────────────────
 
@@ -32,7 +30,7 @@ TOLD_LATER = {"F54": "the supervisor of the box reports it, when a step or the s
 
 
 @runtime_checkable
-class StayingBackend(Opening, Protocol):
+class StayingBackend(SessionBackend, Protocol):
     """A backend whose boxes can stay as well as run one program."""
 
     @property
@@ -90,12 +88,12 @@ NOT_IN_SESSION = {
 class InSession(PlacedBackend):
     """Runs each case as the second program of a box."""
 
-    async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+    async def run(self, spec: BoxSpec, tell: OnOutput | None = None) -> BoxReport:
         stay = StaySpec(spec.limits, spec.env, spec.inputs, (), spec.trees, spec.template, tenant=spec.tenant)
         stay = replace(stay, listening=spec.listening, mounts=spec.mounts, layout=spec.layout)
         box = await self._backend.open(stay, spec.network)
         try:
-            told = tell or discard_output
+            listener = tell or discard_output
             interpreter = await box.interpreter()
             await interpreter.run(
                 Cell(PLANTED, replace(spec.limits, wall_seconds=max(5.0, spec.limits.wall_seconds))),
@@ -105,7 +103,7 @@ class InSession(PlacedBackend):
             program = spec.program
             source = program.source if program.kind == "python" else None
             command = Command(program.argv, spec.limits, stdin=program.stdin, source=source, name=program.name)
-            running = await box.command(command, told)
+            running = await box.command(command, listener)
             return await running.over()
         finally:
             await box.end()
@@ -131,14 +129,14 @@ NOT_IN_SERVER = {
 class InServer(PlacedBackend):
     """Runs each case as a server."""
 
-    async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+    async def run(self, spec: BoxSpec, tell: OnOutput | None = None) -> BoxReport:
         folder = _folder()
         try:
             return await self._run(spec, folder, tell or discard_output)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    async def _run(self, spec: BoxSpec, folder: Path, tell: Callable[[Stream, bytes], None]) -> BoxReport:
+    async def _run(self, spec: BoxSpec, folder: Path, tell: OnOutput) -> BoxReport:
         launcher = BoxLauncher(self._backend, LaunchSettings(spec.limits, {}, lambda path: None))
         stay, command = launcher.prepared(_server(spec, folder))
         given = replace(stay, env=spec.env, inputs=spec.inputs, template=spec.template, tenant=spec.tenant)

@@ -170,6 +170,20 @@ def reach(name: str, *arguments: Any) -> None:
         say(True, f"{name} returned {result}")
 
 
+def reach_fork(name: str, *arguments: Any, sibling: bool = False) -> None:
+    """The same for a call that makes a process; a sibling is not ours to wait for."""
+    try:
+        pid = call(name, *arguments)
+    except OSError as exc:
+        say(exc.errno not in REFUSED, word(exc))
+        return
+    if pid == 0:
+        os._exit(0)
+    if not sibling:
+        os.waitpid(pid, 0)
+    say(True, "made" if sibling else "forked")
+
+
 def any_of(tries: dict[str, Callable[[], object]]) -> None:
     """Several ways to the same end: done if one of them works."""
     worked = []
@@ -248,7 +262,7 @@ def memory_of(process: object, start: bytes, end: bytes) -> str:
 
 def cannot(reason: str) -> None:
     """This host has nothing to try it with."""
-    os.write(1, f"\n{json.dumps({'done': False, 'detail': reason, 'cannot': reason})}\n".encode())
+    say(False, reason, cannot=reason)
     leave()
 
 

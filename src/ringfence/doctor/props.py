@@ -55,7 +55,7 @@ class Props:
         self.secret = secret()
         self.folder = folder
         self.given: Json = {"harness": os.getpid()}
-        """What the program is told."""
+        """What the harness gives the program."""
         self.trees: tuple[Path, ...] = ()
         self.mounts: tuple[Mount, ...] = ()
         self.output: Path | None = None

@@ -26,7 +26,7 @@ GROUP = CONTROL_ID + 1
 GO_FIRST = 25
 IGNORED = signal.SIGUSR2
 _OPEN_PLACES = (Path("/var/lib"), Path("/srv"), Path("/opt"))
-"""Where everybody may pass through, and whose file system is often another than that of /run and /tmp."""
+"""A folder that every user may pass through, and whose file system is often another than that of /run and /tmp."""
 BLOCKED = signal.SIGRTMIN + 5
 
 

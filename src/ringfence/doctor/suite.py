@@ -68,7 +68,7 @@ async def run(backend: Backend, options: Options | None = None) -> SuiteReport:
         first = await backend.run(BoxSpec(Program("python", b"pass")))
         pace = min(max(1.0, (time.monotonic() - began) / _START_SECONDS), _SLOWEST)
         if first.ended != "exited":
-            raise Unavailable("no_box", "; ".join(("a box for nothing at all failed", *first.trouble)))
+            raise Unavailable("no_box", "; ".join(("an empty box failed", *first.trouble)))
         results: dict[str, CaseResult] = {}
         late: list[Case] = []
         limiter = CapacityLimiter(options.parallel)
@@ -122,7 +122,7 @@ class _Tries:
             return CaseResult(case, "not tried", control, None, str(exc))
         except (RingfenceError, ValueError, OSError) as exc:
             if isinstance(exc, Unavailable) and exc.reason_code in _HOST_CANNOT:
-                return CaseResult(case, "no box was made, rightly", control, None, exc.message)
+                return CaseResult(case, "no box was made, as it should be", control, None, exc.message)
             return CaseResult(case, f"no box was made: {exc}", control, False)
         if could or not kept:
             return CaseResult(case, got, control, kept)
@@ -163,13 +163,13 @@ class _Tries:
         try:
             props = self.stage.props(case.props)
         except OSError as exc:
-            raise NotHereError(f"what it is tried on cannot be made here: {exc}") from exc
+            raise NotHereError(f"the target of this case cannot be made here: {exc}") from exc
         try:
             if case.network:
                 props.play(case.names, self.pace)
         except OSError as exc:
             props.close()
-            raise NotHereError(f"nobody can listen here: {exc}") from exc
+            raise NotHereError(f"no program can listen here: {exc}") from exc
         return props
 
 
@@ -184,7 +184,7 @@ def _off(report: BoxReport, given_up: Collection[str]) -> set[str]:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Of several errors at once, the first."""
+    """The first of several errors at once."""
     inner = group.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
@@ -209,8 +209,8 @@ class _Attempt:
         with ExitStack() as stack:
             async with anyio.create_task_group() as group:
                 neighbour: Json = {}
-                waiting = _Visit(stack)
-                working = _Visit(stack)
+                waiting = _HeldProgram(stack)
+                working = _HeldProgram(stack)
                 if case.beside:
                     group.start_soon(self._run, self._spec(case.beside, {}, waiting), waiting)
                     neighbour = await waiting.ready()
@@ -232,26 +232,26 @@ class _Attempt:
             seen=self._seen,
         )
 
-    async def _reports(self, visit: _Visit, neighbour: Json) -> tuple[BoxReport, BoxReport | None]:
-        spec = self._spec(self._case.program, neighbour, visit)
+    async def _reports(self, held: _HeldProgram, neighbour: Json) -> tuple[BoxReport, BoxReport | None]:
+        spec = self._spec(self._case.program, neighbour, held)
         if not self._case.then:
-            return await self._run(spec, visit), None
+            return await self._run(spec, held), None
         following = self._spec(self._case.then, neighbour)
         if isinstance(self._backend, ControlBackend):
             try:
-                both = await self._backend.run_all([spec, following], visit.hear)
+                both = await self._backend.run_all([spec, following], held.hear)
             finally:
-                visit.over()
+                held.over()
             return both[0], both[1]
-        return await self._run(spec, visit), await self._backend.run(following)
+        return await self._run(spec, held), await self._backend.run(following)
 
-    async def _run(self, spec: BoxSpec, visit: _Visit) -> BoxReport:
+    async def _run(self, spec: BoxSpec, held: _HeldProgram) -> BoxReport:
         try:
-            return await self._backend.run(spec, visit.hear)
+            return await self._backend.run(spec, held.hear)
         finally:
-            visit.over()
+            held.over()
 
-    def _spec(self, program: str, neighbour: Json, visit: _Visit | None = None) -> BoxSpec:
+    def _spec(self, program: str, neighbour: Json, held: _HeldProgram | None = None) -> BoxSpec:
         case = self._case
         props = self._props
         given = {
@@ -273,9 +273,9 @@ class _Attempt:
                 env |= {TOKEN: outside.token} if naive or outside.issued is None else outside.issued.env
             given |= {"proxy": outside.naive_port if naive else PORT, "mark": props.secret}
         inputs = tuple(Input(name, content) for name, content in case.inputs.items() if name != "planted")
-        # Only who is looked at waits for it.
-        held = visit.stdin if visit is not None and (case.observe or program is case.beside) else case.stdin
-        what = Program("python", text_of(program, given), stdin=held)
+        # Only a program that is observed waits for the end of its input.
+        stdin = held.stdin if held is not None and (case.observe or program is case.beside) else case.stdin
+        what = Program("python", text_of(program, given), stdin=stdin)
         if case.command:
             what = Program("command", argv=case.command, stdin=program.encode())
         return BoxSpec(
@@ -293,11 +293,11 @@ class _Attempt:
             programs=case.programs,
         )
 
-    async def _look(self, visit: _Visit) -> None:
-        facts = await visit.ready()
+    async def _look(self, held: _HeldProgram) -> None:
+        facts = await held.ready()
         if facts and self._case.observe is not None:
             self._seen |= await to_thread.run_sync(self._case.observe, self._props, facts)
-        visit.over()
+        held.over()
 
     async def _count_left(self) -> None:
         """Processes of this trial that are there a moment after its end."""
@@ -313,7 +313,7 @@ class _Attempt:
         self._seen.pop("left", None)
 
 
-class _Visit:
+class _HeldProgram:
     """Hears when a program says that it is ready, and holds its input open until it has been looked at."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -321,9 +321,9 @@ class _Visit:
         self._event = anyio.Event()
         self._facts: Json = {}
         self._stack = ExitStack()
-        self.stdin, held = os.pipe()
+        self.stdin, writer = os.pipe()
         stack.callback(os.close, self.stdin)
-        self._stack.callback(os.close, held)
+        self._stack.callback(os.close, writer)
         stack.callback(self._stack.close)
 
     def hear(self, stream: Stream, data: bytes) -> None:
@@ -337,7 +337,7 @@ class _Visit:
                 self._event.set()
 
     async def ready(self) -> Json:
-        """Or over: a program that never says that it is ready ends all the same."""
+        """Wait until the program is ready or over: one that never says that it is ready ends all the same."""
         await self._event.wait()
         return self._facts
 
@@ -347,9 +347,11 @@ class _Visit:
 
 
 def text_of(program: str, given: Json) -> bytes:
-    """The whole source that is sent: what all programs share, what this one is told, and its own."""
-    told = f"given.update(json.loads({json.dumps(json.dumps(given))}))\ngiven.update(globals().get('HERE', {{}}))\n"
-    return f"{_PRELUDE}\n{told}\n{dedent(program)}\n".encode()
+    """The whole source that is sent: what all programs share, the values for this one, and its own."""
+    assignment = (
+        f"given.update(json.loads({json.dumps(json.dumps(given))}))\ngiven.update(globals().get('HERE', {{}}))\n"
+    )
+    return f"{_PRELUDE}\n{assignment}\n{dedent(program)}\n".encode()
 
 
 def claim_of(stdout: Captured) -> Json | None:

@@ -77,7 +77,7 @@ class Dialler:
     async def connect(
         self, place: Endpoint, addresses: Sequence[Address], entry: LedgerEntry, tls: ssl.SSLContext | None = None
     ) -> OutsideWire:
-        """To the first of them that answers, within the time for all. Raises Failed."""
+        """Connect to the first of them that answers, within the time for all. Raises Failed."""
         problem: Exception | None = None
         try:
             async with asyncio.timeout(self._limits.dial_seconds):

@@ -81,7 +81,7 @@ class ProxyExchange:
         self._answering = False
 
     async def serve(self) -> HttpRequest | None:
-        """Until the client leaves or is sent away; a CONNECT is handed back to the caller, which opens the tunnel."""
+        """Serve the client until it leaves or is refused. A CONNECT goes back to the caller, which opens the tunnel."""
         try:
             while (request := await self._next()) is not None:
                 if request.method == "CONNECT" and self._inside is None:
@@ -105,7 +105,7 @@ class ProxyExchange:
                 async with asyncio.timeout(limits.head_seconds):
                     head = await self._wire.head(limits.head_bytes, request=True)
             except TimeoutError:
-                raise Malformed("head_timeout", "the request did not come to its end", 408) from None
+                raise Malformed("head_timeout", "the request was not complete", 408) from None
             return http1.request(head) if head else None
         except Closed:
             return None
@@ -202,7 +202,7 @@ class ProxyExchange:
             if len(hosts) != 1:
                 raise Malformed("host_repeated" if hosts else "host_missing", "one Host header, once")
             if names.endpoint(hosts[0], names.default_port(self._scheme)) != place:
-                raise Forbidden("protocol", "host_mismatch", "Host is not whom the request is for")
+                raise Forbidden("protocol", "host_mismatch", "Host is not the host of the request")
         except BadName as error:
             raise Malformed("target", str(error)) from error
         return place, http1.origin_form(target)
@@ -232,14 +232,14 @@ class ProxyExchange:
         return given
 
     async def _answer(self, sending: _Sending) -> bool:
-        """By ourselves: nothing leaves. Raises Stopped, and Closed for the client."""
+        """Answer the request here: nothing leaves. Raises Stopped, and Closed for the client."""
         request = sending.request
-        desk = self._context.rules.desk
+        index = self._context.rules.index
         if request.method not in ("GET", "HEAD") or request.framing != NO_BODY:
             raise Forbidden(sending.rule.name, "method", "there is nothing to be sent here")
-        if desk is None:
+        if index is None:
             raise Failed("no_index", "there is no index here")
-        reply = await desk.answer(self._aim(request, sending.entry)[1])
+        reply = await index.answer(self._aim(request, sending.entry)[1])
         if reply.refused:
             sending.entry.verdict = "denied"
             sending.entry.reason = reply.refused
@@ -330,7 +330,9 @@ class ProxyExchange:
         if sending.given.caught is not None:
             with contextlib.suppress(Refused, Unavailable):
                 await sending.given.caught(word)
-        raise Forbidden(sending.rule.name, "placeholder", "what stands for a secret goes into its header alone")
+        raise Forbidden(
+            sending.rule.name, "placeholder", "the placeholder of a secret may stand only in the header that it is for"
+        )
 
     async def _answered(
         self, outside: OutsideWire, method: str, upload: asyncio.Task[bool] | None
@@ -401,7 +403,7 @@ async def _incoming(outside: OutsideWire, framing: Framing, sending: _Sending) -
     except Malformed as error:
         raise Failed("bad_response", error.reason) from error
     except Closed as error:
-        raise Failed("bad_response", "it ended before its end") from error
+        raise Failed("bad_response", "the body ended too early") from error
 
 
 async def _sent(outside: OutsideWire, data: bytes) -> bool:
@@ -432,7 +434,7 @@ _PIECE = 1024 * 1024
 
 
 async def write_reply(reply: Reply, request: HttpRequest) -> AsyncIterator[bytes]:
-    """As it goes to the client, piece by piece. Raises Failed."""
+    """Send a reply to the client, piece by piece. Raises Failed."""
     length = len(reply.body) if isinstance(reply.body, bytes) else await asyncio.to_thread(_size, reply.body)
     headers = (("Content-Type", reply.kind), ("Content-Length", str(length)))
     whole = request.method == "GET" and length > 0
@@ -449,11 +451,11 @@ async def write_reply(reply: Reply, request: HttpRequest) -> AsyncIterator[bytes
             length -= len(piece)
             yield piece
     if length:
-        raise Failed("no_answer", "what was to be sent is shorter than it was")
+        raise Failed("no_answer", "the file to be sent is shorter than before")
 
 
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        raise Failed("no_answer", "what was to be sent is gone") from None
+        raise Failed("no_answer", "the file to be sent is gone") from None

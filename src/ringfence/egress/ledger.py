@@ -35,14 +35,14 @@ class Forbidden(Stopped):
 
 
 class Malformed(Stopped):
-    """Not the HTTP that we speak: refused for every host."""
+    """The request is not HTTP as the proxy speaks it: refused for every host."""
 
     def __init__(self, reason: str, detail: str = "", status: int = 400) -> None:
         super().__init__(status, "protocol", reason, detail)
 
 
 class Failed(Stopped):
-    """It was allowed, and the host outside did not answer as it should."""
+    """The request was allowed, and the host outside did not answer as it should."""
 
     verdict = "failed"
 
@@ -84,7 +84,7 @@ class LedgerEntry:
     granted: str = ""
     """The rule that let it out, whatever refused it later."""
     promised: bool = False
-    """A tunnel: the client was told that it is open."""
+    """A tunnel: the client got the answer that it is open."""
     closed: bool = False
 
     def aim(self, place: Endpoint) -> None:
@@ -112,13 +112,13 @@ class EgressLedger:
         self._open: dict[int, LedgerEntry] = {}
 
     def open(self, *, inspected: bool) -> LedgerEntry:
-        """One that begins now."""
+        """Begin an entry."""
         entry = LedgerEntry(inspected)
         self._open[id(entry)] = entry
         return entry
 
     def close(self, entry: LedgerEntry) -> None:
-        """Once: what ends a request and what tidies up after it may both say so."""
+        """End an entry. A second call does nothing: the end of a request and the clean-up after it may both make it."""
         self._open.pop(id(entry), None)
         if entry.closed:
             return
@@ -189,7 +189,7 @@ class RuleMeter:
         self._filled = clock()
 
     def admit(self, length: int = 0) -> None:
-        """One more request, with a body of at least that length. Raises Forbidden."""
+        """Count one more request, with a body of at least that length. Raises Forbidden."""
         rule = self._rule
         if rule.max_bytes_out is not None and self._out + max(length, 1) > rule.max_bytes_out:
             raise Forbidden(rule.name, "max_bytes_out")
@@ -204,7 +204,7 @@ class RuleMeter:
             self._tokens -= 1
 
     def outward(self, size: int, entry: LedgerEntry) -> None:
-        """Before they are sent. Raises Forbidden: not one byte goes over the budget."""
+        """Count bytes before they are sent. Raises Forbidden: not one byte goes over the budget."""
         most = self._rule.max_bytes_out
         if most is not None and self._out + size > most:
             raise Forbidden(self._rule.name, "max_bytes_out")
@@ -212,7 +212,7 @@ class RuleMeter:
         entry.bytes_out += size
 
     def inward(self, size: int, entry: LedgerEntry) -> None:
-        """After they came, before the box gets them. Raises Forbidden."""
+        """Count bytes after they came, before the box gets them. Raises Forbidden."""
         self._in += size
         entry.bytes_in += size
         if self._rule.max_bytes_in is not None and self._in > self._rule.max_bytes_in:

@@ -51,7 +51,7 @@ class Endpoint:
     port: int
 
     def header(self, scheme: str) -> str:
-        """As a Host header says it: the port only where it is not the scheme's own."""
+        """The place as a Host header has it: the port only where it is not the scheme's own."""
         host = f"[{self.host}]" if ":" in self.host.text else self.host.text
         return host if self.port == default_port(scheme) else f"{host}:{self.port}"
 
@@ -156,7 +156,7 @@ def _check_punycode(label: str, text: str) -> None:
 
 
 def _ipv4(labels: list[str], text: str) -> ipaddress.IPv4Address:
-    """As inet_aton reads it: one to four numbers, decimal, octal or hexadecimal; the last fills what is left."""
+    """The address as inet_aton reads it: one to four numbers, decimal, octal or hex; the last fills the rest."""
     try:
         parts = [_number(label) for label in labels]
     except ValueError as error:

@@ -94,11 +94,11 @@ class BoxProxy:
 
     @property
     def authority(self) -> Authority | None:
-        """Where TLS ends here."""
+        """The certificates of the authority, where TLS ends at the proxy."""
         return self._context.authority
 
     def facts(self) -> list[EgressFact]:
-        """So far."""
+        """The facts so far."""
         return self._context.ledger.facts()
 
     async def listen(self, listener: socket.socket) -> None:
@@ -145,7 +145,7 @@ class BoxProxy:
             place = _tunnel_to(request, entry)
             secured = await self._through(place, wire, entry)
         except Stopped as stopped:
-            # Once the tunnel was promised the client expects TLS, and was told in its terms.
+            # Once the tunnel was promised the client expects TLS, and got the refusal in TLS.
             if entry.promised:
                 entry.stop(stopped)
             else:
@@ -173,7 +173,7 @@ class BoxProxy:
             raise Forbidden(DENIED, "host", f"no rule names {place.host} port {place.port}")
         entry.rule = candidates[0].name
         if candidates[0].installs is not None:
-            raise Forbidden(entry.rule, "no_tunnel", "there is no tunnel to what is ours: ask over plain HTTP")
+            raise Forbidden(entry.rule, "no_tunnel", "the index of packages has no tunnel: use plain HTTP")
         if any(rule.inspects for rule in candidates):
             entry.inspected = True
             return await self._terminate(place, wire, entry)
@@ -226,7 +226,7 @@ def _tunnel_to(request: HttpRequest, entry: LedgerEntry) -> Endpoint:
         if len(hosts) > 1:
             raise Malformed("host_repeated", "one Host header, once")
         if hosts and names.endpoint(hosts[0], place.port) != place:
-            raise Forbidden("protocol", "host_mismatch", "Host is not whom the tunnel is for")
+            raise Forbidden("protocol", "host_mismatch", "Host is not the host of the tunnel")
         return place
     except BadName as error:
         raise Malformed("target", str(error)) from error

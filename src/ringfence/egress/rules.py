@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
-from ringfence.core.box import Desk, NetworkRule
+from ringfence.core.box import InstallIndex, NetworkRule
 from ringfence.egress import names
 from ringfence.egress.names import Endpoint, Host, Range
 
@@ -103,9 +103,9 @@ class _Compiled:
 class Rules:
     """The rules of one box. Raises ValueError where one of them cannot be meant."""
 
-    def __init__(self, rules: Iterable[NetworkRule] = (), desk: Desk | None = None) -> None:
-        """`desk` answers for the place that is ours, where one of them is for it."""
-        self.desk = desk
+    def __init__(self, rules: Iterable[NetworkRule] = (), index: InstallIndex | None = None) -> None:
+        """`index` answers for the place that is ours, where one of them is for it."""
+        self.index = index
         self._compiled = tuple(_compile(rule) for rule in rules)
         self.all = tuple(entry.rule for entry in self._compiled)
         if len({rule.name for rule in self.all}) != len(self.all):

@@ -41,7 +41,7 @@ class Substitution:
     clean: Callable[[], Cleaner] | None = None
     """Makes what the answer passes through: one for each header, one for the body."""
     caught: Callable[[bytes], Awaitable[None]] | None = None
-    """Told which of the forbidden a body held. Whatever it raises, the request is refused."""
+    """Called with the forbidden values that a body held. Whatever it raises, the request is refused."""
 
 
 class Substitute(Protocol):
@@ -80,7 +80,7 @@ def cleaned_head(answer: HttpResponse, clean: Callable[[], Cleaner]) -> HttpResp
     """The head of an answer. Raises Failed for one whose body cannot be read."""
     encoding = [v for n, v in answer.headers if n.lower() == "content-encoding" and v.lower() != "identity"]
     if encoding:
-        # It was told to send plain text; what is packed cannot be searched.
+        # The request asked for plain text; what is compressed cannot be searched.
         raise Failed("encoded_answer", "an answer that may hold a secret came compressed")
     headers = tuple((name, _cleaned(value, clean)) for name, value in answer.headers if not _holds(name, clean))
     if answer.framing == NO_BODY:
@@ -102,7 +102,7 @@ def _holds(name: str, clean: Callable[[], Cleaner]) -> bool:
 
 
 async def cleaned(pieces: AsyncIterator[bytes], cleaner: Cleaner) -> AsyncGenerator[bytes]:
-    """What waits to be told from a secret goes on with what follows, at the end, or when nothing came for a while."""
+    """Bytes that may begin a secret go on with what follows, at the end, or when nothing came for a while."""
     following: asyncio.Task[bytes | None] | None = None
     try:
         while True:

@@ -33,7 +33,7 @@ ACCESS_DENIED = bytes((21, 3, 3, 0, 2, 2, 49))
 
 
 class BadHello(Exception):
-    """Not a hello that we let pass. The text is the reason's code."""
+    """A hello that may not pass. The text is the reason's code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class Tunnel:
         self._moved = 0
 
     async def run(self, host: Host, limits: ProxyLimits) -> None:
-        """Until both sides have ended. Raises Forbidden, after the client was told."""
+        """Relay until both sides have ended. Raises Forbidden, after the client got its answer."""
         guard = HelloGuard(host)
         for wire in (self._client, self._outside):
             wire.wait_at_most(None)  # One direction may be silent as long as the other is not.

@@ -48,7 +48,7 @@ class HttpWire:
         self._patience: float | None = None
 
     def wait_at_most(self, seconds: float | None) -> None:
-        """Without a byte for that long, the other side counts as gone."""
+        """Set the time without a byte after which the other side counts as gone."""
         self._patience = seconds
 
     async def head(self, most: int, *, request: bool = False) -> bytes:
@@ -134,13 +134,13 @@ class HttpWire:
             raise Closed from error
 
     async def finish(self) -> None:
-        """Nothing more will be sent; the other side may go on."""
+        """Close the sending side; the other side may go on."""
         with contextlib.suppress(OSError, RuntimeError):
             if self._writer.can_write_eof():
                 self._writer.write_eof()
 
     def abort(self) -> None:
-        """At once, and so that the other side sees that the message is not whole."""
+        """Close at once, so that the other side sees that the message is not complete."""
         with contextlib.suppress(AttributeError):  # of TLS in early releases of Python 3.11, where it has ended already
             self._writer.transport.abort()
 

@@ -376,7 +376,7 @@ class HttpSessions:
             await self.end(session)
 
     async def tell(self, principal: Principal | None, method: str, params: Json) -> None:
-        """A notification to every session of a principal, or of everybody."""
+        """A notification to every session of one principal, or of all."""
         for session in list(self._sessions.values()):
             mine = principal is None or session.principal.key == principal.key
             if mine and wants(method, params, session.watching, session.log_level[0]):
@@ -395,8 +395,8 @@ class HttpSessions:
 # ── The endpoint ──────────────────────────────────────────────────────────────────────────────────
 
 
-class _Visit:
-    """One HTTP request and who makes it. What it is refused, it is refused here, and so on record."""
+class _HttpRequest:
+    """One HTTP request and its caller. Every refusal is made by its methods, which put it on record."""
 
     __slots__ = ("_refusals", "_uid", "headers", "principal", "receive", "scope", "send")
 
@@ -437,62 +437,62 @@ class HttpFront:
         return self._front.refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        visit = _Visit(scope, receive, send, self.refusals)
-        headers = visit.headers
-        visit.principal = principal = self._identify(scope)
+        request = _HttpRequest(scope, receive, send, self.refusals)
+        headers = request.headers
+        request.principal = principal = self._identify(scope)
         # A page in a browser must not reach us through a name or an origin that is not ours.
         if headers.get("host", "").lower() not in self._own or _has_two_hosts(scope, headers):
-            await visit.plain(421, "foreign_host", "Host is not this gateway")
+            await request.plain(421, "foreign_host", "Host is not this gateway")
         elif "origin" in headers and headers["origin"].lower() not in self._origins:
-            await visit.plain(403, "foreign_origin", "Origin is not this gateway")
+            await request.plain(403, "foreign_origin", "Origin is not this gateway")
         elif principal is None:
-            await visit.plain(403, "unknown_caller", "this gateway serves the programs of its own user only")
+            await request.plain(403, "unknown_caller", "this gateway serves the programs of its own user only")
         elif (version := headers.get("mcp-protocol-version")) is not None and version not in HANDSHAKES:
-            await self._modern(visit, principal)
+            await self._modern(request, principal)
         elif scope["method"] == "POST":
-            await self._post(visit, principal)
+            await self._post(request, principal)
         elif scope["method"] in ("GET", "DELETE"):
-            await self._session_request(visit, principal)
+            await self._session_request(request, principal)
         else:
-            await visit.plain(405, "bad_method", "method not allowed", [(b"allow", b"GET, POST, DELETE")])
+            await request.plain(405, "bad_method", "method not allowed", [(b"allow", b"GET, POST, DELETE")])
 
     # ── handshake era ─────────────────────────────────────────────────────────────────────────────
 
-    async def _post(self, visit: _Visit, principal: Principal) -> None:
-        message = await _read(visit)
+    async def _post(self, request: _HttpRequest, principal: Principal) -> None:
+        message = await _read(request)
         if message is None:
             return
         value, fault = message
         if value.get("method") == "initialize" and "id" in value:
             session = self.sessions.create(principal)
             if session is None:
-                await visit.error(503, INVALID_REQUEST, "too_many_sessions", "too many sessions are open")
+                await request.error(503, INVALID_REQUEST, "too_many_sessions", "too many sessions are open")
                 return
             # Kept before it is answered: a quick client's next request may come before we are back here.
             self.sessions.keep(session)
-            if not await self._request(session, value, fault, visit):
+            if not await self._request(session, value, fault, request):
                 await self.sessions.end(session)
             return
-        session = await self._find(visit, principal)
+        session = await self._find(request, principal)
         if session is None:
             return
         if "method" not in value:
             session.answered(value)
-            await _accepted(visit.send)
+            await _accepted(request.send)
         elif "id" not in value:
-            await _accepted(visit.send)
+            await _accepted(request.send)
             await self._notification(session, value)
         else:
-            await self._request(session, value, fault, visit)
+            await self._request(session, value, fault, request)
 
-    async def _find(self, visit: _Visit, principal: Principal) -> HttpSession | None:
-        ident = visit.headers.get("mcp-session-id")
+    async def _find(self, request: _HttpRequest, principal: Principal) -> HttpSession | None:
+        ident = request.headers.get("mcp-session-id")
         if ident is None:
-            await visit.error(400, INVALID_REQUEST, "not_initialized", "Mcp-Session-Id is missing")
+            await request.error(400, INVALID_REQUEST, "not_initialized", "Mcp-Session-Id is missing")
             return None
         session = self.sessions.get(ident, principal)
         if session is None:
-            await visit.error(404, INVALID_REQUEST, "unknown_session", "Session not found")
+            await request.error(404, INVALID_REQUEST, "unknown_session", "Session not found")
         return session
 
     async def _notification(self, session: HttpSession, value: Json) -> None:
@@ -507,17 +507,17 @@ class HttpFront:
         exchange = HttpExchange(None, params, None, _nowhere)
         await session.runner.on_notify(exchange, value["method"], params)
 
-    async def _request(self, session: HttpSession, value: Json, fault: str | None, visit: _Visit) -> bool:
+    async def _request(self, session: HttpSession, value: Json, fault: str | None, request: _HttpRequest) -> bool:
         """Serve one request; True if it was answered with a result."""
         ident = value["id"]
         taken = ident in session.in_flight
         if taken:
             fault = f"request id {str(ident)[:64]!r} is in use"
             if value["method"] != "tools/call":
-                await visit.note("id_in_use")
-                await _error(visit.send, 400, INVALID_REQUEST, fault, ident)
+                await request.note("id_in_use")
+                await _error(request.send, 400, INVALID_REQUEST, fault, ident)
                 return False
-        exchange = HttpExchange(ident, value.get("params"), session, visit.send)
+        exchange = HttpExchange(ident, value.get("params"), session, request.send)
         exchange.headers.append((b"mcp-session-id", session.id.encode()))
         inbound = session.inbound(fault)
         inbound.outbound = exchange
@@ -526,12 +526,12 @@ class HttpFront:
         reply: Json = {"error": {"code": _CANCELLED, "message": "Request cancelled"}}
         try:
             # A lost connection is no cancellation in this era; the call goes on and is recorded.
-            with exchange.attended(visit.receive, None):
+            with exchange.attended(request.receive, None):
                 with anyio.CancelScope() as scope:
                     session.in_flight.setdefault(ident, (scope, exchange))
                     reply = await _outcome(self._served(session, value, exchange, inbound))
                 if "error" in reply:
-                    await self._unserved(visit, value, inbound, reply["error"]["code"])
+                    await self._unserved(request, value, inbound, reply["error"]["code"])
                 await exchange.finish({"jsonrpc": "2.0", "id": ident, **reply}, 200)
         finally:
             session.busy -= 1
@@ -547,65 +547,65 @@ class HttpFront:
             return self._front.answer(ClientRequest(method, params or {}, version, inbound, session.declared))
         return session.runner.on_request(exchange, method, params)
 
-    async def _unserved(self, visit: _Visit, value: Json, inbound: Inbound, code: int) -> None:
+    async def _unserved(self, request: _HttpRequest, value: Json, inbound: Inbound, code: int) -> None:
         """An error answer that no call on record stands behind."""
         if not inbound.called and code != _CANCELLED:
-            await visit.note(inbound.reason or reason_of(code), self._front.known(value["method"]))
+            await request.note(inbound.reason or reason_of(code), self._front.known(value["method"]))
 
-    async def _session_request(self, visit: _Visit, principal: Principal) -> None:
-        session = await self._find(visit, principal)
+    async def _session_request(self, request: _HttpRequest, principal: Principal) -> None:
+        session = await self._find(request, principal)
         if session is None:
             return
-        if visit.scope["method"] == "DELETE":
+        if request.scope["method"] == "DELETE":
             await self.sessions.end(session)
-            await _plain(visit.send, 200, "")
-        elif "text/event-stream" not in visit.headers.get("accept", ""):
-            await visit.error(406, INVALID_REQUEST, "not_acceptable", "the client must accept text/event-stream")
-        elif not await session.stream(visit.receive, visit.send):
-            await visit.error(409, INVALID_REQUEST, "second_stream", "this session has a stream already")
+            await _plain(request.send, 200, "")
+        elif "text/event-stream" not in request.headers.get("accept", ""):
+            await request.error(406, INVALID_REQUEST, "not_acceptable", "the client must accept text/event-stream")
+        elif not await session.stream(request.receive, request.send):
+            await request.error(409, INVALID_REQUEST, "second_stream", "this session has a stream already")
 
     # ── 2026-07-28 ────────────────────────────────────────────────────────────────────────────────
 
-    async def _modern(self, visit: _Visit, principal: Principal) -> None:
-        if visit.scope["method"] != "POST":
-            await visit.plain(405, "bad_method", "method not allowed", [(b"allow", b"POST")])
+    async def _modern(self, request: _HttpRequest, principal: Principal) -> None:
+        if request.scope["method"] != "POST":
+            await request.plain(405, "bad_method", "method not allowed", [(b"allow", b"POST")])
             return
-        message = await _read(visit)
+        message = await _read(request)
         if message is None:
             return
         value, fault = message
         if "method" not in value:
             text = "the body must be one request or notification"
-            await visit.error(400, INVALID_REQUEST, "invalid_request", text)
+            await request.error(400, INVALID_REQUEST, "invalid_request", text)
         elif "id" not in value:
-            rejection = unsupported_protocol_version_rejection(visit.headers.get("mcp-protocol-version", ""))
-            await (_accepted(visit.send) if rejection is None else self._reject(visit, rejection, None))
+            rejection = unsupported_protocol_version_rejection(request.headers.get("mcp-protocol-version", ""))
+            await (_accepted(request.send) if rejection is None else self._reject(request, rejection, None))
         else:
-            route = self._route(visit.scope, visit.headers, value)
+            route = self._route(request.scope, request.headers, value)
             if isinstance(route, InboundLadderRejection):
-                await self._reject(visit, route, value["id"], self._front.known(value["method"]))
+                await self._reject(request, route, value["id"], self._front.known(value["method"]))
             else:
-                await self._single(value, route, Inbound(principal, "mcp-http", fault=fault), visit)
+                await self._single(value, route, Inbound(principal, "mcp-http", fault=fault), request)
 
     async def _reject(
-        self, visit: _Visit, rejection: InboundLadderRejection, ident: Any, method: str | None = None
+        self, request: _HttpRequest, rejection: InboundLadderRejection, ident: Any, method: str | None = None
     ) -> None:
-        await visit.note(reason_of(rejection.code), method)
+        await request.note(reason_of(rejection.code), method)
         error: Json = {"code": rejection.code, "message": rejection.message}
         if rejection.data is not None:
             error["data"] = rejection.data
         body = encode({"jsonrpc": "2.0", "id": ident, "error": error})
-        await _respond(visit.send, ERROR_CODE_HTTP_STATUS.get(rejection.code, 400), body, b"application/json")
+        await _respond(request.send, ERROR_CODE_HTTP_STATUS.get(rejection.code, 400), body, b"application/json")
 
-    async def _single(self, value: Json, route: InboundModernRoute, inbound: Inbound, visit: _Visit) -> None:
-        exchange = HttpExchange(value["id"], value.get("params"), None, visit.send)
+    async def _single(self, value: Json, route: InboundModernRoute, inbound: Inbound, request: _HttpRequest) -> None:
+        exchange = HttpExchange(value["id"], value.get("params"), None, request.send)
         inbound.outbound = exchange
         exchange.message_metadata.request_context = inbound
         # Closing the connection is how a client of this era cancels.
-        with anyio.CancelScope() as scope, exchange.attended(visit.receive, scope):
+        with anyio.CancelScope() as scope, exchange.attended(request.receive, scope):
             reply = await _outcome(self._served_alone(value, route, exchange, inbound))
             if "error" in reply:
-                await self._unserved(visit, value, inbound, reply["error"]["code"])
+                await self._unserved(request, value, inbound, reply["error"]["code"])
             status = ERROR_CODE_HTTP_STATUS.get(reply["error"]["code"], 200) if "error" in reply else 200
             await exchange.finish({"jsonrpc": "2.0", "id": value["id"], **reply}, status)
 
@@ -657,26 +657,26 @@ async def _outcome(work: Awaitable[Json]) -> Json:
         return {"error": error.model_dump(mode="json", exclude_none=True)}
 
 
-async def _read(visit: _Visit) -> tuple[Json, str | None] | None:
+async def _read(request: _HttpRequest) -> tuple[Json, str | None] | None:
     """The JSON-RPC message of a POST, and what is wrong with its bytes if it is a call all the same."""
-    headers = visit.headers
+    headers = request.headers
     accept = headers.get("accept", "")
     if "*/*" not in accept and not ("application/json" in accept and "text/event-stream" in accept):
         text = "the client must accept application/json and text/event-stream"
-        await visit.error(406, INVALID_REQUEST, "not_acceptable", text)
+        await request.error(406, INVALID_REQUEST, "not_acceptable", text)
         return None
     if not headers.get("content-type", "").lower().startswith("application/json"):
-        await visit.error(415, INVALID_REQUEST, "content_type", "Content-Type must be application/json")
+        await request.error(415, INVALID_REQUEST, "content_type", "Content-Type must be application/json")
         return None
     try:
         async with asyncio.timeout(_BODY_SECONDS):
-            body = await _body(headers, visit.receive)
+            body = await _body(headers, request.receive)
     except TimeoutError:
         text = f"the body did not arrive within {_BODY_SECONDS:g} s"
-        await visit.error(408, INVALID_REQUEST, "too_slow", text)
+        await request.error(408, INVALID_REQUEST, "too_slow", text)
         return None
     if body is None:
-        await visit.error(413, INVALID_REQUEST, "too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
+        await request.error(413, INVALID_REQUEST, "too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
         return None
     fault: str | None = None
     try:
@@ -685,7 +685,7 @@ async def _read(visit: _Visit) -> tuple[Json, str | None] | None:
         value = exc.value
         fault = str(exc)
         if not isinstance(value, dict) or value.get("method") != "tools/call":
-            await visit.error(400, PARSE_ERROR, "not_json", f"Parse error: {exc}")
+            await request.error(400, PARSE_ERROR, "not_json", f"Parse error: {exc}")
             return None
     ident = value.get("id") if isinstance(value, dict) else None
     value, fault = with_params(value, fault)
@@ -698,7 +698,7 @@ async def _read(visit: _Visit) -> tuple[Json, str | None] | None:
         or not isinstance(value.get("params", {}), dict)
     ):
         code = INVALID_PARAMS if isinstance(value, dict) and "params" in value else INVALID_REQUEST
-        await visit.error(400, code, "invalid_request", "the body must be a single JSON-RPC message")
+        await request.error(400, code, "invalid_request", "the body must be a single JSON-RPC message")
         return None
     return value, fault
 

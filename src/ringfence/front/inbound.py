@@ -38,7 +38,7 @@ class Inbound:
     origin: Origin
     session: str | None = None
     fault: str | None = None
-    """What was wrong with the bytes, where they could still be told to be a call."""
+    """What was wrong with the bytes, where they could still be read as a call."""
     outbound: DispatchContext[Any] | None = None
     """The request's own way back, set when it is dispatched."""
     log_level: list[str] = field(default_factory=lambda: ["debug"])
@@ -113,7 +113,7 @@ def loud_enough(params: Json, wanted: str | None) -> bool:
 
 
 def wants(method: str, params: Json, watching: set[str], level: str) -> bool:
-    """Whether a session is to be told something that belongs to no call of its own."""
+    """Whether a session gets a notification that belongs to no call of its own."""
     if method == "notifications/resources/updated":
         return params.get("uri") in watching
     return method != "notifications/message" or loud_enough(params, level)

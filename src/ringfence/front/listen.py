@@ -158,7 +158,7 @@ class PeerProtocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(piece)
             except httptools.HttpParserError:
-                self._refuse(400, "bad_http", "this is not HTTP as it is understood here")
+                self._refuse(400, "bad_http", "this is not HTTP/1.1")
                 return
             except httptools.HttpParserUpgrade:
                 break  # nothing else is spoken here: the request is served as it is
@@ -352,7 +352,7 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(info.st_mode) or info.st_uid != os.geteuid():
-        raise Unavailable("listen", f"{path} is there already, and is no socket of yours: remove it, or name another")
+        raise Unavailable("listen", f"{path} exists already, and is not a socket of yours: remove it, or name another")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
@@ -415,7 +415,7 @@ class Listener(uvicorn.Server):
         return _no_capture()  # type: ignore[return-value]
 
     async def main_loop(self) -> None:
-        """Until it is told to stop, or cancelled; uvicorn would look ten times a second."""
+        """Wait until it has to stop or is cancelled; uvicorn would poll ten times a second."""
         self.server_state.default_headers = list(self.config.encoded_headers)
         await self._stopping.wait()
 

@@ -30,7 +30,7 @@ class _Offer:
     tools: list[Json]
     header_schemas: dict[str, Json]
     in_sessions: frozenset[str]
-    """Tools of ours that can be told which session they are for."""
+    """Tools of ours that take a session."""
 
 
 def _offer(rules: Rulebook, clean: Callable[[Json], Json]) -> _Offer:
@@ -70,7 +70,7 @@ def _shown(clean: Callable[[Json], Json], definition: Definition) -> Json | None
 
 
 def _pointless(rules: Rulebook, contract: Contract) -> bool:
-    """A tool of our own that policy never allows. No operator declared it, so no client is told of it."""
+    """A tool of our own that policy never allows. No operator declared it, so it is not listed."""
     if contract.transport is not Transport.SANDBOXED_EXEC:
         return False
     return rules.policy.never_allows(Call("", Principal(LOCAL_AGENT), contract.name, {}), contract)
@@ -124,7 +124,7 @@ class Listing:
         return {(n if names.count(n) == 1 else f"{s}.{n}"): (s, n) for s, n in keys}
 
     async def resources(self, principal: Principal, *, templates: bool, origin: Origin = "system") -> list[Json]:
-        """From every server that lists any; one that is down leaves its own out, and is logged."""
+        """The resources of every server that lists any; a server that is down is logged and left out."""
         key = "uriTemplate" if templates else "uri"
         out: list[Json] = []
         for spec in self._with_resources():

@@ -61,7 +61,7 @@ class McpFront:
         self._buses: dict[str, InMemorySubscriptionBus] = {}
         self._listeners: dict[str, ListenHandler] = {}
         self.refusals = Refusals()
-        self.left_files: Callable[[Principal], Awaitable[None]] = _nobody
+        self.left_files: Callable[[Principal], Awaitable[None]] = _no_notice
         """Called when a session of this principal left new files."""
         self._methods: dict[str, Callable[[ClientRequest, Inbound], Awaitable[Json]]] = {
             "tools/list": self._list_tools,
@@ -250,7 +250,7 @@ class McpFront:
         found = await self.listing.resources(inbound.principal, templates=True, origin=inbound.origin)
         return {"resourceTemplates": found}
 
-    # ── what clients want to be told ──────────────────────────────────────────────────────────────
+    # ── subscriptions and log levels ──────────────────────────────────────────────────────────────
 
     async def _subscribe(self, asked: ClientRequest, inbound: Inbound) -> Json:
         uri = _watchable(asked.params.get("uri"))
@@ -267,10 +267,10 @@ class McpFront:
         return {}
 
     async def _watch(self, inbound: Inbound, uri: str, version: str) -> None:
-        """A call like any other, also where the server was told already. Raises MCPError."""
+        """A call like any other, also where the server has the subscription already. Raises MCPError."""
         principal = inbound.principal
         server = await self.listing.resource_server(principal, uri)
-        if server == SERVER:  # what a session leaves is told of as a change of the list
+        if server == SERVER:  # what a session leaves is announced as a change of the list
             raise MCPError(INVALID_PARAMS, f"no resource {uri!r} is offered that could be subscribed to")
         call = _aside("resource", "resources/subscribe", inbound, uri, {"uri": uri})
         call = replace(call, server=server, session=inbound.session)
@@ -281,7 +281,7 @@ class McpFront:
         self._watchers[principal.key, uri] += 1
 
     async def forget(self, principal: Principal, uris: set[str]) -> None:
-        """A session watches these no longer; the last one to go has the server told."""
+        """A session watches these no longer; with the last one, the server is unsubscribed."""
         for uri in uris:
             key = (principal.key, uri)
             self._watchers[key] -= 1
@@ -321,7 +321,7 @@ class McpFront:
                     await self._watch(inbound, known, ctx.protocol_version)
                     watched.add(known)
                 except MCPError as exc:
-                    log.info("a subscription to %s is never going to fire: %s", uri, exc)
+                    log.info("a subscription to %s will never report a change: %s", uri, exc)
             handler = self._listeners.setdefault(principal.key, ListenHandler(self._bus(principal)))
             return await handler(ctx, params)
         finally:
@@ -332,7 +332,7 @@ class McpFront:
         return self._buses.setdefault(principal.key, InMemorySubscriptionBus())
 
     async def publish(self, principal: Principal | None, event: ServerEvent) -> None:
-        """To the 2026-07-28 subscription streams of one principal, or of everybody."""
+        """Publish an event to the 2026-07-28 subscription streams of one principal, or of all."""
         buses = list(self._buses.values()) if principal is None else [self._bus(principal)]
         for bus in buses:
             await bus.publish(event)
@@ -369,7 +369,7 @@ def _aside(kind: CallKind, method: str, inbound: Inbound, tool: str, arguments: 
     return Call(canonical.new_id("call"), inbound.principal, tool, arguments, kind, inbound.origin, method=method)
 
 
-async def _nobody(principal: Principal) -> None:
+async def _no_notice(principal: Principal) -> None:
     return None
 
 

@@ -32,7 +32,7 @@ KIND = "request_refused"
 SECONDS = 60.0
 """How long what is counted is counted together."""
 _MOST_KINDS = 64
-"""Users and reasons that are told apart at a time; the others are counted as one."""
+"""Users and reasons that are counted apart at a time; the others are counted as one."""
 _REASONS = {
     PARSE_ERROR: "not_json",
     INVALID_REQUEST: "invalid_request",
@@ -110,7 +110,7 @@ class _Account:
 
 
 class Refusals:
-    """Of one gateway. Whatever becomes of the record, the refusal stands."""
+    """The refused requests of one gateway. Whatever becomes of the record, the refusal stands."""
 
     def __init__(self, store: Store | None = None) -> None:
         self._store = store
@@ -119,12 +119,12 @@ class Refusals:
         self._noted = anyio.Event()
 
     def count(self, refused: Refusal) -> None:
-        """Of a caller who is not known yet: for the next minute's records."""
+        """Count a refusal of a caller who is not known yet, for the next minute's records."""
         self._unknown.add(refused)
         self._noted.set()
 
     async def record(self, refused: Refusal, method: str | None = None) -> None:
-        """Of a caller who is known: on record when this returns, unless they flood. `method` is one of MCP's."""
+        """Record a refusal of a known caller, at once unless the caller floods. `method` is one of MCP's."""
         if refused.principal is None:
             self.count(refused)
         elif self._known.take():
@@ -135,7 +135,7 @@ class Refusals:
             self._noted.set()
 
     async def run(self) -> None:
-        """For as long as the gateway."""
+        """Write the counted refusals every minute, for as long as the gateway runs."""
         while True:
             await self._noted.wait()
             await anyio.sleep(SECONDS)

@@ -34,7 +34,7 @@ def declared(capabilities: ClientCapabilities | None) -> Json:
 
 
 def forwardable(meta: Json) -> Json:
-    """Of a client's `_meta`, what is neither MCP's own nor ours: its contract says what of it goes on."""
+    """The keys of a client's `_meta` that are neither MCP's nor ours; the contract says which of them go on."""
     return {k: v for k, v in meta.items() if not (k.startswith((_PREFIX, "ringfence/")) or k == "progressToken")}
 
 

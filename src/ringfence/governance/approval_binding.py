@@ -47,7 +47,7 @@ def use(rules: Rulebook, tx: Transaction, digest: str, call_id: str) -> Approval
     approval = tx.consume_approval(digest, call_id, time.time())
     if approval is None:
         return None
-    problem = "nothing proves it" if approval.leave is None else rules.approvals.doubt(approval.leave)
+    problem = "nothing proves it" if approval.proof is None else rules.approvals.doubt(approval.proof)
     if problem is not None:
         raise Unproven(approval.id, problem)
     return approval
@@ -58,7 +58,7 @@ def for_programs(decision: Decision, call: Call, contract: Contract) -> Decision
     programs = asked_for(call, contract)
     if not programs:
         return decision
-    reason = f"{decision.reason}; a person must agree (the command names {', '.join(programs)})"
+    reason = f"{decision.reason}; a person must approve it (the command names {', '.join(programs)})"
     return replace(decision, asks=tuple(dict.fromkeys((*decision.asks, "always"))), reason=reason)
 
 

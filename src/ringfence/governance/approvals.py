@@ -39,7 +39,7 @@ class Requirement:
 
 
 class Approvals:
-    """Asks, waits, and tells whether a call may go on. Consuming is part of the grant."""
+    """Asks people, waits, and decides whether a call may go on. The grant consumes the approval."""
 
     def __init__(
         self, store: Store, rules: Mapping[str, ApprovalRule], people: Mapping[str, Person], *, wait_seconds: float
@@ -51,7 +51,7 @@ class Approvals:
         self._conditions = {n: Expression(r.when) for n, r in rules.items() if r.when is not None}
         self._wait = wait_seconds
         self._making: anyio.CapacityLimiter | None = None
-        """One at a time makes what a person is shown: more threads would leave the loop less of the interpreter."""
+        """Summaries are made one at a time: more threads would take the interpreter from the loop."""
 
     def requirement(self, contract: Contract, decision: Decision, variables: Callable[[], Json]) -> Requirement | None:
         """What must be asked for this call, if anything. A condition that fails to evaluate asks."""
@@ -82,12 +82,12 @@ class Approvals:
             "asked": [list(requirement.roles), requirement.self_approval, requirement.people],
         }
 
-    def doubt(self, leave: ProvenApproval) -> str | None:
-        """Why what the log has for this call is not the agreement of people who may give it; None if it is."""
-        asked_for = leave.question.get("asked_for")
-        roles = tuple(leave.question.get("roles") or ())
-        own = leave.question.get("self_approval") is True
-        for yes in leave.agreed if self._people else ():
+    def doubt(self, proof: ProvenApproval) -> str | None:
+        """Why the answers in the log are not those of people who may give them; None if they are."""
+        asked_for = proof.question.get("asked_for")
+        roles = tuple(proof.question.get("roles") or ())
+        own = proof.question.get("self_approval") is True
+        for yes in proof.agreed if self._people else ():
             person = self._people.get(yes.person)
             if person is None or not person.holds(roles) or (person.name == asked_for and not own):
                 return f"{yes.person} may not answer it by the configuration in force"
@@ -128,7 +128,7 @@ class Approvals:
         return waiting(await self._ask(call, digest, requirement, summary))
 
     def _standing(self, digest: str) -> Approval | None:
-        """The newest question about this digest that still counts: an open one, a usable yes, or a no of late."""
+        """The newest question about this digest that still counts: open, approved and unused, or refused recently."""
         now = time.time()
         live = [
             a
@@ -217,7 +217,7 @@ def objection(approval: Approval, person: Person) -> str | None:
         return f"{person.name}'s own agent asked; another person must answer"
     if not person.holds(approval.roles):
         wanted = " and ".join(r.replace("|", " or ") for r in approval.roles)
-        return f"{person.name} has not the role that is asked for: {wanted}"
+        return f"{person.name} does not have the role that is required: {wanted}"
     return None
 
 

@@ -34,8 +34,7 @@ from ringfence.egress import names
 from ringfence.egress.rules import METHOD_OVERRIDES, Pattern, pattern
 from ringfence.egress.substitution import Cleaner, Substitution
 from ringfence.governance.policy import Policy
-from ringfence.sandbox.sessions.remote_secrets import CountingCleaner
-from ringfence.secrets.redaction import RedactingStream, TenantRedactor
+from ringfence.secrets.redaction import CountingCleaner, RedactingStream, TenantRedactor
 from ringfence.secrets.vault import SecretUse, Vault
 from ringfence.store import Store, Transaction
 
@@ -109,7 +108,7 @@ def _objection(spec: SecretSpec, decision: Decision) -> Refused | None:
         return Refused(Status.DENIED, "policy", f"policy refuses secret {spec.name!r} here: {decision.reason}")
     if decision.asks:
         # What a program in a box is about to send cannot be shown to a person, so no one can approve it.
-        return Refused(Status.DENIED, "approval", f"policy wants a person to agree to each use of secret {spec.name!r}")
+        return Refused(Status.DENIED, "approval", f"policy asks for approval of each use of secret {spec.name!r}")
     return None
 
 
@@ -171,7 +170,7 @@ class BoxSecrets:
     env: Mapping[str, str]
     """Placeholders; for a server also the values that it needs in its environment."""
     broker: BoxBroker | None = None
-    loans: tuple[BrokeredSecret, ...] = ()
+    brokered: tuple[BrokeredSecret, ...] = ()
 
     def rules(self, rules: Iterable[NetworkRule]) -> tuple[NetworkRule, ...]:
         """Where a box has a placeholder, every request of it is looked at: it may not be sent anywhere else."""
@@ -216,17 +215,17 @@ class BoxBroker:
         return Substitution(strip, put, forbid, self._cleaner if here else None, caught)
 
     async def caught(self, asked: OutboundRequest, held: str) -> None:
-        """It stands in a body. Raises Refused once that is on record, Unavailable where it could not be."""
+        """Refuse a request with a placeholder in its body. Raises Refused once that is on record, else Unavailable."""
         for secret in self._brokered:
             if secret.placeholder == held:
-                text = f"what stands for {secret.spec.name!r} was sent in a body"
+                text = f"the placeholder of {secret.spec.name!r} was sent in a body"
                 await self._refuse(secret, asked, "placeholder", text)
 
     def _cleaner(self) -> Cleaner:
         return CountingCleaner(self._secrets.stream(self._access.tenant), self.removed)
 
     async def _presented(self, asked: OutboundRequest, here: list[_Brokered]) -> list[_Brokered]:
-        """Those whose placeholder stands where it belongs. One that stands anywhere else is refused."""
+        """The secrets whose placeholders stand where they belong. A placeholder anywhere else is refused."""
         wanted: list[_Brokered] = []
         for secret in self._brokered:
             found = {name.lower() for name, value in asked.headers if _holds(value, secret.placeholder)}
@@ -237,7 +236,7 @@ class BoxBroker:
             if secret not in here or found != {secret.header}:
                 place = "to a host that it is not for" if secret not in here else "outside of its header"
                 await self._refuse(
-                    secret, asked, "placeholder", f"what stands for {secret.spec.name!r} was sent {place}"
+                    secret, asked, "placeholder", f"the placeholder of {secret.spec.name!r} was sent {place}"
                 )
             wanted.append(secret)
         return wanted
@@ -285,7 +284,7 @@ def _holds(text: str, held: str) -> bool:
 
 
 def _forms(held: str) -> tuple[bytes, ...]:
-    """As it is, which is also how JSON and URLs write it: it has no character that they escape."""
+    """The forms of a placeholder: JSON and URLs write it as it is, since it has no character that they escape."""
     return (held.encode(),)
 
 
@@ -318,7 +317,7 @@ class VaultBroker:
                 )
 
     async def issue(self, access: Access) -> BoxSecrets:
-        """For one box, or one server. Every value is read once, so that nothing runs for one that is not there.
+        """Issue placeholders for one box or server. Every value is read once: nothing runs if one is missing.
 
         Raises Refused, Unavailable.
         """
@@ -333,35 +332,41 @@ class VaultBroker:
                 continue
             brokered.append(_brokered(spec, new_placeholder()))
             env[spec.variable] = brokered[-1].placeholder
-        loans = tuple(BrokeredSecret(one.spec.name, one.spec.variable) for one in brokered)
-        return BoxSecrets(env, BoxBroker(tuple(brokered), access, self) if brokered else None, loans)
+        named = tuple(BrokeredSecret(one.spec.name, one.spec.variable) for one in brokered)
+        return BoxSecrets(env, BoxBroker(tuple(brokered), access, self) if brokered else None, named)
 
-    async def lend(self, wish: SubstitutionRequest) -> SubstitutionReply:
+    async def substitute(self, request: SubstitutionRequest) -> SubstitutionReply:
         """What changes in a request of a box that another process keeps, by what is declared now.
 
         Raises Refused, Unavailable.
         """
-        lending = wish.lending
-        names_ = tuple(loan.name for loan in wish.lending.loans)
-        access = Access(secrets=names_, tenant=wish.tenant, capability=lending.capability, agent=wish.agent)
-        access = replace(access, call_id=lending.call_id, session=wish.session)
+        secrets = request.secrets
+        names_ = tuple(secret.name for secret in secrets.brokered)
+        access = Access(
+            secrets=names_,
+            tenant=request.tenant,
+            capability=secrets.capability,
+            agent=request.agent,
+            call_id=secrets.call_id,
+            session=request.session,
+        )
         brokered: list[_Brokered] = []
-        for name, held in zip(names_, wish.placeholders, strict=True):
+        for name, held in zip(names_, request.placeholders, strict=True):
             spec = self.vault.check(name, self._use(access))
             if not spec.brokered:
-                raise Unavailable("no_secret", f"secret {name!r} names no hosts any more that it is for")
+                raise Unavailable("no_secret", f"secret {name!r} no longer names the hosts that it is for")
             brokered.append(_brokered(spec, held))
         broker = BoxBroker(tuple(brokered), access, self)
-        if wish.asked is None:
+        if request.asked is None:
             return SubstitutionReply()
-        if wish.caught is not None:
-            await broker.caught(wish.asked, wish.caught)
-        given = await broker(wish.asked)
-        known = None if given.clean is None else tuple((s.name, reveal(s)) for s in self.vault.known(wish.tenant))
+        if request.caught is not None:
+            await broker.caught(request.asked, request.caught)
+        given = await broker(request.asked)
+        known = None if given.clean is None else tuple((s.name, reveal(s)) for s in self.vault.known(request.tenant))
         return SubstitutionReply(tuple(sorted(given.strip)), given.put, known)
 
     async def value(self, name: str, access: Access) -> str:
-        """As it is now; it may have rotated since the box was made. Raises Refused, Unavailable."""
+        """The value as it is now; it may have rotated since the box was made. Raises Refused, Unavailable."""
         handle = await self.vault.secret(name, self._use(access))
         try:
             return reveal(handle)
@@ -378,7 +383,7 @@ class VaultBroker:
         return put
 
     def stream(self, tenant: str) -> RedactingStream:
-        """For answers on their way into a box: values that are known, no shapes, which may be what was asked for."""
+        """A redacting stream for answers to a box: known values only, since a shape may be what the box asked for."""
         if tenant not in self._cleaners:
             self._cleaners[tenant] = TenantRedactor(lambda: self.vault.known(tenant), shaped=False)
         return self._cleaners[tenant].stream()

@@ -44,7 +44,7 @@ class _Bucket:
 
 @dataclass(slots=True)
 class _Streak:
-    """When a call last failed, again and again, with nothing else in between."""
+    """How often a call failed in a row, with nothing else in between, and when it last did."""
 
     failed_at: deque[float] = field(default_factory=lambda: deque(maxlen=LOOP_FAILURES))
 

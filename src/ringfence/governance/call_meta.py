@@ -18,7 +18,7 @@ TRACE = ("traceparent", "tracestate", "baggage")
 """W3C's trace context and baggage. They change with every repetition of a call, so no digest of it holds them."""
 
 FREE_TEXT = "baggage"
-"""What of them says whatever its sender likes: a person who agrees to a call is not shown it, so it stays behind."""
+"""The key that holds free text of its sender. A person who approves a call does not see it, so it is not sent on."""
 
 MAX_META_BYTES = 65_536
 
@@ -40,7 +40,7 @@ _BAGGAGE = re.compile(rf"{_NAME}[ \t]*=[ \t]*{_VALUE}(?:[ \t]*;[ \t]*{_NAME}(?:[
 
 @dataclass(slots=True)
 class Carried:
-    """The `_meta` of one call, told apart."""
+    """The `_meta` of one call, sorted by what becomes of it."""
 
     meta: Json = field(default_factory=dict)
     """What the contract lets go on."""

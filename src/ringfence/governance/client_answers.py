@@ -68,14 +68,14 @@ class AnswerChannel:
         unfit: list[str] = []
         early = _fitting(questions, {key: self.given.pop(key) for key in questions if key in self.given}, unfit)
         rest = {key: question for key, question in questions.items() if key not in early}
-        told = _fitting(rest, await self.channel.ask(rest), unfit) if rest or not questions else {}
-        answers = {**early, **told}
+        fresh = _fitting(rest, await self.channel.ask(rest), unfit) if rest or not questions else {}
+        answers = {**early, **fresh}
         if answers or unfit:
-            await self._admit(questions, answers, told, unfit)
+            await self._admit(questions, answers, fresh, unfit)
         return answers
 
     async def _admit(
-        self, questions: Mapping[str, Json], answers: Json, told: Mapping[str, Json], unfit: list[str]
+        self, questions: Mapping[str, Json], answers: Json, fresh: Mapping[str, Json], unfit: list[str]
     ) -> None:
         """Rules, and where need be a person, decide on the answers; then they are on record."""
         contract = self.state.contract
@@ -94,7 +94,7 @@ class AnswerChannel:
             await self._record(body)
             raise Refused(Status.FAILED, "policy", f"An answer was not sent on, by policy: {decision.reason}")
         # What came with the call, a person saw with the call; what says nothing, no person need see.
-        if any(_says_something(questions[key], answer) for key, answer in told.items()):
+        if any(_says_something(questions[key], answer) for key, answer in fresh.items()):
             await self._agreed(questions, call, decision, body)
         else:
             await self._record(body)
@@ -121,7 +121,7 @@ class AnswerChannel:
             raise Refused(Status.FAILED, exc.reason_code, exc.message, approval_id=exc.approval_id) from None
 
     async def _record(self, body: Json, digest: str | None = None) -> None:
-        """On disk before the answer leaves, where an effect is possible; with the approval that it uses up."""
+        """Record an answer and the approval that it uses up; on disk before it leaves, where an effect is possible."""
 
         def work(tx: Transaction) -> Approval | None:
             approval = None
@@ -145,7 +145,7 @@ class AnswerChannel:
 
 
 def _says_something(question: Json, answer: Json) -> bool:
-    """Folders that a client works on are told once for each connection, whichever call opens it."""
+    """The folders that a client works on are sent once for each connection, whichever call opens it."""
     return question.get("method") != "roots/list" and answer.get("action") not in ("decline", "cancel")
 
 

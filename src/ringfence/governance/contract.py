@@ -32,8 +32,7 @@ from ringfence.core.model import (
     Transport,
 )
 from ringfence.core.schema import Schema, Unusable
-from ringfence.sandbox.tools.toolkit import BOX_MAKERS
-from ringfence.sandbox.tools.toolkit import mode as mode_of
+from ringfence.sandbox.tools import toolkit
 
 ContractProblem = tuple[tuple[str | int, ...], str]
 """Path of the key inside the capability, and what is wrong with it."""
@@ -94,10 +93,10 @@ def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[ContractP
 
 def built_in(tool: str, timeout_seconds: float, most_bytes: int | None = None, network: str = "denied") -> Contract:
     """The contract of our own tool that the operator did not declare. It asks no person: the box is the control."""
-    given: dict[str, Any] = {"transport": "sandboxed_exec", "mode": mode_of(tool), "approval": "none"}
+    given: dict[str, Any] = {"transport": "sandboxed_exec", "mode": toolkit.mode(tool), "approval": "none"}
     if most_bytes is not None:
         given["result"] = {"max_bytes": most_bytes}
-    if tool in BOX_MAKERS:
+    if tool in toolkit.BOX_MAKERS:
         given["network"] = network
     return build(tool, {**given, "timeout_seconds": timeout_seconds})[0]
 

@@ -43,16 +43,16 @@ class DispatchTargets:
 
     servers: Mapping[str, ServerSpec]
     networks: Mapping[str, NetworkSpec]
-    outward: Callable[[], Router] | None = None
+    router: Callable[[], Router] | None = None
 
 
 class Dispatcher:
-    """The last step inwards: to a server, or into a box."""
+    """Sends a granted call to a server, or into a box."""
 
-    def __init__(self, upstreams: Upstreams, surroundings: DispatchTargets, executor: Executor | None = None) -> None:
+    def __init__(self, upstreams: Upstreams, targets: DispatchTargets, executor: Executor | None = None) -> None:
         self._upstreams = upstreams
         self.executor = executor
-        self.surroundings = surroundings
+        self.targets = targets
 
     def check(self, call: Call, contract: Contract, decision: Decision) -> None:
         """Refuse what could not be carried out as asked, before a person is asked for approval."""
@@ -61,13 +61,13 @@ class Dispatcher:
             return
         if contract.transport is not Transport.MCP:
             raise Unavailable("no_transport", f"transport {contract.transport} is not available")
-        spec = self.surroundings.servers.get(contract.server or "")
+        spec = self.targets.servers.get(contract.server or "")
         if spec is None:
             raise Unavailable("no_server", f"{contract.name} names no server that is configured")
         if contract.secrets:
             self._check_secrets(call, contract, spec)
         if spec.placement == "session":
-            _check_lodger(call, contract, spec)
+            _check_session_server(call, contract, spec)
         if decision.sandbox:
             self._check_sandbox(contract, spec, "policy wants it in a sandbox")
         if contract.mounts:
@@ -102,7 +102,7 @@ class Dispatcher:
             return
         parts = urlsplit(spec.url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        network = self.surroundings.networks.get(contract.network)
+        network = self.targets.networks.get(contract.network)
         if network is None or not network_allows(network, parts.hostname or "", port):
             raise Refused(
                 Status.DENIED,
@@ -112,9 +112,9 @@ class Dispatcher:
 
     def _check_secrets(self, call: Call, contract: Contract, spec: ServerSpec) -> None:
         if spec.url is not None:
-            self._outward(contract).check(_access(call, contract, spec))
+            self._router(contract).check(_access(call, contract, spec))
             return
-        # A server that is started has its secrets from its start; what it is not given then, no call can give it.
+        # A server gets its secrets when it starts; no later call can add one.
         missing = [name for name in contract.secrets if name not in spec.secrets]
         if missing:
             text = f"{contract.name} needs {', '.join(missing)}, which its server is not given"
@@ -123,15 +123,15 @@ class Dispatcher:
     async def _headers(self, grant: Grant) -> Mapping[str, str]:
         """The secrets of a call to a remote server. Raises Refused, Unavailable."""
         contract = grant.contract
-        spec = self.surroundings.servers[contract.server or ""]
+        spec = self.targets.servers[contract.server or ""]
         if spec.url is None:
             return {}
-        return await self._outward(contract).headers(_access(grant.call, contract, spec))
+        return await self._router(contract).headers(_access(grant.call, contract, spec))
 
-    def _outward(self, contract: Contract) -> Router:
-        if self.surroundings.outward is None:
+    def _router(self, contract: Contract) -> Router:
+        if self.targets.router is None:
             raise Unavailable("no_secret", f"{contract.name} needs a secret, and there are none here")
-        return self.surroundings.outward()
+        return self.targets.router()
 
     def _boxes(self, contract: Contract) -> Executor:
         if self.executor is None:
@@ -151,14 +151,14 @@ class Dispatcher:
         return await self._boxes(contract).state_of(call)
 
     async def outside(self, call: Call, contract: Contract) -> Outside:
-        """What the session has of the outside that it makes something happen in. Raises Refused, Unavailable."""
+        """What the session of a call has outside, where the call makes anything happen. Raises Refused, Unavailable."""
         happens = contract.tool in (*RUNS_IN_A_SESSION, *WRITES_FILES, FORKS_A_SESSION)
         if contract.transport is not Transport.SANDBOXED_EXEC or not happens:
             return NO_OUTSIDE
         return await self._boxes(contract).outside(call)
 
     async def run(self, grant: Grant, channel: Channel) -> Answer:
-        """Once; again only where nothing was sent, or the contract says that twice is as good as once."""
+        """Carry out a grant once; again only where nothing was sent, or where the contract says `idempotent`."""
         if time.monotonic() > grant.expires_at:
             raise Unavailable("grant_expired", "the grant of this call has expired")
         contract = grant.contract
@@ -191,7 +191,7 @@ class Dispatcher:
         if contract.transport is Transport.SANDBOXED_EXEC:
             return await self._boxes(contract).run(grant)
         seen: list[Json | None] = []
-        mounts = _mounts(contract, self.surroundings.servers.get(contract.server or ""))
+        mounts = _mounts(contract, self.targets.servers.get(contract.server or ""))
         request = UpstreamRequest(
             server=contract.server or "",
             principal=call.principal,
@@ -260,8 +260,8 @@ def _may_repeat(contract: Contract, problem: Unavailable | OutcomeUnknown) -> bo
     return contract.idempotent or contract.idempotent_key is not None
 
 
-def _check_lodger(call: Call, contract: Contract, spec: ServerSpec) -> None:
-    """What a server in an agent's own box says is the agent's word, so it may only be asked to read."""
+def _check_session_server(call: Call, contract: Contract, spec: ServerSpec) -> None:
+    """A server in an agent's own box is under the agent's control, so it may serve read contracts only."""
     if contract.mode is not Mode.READ:
         text = f"server {spec.name} lives in the agent's own box, where only read contracts are served"
         raise Refused(Status.DENIED, "session_placement", text)

@@ -81,7 +81,7 @@ def build(ending: Ending) -> Json:
     contract = ending.contract
     decision = ending.decision
     changed = effect(ending.status, ending.possible, ending.dispatched, _sent(ending))
-    told: Json = {
+    found: Json = {
         "call_id": ending.call.id,
         "decision_id": decision.id if decision is not None else None,
         "rules": list(decision.rules) if decision is not None else [],
@@ -104,10 +104,10 @@ def build(ending: Ending) -> Json:
         "denials": None,
         "explanation": explanation(ending, changed),
     }
-    told.update(_of_server(ending) if ending.ran is None else _of_box(ending.ran.report))
+    found.update(_of_server(ending) if ending.ran is None else _of_box(ending.ran.report))
     if ending.within is not None:
-        told.update(_of_session(ending.within))
-    return told
+        found.update(_of_session(ending.within))
+    return found
 
 
 def _of_session(within: Within) -> Json:
@@ -198,7 +198,7 @@ def _file(fact: FileFact) -> Json:
 
 
 def _of_both(stdout: Captured, stderr: Captured) -> str:
-    """Of all output: where one stream is empty the other's digest, else the digest of both digests, stdout first."""
+    """The digest of all output: that of the only stream with any, else the digest of both digests, stdout first."""
     if stderr.total == 0:
         return stdout.sha256
     if stdout.total == 0:
@@ -277,7 +277,7 @@ def _what_happened(ending: Ending) -> str:
         case Status.DENIED:
             return _denied(ending)
         case Status.APPROVAL_REQUIRED:
-            return "a person must agree before it can run"
+            return "a person must approve it before it can run"
         case Status.TIMEOUT:
             return f"terminated by timeout after {took}"
         case Status.KILLED:

@@ -1,19 +1,19 @@
 """What may go back: a result passes size, schema, fields, invisible characters and redaction, in that order.
 
-Unknown fields and content types stay as they are. Where nothing strikes, the very object that came in goes out.
+Unknown fields and content types stay as they are. Where no rule matches, the very object that came in goes out.
 Characters that a reader does not see are removed from the texts of results. In keys, and in all that a person reads or
 that describes a tool, they are escaped instead, so that nothing looks like what it is not.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import count as counting
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from ringfence.core import canonical, invisible
 from ringfence.core.errors import Refused
 from ringfence.core.model import Contract, Definition, GuardedText, Json, Status, Transport, own_words
 from ringfence.core.ports import SAID_IN_CALLS, Channel, Redactor
+from ringfence.core.secret import REPLACEMENT
 
 log = logging.getLogger("ringfence.guard")
 
@@ -32,16 +33,15 @@ UNSEEN = (CONTROL, INVISIBLE)
 """Rules of characters that a reader does not see: gone from results, escaped in all else."""
 FOREIGN = "foreign_keys"
 """Keys in a server's `_meta` that are ours to write."""
-REPLACEMENT = "[redacted]"
 
 _MOST_HITS = 1000
-"""A text that a pattern strikes more often is withheld whole: each hit costs another search of the rest."""
+"""A text that a pattern matches more often is withheld whole: each hit costs another search of the rest."""
 _ASKED = ("allowed", "denied", "failed")
 """What of the `network` fact names hosts that a program in a box asked for."""
 MESSAGE_CHARACTERS = 4000
 
 _CLASS = "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in invisible.UNSEEN)
-# On the encoded result, where C0 is written as an escape. May strike where nothing is, never the other way round.
+# On the encoded result, where C0 is written as an escape. May match where nothing is wrong, never the other way round.
 _SUSPECT = re2.compile(rf"\\u00[01]|\\[bf]|[\x{{7f}}-\x{{9f}}{_CLASS}]")
 
 _PROTOCOL = frozenset(
@@ -89,7 +89,7 @@ class _Item:
     definition: Definition | None
     result: Json
     encoded: bytes
-    struck: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    hits: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     problem: tuple[str, str] | None = None
     """Reason code and text, which may hold names that the tool chose."""
 
@@ -99,8 +99,8 @@ class _Item:
         return not self.result.get("isError")
 
 
-class _Struck(Counter[str]):
-    """How often each rule struck."""
+class _RuleHits(Counter[str]):
+    """How often each rule matched."""
 
     def __init__(self, *, escape: bool = True) -> None:
         """Without `escape`, what a reader does not see is removed from texts."""
@@ -132,7 +132,7 @@ class Guard:
         )
 
     def inspect(self, contract: Contract, definition: Definition | None, result: Json) -> Guarded:
-        """The result as the contract lets it go on."""
+        """The result as the contract allows it, or why it may not be passed on."""
         trust = contract.result.trust
         try:
             encoded = canonical.dumps(result)
@@ -150,12 +150,12 @@ class Guard:
                 item.problem = ("bad_output", f"in the tool's result {_SAME_KEY}")
             if item.problem is not None:
                 code, text = item.problem
-                return Guarded(None, (code, self.message(text, contract)), dict(item.struck), len(encoded), trust)
+                return Guarded(None, (code, self.message(text, contract)), dict(item.hits), len(encoded), trust)
         if item.result is result:
-            return Guarded(result, None, dict(item.struck), len(encoded), trust, encoded=encoded)
+            return Guarded(result, None, dict(item.hits), len(encoded), trust, encoded=encoded)
         kept = canonical.dumps(item.result)
-        seen = item.struck.secrets if isinstance(item.struck, _Struck) else _NOTHING
-        return Guarded(item.result, None, dict(item.struck), len(encoded), trust, encoded=kept, secrets=seen)
+        seen = item.hits.secrets if isinstance(item.hits, _RuleHits) else _NOTHING
+        return Guarded(item.result, None, dict(item.hits), len(encoded), trust, encoded=kept, secrets=seen)
 
     def message(self, text: str, contract: Contract | None = None, most: int = MESSAGE_CHARACTERS) -> GuardedText:
         """A text of ours or of a server's, fit to be shown, and no more of it than `most` characters."""
@@ -164,10 +164,10 @@ class Guard:
         suspect = invisible.suspect(proper)
         if not suspect and not patterns and len(proper) <= most:  # as nearly all are
             return GuardedText(proper if self.redactor is None else self.redactor.redact(proper)[0])
-        struck = _Struck()
+        hits = _RuleHits()
         if suspect:
-            proper = self._seen(proper, patterns, struck, invisible.escaped)
-        whole = self._redacted(proper, patterns, struck)
+            proper = self._seen(proper, patterns, hits, invisible.escaped)
+        whole = self._redacted(proper, patterns, hits)
         return GuardedText(whole if len(proper) <= most else self._cut(proper, patterns, most, whole))
 
     def _cut(self, text: str, patterns: tuple[Any, ...], place: int, whole: str) -> str:
@@ -177,8 +177,8 @@ class Guard:
         while back < place:
             head = text[: place - back]
             rest = text[place - back :]
-            clean = self._redacted(head, patterns, _Struck())
-            if clean + self._redacted(rest, patterns, _Struck()) == whole:
+            clean = self._redacted(head, patterns, _RuleHits())
+            if clean + self._redacted(rest, patterns, _RuleHits()) == whole:
                 return clean
             back = 2 * back + 1
         return ""
@@ -192,13 +192,13 @@ class Guard:
         return cast("Json", self.redacted(contract, without_forged(params)[0]))
 
     def shown(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
-        """Any JSON value as a person may see it, and how often each rule struck: they must know that it is not all.
+        """Any JSON value as a person may see it, and how often each rule matched: they must know that it is not all.
 
         Raises Refused where two of its keys would look the same.
         """
-        struck = _Struck()
+        hits = _RuleHits()
         try:
-            return self._walk(value, _compiled(contract.redact), struck, keys=True), dict(struck)
+            return self._walk(value, _compiled(contract.redact), hits, keys=True), dict(hits)
         except _SameKey:
             raise Refused(Status.VALIDATION_FAILURE, "ambiguous_keys", _SAME_KEY) from None
 
@@ -212,10 +212,10 @@ class Guard:
         """What is said of tools, resources and runs, without secrets and with nothing unseen in it; the very same
         where there is neither. Raises Refused where two of its keys would look the same."""
         encoded = canonical.dumps(item)
-        if not (self._may_strike(encoded) or _suspect(encoded)):
+        if not (self._may_match(encoded) or _suspect(encoded)):
             return item
         try:
-            return cast("Json", self._walk(item, (), _Struck(), keys=True))
+            return cast("Json", self._walk(item, (), _RuleHits(), keys=True))
         except _SameKey:
             raise Refused(Status.UNAVAILABLE, "ambiguous_keys", _SAME_KEY) from None
 
@@ -254,10 +254,10 @@ class Guard:
     def _clean(self, item: _Item) -> None:
         # Control characters go before redaction looks: they could cut a secret in two that the reader joins again.
         patterns = _compiled(item.contract.redact)
-        if patterns or self._may_strike(item.encoded) or _suspect(item.encoded):
-            struck = item.struck if isinstance(item.struck, _Struck) else _Struck(escape=False)
-            item.result = self._walk(item.result, patterns, struck)
-            item.struck = struck
+        if patterns or self._may_match(item.encoded) or _suspect(item.encoded):
+            hits = item.hits if isinstance(item.hits, _RuleHits) else _RuleHits(escape=False)
+            item.result = self._walk(item.result, patterns, hits)
+            item.hits = hits
 
     def _unforged(self, item: _Item) -> None:
         # First, while what hides in a key has not been escaped: it is ours if it would look like one of ours.
@@ -271,97 +271,97 @@ class Guard:
         item.result, dropped = without_forged(item.result)
         if dropped:
             item.encoded = canonical.dumps(item.result)
-            item.struck = _Struck(escape=False)
-            item.struck[FOREIGN] += dropped
+            item.hits = _RuleHits(escape=False)
+            item.hits[FOREIGN] += dropped
 
-    def _may_strike(self, encoded: bytes) -> bool:
+    def _may_match(self, encoded: bytes) -> bool:
         """One look at the encoded result settles it for all texts in it; escapes may hide where a word begins.
 
         May be true where nothing would go, never the other way round.
         """
         if self.redactor is None:
             return False
-        if self.redactor.strikes(encoded):
+        if self.redactor.matches(encoded):
             return True
         if b"\\" not in encoded:
             return False
         if b"\\u" in encoded or b"\\b" in encoded or b"\\f" in encoded:
             return True
         plain = encoded.replace(b"\\n", b"\n").replace(b"\\t", b"\t").replace(b"\\r", b"\r")
-        return self.redactor.strikes(plain)
+        return self.redactor.matches(plain)
 
     # ── Texts ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _walk(self, value: Any, patterns: tuple[Any, ...], struck: _Struck, *, keys: bool = False) -> Any:
+    def _walk(self, value: Any, patterns: tuple[Any, ...], hits: _RuleHits, *, keys: bool = False) -> Any:
         """`value` with every text in it cleaned; itself where nothing was found. Its depth is bounded already.
 
         With `keys` it is data, no protocol: a contract's patterns then speak of the names in it too.
         """
         if isinstance(value, str):
-            return self._cleaned(value, patterns, struck)
+            return self._cleaned(value, patterns, hits)
         if isinstance(value, dict):
             out: Json = {}
             changed = False
             for key, old in value.items():
                 name = key
                 if keys or key not in _PROTOCOL:
-                    name = self._name(key, patterns if keys else (), struck, value)
+                    name = self._name(key, patterns if keys else (), hits, value)
                     name = _free(name, out)
                 own = () if patterns and not keys and _opaque(key, old) else patterns
-                new = self._walk(old, own, struck, keys=keys or key == "structuredContent")
+                new = self._walk(old, own, hits, keys=keys or key == "structuredContent")
                 changed = changed or new is not old or name is not key
                 out[name] = new
             return out if changed else value
         if isinstance(value, list):
-            items = [self._walk(old, patterns, struck, keys=keys) for old in value]
+            items = [self._walk(old, patterns, hits, keys=keys) for old in value]
             return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
         return value
 
-    def _name(self, key: str, patterns: tuple[Any, ...], struck: _Struck, siblings: Mapping[str, Any]) -> str:
+    def _name(self, key: str, patterns: tuple[Any, ...], hits: _RuleHits, siblings: Mapping[str, Any]) -> str:
         """A key, cleaned: what is unseen in it is escaped whatever becomes of texts. Raises _SameKey."""
         if not invisible.suspect(key):
-            return self._redacted(key, patterns, struck)
-        seen = self._seen(key, patterns, struck, invisible.name)
+            return self._redacted(key, patterns, hits)
+        seen = self._seen(key, patterns, hits, invisible.name)
         if seen in siblings:
             raise _SameKey
-        return self._redacted(seen, patterns, struck)
+        return self._redacted(seen, patterns, hits)
 
-    def _cleaned(self, text: str, patterns: tuple[Any, ...], struck: _Struck) -> str:
+    def _cleaned(self, text: str, patterns: tuple[Any, ...], hits: _RuleHits) -> str:
         if invisible.suspect(text):
-            text = self._seen(text, patterns, struck, invisible.escaped if struck.escape else None)
-        return self._redacted(text, patterns, struck)
+            text = self._seen(text, patterns, hits, invisible.escaped if hits.escape else None)
+        return self._redacted(text, patterns, hits)
 
-    def _seen(self, text: str, patterns: tuple[Any, ...], struck: _Struck, escaped: Callable[[str], str] | None) -> str:
+    def _seen(self, text: str, patterns: tuple[Any, ...], hits: _RuleHits, escaped: Callable[[str], str] | None) -> str:
         """Of a text what its reader sees; what they do not see is counted, and gone or escaped. Where an escape, or a
         joiner that is kept, would hide a secret that the reader could put together again, all of it is gone."""
         visible, controls = invisible.without_controls(text)
         clean, hidden = invisible.without_hidden(visible)
         if controls:
-            struck[CONTROL] += controls
+            hits[CONTROL] += controls
         if hidden:
-            struck[INVISIBLE] += hidden
+            hits[INVISIBLE] += hidden
         if escaped is not None and (controls or hidden or escaped is invisible.name):
             clean = escaped(text)
         bare = invisible.bare(visible)
-        found = self._hits(bare, patterns) if clean != bare else 0
-        return bare if found and found > self._hits(clean, patterns) else clean
+        found = self._count_hits(bare, patterns) if clean != bare else 0
+        return bare if found and found > self._count_hits(clean, patterns) else clean
 
-    def _hits(self, text: str, patterns: tuple[Any, ...]) -> int:
-        found = _Struck()
+    def _count_hits(self, text: str, patterns: tuple[Any, ...]) -> int:
+        found = _RuleHits()
         self._redacted(text, patterns, found)
         return found.total()
 
-    def _redacted(self, text: str, patterns: tuple[Any, ...], struck: _Struck) -> str:
+    def _redacted(self, text: str, patterns: tuple[Any, ...], hits: _RuleHits) -> str:
         if self.redactor is not None:
             clean, found = self.redactor.redact(text)
             if found:
-                struck.update(found)
-                struck.secrets.update(self.redactor.secrets(text))
+                hits.update(found)
+                hits.secrets.update(self.redactor.secrets(text))
                 text = clean
         for index, pattern in enumerate(patterns):
             clean, count = _substitute(pattern, text)
             if count:
-                struck[f"redact[{index}]"] += count
+                hits[f"redact[{index}]"] += count
                 text = clean
         return text
 
@@ -394,7 +394,7 @@ def _is_ours(key: str) -> bool:
 
 
 def _suspect(encoded: bytes) -> bool:
-    # Plain text without an escape, which nearly all is, is told apart at a tenth of the pattern's cost.
+    # Plain text without an escape, which nearly all is, is recognised at a tenth of the pattern's cost.
     if encoded.isascii() and b"\\" not in encoded and b"\x7f" not in encoded:
         return False
     return _SUSPECT.search(encoded) is not None
@@ -512,7 +512,7 @@ class GuardedChannel:
         """What the client knows a question by: the server's own key, unless that is more than a name."""
         if key not in taken and key in self._guard.redacted(self._contract, {key: None}):
             return key
-        return next(name for number in counting(1) if (name := f"question-{number}") not in taken)
+        return next(name for number in itertools.count(1) if (name := f"question-{number}") not in taken)
 
     async def notify(self, method: str, params: Json) -> None:
         if method not in SAID_IN_CALLS:

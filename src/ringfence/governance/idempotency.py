@@ -52,7 +52,7 @@ class IdempotencyKeys:
         return IdempotencyKey(f"{call.principal.key}/{contract.name}", canonical.digest(name), digest)
 
     async def earlier(self, key: IdempotencyKey, timeout: float) -> tuple[str, Json] | None:
-        """What an earlier call under this key came to: its id and outcome; None if there was none."""
+        """The id and outcome of an earlier call under this key; None if there was none."""
         deadline = anyio.current_time() + timeout + _GRACE_SECONDS
         while True:
             row = self._store.reader().key(key.scope, key.name)

@@ -49,7 +49,7 @@ _MOST_PARTS = 256
 
 
 def _withheld(_: str) -> GuardedText:
-    """Where there is no guard, nothing is fit to be kept."""
+    """The stand-in for a guard: without one, no text is kept."""
     return own_words("")
 
 
@@ -81,29 +81,29 @@ class CallState:
     attempts: int = 0
     redactions: dict[str, int] = field(default_factory=dict)
     secrets: dict[str, int] = field(default_factory=dict)
-    """What was removed, by secret: for the record alone, since a caller who is told could guess and try."""
+    """What was removed, by secret: for the record alone, since a caller who knew could guess and try."""
     clean: Callable[[str], GuardedText] = _withheld
     """A text that its caller, its server or a rule chose, as it may be kept."""
     isolation: Json = field(default_factory=dict)
     ran: Ran | None = None
     within: Within | None = None
     session_state: tuple[int, str] | None = None
-    """Of its session, where a person is asked: the last step, and the digest of its files."""
+    """The last step of its session and the digest of its files, where a person is asked."""
     encoded_result: bytes | None = None
     """The guarded result's canonical form."""
     about: Json | None = None
     """What *started* said; *finished* says it again."""
     left_behind: Json = field(default_factory=dict)
-    """Of the call's `_meta`, what reaches no server: how many keys, and which parts of a trace, and why."""
+    """What of the call's `_meta` reaches no server: how many keys, and which parts of a trace, and why."""
 
     def drop_trace(self, name: str, why: str) -> None:
-        """A part of its trace goes no further."""
+        """Send a part of its trace no further."""
         kept = {key: text for key, text in self.call.traced.items() if key != name}
         self.call = replace(self.call, traced=kept)
         self.left_behind = {**self.left_behind, "refused": {**self.left_behind.get("refused", {}), name: why}}
 
-    def strike(self, rules: Mapping[str, int], secrets: Mapping[str, int]) -> None:
-        """Something was removed."""
+    def add_redactions(self, rules: Mapping[str, int], secrets: Mapping[str, int]) -> None:
+        """Count what was removed, by rule and by secret."""
         for kept, new in ((self.redactions, rules), (self.secrets, secrets)):
             for name, count in new.items():
                 kept[name] = kept.get(name, 0) + count
@@ -129,7 +129,7 @@ def common(state: CallState) -> Json:
     contract = state.contract
     decision = state.decision
     level = contract.log.arguments if contract is not None else "digest"
-    told = of_call(state)
+    about = of_call(state)
     decided = None if decision is None else of_decision(decision, state.clean)
     pin = state.definition.digest if state.definition is not None else None
     out: Json = {
@@ -138,15 +138,15 @@ def common(state: CallState) -> Json:
         **_carried(state),
     }
     if contract is None or call.kind != "tool":
-        # What a caller chose freely is nothing that repeats.
+        # A name that a caller chose freely does not repeat, so it is not shared.
         named = None if contract is None else _contract(contract)
-        return {**out, "call": told, "contract": named, "pin": pin, "decision": decided}
+        return {**out, "call": about, "contract": named, "pin": pin, "decision": decided}
     # What is this call's own stands in its record, which has its id anyway; what a call lacks, many lack.
-    own = {name: told.pop(name) for name in ("session", "parent", "trace") if told[name] is not None}
-    del told["id"]
+    own = {name: about.pop(name) for name in ("session", "parent", "trace") if about[name] is not None}
+    del about["id"]
     if decided is not None:
         out["decision"] = {"id": decided.pop("id")}
-    part: Json = {"call": told, "contract": _contract(contract), "pin": pin, "decision": decided}
+    part: Json = {"call": about, "contract": _contract(contract), "pin": pin, "decision": decided}
     if out["approval"] is None:
         part["approval"] = out.pop("approval")
     return {**out, **({"call": own} if own else {}), SHARED: [_shared(part)]}
@@ -203,14 +203,14 @@ def _carried(state: CallState) -> Json:
     if state.contract is None:
         return {}  # refused before it was known what may go on
     level = state.contract.log.arguments
-    told: Json = dict(state.left_behind)
+    carried: Json = dict(state.left_behind)
     if call.meta:
-        told["meta"] = payload(state, call.meta, level)
+        carried["meta"] = payload(state, call.meta, level)
     if call.inputs:
-        told["inputs"] = payload(state, call.inputs, level)
+        carried["inputs"] = payload(state, call.inputs, level)
     if call.traced:
-        told["trace"] = {name: payload(state, text) for name, text in call.traced.items()}
-    return {"carried": told}
+        carried["trace"] = {name: payload(state, text) for name, text in call.traced.items()}
+    return {"carried": carried}
 
 
 def payload(state: CallState, value: Any, level: str = "digest") -> Json:
@@ -247,31 +247,31 @@ def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
         "attempts": state.attempts,
         **({"secrets": dict(state.secrets)} if state.secrets else {}),
     }
-    told = _unlinked(facts, state)
+    recorded = _unlinked(facts, state)
     if SHARED not in about:  # it got nowhere, so it is short, and said in full
-        if told.get("isolation"):
-            told["isolation"] = state.isolation
-        return {**about, **ended, "facts": told}
-    told, part = _told(told, ended, state)
-    return {**about, **ended, "facts": told, SHARED: [*about[SHARED], part]}
+        if recorded.get("isolation"):
+            recorded["isolation"] = state.isolation
+        return {**about, **ended, "facts": recorded}
+    recorded, part = _shared_facts(recorded, ended, state)
+    return {**about, **ended, "facts": recorded, SHARED: [*about[SHARED], part]}
 
 
-def _unlinked(told: Json, state: CallState) -> Json:
+def _unlinked(facts: Json, state: CallState) -> Json:
     """Facts as they go on record: without plain digests, which could be tried against guesses, and without names that
     a program in a box chose for its files."""
-    out = dict(told)
+    out = dict(facts)
     salt = state.salt
-    output = told.get("output")
+    output = facts.get("output")
     if output is not None and output.get("sha256") is not None:
         out["output"] = {name: None if name.endswith("sha256") else value for name, value in output.items()}
     for part in ("inputs", "files"):
-        if told.get(part):
-            out[part] = [_file(entry, salt) for entry in told[part][:_MOST_FILES]]
-    late = told.get("late")
+        if facts.get(part):
+            out[part] = [_file(entry, salt) for entry in facts[part][:_MOST_FILES]]
+    late = facts.get("late")
     if late and late.get("files"):
         out["late"] = {**late, "files": [_file(entry, salt) for entry in late["files"][:_MOST_FILES]]}
-    if told.get("skipped"):
-        out["skipped"] = len(told["skipped"])
+    if facts.get("skipped"):
+        out["skipped"] = len(facts["skipped"])
     return out
 
 
@@ -283,7 +283,7 @@ _VERIFIED = "verified_at"
 _ends: dict[tuple[int, bytes], tuple[Json | None, canonical.Shared]] = {}
 
 
-def _told(facts: Json, ended: Json, state: CallState) -> tuple[Json, canonical.Shared]:
+def _shared_facts(facts: Json, ended: Json, state: CallState) -> tuple[Json, canonical.Shared]:
     """Facts as they stand in the record itself, and what it shares with others: how it was isolated, and all that is
     as usual. What is moved there is taken out of `ended`."""
     isolated = facts.pop("isolation", None)
@@ -315,7 +315,7 @@ def _halves(counts: Json) -> tuple[Json, Json]:
 
 
 def _ending(usual: Json, isolation: Json | None) -> canonical.Shared:
-    """By which object the isolation is: boxes of one kind have one and the same, and it was most of a record."""
+    """The shared part of a record, by the identity of the isolation, which boxes of one kind have in common."""
     try:
         form = marshal.dumps(usual, 2)  # it is never read again, and it is quicker than JSON
     except ValueError:  # a text of a type of its own is none to it
@@ -333,7 +333,7 @@ def _ending(usual: Json, isolation: Json | None) -> canonical.Shared:
 
 
 def _is_quiet(value: Any) -> bool:
-    """Nothing, none, or nothing but that; an empty text says something."""
+    """Whether a value is zero, null, or holds nothing else; an empty text says something."""
     if not value:
         return bool(value != "")
     return isinstance(value, dict) and all(map(_is_quiet, value.values()))
@@ -359,8 +359,8 @@ def of_decision(decision: Decision, clean: Callable[[str], GuardedText]) -> Json
 
 
 def of_approval(approval: Approval) -> Json:
-    """By what the log proves of it, and where; what a table says is no evidence."""
-    return {"id": approval.id, "by": []} if approval.leave is None else approval.leave.as_told()
+    """The approval by what the log proves of it, and where; what a table says is no evidence."""
+    return {"id": approval.id, "by": []} if approval.proof is None else approval.proof.as_fact()
 
 
 def _payload(state: CallState, value: Any, encoded: bytes | None, level: str) -> Json:

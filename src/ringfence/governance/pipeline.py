@@ -2,6 +2,7 @@
 
     contract → policy → once → budget → approval → grant → dispatch → guard → fact → audit
 
+The stops are numbered as in docs/life-of-a-call.md; 1 (bytes) and 2 (the call) are in `front`.
 Whatever happens, the call closes with exactly one *finished* record, and an answer goes out only after that record is
 safe: no record, no result.
 """
@@ -68,7 +69,7 @@ class Pipeline:
         self._budget = limits
         self._once = IdempotencyKeys(store)
         self._under_way = 0
-        """Calls; several share a commit, made beside the loop, and one that is alone waits for no others."""
+        """How many calls run. Several share a commit, made beside the loop; a single one waits for no others."""
 
     async def handle(self, call: Call, channel: Channel) -> Outcome:
         self._under_way += 1
@@ -83,17 +84,18 @@ class Pipeline:
         slot: budget.BudgetSlot | None = None
         key: IdempotencyKey | None = None
         try:
-            contract = self._contract(rules, state)
-            self._policy(rules, state, contract)
+            contract = self._contract(rules, state)  # 3 contract
+            self._policy(rules, state, contract)  # 4 policy
             call = state.call  # as it goes on
             self._dispatcher.check(call, contract, state.decision)  # type: ignore[arg-type]
             state.possible = effects.possible_effects(call, contract, await self._dispatcher.outside(call, contract))
-            key, replayed = await self._earlier(rules, state, contract)
+            key, replayed = await self._earlier(rules, state, contract)  # 5 once
             if replayed is not None:
                 outcome = replayed
             else:
-                slot = self._budget.admit(call, contract, state.arguments_digest)
-                grant = await self._grant_or_join(rules, state, contract, key, channel)
+                slot = self._budget.admit(call, contract, state.arguments_digest)  # 6 budget
+                grant = await self._grant_or_join(rules, state, contract, key, channel)  # 7 approval, 8 grant
+                # 9 dispatch, 10 guard
                 outcome = grant if isinstance(grant, Outcome) else await self._carry_out(rules, state, grant, channel)
         except Refused as exc:
             outcome = self._refusal(state, exc)
@@ -103,7 +105,7 @@ class Pipeline:
             state.answered = exc.answered
             outcome = self._problem(state, Status.UNKNOWN, exc.reason_code, exc.message)
         except StoreError as exc:
-            # Once it was dispatched it is the state of sessions that failed, and what was asked may be done.
+            # After dispatch it is the state of sessions that failed, and the call may have taken effect.
             log.error("the store failed %s the call ran: %s", "while" if state.dispatched else "before", exc)
             text = own_words("the call could not be recorded, so it was not made")
             outcome = Outcome(Status.UNAVAILABLE, "store", text)
@@ -122,10 +124,10 @@ class Pipeline:
                 "internal",
                 own_words("the gateway itself failed"),
             )
-        return await self._close(state, key, slot, outcome)
+        return await self._close(state, key, slot, outcome)  # 11 fact and audit
 
     def listed(self, item: Json) -> Json:
-        """What a server says of what it has, as a client may see it."""
+        """An entry of a server's list, as a client may see it."""
         return self._guard.listed(without_forged(item)[0])
 
     async def server_start(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
@@ -138,7 +140,7 @@ class Pipeline:
         state.isolation = self._dispatcher.isolation(state.contract)
         state.possible = effects.effects_of_start(spec)
         try:
-            # What it may do outside, it may do at once: that it was started is on disk before it is.
+            # A server may have effects as soon as it starts, so the record of its start is on disk first.
             work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call.id, journal.started(state))  # noqa: E731
             state.started = await self._store.write(work, durable=state.effect_possible)
         except StoreError:
@@ -157,7 +159,7 @@ class Pipeline:
             with anyio.CancelScope(shield=True):
                 await self._close(state, None, None, outcome)
 
-    # ── 1 contract, 2 policy ──────────────────────────────────────────────────────────────────────
+    # ── 3 contract, 4 policy ──────────────────────────────────────────────────────────────────────
 
     def _contract(self, rules: Rulebook, state: CallState) -> Contract:
         call = state.call
@@ -175,8 +177,7 @@ class Pipeline:
         return state.contract
 
     def _carry(self, state: CallState, contract: Contract) -> None:
-        """From here on the call carries what may go on, and nothing else; what a contract lets go on counts as an
-        argument does."""
+        """Reduce `_meta` to what may be sent on. What the contract lets through counts as an argument from here on."""
         found = call_meta.split(state.call.meta, contract.meta)
         for name, text in list(found.trace.items()):
             if self._guard.shown(contract, [text, unquote(text)])[1]:
@@ -226,10 +227,10 @@ class Pipeline:
             code = "policy_error" if decision.error is not None else "policy"
             raise Refused(Status.DENIED, code, f"Refused by policy: {decision.reason}")
         if decision.asks and state.call.kind in ASIDE:
-            text = f"Refused by policy: {decision.reason}, and nobody is asked for {state.call.method}"
+            text = f"Refused by policy: {decision.reason}, and no person can be asked for {state.call.method}"
             raise Refused(Status.DENIED, "policy", text)
 
-    # ── 3 once ────────────────────────────────────────────────────────────────────────────────────
+    # ── 5 once ────────────────────────────────────────────────────────────────────────────────────
 
     async def _earlier(
         self, rules: Rulebook, state: CallState, contract: Contract
@@ -245,7 +246,7 @@ class Pipeline:
         return key, None if earlier is None else self._replay(state, *earlier)
 
     def _replay(self, state: CallState, call_id: str, kept: Json) -> Outcome:
-        """What was kept, as it may go on now: more may be secret, and the contract may say less, than at that time."""
+        """A kept outcome, guarded again: by now more may be secret, and the contract may allow less."""
         state.replayed_from = call_id
         outcome = idempotency.unpack(kept, self._guard.message)
         contract = state.contract
@@ -255,18 +256,18 @@ class Pipeline:
         if outcome.result is None:
             return outcome
         guarded = self._guard.inspect(contract, None, outcome.result)
-        state.strike(guarded.redactions, guarded.secrets)
+        state.add_redactions(guarded.redactions, guarded.secrets)
         if guarded.problem is not None:
             code, text = guarded.problem
             return Outcome(Status.FAILED, code, text, trust=guarded.trust)
         return replace(outcome, result=guarded.result, trust=guarded.trust)
 
-    # ── 5 approval, 6 grant ───────────────────────────────────────────────────────────────────────
+    # ── 7 approval, 8 grant ───────────────────────────────────────────────────────────────────────
 
     async def _grant_or_join(
         self, rules: Rulebook, state: CallState, contract: Contract, key: IdempotencyKey | None, channel: Channel
     ) -> Grant | Outcome:
-        """The grant; or, where another call took the key since we looked, what that one comes to."""
+        """The grant; or, where another call took the key meanwhile, the outcome of that call."""
         while True:
             try:
                 return await self._grant(rules, state, contract, key, channel)
@@ -383,7 +384,7 @@ class Pipeline:
             rules, state, state.contract, requirement
         )
 
-    # ── 7 dispatch, 8 guard ───────────────────────────────────────────────────────────────────────
+    # ── 9 dispatch, 10 guard ──────────────────────────────────────────────────────────────────────
 
     async def _carry_out(self, rules: Rulebook, state: CallState, grant: Grant, channel: Channel) -> Outcome:
         state.dispatched = True
@@ -406,12 +407,12 @@ class Pipeline:
         if answer.result is None:
             return Outcome(answer.status, answer.reason_code, self._guard.message(answer.message))
         guarded = self._guard.inspect(grant.contract, grant.definition, answer.result)
-        state.strike(guarded.redactions, guarded.secrets)
+        state.add_redactions(guarded.redactions, guarded.secrets)
         state.encoded_result = guarded.encoded
         if guarded.problem is not None:
             code, text = guarded.problem
             return Outcome(Status.FAILED, code, text, trust=guarded.trust)
-        # Where the contract has something removed from the output, no caller gets it as it came.
+        # Where the contract removes something from the output, no caller gets the raw output.
         whole = not grant.contract.redact and grant.contract.result.fields is None
         ran, within = (answer.ran, answer.within) if whole else (None, None)
         return Outcome(
@@ -432,7 +433,7 @@ class Pipeline:
     def _problem(self, state: CallState, status: Status, code: str, text: str) -> Outcome:
         return Outcome(status, code, self._guard.message(text), trust=_trust(state, code))
 
-    # ── 9 fact, 10 audit ──────────────────────────────────────────────────────────────────────────
+    # ── 11 fact and audit ─────────────────────────────────────────────────────────────────────────
 
     async def _close(
         self, state: CallState, key: IdempotencyKey | None, slot: budget.BudgetSlot | None, outcome: Outcome
@@ -442,11 +443,11 @@ class Pipeline:
             slot.release(outcome.status)
         elif state.arguments_digest:
             self._budget.note(state.call, state.arguments_digest, outcome.status)
-        told = self._facts(state, outcome)
+        call_facts = self._facts(state, outcome)
         if state.ran is not None:
-            told = self._guard.facts(told)
+            call_facts = self._guard.facts(call_facts)
         if outcome.result is not None and state.dispatched and state.is_own:
-            complete(outcome.result, told)
+            complete(outcome.result, call_facts)
 
         def work(tx: Transaction) -> Receipt:
             contract = state.contract
@@ -457,7 +458,7 @@ class Pipeline:
                     tx.put_payload(state.call.id, "result", state.salt, kept)
             if key is not None:
                 idempotency.settle(tx, key, state.call.id, outcome if state.dispatched else None)
-            return tx.append("finished", state.call.id, journal.finished(state, outcome, told))
+            return tx.append("finished", state.call.id, journal.finished(state, outcome, call_facts))
 
         try:
             durable = state.effect_possible and state.started is not None
@@ -467,7 +468,7 @@ class Pipeline:
             status = Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE
             lost = Outcome(status, "store", own_words("the outcome could not be recorded, so it is withheld"))
             return _completed(lost, self._facts(state, lost))
-        return _completed(outcome, told, receipt)
+        return _completed(outcome, call_facts, receipt)
 
     def _facts(self, state: CallState, outcome: Outcome) -> Json:
         return facts.build(
@@ -517,7 +518,7 @@ def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) ->
 
 
 def _trust(state: CallState, reason_code: str) -> str:
-    """Of the text of a refusal: our own words, or such as a server had a hand in."""
+    """The trust label of a refusal's text: our own words, or a text that a server had a part in."""
     if reason_code not in journal.SAID_BY_OTHERS:
         return "trusted"
     return state.contract.result.trust if state.contract is not None else "untrusted"

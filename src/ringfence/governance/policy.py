@@ -220,7 +220,7 @@ class _Seen:
         self._made: dict[str, list[tuple[int, list[bytes]]]] = {}
 
     def texts(self, name: str) -> list[tuple[int, list[bytes]]]:
-        """By form, as its place among the forms; without those that have nothing to show."""
+        """The texts by the number of their form; forms without text are left out."""
         made = self._made.get(name)
         if made is None:
             # Encoded once for all patterns; what cannot be encoded is no text, and an error denies.
@@ -230,7 +230,7 @@ class _Seen:
         return made
 
     def _forms(self, name: str) -> Iterator[Iterable[str]]:
-        """In the order of FORMS, all but the last."""
+        """The forms in the order of FORMS, all but the last."""
         call = self._call
         arguments = self._call.arguments
         if name == ANY_ARGUMENT:

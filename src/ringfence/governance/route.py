@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from socket import socket
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ringfence.core.box import Desk, Installs, NetworkRule, Serve, ServedRoute
+from ringfence.core.box import InstallIndex, Installs, NetworkRule, Serve, ServedRoute
 from ringfence.core.brokering import SubstitutionReply, SubstitutionRequest
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import NetworkSpec, Status
-from ringfence.core.ports import Access, Packing, Route
+from ringfence.core.ports import Access, PackageInstaller, Route
 from ringfence.egress import names
 from ringfence.egress.dial import Dial, Resolve, system_dial, system_resolve
 from ringfence.egress.ledger import EgressFact
@@ -64,20 +64,20 @@ class ConfiguredRouter:
         if access.secrets:
             self._broker().check(access)
 
-    async def passage(self, access: Access) -> Route:
+    async def route(self, access: Access) -> Route:
         self.check(access)
         rules = self.rules(access)
         if not access.secrets:
             return Route(self._serving.by(rules), rules) if rules else Route()
         issued = await self._broker().issue(access)
         served = issued.rules(rules)
-        return Route(self._serving.by(served, issued) if served else None, served, issued.env, issued.loans)
+        return Route(self._serving.by(served, issued) if served else None, served, issued.env, issued.brokered)
 
     async def ready(self, access: Access) -> None:
         await self._broker().issue(access)
 
-    async def lend(self, wish: SubstitutionRequest) -> SubstitutionReply:
-        return await self._broker().lend(wish)
+    async def substitute(self, request: SubstitutionRequest) -> SubstitutionReply:
+        return await self._broker().substitute(request)
 
     async def headers(self, access: Access) -> Mapping[str, str]:
         return await self._broker().headers(access) if access.secrets else {}
@@ -113,10 +113,10 @@ class ProxyServer:
         resolve: Resolve = system_resolve,
         trust: ssl.SSLContext | None = None,
         dial: Dial = system_dial,
-        packing: Callable[[], Packing] | None = None,
+        installer: Callable[[], PackageInstaller] | None = None,
     ) -> None:
-        """`packing` has an index for boxes that may install something; None: there is none."""
-        self._packing = packing
+        """`installer` has an index for boxes that may install something; None: there is none."""
+        self._installer = installer
         self._resolve = resolve
         self._dial = dial
         self._trust = trust
@@ -131,11 +131,11 @@ class ProxyServer:
     def by(self, rules: Iterable[NetworkRule], handed: RouteSecrets | None = None) -> Serve:
         """Raises ValueError for rules that cannot be meant."""
         rules = tuple(rules)
-        return self._served(Rules(rules, self._desk(rules)), handed)
+        return self._served(Rules(rules, self._index(rules)), handed)
 
-    def at(self, desk: Desk) -> Serve:
-        """A route to this desk, and to nothing else."""
-        return self._served(Rules([NetworkRule(INSTALLS, (f"{INDEX_HOST}:80",), installs=Installs(()))], desk))
+    def at(self, index: InstallIndex) -> Serve:
+        """A route to this index, and to nothing else."""
+        return self._served(Rules([NetworkRule(INSTALLS, (f"{INDEX_HOST}:80",), installs=Installs(()))], index))
 
     def _served(self, compiled: Rules, handed: RouteSecrets | None = None) -> Serve:
         broker = None if handed is None else handed.broker
@@ -143,13 +143,13 @@ class ProxyServer:
         async def serve(listener: socket) -> ServedRoute:
             attached = await self.egress.attach(listener, compiled, _unheard, broker=broker)
             within = tuple(host for host in _WITHIN if not compiled.name(names.host(host)))
-            return ProxyRoute(attached, within, handed, compiled.desk)
+            return ProxyRoute(attached, within, handed, compiled.index)
 
         return serve
 
-    def _desk(self, rules: tuple[NetworkRule, ...]) -> Desk | None:
+    def _index(self, rules: tuple[NetworkRule, ...]) -> InstallIndex | None:
         installs = next((rule.installs for rule in rules if rule.installs is not None), None)
-        return None if installs is None or self._packing is None else self._packing().desk(installs)
+        return None if installs is None or self._installer is None else self._installer().index(installs)
 
 
 class ProxyRoute:
@@ -160,11 +160,11 @@ class ProxyRoute:
         attached: BoxProxy,
         within: tuple[str, ...],
         handed: RouteSecrets | None = None,
-        desk: Desk | None = None,
+        index: InstallIndex | None = None,
     ) -> None:
         self.within = within
-        self.env: Mapping[str, str] = {} if desk is None else INDEX_ENV
-        self._desk = desk
+        self.env: Mapping[str, str] = {} if index is None else INDEX_ENV
+        self._index = index
         self._attached = attached
         self._handed = handed
 
@@ -181,11 +181,11 @@ class ProxyRoute:
             self._handed.revoke()
         return self._with_more(network_fact(await self._attached.close()))
 
-    def _with_more(self, told: dict[str, Any]) -> dict[str, Any]:
+    def _with_more(self, fact: dict[str, Any]) -> dict[str, Any]:
         removed = 0 if self._handed is None else self._handed.removed
-        packages = () if self._desk is None else self._desk.handed_out()
-        told |= {"packages": [dict(package) for package in packages]} if packages else {}
-        return {**told, "redacted": removed} if removed else told
+        packages = () if self._index is None else self._index.handed_out()
+        fact |= {"packages": [dict(package) for package in packages]} if packages else {}
+        return {**fact, "redacted": removed} if removed else fact
 
 
 def rule_of(spec: NetworkSpec) -> NetworkRule:
@@ -212,19 +212,19 @@ _SUMS = ("count", "bytes_in", "bytes_out")
 
 def network_fact(facts: Iterable[EgressFact]) -> dict[str, Any]:
     """The `network` fact: what was let through, what was denied and by which rule, and what failed outside."""
-    told: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {verdict: {} for verdict in _SHOWN}
+    by_verdict: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {verdict: {} for verdict in _SHOWN}
     sums = {"bytes_in": 0, "bytes_out": 0}
     for fact in facts:
         entry: Mapping[str, Any] = fact
         shown = {name: entry[name] for name in _SHOWN[fact["verdict"]]}
         # Requests that differ in nothing that is shown are one entry: else a reader could not tell which of them grew.
         place = tuple(value for name, value in shown.items() if name not in _SUMS)
-        known = told[fact["verdict"]].setdefault(place, shown)
+        known = by_verdict[fact["verdict"]].setdefault(place, shown)
         if known is not shown:
             known |= {name: known[name] + shown[name] for name in _SUMS if name in shown}
         for name in sums:
             sums[name] += entry[name]
-    return {**{verdict: list(places.values()) for verdict, places in told.items()}, **sums}
+    return {**{verdict: list(places.values()) for verdict, places in by_verdict.items()}, **sums}
 
 
 def _unheard(_: EgressFact) -> None:

@@ -21,7 +21,7 @@ from ringfence.governance.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Rulebook:
-    """In force until the next reload; a call keeps the one that it began with."""
+    """The rules in force until the next reload; a call keeps the rulebook that it began with."""
 
     environment: str
     catalog: Catalog

@@ -51,7 +51,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _URL = re.compile(r"[!-~]{1,2000}", re.ASCII)
 _PYTHON = re.compile(r"[0-9A-Za-z.,*=<>!~ ()'|-]{1,200}", re.ASCII)
 
-# What a box asks for, and what it is told.
+# The requests of a box, and the answers that it gets.
 _PAGE_PATH = re.compile(r"/simple/([A-Za-z0-9._-]{1,100})/?", re.ASCII)
 _FILE_PATH = re.compile(r"/files/([0-9a-f]{64})/[^/]+", re.ASCII)
 _REFUSED_PATH = re.compile(r"/refused/([a-z0-9-]{1,100})/[^/]+", re.ASCII)
@@ -151,17 +151,17 @@ class PackageIndex:
         return None if page is None or page.until < time.monotonic() else page
 
     async def _list(self, names: list[str]) -> None:
-        """In a box that has read no archive: the contents of an archive cannot change what the index lists."""
+        """List the files of these packages in a box that has read no archive, so that none can change the list."""
         order = {"names": names, "sources": self._builds is not None}
         folder = await asyncio.to_thread(self._cache.staging)
         try:
             report = await self._asked(names[0], "list", order, folder)
-            told = await asyncio.to_thread(read_json, folder / "offers.json", _MOST_JSON)
+            listed = await asyncio.to_thread(read_json, folder / "offers.json", _MOST_JSON)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
         if len(self._pages) > _MOST_NAMES:
             self._pages.clear()
-        pages = {name: _offers(name, told.get(name)) for name in names}
+        pages = {name: _offers(name, listed.get(name)) for name in names}
         for name, offers in pages.items():
             if not offers:
                 _check_answered(name, report)
@@ -170,7 +170,7 @@ class PackageIndex:
     # ── Files ──
 
     async def wheel(self, offer: IndexFile) -> Wheel:
-        """From the cache; otherwise fetched or built first. Raises Unavailable."""
+        """The wheel from the cache; otherwise it is fetched or built first. Raises Unavailable."""
         held = await asyncio.to_thread(self._held, offer)
         if held is None:
             await self._once([f"get {offer.sha256}"], lambda: self._get(offer))
@@ -279,29 +279,31 @@ class PackageIndex:
             done.exception()  # the caller may be gone
 
 
-def _offers(name: str, told: Any) -> tuple[IndexFile, ...]:
+def _offers(name: str, listed: Any) -> tuple[IndexFile, ...]:
     """The wheels of versions that have wheels; the sources of the others."""
-    offers = [offer for each in (told if isinstance(told, list) else [])[:_MOST_OFFERS] for offer in _offer(name, each)]
+    offers = [
+        offer for each in (listed if isinstance(listed, list) else [])[:_MOST_OFFERS] for offer in _offer(name, each)
+    ]
     built = {offer.version for offer in offers if not offer.sources}
     return tuple(offer for offer in offers if not offer.sources or offer.version not in built)
 
 
-def _offer(name: str, told: Any) -> list[IndexFile]:
+def _offer(name: str, entry: Any) -> list[IndexFile]:
     """A file as an install box reports it; nothing if the report is malformed."""
-    if not isinstance(told, dict):
+    if not isinstance(entry, dict):
         return []
-    version, file, digest, python, url = (told.get(key) for key in ("version", "file", "sha256", "python", "url"))
+    version, file, digest, python, url = (entry.get(key) for key in ("version", "file", "sha256", "python", "url"))
     shapes = ((version, _VERSION), (file, _FILE), (digest, _DIGEST), (python or ">=3", _PYTHON), (url, _URL))
     if not all(isinstance(value, str) and shape.fullmatch(value) for value, shape in shapes):
         return []
-    yanked = told.get("yanked") is True
+    yanked = entry.get("yanked") is True
     return [IndexFile(name, str(version), str(file), str(digest), str(python or ""), yanked, str(url))]
 
 
 def _texts(folder: Path, what: str) -> tuple[str, ...]:
     """What an install box reports of an archive that it has read."""
-    told = read_json(folder / "about.json", _MOST_JSON).get(what)
-    return tuple(text for text in (told if isinstance(told, list) else [])[:_MOST_NEEDS] if isinstance(text, str))
+    needs = read_json(folder / "about.json", _MOST_JSON).get(what)
+    return tuple(text for text in (needs if isinstance(needs, list) else [])[:_MOST_NEEDS] if isinstance(text, str))
 
 
 def _names(folder: Path, what: str) -> list[str]:
@@ -319,7 +321,7 @@ def _is(offer: IndexFile, file: str) -> bool:
 
 
 def _check_answered(name: str, report: BoxReport) -> None:
-    """Nothing was found. Raises Unavailable if that is because a registry could not be reached."""
+    """Raise Unavailable if nothing was found because a registry could not be reached."""
     failed = (report.network or {}).get("failed") or (report.network or {}).get("denied") or []
     if failed:
         places = ", ".join(f"{each['host']}:{each['port']} ({each['reason']})" for each in failed[:3])
@@ -340,7 +342,7 @@ class IndexSource(Protocol):
 
 
 class BoxIndex:
-    """The index as one box sees it: what it may install, and what it has had. Implements `box.Desk`."""
+    """The index as one box sees it: what it may install, and what it has had. Implements `box.InstallIndex`."""
 
     def __init__(self, index: IndexSource, installs: Installs) -> None:
         """Raises ValueError for malformed entries."""
@@ -434,8 +436,8 @@ def _refusing(name: str, version: str) -> Reply:
 
 
 def _fact(name: str, version: str, digest: str, sources: str, count: int) -> Mapping[str, Any]:
-    told = {"name": name, "version": version, "integrity": f"sha256:{digest}"}
-    return {**told, **({"built_from": f"sha256:{sources}"} if sources else {}), "count": count}
+    fact = {"name": name, "version": version, "integrity": f"sha256:{digest}"}
+    return {**fact, **({"built_from": f"sha256:{sources}"} if sources else {}), "count": count}
 
 
 def _link(offer: IndexFile) -> str:
@@ -452,5 +454,5 @@ def _page(links: list[str]) -> Reply:
 
 
 def _line(text: str) -> str:
-    """As text that can stand in the first line of an HTTP response."""
+    """The text as it can stand in the first line of an HTTP response."""
     return re.sub(r"[^ -~]+", " ", text)[:300]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ringfence.core.box import MIB, Desk, Input, Installs, Serve
+from ringfence.core.box import MIB, Input, InstallIndex, Installs, Serve
 from ringfence.core.errors import Unavailable
 from ringfence.packages import registries
 from ringfence.packages.cache import AT, Kind, Package, PackageCache, Tree
@@ -68,7 +68,7 @@ class BuildFromSource:
     """How packages that have only sources are installed: from our own index, which builds them."""
 
     index: PackageIndex
-    serve: Callable[[Desk], Serve]
+    serve: Callable[[InstallIndex], Serve]
 
 
 class Installer:
@@ -113,7 +113,7 @@ class Installer:
         return await asyncio.to_thread(read, into, _MOST_LOCK_BYTES)
 
     async def _built(self, request: InstallRequest, building: BuildFromSource, into: Path) -> Fetched:
-        """As above, but pip asks our own index. What that has was checked when it got there."""
+        """The same, but pip asks our own index, whose files were checked when they got there."""
         roots = tuple(project_name(package) for package in request.packages)
         index = BoxIndex(building.index, Installs(roots))
         order = {"wanted": list(request.packages)}
@@ -125,7 +125,9 @@ class Installer:
         fetched = await asyncio.to_thread(checked_pypi, into, _MOST_LOCK_BYTES)
         known = {had["integrity"]: had.get("built_from", "") for had in index.handed_out()}
         if any(package.integrity not in known for package in fetched.packages):
-            raise Unavailable("package_altered", f"{_named(request)}: an install box brought what our index never had")
+            raise Unavailable(
+                "package_altered", f"{_named(request)}: an install box delivered a file that our index never had"
+            )
         packages = tuple(
             Package(each.name, each.version, each.integrity, known[each.integrity]) for each in fetched.packages
         )
@@ -161,8 +163,8 @@ def checked_pypi(folder: Path, most: int) -> Fetched:
     packages: list[Package] = []
     for item in _list(report.get("install")):
         metadata = _dict(item.get("metadata"))
-        told = _dict(item.get("download_info"))
-        digest = _dict(_dict(told.get("archive_info")).get("hashes")).get("sha256")
+        download = _dict(item.get("download_info"))
+        digest = _dict(_dict(download.get("archive_info")).get("hashes")).get("sha256")
         name = _plain(metadata.get("name"))
         if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
             raise Unavailable("no_integrity", f"the index gives no sha256 for {name}")
@@ -223,8 +225,8 @@ def npm_programs(tree: Path, packages: tuple[str, ...]) -> dict[str, str]:
     for package in packages:
         name = package if "@" not in package[1:] else package[: package.rindex("@")]
         home = PurePosixPath("node_modules") / name
-        told = read_json(tree / home / "package.json", _MOST_JSON)
-        programs = told.get("bin")
+        manifest = read_json(tree / home / "package.json", _MOST_JSON)
+        programs = manifest.get("bin")
         short = name.rpartition("/")[2]
         named = {short: programs} if isinstance(programs, str) else _dict(programs)
         usable = dict(_inside(tree, home, named))
@@ -260,7 +262,7 @@ def _strongest(name: str, entry: Mapping[str, Any]) -> tuple[str, bytes]:
 
 def _plain(value: Any) -> str:
     if not isinstance(value, str) or not _PLAIN.fullmatch(value):
-        raise Unavailable("install_failed", "an install box left a name or version that is none")
+        raise Unavailable("install_failed", "an install box left an invalid name or version")
     return value
 
 
@@ -273,4 +275,4 @@ def _list(value: Any) -> list[dict[str, Any]]:
 
 
 def _missing(names: Iterable[str]) -> Unavailable:
-    return Unavailable("install_failed", f"an install box did not bring {', '.join(sorted(names)[:5])}")
+    return Unavailable("install_failed", f"an install box did not deliver {', '.join(sorted(names)[:5])}")

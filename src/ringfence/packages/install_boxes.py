@@ -120,7 +120,9 @@ def _failure(what: str, verb: str, report: BoxReport) -> str:
     said = [line for line in report.stderr.text.splitlines() if line.strip()][-_LAST_LINES:]
     why = f"the box ended: {report.ended}" if report.ended != "exited" else "; ".join(said)
     denied = [f"{each['host']}:{each['port']}" for each in (report.network or {}).get("denied", [])]
-    refused = f" (it was not let to {', '.join(denied)}, which is none of your registries)" if denied else ""
+    refused = (
+        f" (it was refused a connection to {', '.join(denied)}, which is not one of your registries)" if denied else ""
+    )
     return f"{what} could not be {_DONE[verb]}{refused}: {why or f'exit status {report.exit_status}'}"
 
 
@@ -155,8 +157,8 @@ def read_json(path: Path, most: int) -> dict[str, Any]:
     try:
         if path.is_symlink() or path.stat().st_size > most:
             raise ValueError
-        told = json.loads(path.read_bytes())
-        return told if isinstance(told, dict) else {}
+        document = json.loads(path.read_bytes())
+        return document if isinstance(document, dict) else {}
     except (OSError, ValueError, RecursionError):
         raise Unavailable("install_failed", f"an install box left no {path.name} that can be read") from None
 

@@ -88,15 +88,15 @@ async def npm() -> Registry:
     node = shutil.which("node")
     if program is None or node is None:
         raise Unavailable("no_npm", "npm and node are not installed here, so npm packages cannot be fetched")
-    told = await _asked([program, "config", "list", "--json"], "npm")
-    urls = {key: value for key, value in told.items() if key == "registry" or key.endswith(":registry")}
+    settings = await _asked([program, "config", "list", "--json"], "npm")
+    urls = {key: value for key, value in settings.items() if key == "registry" or key.endswith(":registry")}
     if not all(isinstance(url, str) for url in urls.values()) or "registry" not in urls:
         raise Unavailable("no_registry", "npm does not say which registry it uses")
     credentials = (*await _of_registries(node, program, list(urls.values())), *_in_addresses(urls.values()))
-    return replace(_of_npm(node, program, urls, told), credentials=credentials)
+    return replace(_of_npm(node, program, urls, settings), credentials=credentials)
 
 
-def _of_npm(node: str, program: str, urls: dict[str, str], told: dict[str, Any]) -> Registry:
+def _of_npm(node: str, program: str, urls: dict[str, str], settings: dict[str, Any]) -> Registry:
     real = os.path.realpath(node)
     script = os.path.realpath(program)
     urls = {key: _without(url) for key, url in urls.items()}
@@ -105,18 +105,18 @@ def _of_npm(node: str, program: str, urls: dict[str, str], told: dict[str, Any])
         hosts=tuple(_hosts(urls.values(), "npm")),
         trees=tuple(_outside_system(Path(real).parent.parent, Path(script).parent.parent)),
         env={f"npm_config_{key}": url for key, url in urls.items()},
-        certificates=_read(told.get("cafile")),
+        certificates=_read(settings.get("cafile")),
     )
 
 
 async def _of_registries(node: str, program: str, urls: list[str]) -> tuple[Credential, ...]:
     """What npm would send. Only npm's own code tells, since it reads files and variables by rules of its own."""
     try:
-        told = await _asked([node, "-e", _NPM_ASKED, program, *urls], "npm")
+        reply = await _asked([node, "-e", _NPM_ASKED, program, *urls], "npm")
     except Unavailable:
         return ()  # an npm that keeps this elsewhere; a registry that demands a credential will say so
     found: list[Credential] = []
-    for url, given in told.items():
+    for url, given in reply.items():
         token = given.get("token")
         auth = given.get("auth")
         if url in urls and isinstance(token, str) and token:
@@ -128,15 +128,15 @@ async def _of_registries(node: str, program: str, urls: list[str]) -> tuple[Cred
 
 async def pip(interpreter: Path) -> Registry:
     """Raises Unavailable."""
-    told = await _asked([str(interpreter), "-I", "-c", _PIP_ASKED], "pip")
-    links = [str(link) for link in told.get("links") or []]
-    index = told.get("index")
-    urls = [*([str(index)] if index else []), *map(str, told.get("extra") or [])]
+    settings = await _asked([str(interpreter), "-I", "-c", _PIP_ASKED], "pip")
+    links = [str(link) for link in settings.get("links") or []]
+    index = settings.get("index")
+    urls = [*([str(index)] if index else []), *map(str, settings.get("extra") or [])]
     credentials = tuple(_in_addresses([*urls, *links]))
     urls, links = [_without(url) for url in urls], [_without(link) for link in links]
     hosts = list(_hosts([*urls, *(link for link in links if "://" in link)], "pip"))
-    if index == told.get("default"):
-        hosts.append(f"{told.get('files')}:443")
+    if index == settings.get("default"):
+        hosts.append(f"{settings.get('files')}:443")
     env = {"PIP_INDEX_URL": urls[0]} if index else {"PIP_NO_INDEX": "1"}
     more = urls[1:] if index else urls
     env |= {"PIP_EXTRA_INDEX_URL": " ".join(more)} if more else {}
@@ -146,7 +146,7 @@ async def pip(interpreter: Path) -> Registry:
         hosts=tuple(dict.fromkeys(hosts)),
         trees=tuple(_folders([*urls, *links])),
         env=env,
-        certificates=_read(told.get("cert")),
+        certificates=_read(settings.get("cert")),
         credentials=credentials,
     )
 
@@ -171,12 +171,12 @@ async def _asked(command: Sequence[str], who: str) -> dict[str, Any]:
         await process.wait()
         raise Unavailable("no_registry", f"{who} does not say which registry it uses") from None
     try:
-        told = json.loads(out[:_MOST_BYTES])
+        reply = json.loads(out[:_MOST_BYTES])
     except ValueError:
-        told = None
-    if process.returncode or not isinstance(told, dict):
+        reply = None
+    if process.returncode or not isinstance(reply, dict):
         raise Unavailable("no_registry", f"{who} is not installed here, or does not say which registry it uses")
-    return told
+    return reply
 
 
 def _hosts(urls: Iterable[str], who: str) -> Iterable[str]:
@@ -185,7 +185,7 @@ def _hosts(urls: Iterable[str], who: str) -> Iterable[str]:
         if parts.scheme == "file":
             continue
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Unavailable("no_registry", f"{who} has a registry that is none: {parts.scheme}://…")
+            raise Unavailable("no_registry", f"{who} has a registry whose URL cannot be used: {parts.scheme}://…")
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         yield f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
@@ -205,10 +205,12 @@ def _basic(text: str) -> str:
 
 
 def _credential(url: str, header: str, known: tuple[str, ...]) -> Credential:
-    """For the whole host, since an index names files beside its pages, not beneath them. Raises Unavailable."""
+    """The credential of the whole host: an index names files beside its pages, not below them. Raises Unavailable."""
     parts = urlsplit(url)
     if parts.scheme != "https":
-        text = f"the registry at {parts.hostname} wants a credential, and over plain HTTP everybody could read it"
+        text = (
+            f"the registry at {parts.hostname} wants a credential, which anyone on the way could read over plain HTTP"
+        )
         raise Unavailable("registry_credentials", text)
     parts_known = (header, header.rpartition(" ")[2], *known)
     return Credential(str(parts.hostname), parts.port or 443, "/", header, tuple(filter(None, parts_known)))

@@ -82,9 +82,9 @@ class SessionClient:
             self._killed = True
         if self._id is None or self._ended:
             return None
-        told = await self.ask("close_session")
+        reply = await self.ask("close_session")
         self._ended = True
-        return told
+        return reply
 
     async def ask(self, tool: str, **arguments: Any) -> Json:
         """Call a tool that answers at once, within `patience` seconds."""

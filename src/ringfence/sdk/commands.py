@@ -74,20 +74,20 @@ class AsyncCommands:
             wanted |= given(limits=self._client.step_limits(timeout))
         callbacks = {"stdout": options.get("on_stdout"), "stderr": options.get("on_stderr")}
         if background:
-            told = await self._client.work("run_shell", {**wanted, "background": True}, Attached(stdin=stdin))
-            return AsyncCommandHandle(self._client, ProcessInfo.of(told), callbacks)
+            reply = await self._client.work("run_shell", {**wanted, "background": True}, Attached(stdin=stdin))
+            return AsyncCommandHandle(self._client, ProcessInfo.of(reply), callbacks)
         if not any(callbacks.values()):
             return command_result(await self._client.outcome("run_shell", wanted, Attached(stdin=stdin)))
 
         async def telling(tell: Callable[[str, Any], None]) -> Outcome:
             return await self._client.outcome("run_shell", wanted, Attached(stdin=stdin, tell=tell))
 
-        return command_result(await engine.told(telling, callbacks))
+        return command_result(await engine.with_callbacks(telling, callbacks))
 
     async def list(self) -> Processes:
         """List the commands that were started in the background, including those that are over."""
-        told = await self._client.ask("list_processes")
-        return [ProcessInfo.of(each) for each in told["processes"]]
+        reply = await self._client.ask("list_processes")
+        return [ProcessInfo.of(each) for each in reply["processes"]]
 
     async def kill(self, pid: int, signal: int = 9) -> bool:
         """Signal a background command and everything that it started. False if there is no such command."""
@@ -101,8 +101,8 @@ class AsyncCommands:
         """A handle of a background command, started here or elsewhere. Raises NotFound."""
         found = next((each for each in await self.list() if each.pid == pid), None)
         if found is None:
-            told = await self._client.ask("process_output", process=pid)  # raises, in the words of the sandbox
-            found = ProcessInfo(pid, (), "", bool(told.get("running")))
+            reply = await self._client.ask("process_output", process=pid)  # raises, in the words of the sandbox
+            found = ProcessInfo(pid, (), "", bool(reply.get("running")))
         return AsyncCommandHandle(self._client, found)
 
 
@@ -154,8 +154,8 @@ class AsyncCommandHandle:
         """Its new stdout and stderr since the last read or wait, without waiting."""
         new: list[tuple[str, str]] = []
         attached = Attached(tell=lambda stream, data: new.append((stream, self._take(stream, data))))
-        told = value(await self._client.outcome("process_output", self._place(), attached))
-        self._at = {"stdout": int(told["stdout_at"]), "stderr": int(told["stderr_at"])}
+        reply = value(await self._client.outcome("process_output", self._place(), attached))
+        self._at = {"stdout": int(reply["stdout_at"]), "stderr": int(reply["stderr_at"])}
         out, err = ("".join(text for stream, text in new if stream == name) for name in self._seen)
         return out, err
 
@@ -170,12 +170,12 @@ class AsyncCommandHandle:
         async def telling(tell: Callable[[str, Any], None]) -> Outcome:
             return await self._follow(lambda stream, data: tell(stream, self._take(stream, data)), timeout)
 
-        outcome = await engine.told(telling, callbacks)
-        told = value(outcome)
-        if told["running"]:
+        outcome = await engine.with_callbacks(telling, callbacks)
+        reply = value(outcome)
+        if reply["running"]:
             text = f"command {self.pid} of sandbox {self._client.id} still runs after {timeout} s and goes on"
             raise TimedOut("wait_timeout", f"{text}; wait again, or kill it")
-        return self._result(told, outcome)
+        return self._result(reply, outcome)
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, str]]:
         """Yield pairs of `stdout` or `stderr` and text, as it is written, until the command is over."""
@@ -214,11 +214,11 @@ class AsyncCommandHandle:
         arguments = {**self._place(), **given(seconds=timeout)}
         return await self._client.outcome("wait_process", arguments, Attached(tell=put))
 
-    def _result(self, told: Json, outcome: Outcome) -> CommandResult:
-        status, code = _ENDED.get(str(told["ended"]), ("killed", 137))
+    def _result(self, reply: Json, outcome: Outcome) -> CommandResult:
+        status, code = _ENDED.get(str(reply["ended"]), ("killed", 137))
         if code is None:
-            code = told["exit_code"] if told["exit_code"] is not None else 128 + int(told.get("signal") or 0)
-        if told["ended"] == "exited" and code == 0:
+            code = reply["exit_code"] if reply["exit_code"] is not None else 128 + int(reply.get("signal") or 0)
+        if reply["ended"] == "exited" and code == 0:
             status = "success"
         ran = outcome.ran
         out, err = (self.stdout, self.stderr) if ran is None else (ran.report.stdout.text, ran.report.stderr.text)

@@ -25,7 +25,7 @@ from ringfence.compose.run_request import RunRequest
 from ringfence.compose.runs import Runs, default_config
 from ringfence.config.settings import Config
 from ringfence.core.aio import begun, new_loop, shielded
-from ringfence.core.box import Attached, Stream
+from ringfence.core.box import Attached, OnOutput
 from ringfence.core.model import Json, Outcome
 
 P = ParamSpec("P")
@@ -84,7 +84,7 @@ class Engine:
 
     # ── On the loop ──
 
-    async def run(self, wanted: RunRequest, tell: Callable[[Stream, bytes], None] | None) -> Outcome:
+    async def run(self, wanted: RunRequest, tell: OnOutput | None) -> Outcome:
         """One run. Raises Unavailable or StoreError if governed calls cannot be opened."""
         opened = self._opened()
         runs = opened.result() if opened.done() else await shielded(opened)
@@ -127,7 +127,7 @@ class Engine:
         ended: list[T] = []
         failed: list[BaseException] = []
 
-        async def told() -> None:
+        async def finish() -> None:
             _heard.set(heard)
             try:
                 ended.append(await work)
@@ -140,7 +140,7 @@ class Engine:
                 heard.put(None)
 
         def begin() -> None:
-            running.append(begun(told()))
+            running.append(begun(finish()))
 
         self._loop.call_soon_threadsafe(begin)
         try:
@@ -236,7 +236,7 @@ async def elsewhere(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def told(
+async def with_callbacks(
     work: Callable[[Callable[[str, Any], None]], Coroutine[Any, Any, T]], callbacks: Mapping[str, Callback | None]
 ) -> T:
     """Run work that tells `(name, value)`, from any thread, to callbacks on this loop; bytes become text.

@@ -6,7 +6,7 @@ without obeying them: HTML is put into a frame in which no script runs, an SVG i
 
 from __future__ import annotations
 
-import json as parsing
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import field
@@ -67,8 +67,8 @@ class Result:
     """Forms that were left out as too long, and their lengths."""
 
     @classmethod
-    def of(cls, told: Json) -> Result:
-        return cls(dict(told.get("data") or {}), bool(told.get("main")), dict(told.get("cut") or {}))
+    def of(cls, claim: Json) -> Result:
+        return cls(dict(claim.get("data") or {}), bool(claim.get("main")), dict(claim.get("cut") or {}))
 
     @property
     def text(self) -> str | None:
@@ -110,7 +110,7 @@ class Result:
     def json(self) -> Any:
         """The value of its JSON; None if there is none, or it cannot be parsed."""
         try:
-            return parsing.loads(self.data[_TYPES["json"]])
+            return json.loads(self.data[_TYPES["json"]])
         except (KeyError, ValueError, RecursionError):
             return None
 
@@ -126,10 +126,10 @@ class Result:
 
     def _repr_html_(self) -> str | None:
         import base64  # noqa: PLC0415 - only notebooks ask for it
-        import html as escaping  # noqa: PLC0415 - likewise
+        import html  # noqa: PLC0415 - likewise
 
         if self.html is not None:
-            return _FRAME.format(escaping.escape(self.html, quote=True))
+            return _FRAME.format(html.escape(self.html, quote=True))
         if self.svg is not None:
             return f'<img src="data:image/svg+xml;base64,{base64.b64encode(self.svg.encode()).decode()}">'
         return None
@@ -159,7 +159,7 @@ class Logs:
 class ExecutionError:
     """Why a run failed.
 
-    An exception is reported by the interpreter in the box: it is a claim of untrusted code, which may tell of something
+    An exception is reported by the interpreter in the box: it is a claim of untrusted code, and may describe something
     that never happened. How the run really ended is in `Execution.facts`.
     """
 
@@ -306,21 +306,21 @@ def raised(stderr: str) -> ExecutionError | None:
 def cell(outcome: Outcome) -> Execution:
     """Raises an error if nothing ran, or the outcome is not known."""
     stdout, stderr = streams(outcome)
-    told = outcome.structured if isinstance(outcome.structured, dict) else {}
-    claimed = told.get("claimed") or {}
+    reply = outcome.structured if isinstance(outcome.structured, dict) else {}
+    claimed = reply.get("claimed") or {}
     return Execution(
         logs=Logs([stdout] if stdout else [], [stderr] if stderr else []),
-        error=_cell_error(outcome, told, claimed),
+        error=_cell_error(outcome, reply, claimed),
         facts=outcome.facts,
         status=str(outcome.status),
         results=[Result.of(each) for each in claimed.get("results") or ()],
-        context=told.get("context"),
-        step=told.get("step"),
-        alive=bool(told.get("interpreter_alive", True)),
+        context=reply.get("context"),
+        step=reply.get("step"),
+        alive=bool(reply.get("interpreter_alive", True)),
     )
 
 
-def _cell_error(outcome: Outcome, told: Json, claimed: Json) -> ExecutionError | None:
+def _cell_error(outcome: Outcome, reply: Json, claimed: Json) -> ExecutionError | None:
     if outcome.status is Status.SUCCESS:
         return None
     said = claimed.get("error")
@@ -328,7 +328,7 @@ def _cell_error(outcome: Outcome, told: Json, claimed: Json) -> ExecutionError |
         return ExecutionError(str(said["name"]), str(said["value"]), str(said.get("traceback") or ""))
     if (stopped := stopped_by(outcome)) is not None:
         return stopped
-    if told.get("interpreter_alive", True):
+    if reply.get("interpreter_alive", True):
         return ExecutionError("SystemExit", str(outcome.facts.get("exit_status")))
     how = f"the interpreter ended with status {outcome.facts.get('exit_status')}"
     return ExecutionError("InterpreterEnded", f"{how}; its variables are gone, and the next run has a fresh one")

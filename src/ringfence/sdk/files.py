@@ -113,7 +113,7 @@ class AsyncFiles:
 
         A `Path` is a file of the host. An open file and pieces are never held in memory as a whole.
         """
-        async with measured(data, _nobody) as (named, body):
+        async with measured(data, _no_progress) as (named, body):
             wanted = given(path=path, data=named, append=append or None, mode=mode)
             return _fact(await self._client.work("write_file", wanted, Attached(data=body)))
 
@@ -172,14 +172,14 @@ class AsyncFiles:
 
             if not is_folder:
                 async with measured(source, progress) as (named, body):
-                    told = await self._client.work("write_file", {"path": path, "data": named}, Attached(data=body))
-                return Moved(1, int(told["bytes"]))
+                    reply = await self._client.work("write_file", {"path": path, "data": named}, Attached(data=body))
+                return Moved(1, int(reply["bytes"]))
             left_out: dict[str, str] = {}
             async with packed(source, left_out, progress) as (named, body):
-                told = await self._client.work("write_folder", {"path": path, "data": named}, Attached(data=body))
-            return Moved(int(told["count"]), int(named["bytes"]), left_out)
+                reply = await self._client.work("write_folder", {"path": path, "data": named}, Attached(data=body))
+            return Moved(int(reply["count"]), int(named["bytes"]), left_out)
 
-        return await engine.told(sending, {"progress": on_progress})
+        return await engine.with_callbacks(sending, {"progress": on_progress})
 
     async def download(self, path: str, host: str | Path, *, on_progress: OnProgress | None = None) -> Moved:
         """Copy a file to the host, or a folder into a folder there, or as an archive if the name ends in `.tar`.
@@ -202,7 +202,7 @@ class AsyncFiles:
             finally:
                 landing.close()
 
-        return await engine.told(fetching, {"progress": on_progress})
+        return await engine.with_callbacks(fetching, {"progress": on_progress})
 
     async def _landed(self, path: str, landing: Landing, as_archive: bool) -> Moved:
         names = await asyncio.to_thread(landing.names)
@@ -269,7 +269,7 @@ class AsyncWatch:
 
             return await self._client.outcome("watch_files", self._wanted, Attached(changed=heard))
 
-        return await engine.told(telling, {"change": self._on_change})
+        return await engine.with_callbacks(telling, {"change": self._on_change})
 
     async def new(self) -> Changes:
         """The changes since this was last called, without waiting."""
@@ -304,12 +304,12 @@ class AsyncWatch:
         await self.stop()
 
 
-def _nobody(far: Progress) -> None:
+def _no_progress(far: Progress) -> None:
     """Hears the progress of a write, of which no caller wants to know."""
 
 
-def _fact(told: Json) -> FileFact:
-    return FileFact(str(told["path"]), int(told["bytes"]), str(told["sha256"]))
+def _fact(reply: Json) -> FileFact:
+    return FileFact(str(reply["path"]), int(reply["bytes"]), str(reply["sha256"]))
 
 
 async def across(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:

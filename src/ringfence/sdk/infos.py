@@ -12,10 +12,10 @@ from ringfence.core.model import Json
 T = TypeVar("T")
 
 
-def made(kind: type[T], told: Mapping[str, Any], **more: Any) -> T:
+def made(kind: type[T], reply: Mapping[str, Any], **more: Any) -> T:
     """A `kind` made of those keys that are fields of it."""
     places = {each.name for each in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in told.items() if name in places}, **more)
+    return kind(**{name: value for name, value in reply.items() if name in places}, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class SandboxInfo:
     """The hosts and addresses that it may reach."""
 
     @classmethod
-    def of(cls, told: Json) -> SandboxInfo:
-        listed = {name: tuple(told.get(name) or ()) for name in ("contexts", "network")}
-        return made(cls, {**told, **listed}, id=str(told["session"]))
+    def of(cls, reply: Json) -> SandboxInfo:
+        listed = {name: tuple(reply.get(name) or ()) for name in ("contexts", "network")}
+        return made(cls, {**reply, **listed}, id=str(reply["session"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class FileInfo:
     """Where a link leads, as the box wrote it."""
 
     @classmethod
-    def of(cls, told: Json) -> FileInfo:
-        name = told.get("name") or told["path"].rpartition("/")[2]
-        return made(cls, {**told, "name": name, "modified": datetime.fromisoformat(told["modified"])})
+    def of(cls, reply: Json) -> FileInfo:
+        name = reply.get("name") or reply["path"].rpartition("/")[2]
+        return made(cls, {**reply, "name": name, "modified": datetime.fromisoformat(reply["modified"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ class ProcessInfo:
     signal: int | None = None
 
     @classmethod
-    def of(cls, told: Json) -> ProcessInfo:
-        return made(cls, {**told, "argv": tuple(told.get("argv") or ())}, pid=int(told["process"]))
+    def of(cls, reply: Json) -> ProcessInfo:
+        return made(cls, {**reply, "argv": tuple(reply.get("argv") or ())}, pid=int(reply["process"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ class SnapshotInfo:
     tree_digest: str = ""
 
     @classmethod
-    def of(cls, told: Json) -> SnapshotInfo:
-        return made(cls, told, id=str(told["snapshot"]))
+    def of(cls, reply: Json) -> SnapshotInfo:
+        return made(cls, reply, id=str(reply["snapshot"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,5 +147,5 @@ class VolumeInfo:
     saved_at: str | None = None
 
     @classmethod
-    def of(cls, told: Json) -> VolumeInfo:
-        return made(cls, told)
+    def of(cls, reply: Json) -> VolumeInfo:
+        return made(cls, reply)

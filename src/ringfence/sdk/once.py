@@ -85,7 +85,7 @@ async def run_code_async(code: str, **options: Unpack[OnceOptions]) -> Execution
     async def telling(tell: Callable[[str, Any], None]) -> Outcome:
         return await engine.elsewhere(engine.engine().run(wanted, tell))
 
-    return execution(await engine.told(telling, callbacks))
+    return execution(await engine.with_callbacks(telling, callbacks))
 
 
 def _wanted(code: str, options: OnceOptions) -> RunRequest:

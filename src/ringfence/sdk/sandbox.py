@@ -184,8 +184,8 @@ class AsyncSandbox:
     @classmethod
     async def list(cls, *, ended: bool = False) -> Sandboxes:
         """List your sandboxes; with `ended`, also those that ended within the last day."""
-        told = await ask(call_by_engine, "list_sessions", {"ended": True} if ended else {})
-        return [SandboxInfo.of(each) for each in told["sessions"]]
+        reply = await ask(call_by_engine, "list_sessions", {"ended": True} if ended else {})
+        return [SandboxInfo.of(each) for each in reply["sessions"]]
 
     async def open(self) -> str:
         """Open the sandbox, if it is not open yet, and return its id."""
@@ -262,7 +262,7 @@ class AsyncSandbox:
 
             return await self._client.outcome("execute_python", wanted, Attached(tell=tell, shown=shown))
 
-        return cell(await engine.told(telling, callbacks))
+        return cell(await engine.with_callbacks(telling, callbacks))
 
     async def interrupt(self, context: str | None = None) -> bool:
         """Raise KeyboardInterrupt in the code that runs now; variables stay. False if nothing runs."""
@@ -273,8 +273,8 @@ class AsyncSandbox:
 
         Name it by number, or as `listen` named it. Raises Refused if the sandbox was made without `listen`.
         """
-        told = await self._client.ask("expose_port", port=port)
-        return f"{told['host']}:{told['port']}"
+        reply = await self._client.ask("expose_port", port=port)
+        return f"{reply['host']}:{reply['port']}"
 
     # ── Tools ──
 
@@ -293,13 +293,13 @@ class AsyncSandbox:
 
         Each is made or fails by itself: an error stands in the place of one that failed.
         """
-        told = await self._client.work("fork_session", {"count": count})
-        return [self._child(each) for each in told["sessions"]]
+        reply = await self._client.work("fork_session", {"count": count})
+        return [self._child(each) for each in reply["sessions"]]
 
-    def _child(self, told: Json) -> AsyncSandbox | RingfenceError:
-        if "error" in told:
-            return error(Status.UNAVAILABLE, told["error"]["reason_code"], told["error"]["message"])
-        info = SandboxInfo.of(told)
+    def _child(self, reply: Json) -> AsyncSandbox | RingfenceError:
+        if "error" in reply:
+            return error(Status.UNAVAILABLE, reply["error"]["reason_code"], reply["error"]["message"])
+        info = SandboxInfo.of(reply)
         child = AsyncSandbox.over(self._client.call_tool, info.id, {})
         child._client.limits = self._client.limits
         child._client.patience = self._client.patience
@@ -309,8 +309,8 @@ class AsyncSandbox:
     @classmethod
     async def snapshots(cls) -> Snapshots:
         """List your snapshots, the newest first."""
-        told = await ask(call_by_engine, "list_snapshots", {})
-        return [SnapshotInfo.of(each) for each in told["snapshots"]]
+        reply = await ask(call_by_engine, "list_snapshots", {})
+        return [SnapshotInfo.of(each) for each in reply["snapshots"]]
 
     @classmethod
     async def remove_snapshot(cls, snapshot: str | SnapshotInfo) -> None:
@@ -331,8 +331,8 @@ class AsyncSandbox:
     @classmethod
     async def volumes(cls) -> Volumes:
         """List your volumes."""
-        told = await ask(call_by_engine, "list_volumes", {})
-        return [VolumeInfo.of(each) for each in told["volumes"]]
+        reply = await ask(call_by_engine, "list_volumes", {})
+        return [VolumeInfo.of(each) for each in reply["volumes"]]
 
     @classmethod
     async def remove_volume(cls, name: str) -> None:

@@ -36,7 +36,7 @@ _RUN = 8
 
 
 def some(kind: str, least: int = 1, most: int | None = 1) -> Part:
-    """So many bytes of one kind: a class, or a single byte as RE2 writes it. None: as many as there are."""
+    """The pattern of so many bytes of one kind: a class, or a single byte as RE2 writes it. None: any number."""
     if (least, most) == (1, 1):
         return Part(kind, kind)
     upper = "" if most is None else str(most)
@@ -53,12 +53,12 @@ def literal(data: bytes, *, any_case: bool = False) -> Part:
 
 
 def sequence(*parts: Part) -> Part:
-    """One after the other."""
+    """The pattern of one after the other."""
     return reduce(lambda rest, part: _joined(part, rest), reversed(parts[:-1]), parts[-1])
 
 
 def either(*parts: Part) -> Part:
-    """One of them."""
+    """The pattern of any one of them."""
     if len(parts) == 1:
         return parts[0]
     whole = "|".join(part.whole for part in parts)
@@ -105,7 +105,7 @@ _MEMORY_PER_CHARACTER = 384
 
 
 def compiled(pattern: str) -> Any:
-    """For bytes of any kind; the longest of the leftmost matches counts."""
+    """Compile a pattern for bytes of any kind; the longest of the leftmost matches counts."""
     return re2._Regexp(
         pattern.encode("ascii"), options(len(pattern))
     )  # past the cache of `re2.compile`: patterns hold values

@@ -1,6 +1,6 @@
 """Removes a tenant's known secrets, and whatever has the shape of one, from text and from streams of bytes.
 
-All patterns are one automaton, whose speed hardly depends on how many values there are. Only where it strikes is it
+All patterns are one automaton, whose speed hardly depends on how many values there are. Only where it matches is it
 asked what was found: first values, then shapes, both on the text as it came, so that neither can hide the other.
 """
 
@@ -15,12 +15,11 @@ from typing import Any
 
 import re2
 
-from ringfence.core.secret import Secret, reveal
+from ringfence.core.secret import REPLACEMENT, Secret, reveal
 from ringfence.secrets.patterns import Form, compiled, forms, options, shapes, union
 
 KNOWN = "known_secret"
 """The rule of every known value. Which one it was is for the audit log alone."""
-REPLACEMENT = "[redacted]"
 MASK = b"*"
 """For each byte, where what is around it must keep its place: in files."""
 
@@ -46,12 +45,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Redacted:
-    """What is left, and what struck."""
+    """What is left, and the rules that matched."""
 
     data: bytes
     rules: Mapping[str, int]
     secrets: Mapping[str, int]
-    """By the secret's name: for the audit log alone, since a caller who is told can guess and try."""
+    """By the secret's name: for the audit log alone, since a caller who knew could guess and try."""
 
 
 class SecretMatcher:
@@ -69,12 +68,12 @@ class SecretMatcher:
         self._clean: set[str] = set()
         """Short texts that were found to be so: reasons and names come again with every call."""
 
-    def strikes(self, data: bytes) -> bool:
-        """Whether anything would go; the cheapest that can be asked."""
+    def matches(self, data: bytes) -> bool:
+        """Whether `redact` would remove anything; cheaper than `redact`."""
         return len(data) >= _SHORTEST and self._any.search(data) is not None
 
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
-        """The text without secrets, and how often each rule struck."""
+        """The text without secrets, and how often each rule matched."""
         if len(text) < _SHORTEST:
             return text, {}
         if text in self._clean:
@@ -94,7 +93,7 @@ class SecretMatcher:
         return _redacted(data, self.find(data))
 
     def find(self, data: bytes, start: int = 0) -> list[Span]:
-        """What goes, from left to right; no two touch."""
+        """The spans to remove, from left to right; no two touch."""
         first = self._any.search(data, start)
         if first is None:
             return []
@@ -170,7 +169,7 @@ _parts = cache(shapes)
 
 @cache
 def _shapes() -> tuple[Any, Any, list[tuple[str, Any]]]:
-    """One pattern that finds any shape, one set that tells which, and each by itself for the piece that goes."""
+    """One pattern that finds any shape, one set that says which it is, and each by itself for the piece to remove."""
     wholes = [part.whole for part in _parts().values()]
     each = [(name, compiled(part.whole)) for name, part in _parts().items()]
     return union(wholes), _whole_set(wholes), each
@@ -248,10 +247,10 @@ class RedactingStream:
         self._values = values
         self._wait = min(max(values.reach - 1, 0), MOST_HELD)
         self._seen = b""
-        """The last that went on: where a word begins is told by it, and after a release, what began in it."""
+        """The last bytes that went on: they show where a word begins, and after a release, what began in them."""
         self._held = b""
         self._swallowing: str | None = None
-        """The rule of a shape that was told already and still goes on."""
+        """The rule of a shape that was counted already and still goes on."""
 
     @property
     def held(self) -> int:
@@ -292,7 +291,7 @@ class RedactingStream:
     def _spans(self, data: bytes, start: int) -> list[Span]:
         if start <= 1:
             return self._values.find(data, start)
-        # After a release: what ended before was told then, and of what began before only the rest is still here.
+        # After a release: what ended before was counted then, and of what began before only the rest is still here.
         spans = [span for span in self._values.find(data) if span.end > start]
         for span in spans:
             span.start = max(span.start, start)
@@ -316,6 +315,25 @@ class RedactingStream:
         return rest
 
 
+class CountingCleaner:
+    """Removes secrets from an answer to a box, and counts them by rule."""
+
+    def __init__(self, stream: RedactingStream, removed: Counter[str]) -> None:
+        self._stream = stream
+        self._removed = removed
+
+    def feed(self, chunk: bytes) -> bytes:
+        return self._stream.feed(chunk)
+
+    def release(self) -> bytes:
+        return self._stream.release()
+
+    def finish(self) -> bytes:
+        rest = self._stream.finish()
+        self._removed.update(self._stream.rules)
+        return rest
+
+
 # ── Secrets that rotate ──────────────────────────────────────────────────────────────────────────
 
 
@@ -331,7 +349,7 @@ class TenantRedactor:
 
     @property
     def values(self) -> SecretMatcher:
-        """For what is known now."""
+        """The matcher for the secrets that are known now."""
         secrets = self._known()
         if self._values is None or secrets is not self._secrets:
             self._values = SecretMatcher(secrets, shaped=self._shaped)
@@ -343,8 +361,8 @@ class TenantRedactor:
         """Whether there is nothing to search for. Costs nothing: the automaton is made when text comes."""
         return not self._shaped and not self._known()
 
-    def strikes(self, data: bytes) -> bool:
-        return self.values.strikes(data)
+    def matches(self, data: bytes) -> bool:
+        return self.values.matches(data)
 
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
         return self.values.redact(text)
@@ -357,5 +375,5 @@ class TenantRedactor:
         return self.values.redacted(text.encode("utf-8", "surrogatepass")).secrets
 
     def stream(self, *, masked: bool = False) -> RedactingStream:
-        """For one stream, with what is known at its beginning."""
+        """A redacting stream, with the secrets that are known at its beginning."""
         return RedactingStream(self.values, masked=masked)

@@ -200,8 +200,8 @@ class Vault:
         self._known.clear()
         if len(value) < FEW_CHARACTERS:
             log.warning(
-                "secret %s has fewer than %d characters: whoever sees what is removed from results could find it by"
-                " guessing; use a longer one",
+                "secret %s has fewer than %d characters: a caller who sees what is removed from results could guess it;"
+                " use a longer one",
                 secret.name,
                 FEW_CHARACTERS,
             )

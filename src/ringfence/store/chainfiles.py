@@ -202,7 +202,7 @@ class AheadFile:
         self._end = 0
 
     def remove(self) -> None:
-        """With the chain at its end."""
+        """Remove the file, when the chain is closed."""
         _remove_file(self._path)
 
     def close(self) -> None:
@@ -300,7 +300,7 @@ class OpenChain:
             (self.head.seq, self.head.chain),
         )
         if taken.rowcount != 1 or connection.execute(_LAST, (self.head.chain,)).fetchone()[1] != self.head.hash:
-            raise StoreError(f"chain {self.head.chain} was changed by somebody else while it was taken up")
+            raise StoreError(f"chain {self.head.chain} was changed by another program while it was taken up")
 
     def close(self) -> None:
         self.checkpoints.close()
@@ -340,7 +340,7 @@ def continue_chain(connection: sqlite3.Connection, folder: Path, keys: Keys) -> 
 
 
 def _taken(connection: sqlite3.Connection, folder: Path, name: str, keys: Keys) -> OpenChain | None:
-    """None where another process has it, or it does not end as its checkpoint says: that is evidence and stays."""
+    """The chain, locked. None where another process has it, or where it does not end at its checkpoint: evidence."""
     if not checkpoint_path(folder, name).exists():
         return None
     lock = ChainLock.take(folder, name)

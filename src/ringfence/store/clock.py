@@ -26,7 +26,7 @@ class LogClock:
         return self._at + system.uptime() - self._seen
 
     def tick(self, at: float) -> None:
-        """It is `at` now, and what that may mean was dealt with."""
+        """Take `at` as the time of now, once a leap up to it was dealt with."""
         self._at = at
         self._seen = system.uptime()
 

@@ -109,7 +109,7 @@ class Naming:
         return ends
 
     def kept(self) -> None:
-        """That transaction was committed."""
+        """Note that the transaction was committed."""
         if self._put is None:
             return
         live, more = self._put

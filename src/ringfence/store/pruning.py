@@ -118,7 +118,7 @@ class Pruning:
     # ── What can go ──
 
     def _plan(self, connection: sqlite3.Connection, before: float) -> list[tuple[Head, int]]:
-        """Of each chain the last record that can go, and how many there are."""
+        """The last record that can go in each chain, and how many go."""
         connection.execute("CREATE TEMP TABLE limits (chain TEXT PRIMARY KEY, seq INTEGER NOT NULL) WITHOUT ROWID")
         for name, settled in connection.execute("SELECT chain, settled FROM chains ORDER BY chain").fetchall():
             if is_chain_name(name) and (end := self._old(connection, name, bool(settled), before)):
@@ -205,10 +205,10 @@ class Pruning:
     # ── Removing it ──
 
     def _put_on_record(self, ends: list[tuple[Head, int]], before: float, by: str) -> None:
-        told = [{"chain": end.chain, "seq": end.seq, "hash": end.hash, "count": count} for end, count in ends]
+        pruned = [{"chain": end.chain, "seq": end.seq, "hash": end.hash, "count": count} for end, count in ends]
 
         def work(tx: Transaction) -> None:
-            tx.append("pruned", None, {"by": by, "before": before, "chains": told})
+            tx.append("pruned", None, {"by": by, "before": before, "chains": pruned})
             for end, _ in ends:
                 tx.begin_prune(end.chain, end.seq)
 

@@ -241,7 +241,7 @@ class Reader:
     # ── The rest ──
 
     def approval(self, identity: str, *, brief: bool = False) -> Approval | None:
-        """With what people are shown, or, in `brief`, without it."""
+        """An approval with what people are shown, or, in `brief`, without it."""
         with _readable():
             return approval_by_id(self._connection, identity, self._now(), brief=brief)
 
@@ -299,7 +299,7 @@ class Reader:
         return Payload(*rows[0]) if rows else None
 
     def payloads(self) -> Iterator[tuple[str, Part]]:
-        """Of which calls something is kept, page by page."""
+        """The calls of which payloads are kept, page by page."""
         after: tuple[Any, ...] = ("", "")
         text = "SELECT call_id, part FROM payloads WHERE (call_id, part) > (?, ?) ORDER BY call_id, part LIMIT ?"
         while rows := self._all(text, [*after, _PAGE]):

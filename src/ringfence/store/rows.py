@@ -25,7 +25,7 @@ class RowNotFound(StoreError):
 
 
 class Conflict(StoreError):
-    """It is not in a state in which this can be done."""
+    """The row is not in a state in which this can be done."""
 
 
 class Expired(Conflict):
@@ -94,7 +94,7 @@ class Approval:
     expires_at: float
     answers: tuple[Answered, ...] = ()
     consumed_by: str | None = None
-    leave: ProvenApproval | None = None
+    proof: ProvenApproval | None = None
     """What the log proves of it, where that was looked at."""
 
 

@@ -146,7 +146,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """For readers, which never migrate. Raises StoreError."""
+    """Check the version for a reader, which never migrates. Raises StoreError."""
     newest = max(_migrations())
     try:
         version = _patiently(lambda: _seen_version(connection, path))

@@ -228,7 +228,7 @@ class Store:
         transaction.append(CLOSED, None, {"recovered": False, "calls": len(lost), **({"ends": ends} if ends else {})})
 
     def _settle(self) -> None:
-        """Only now that the end is signed need no later start look at this chain."""
+        """Mark the chain as settled: now that its end is signed, no later start need look at it."""
         connection = connect(self.folder)
         try:
             connection.execute("UPDATE chains SET settled = 1 WHERE chain = ?", (self.chain,))
@@ -263,7 +263,7 @@ def _opening(connection: sqlite3.Connection, own: str, keys: Keys) -> Json:
 
 
 class AnswerWaiters:
-    """Those of one event loop who wait. While there are none, nothing is done."""
+    """The waiters of one event loop. While there are none, nothing is done."""
 
     def __init__(self, reader: Callable[[], Reader]) -> None:
         self._reader = reader
@@ -287,13 +287,13 @@ class AnswerWaiters:
                 self._next.cancel()
 
     def wake(self) -> None:
-        """From any thread: an answer was given here."""
+        """Wake the waiters, from any thread: an answer was given in this process."""
         loop = self._loop
         if loop is not None and self._waiting and not loop.is_closed():
             loop.call_soon_threadsafe(self._look_again)
 
     def _look_again(self) -> None:
-        """At once, whichever connection wrote."""
+        """Look again at once, whichever connection wrote."""
         self._version = None
         self._look()
 

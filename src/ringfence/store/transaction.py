@@ -45,7 +45,7 @@ SAID_SECONDS = 3600.0
 """After so long a process says again what its records share: by then a reader may have forgotten it."""
 _SAY = "INSERT INTO shared (digest, text, at) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at"
 _COPIED = ("call", "contract", "pin", "decision", "approval", "arguments", "durable", "effect_possible", "shared")
-_CHANGED = "Somebody changed the database"
+_CHANGED = "Another program changed the database"
 _RUNNING = "INSERT OR REPLACE INTO running (call_id, chain, seq) VALUES (?, ?, ?)"
 _INSERT = "INSERT INTO records (chain, seq, at, kind, call_id, text, hash, salt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -87,7 +87,7 @@ class Transaction:
                 self.begun[record.call_id] = record.seq
 
     def put_running(self) -> None:
-        """Before this transaction ends."""
+        """Write the rows of running calls, before this transaction ends."""
         for call_id, seq in self.begun.items():
             self._connection.execute(_RUNNING, (call_id, self.head.chain, seq))
         self.begun = {}
@@ -119,7 +119,7 @@ class Transaction:
 
     def mark_set_back(self) -> bool:
         """Put it on record where the time of day was set back. Questions that are open are void then: whether they
-        would have expired meanwhile, cannot be told. True where it was."""
+        would have expired meanwhile, is not known. True where it was."""
         now = self.began
         if now >= self._due - TOLERANCE:
             return False
@@ -289,14 +289,14 @@ class Transaction:
             if proven.used_by:
                 raise Unproven(found.id, f"call {proven.used_by[0]} has used it already. {_CHANGED}")
             if not proven.complete:
-                raise Unproven(found.id, f"the signed log has not the answers of those who must agree. {_CHANGED}")
+                raise Unproven(found.id, f"the signed log does not hold every answer that it needs. {_CHANGED}")
             if proven.void is not None or proven.expired(now, system.boot(), system.uptime()):
                 continue
             self._connection.execute(
                 "UPDATE approvals SET state = 'consumed', consumed_by = ? WHERE id = ?", (call_id, found.id)
             )
             self.append(approvals.USED, found.call_id, {"approval": found.id, "used_by": call_id})
-            return replace(found, state="consumed", consumed_by=call_id, leave=proven)
+            return replace(found, state="consumed", consumed_by=call_id, proof=proven)
         return None
 
     def _brief(self, identity: str, now: float) -> Approval:
@@ -305,7 +305,7 @@ class Transaction:
         return found
 
     def _approval(self, identity: str, now: float) -> tuple[Approval, str]:
-        """And the text of its summary, which is not taken apart here."""
+        """The approval, and the text of its summary, which is not parsed here."""
         row = self._connection.execute(f"{APPROVAL} WHERE id = ?", (identity,)).fetchone()
         if row is None:
             raise RowNotFound(f"there is no approval {identity}")
@@ -331,7 +331,7 @@ class Transaction:
         if shown is not None:
             stated["shown"] = canonical.salted_bytes(shown.encode(), salt)
         if any(proven.question.get(name) != value for name, value in stated.items()):
-            raise Unproven(asked.id, f"it is not what was asked by the signed log. {_CHANGED}")
+            raise Unproven(asked.id, f"it differs from the question in the signed log. {_CHANGED}")
         return proven
 
     # ── Idempotency keys ──

@@ -37,7 +37,7 @@ from ringfence.store.transaction import Transaction, is_known
 MAX_GROUP = 256
 """Jobs in one commit; more would only make the first of them wait."""
 MAX_WAITING = 20_000
-"""A queue longer than this is a disk that will not catch up; callers are told so at once."""
+"""A queue longer than this is a disk that will not catch up; callers get an error at once."""
 MAX_SAID = 1000
 LOG_BYTES = 1024 * 1024
 """Written since the log was last moved into the database; more, and the thread moves it while no caller waits."""
@@ -330,7 +330,7 @@ class Writer(threading.Thread):
         found = Head(self._head.chain, *row) if row else Head(self._head.chain)
         if found not in (self._kept, self._doubtful):
             connection.close()
-            raise StoreError(f"chain {found.chain} was changed by somebody else; nothing more is written to it")
+            raise StoreError(f"chain {found.chain} was changed by another program; nothing more is written to it")
         if found != self._kept:
             self._caught_up()
         self._kept = found

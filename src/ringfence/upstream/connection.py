@@ -129,7 +129,10 @@ class Connection:
             raise Unavailable("server_start", f"server {self.spec.name} refused to start: {exc.message}") from None
         version = result.get("protocolVersion")
         if version not in HANDSHAKES:
-            raise Unavailable("server_version", f"server {self.spec.name} speaks revision {version!r}, which we do not")
+            raise Unavailable(
+                "server_version",
+                f"server {self.spec.name} speaks revision {version!r}, which Ringfence does not support",
+            )
         self._adopt(str(version), result)
         await self._notify("notifications/initialized", None)
 
@@ -194,7 +197,7 @@ class Connection:
 
     async def request(self, request: UpstreamRequest) -> Json:
         """One governed request; raises what `ports.Upstreams.request` says."""
-        asked = self.link.asking()
+        asked = self.link.network_meter()
         try:
             return await self._requested(request)
         finally:
@@ -303,7 +306,7 @@ class Connection:
         if capability not in request.channel.capabilities:
             raise RpcError(_METHOD_NOT_FOUND, f"the client does not support {capability}")
         if capability == "sampling" and setting == "ask" and not await self._consent(request, method, params):
-            raise RpcError(-32600, f"a person did not agree that server {self.spec.name} samples")
+            raise RpcError(-32600, f"no person approved sampling by server {self.spec.name}")
         if capability == "elicitation" and params.get("mode", "form") != "form":
             if params["mode"] != "url":
                 raise RpcError(-32602, "a question is a form, or a URL to visit")
@@ -388,7 +391,7 @@ class Connection:
         text = f"[{self.spec.name}] {message if isinstance(message, str) else ''}"
         return {"mode": "url", "url": entry["url"], "elicitationId": ident[:_LONGEST], "message": text}
 
-    # ── what the server is told to watch ──────────────────────────────────────────────────────────
+    # ── what the server watches for us ────────────────────────────────────────────────────────────
 
     async def listen(self, uris: frozenset[str], tell: Events) -> None:
         """2026-07-28: hold one subscription stream open until cancelled."""
@@ -406,7 +409,7 @@ _ASPECTS = {"elicitation": ("form", "url"), "sampling": ("context", "tools"), "r
 
 
 def relayable(spec: ServerSpec, capabilities: Json) -> Json:
-    """Of the client's capabilities, those that this server may use, told in our own words."""
+    """Those of the client's capabilities that this server may use, in our own words."""
     out: Json = {}
     for name, aspects in _ASPECTS.items():
         own = capabilities.get(name)
@@ -455,38 +458,38 @@ async def ask_roots(request: UpstreamRequest) -> Json | None:
 
 
 async def first_roots(request: UpstreamRequest, capabilities: Json) -> Roots:
-    """For a connection that is opened for this call's client alone; a shared connection knows no client's."""
+    """The roots for a connection that is opened for this call's client alone; a shared connection has none."""
     return Roots(await ask_roots(request) if "roots" in capabilities and request.session is not None else None)
 
 
 class Roots:
-    """Of one connection."""
+    """The folders that a client works on, as one connection knows them."""
 
-    def __init__(self, told: Json | None = None) -> None:
-        self._told = told
+    def __init__(self, roots: Json | None = None) -> None:
+        self._roots = roots
         self._stale = False
         self._heard = anyio.Event()
         self._wanted = False
         self._at = float("-inf")
 
     def change(self) -> None:
-        """The client said that they are others now."""
-        self._stale = self._told is not None
+        """The client said that its roots changed."""
+        self._stale = self._roots is not None
 
     def answer(self) -> Json:
-        """To a server that asks. Raises RpcError where nothing was told."""
-        if self._told is None:
+        """The roots, for a server that asks. Raises RpcError where the client named none."""
+        if self._roots is None:
             raise RpcError(_METHOD_NOT_FOUND, f"{ROOTS_METHOD} belongs to no call in progress")
         self._wanted = True
         self._at = anyio.current_time()
         self._heard.set()
-        return self._told
+        return self._roots
 
     async def settle(self, request: UpstreamRequest, notify: Callable[[str, Json | None], Awaitable[None]]) -> None:
-        """Before a call goes to the server: what changed is passed on, and the server has a moment to look at it."""
+        """Pass on changed roots before a call goes to the server, and give the server a moment to read them."""
         if self._stale:
             self._stale = False
-            self._told = await ask_roots(request) or self._told
+            self._roots = await ask_roots(request) or self._roots
             self._heard = anyio.Event()
             await notify(ROOTS_CHANGED, None)
             if self._wanted:

@@ -24,23 +24,23 @@ async def launch_server(launcher: Launcher | Unavailable, spec: ServerSpec, prin
     """A server where it is to be, and nowhere else. Raises Unavailable."""
     if isinstance(launcher, Unavailable):
         text = f"server {spec.name} runs in a box, and none can be made: {launcher.message}"
-        raise Unavailable(launcher.reason_code, f"{text}; placement: unsafe_host would run it in none")
+        raise Unavailable(launcher.reason_code, f"{text}; with placement: unsafe_host it would run without one")
     return await launcher.launch(spec, principal)
 
 
 class HostLauncher:
     """Implements `ports.Launcher`."""
 
-    def __init__(self, environment: Mapping[str, str], outward: Callable[[], Router] | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str], router: Callable[[], Router] | None = None) -> None:
         self._environment = environment
-        self._outward = outward
+        self._router = router
 
     def isolation(self, spec: ServerSpec) -> Json:
         return {"backend": "host", "level": "none", "protections": {}}
 
     async def launch(self, spec: ServerSpec, principal: Principal) -> HostProcess:
         if spec.packages is not None and spec.packages.kind == "image":
-            raise Unavailable("server_start", f"server {spec.name} is an image, and without a box it has no root to be")
+            raise Unavailable("server_start", f"server {spec.name} is an image, and an image runs only in a box")
         environment = {**self._environment, **spec.env, **await self._secrets(spec, principal)}
         try:
             process = await anyio.open_process(
@@ -51,11 +51,11 @@ class HostLauncher:
         return HostProcess(process, self.isolation(spec))
 
     async def _secrets(self, spec: ServerSpec, principal: Principal) -> Mapping[str, str]:
-        if not spec.secrets or self._outward is None:
+        if not spec.secrets or self._router is None:
             return {}
         access = Access(secrets=spec.secrets, tenant=principal.tenant, server=spec.name)
         try:
-            return (await self._outward().passage(access)).env
+            return (await self._router().route(access)).env
         except Refused as exc:
             raise Unavailable(exc.reason_code, f"server {spec.name}: {exc.message}") from None
 
@@ -67,7 +67,7 @@ class HostProcess:
         self._process = process
         self.isolation = isolation
 
-    def asking(self) -> Callable[[], Json | None]:
+    def network_meter(self) -> Callable[[], Json | None]:
         """What it does on the network is not seen."""
         return lambda: None
 

@@ -81,7 +81,7 @@ class HttpLink:
         self._over = anyio.Event()
         self.unowned: Callable[[str, Json], Awaitable[Json]] | None = None
 
-    def asking(self) -> Callable[[], Json | None]:
+    def network_meter(self) -> Callable[[], Json | None]:
         return lambda: None
 
     async def run(self, ready: Callable[[], object], tell: Tell) -> None:
@@ -169,7 +169,7 @@ class HttpLink:
     async def _follow(
         self, client: aiohttp.ClientSession, response: aiohttp.ClientResponse, ident: int, exchange: InFlight
     ) -> Json:
-        """Until the answer. A server of the handshake era may close the stream and go on with it when asked again."""
+        """Read up to the answer. A server of the handshake era may close the stream, and continues it on request."""
         place = _Place()
         answer = await self._read(response, place, ident, exchange)
         try:

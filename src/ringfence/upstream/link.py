@@ -50,7 +50,7 @@ class InFlight:
     own: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Headers of this request, whatever the protocol adds."""
     telling: int = 0
-    """What was told and is not taken yet."""
+    """Notifications that were not taken yet."""
 
     async def hear(self, method: str, params: Json) -> None:
         """Tell, unless the client takes nothing: what a server says must not pile up for a client that is slow."""
@@ -74,13 +74,13 @@ class ServerLink(Protocol):
         """The fact, of what really serves; None until that is known."""
         ...
 
-    def asking(self) -> Callable[[], Json | None]:
+    def network_meter(self) -> Callable[[], Json | None]:
         """From now on: what the server asks of the network; None where that is not known."""
         ...
 
     @property
     def ending(self) -> str:
-        """Once it is over: why, and what the server seems to have lacked, where that can be told."""
+        """Why it is over, and what the server seems to have lacked, where that is known."""
         ...
 
     async def request(self, method: str, params: Json, exchange: InFlight) -> Json:

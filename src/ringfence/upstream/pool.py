@@ -46,8 +46,8 @@ Event = Callable[[str, Principal, str, Json], Awaitable[None]]
 Changed = Callable[[str, list[Definition]], Awaitable[None]]
 """(server, definitions): what a server offers now that it has said that its lists changed."""
 Means = tuple[Callable[[], Awaitable[Launched]], Credentials, Check | None, Floods]
-"""What launches the process, what tells the headers of a request that carries secrets, where names may lead, and who
-else floods."""
+"""What launches the process, what gives the headers with secrets, which addresses a name may lead to, and what counts
+floods."""
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class SilentChannel:
         return {}
 
     async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
-        raise RpcError(-32601, "nobody is there to be asked")
+        raise RpcError(-32601, "no client waits that could be asked")
 
     async def notify(self, method: str, params: Json) -> None:
         return None
@@ -135,11 +135,11 @@ def request_for(server: str, principal: Principal, method: str = "", params: Jso
 
 
 async def unnoticed(server: str, definitions: list[Definition]) -> None:
-    """The default where no one wants to know that lists changed."""
+    """The default: changed lists are not passed on."""
 
 
 async def unrecorded(spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
-    """The default where no one records that a server is started."""
+    """The default: starts of servers are not recorded."""
     await start()
 
 
@@ -147,7 +147,7 @@ async def unrecorded(spec: ServerSpec, principal: Principal, start: Callable[[],
 
 
 def connect(spec: ServerSpec, means: Means, consent: Consent) -> Connection:
-    """Nothing is started or sent yet."""
+    """A connection to a server. Nothing is started or sent yet."""
     launch, credentials, check, floods = means
     link: ServerLink = StdioLink(spec, launch, floods)
     if spec.url is not None:
@@ -158,18 +158,43 @@ def connect(spec: ServerSpec, means: Means, consent: Consent) -> Connection:
 # ── The pool ──────────────────────────────────────────────────────────────────────────────────────
 
 
+def _no_boxes() -> Unavailable:
+    return Unavailable("no_backend", "no boxes can be made here")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAccess:
+    """How servers are started and reached under one configuration. A reload replaces it as a whole."""
+
+    boxes: Launcher | Unavailable = field(default_factory=_no_boxes)
+    host: Launcher = field(default_factory=lambda: HostLauncher({}))
+    """For servers that the operator wants in no box."""
+    credentials: Callable[[ServerSpec, Principal], Awaitable[Mapping[str, str]]] = without_secrets
+    """The headers with secrets that requests to a remote server carry."""
+    check: Check | None = None
+    """Which addresses a remote server's name may lead to."""
+
+
+def _planned_isolation(launcher: Launcher | Unavailable, spec: ServerSpec) -> Json:
+    return {} if isinstance(launcher, Unavailable) else launcher.isolation(spec)
+
+
 class ConnectionPool:
     """Implements `ports.Upstreams`."""
 
     def __init__(
-        self, servers: Mapping[str, ServerSpec], environment: Mapping[str, str], consent: Consent, on_event: Event
+        self,
+        servers: Mapping[str, ServerSpec],
+        access: ServerAccess,
+        consent: Consent,
+        on_event: Event,
+        *,
+        starting: Starting = unrecorded,
+        changed: Changed = unnoticed,
     ) -> None:
+        """`starting` wraps every start of a server, so that it is on record."""
         self._servers = dict(servers)
-        self.boxes: Launcher | Unavailable = Unavailable("no_backend", "no boxes can be made here")
-        self.bare: Launcher = HostLauncher(environment)  # for those that an operator wants in none
-        self.check: Check | None = None
-        self.credentials: Callable[[ServerSpec, Principal], Awaitable[Mapping[str, str]]] = without_secrets
-        """What requests to a remote server carry."""
+        self._access = access
         self._consent = consent
         self._on_event = on_event
         self._held: dict[Key, PooledConnection] = {}
@@ -178,9 +203,12 @@ class ConnectionPool:
         self._group: anyio.abc.TaskGroup | None = None
         self._fresh = 0
         self._floods = Floods()
-        self.starting: Starting = unrecorded
-        """Wraps every start of a server, so that it is on record."""
-        self.changed: Changed = unnoticed
+        self._starting = starting
+        self._changed = changed
+
+    def use(self, access: ServerAccess) -> None:
+        """Start and reach servers this way from now on. Connections that are open stay as they are."""
+        self._access = access
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -194,7 +222,7 @@ class ConnectionPool:
                 group.cancel_scope.cancel()
 
     def replace_servers(self, servers: Mapping[str, ServerSpec]) -> None:
-        """After a reload: connections to servers that are gone or changed are closed."""
+        """Apply a reload: close the connections to servers that are gone or changed."""
         for held in list(self._held.values()):
             name = held.key[0]
             if servers.get(name) != self._servers.get(name):
@@ -204,20 +232,22 @@ class ConnectionPool:
         self._servers = dict(servers)
 
     def isolation(self, server: str, *, fresh: bool = False) -> Json:
-        """Of what runs, where something runs; else of what would be started."""
+        """The isolation of the instance that runs, or else of the one that would be started."""
         spec = self._servers.get(server)
         if spec is None or spec.url is not None:
             return dict(REMOTE)
         if fresh:
-            return {} if isinstance(self.boxes, Unavailable) else self.boxes.isolation(spec)
+            return _planned_isolation(self._access.boxes, spec)
         seen = [held for held in self._held.values() if held.key[0] == server and held.connection.link.isolation]
         if seen:
             return max(seen, key=lambda held: (held.users, held.last_used)).connection.link.isolation or {}
-        launcher = self.bare if spec.placement == "unsafe_host" else self.boxes
-        return {} if isinstance(launcher, Unavailable) else launcher.isolation(spec)
+        return _planned_isolation(self._launcher(spec), spec)
+
+    def _launcher(self, spec: ServerSpec) -> Launcher | Unavailable:
+        return self._access.host if spec.placement == "unsafe_host" else self._access.boxes
 
     async def _launch(self, spec: ServerSpec, principal: Principal) -> Launched:
-        return await launch_server(self.bare if spec.placement == "unsafe_host" else self.boxes, spec, principal)
+        return await launch_server(self._launcher(spec), spec, principal)
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
 
@@ -271,7 +301,7 @@ class ConnectionPool:
         raise Refused(Status.TIMEOUT, "timeout", f"server {server} gave no answer within {request.timeout:g} s")
 
     async def _subscription(self, held: PooledConnection, request: UpstreamRequest) -> None:
-        """Have the server tell of changes to a resource, or no longer; they come as events."""
+        """Subscribe to changes of a resource, or unsubscribe; they come as events."""
         uri = str(request.params["uri"])
         wanted = request.method == "resources/subscribe"
         if wanted is (uri in held.subscriptions):
@@ -283,7 +313,7 @@ class ConnectionPool:
             self._listen(held)
 
     def logging(self, principal: Principal) -> list[str]:
-        """The servers of the handshake era that this principal is connected to, and that can be told a log level."""
+        """The servers of the handshake era that this principal is connected to and that take a log level."""
         return list(dict.fromkeys(held.key[0] for held in self._logging(principal)))
 
     def _logging(self, principal: Principal, server: str | None = None) -> list[PooledConnection]:
@@ -317,7 +347,7 @@ class ConnectionPool:
             return plain  # 2026-07-28 says with each request who asks: nothing about the connection is one client's
         capabilities = relayable(spec, request.channel.capabilities)
         if spec.placement == "session":
-            return await self._lodging(request, spec, capabilities)
+            return await self._session_connection(request, spec, capabilities)
         with anyio.move_on_after(request.timeout):
             for owner in owners(request, capabilities):
                 key = (request.server, request.principal.key, owner)
@@ -328,8 +358,10 @@ class ConnectionPool:
                     return held
         raise Unavailable("server_starting", f"server {spec.name} is still starting; try again")
 
-    async def _lodging(self, request: UpstreamRequest, spec: ServerSpec, capabilities: Json) -> PooledConnection:
-        """In the session's box; where none is named, in one of its own, to see what it offers."""
+    async def _session_connection(
+        self, request: UpstreamRequest, spec: ServerSpec, capabilities: Json
+    ) -> PooledConnection:
+        """A connection to a server in the session's box; where none is named, in its own box, to see what it offers."""
         placed = replace(spec, placement="own" if request.box is None else f"session:{request.box}")
         key = (request.server, request.principal.key, f"! {request.box or ''}")
         held = self._held.get(key)
@@ -378,8 +410,8 @@ class ConnectionPool:
             raise Unavailable("server_down", f"server {spec.name} is down ({health.problem}); next try in {wait:.1f} s")
         self._make_room(spec.name)
         launch = partial(self._launch, spec, principal)
-        credentials = partial(self.credentials, spec, principal)
-        connection = connect(spec, (launch, credentials, self.check, self._floods), self._consent)
+        credentials = partial(self._access.credentials, spec, principal)
+        connection = connect(spec, (launch, credentials, self._access.check, self._floods), self._consent)
         connection.roots = roots
         held = PooledConnection(key, principal, connection, anyio.CancelScope())
         opening = self._openings[key] = PendingConnection()
@@ -391,7 +423,7 @@ class ConnectionPool:
     ) -> None:
         spec = held.connection.spec
         try:
-            await self.starting(spec, held.principal, lambda: self._start(held, capabilities, health.version))
+            await self._starting(spec, held.principal, lambda: self._start(held, capabilities, health.version))
             health.version = held.connection.version if held.connection.version in HANDSHAKES else None
             if self._servers.get(spec.name) != spec and not held.key[2].startswith("!"):
                 held.scope.cancel()
@@ -500,7 +532,7 @@ class ConnectionPool:
             await self._on_event(held.key[0], held.principal, method, params)
 
     async def _reread(self, held: PooledConnection) -> None:
-        """Once a second at most: a server that says "changed" all the time is asked no more often for it."""
+        """Read changed lists once a second at most, however often the server says "changed"."""
         while held.stale and not held.closed:
             if (wait := held.reread_at + _REREAD_SECONDS - anyio.current_time()) > 0:
                 await anyio.sleep(wait)
@@ -510,7 +542,7 @@ class ConnectionPool:
                 await held.connection.refresh()
             except (RingfenceError, RpcError) as exc:
                 log.warning("server %s: reading its changed lists failed: %s", held.key[0], exc)
-            await self.changed(held.key[0], list(held.connection.definitions.values()))
+            await self._changed(held.key[0], list(held.connection.definitions.values()))
 
     def _listen(self, held: PooledConnection) -> None:
         """(Re)open the 2026-07-28 subscription stream with what is wanted now."""

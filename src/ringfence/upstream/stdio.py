@@ -60,7 +60,7 @@ class StdioLink:
         self._launch = launch
         self._intake = Intake(floods)
         self.isolation: Json | None = None
-        self.asking: Callable[[], Callable[[], Json | None]] = lambda: lambda: None
+        self.network_meter: Callable[[], Callable[[], Json | None]] = lambda: lambda: None
         """Of what really runs, once it does."""
         self.ending = ""
         """Why it ended, and what it seems to have lacked, where it ended by itself."""
@@ -99,7 +99,7 @@ class StdioLink:
         try:
             return await self._dispatcher.send_raw_request(method, params, options)
         except anyio.get_cancelled_exc_class():
-            # Told aside: a server that reads nothing must not hold up those who gave up waiting for it.
+            # In a task of its own: a server that reads nothing must not hold up callers that gave up waiting for it.
             if method not in _BEGINNING and self._group is not None:
                 note = {"requestId": ident, "reason": "cancelled"}
                 self._group.start_soon(self.notify, "notifications/cancelled", note)
@@ -160,7 +160,7 @@ class StdioLink:
         self._standing = InFlight(ask=_unasked, tell=tell)
         server = await self._launch()
         self.isolation = server.isolation
-        self.asking = server.asking
+        self.network_meter = server.network_meter
         try:
             await self._serve(server, ready)
         finally:
@@ -202,7 +202,7 @@ class StdioLink:
                     life.cancel()
                     return
                 except OSError:
-                    return  # the reader sees the end of the process and tells everybody
+                    return  # the reader sees the end of the process, and ends every request
                 if isinstance(item.message, JSONRPCResponse | JSONRPCError):
                     self._intake.answered(item.message.id)
 

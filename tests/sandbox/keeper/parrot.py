@@ -26,6 +26,7 @@ from ringfence.core.sessions import (
     CellRequest,
     CommandRequest,
     ForkProblem,
+    OnShown,
     Owner,
     ProcessLogs,
     ProcessState,
@@ -42,7 +43,6 @@ from ringfence.sandbox.keeper import process
 from ringfence.sandbox.keeper.client import KeeperClient
 from ringfence.sandbox.keeper.process import KeeperFolder, KeeperLaunch, KeeperProcess
 from ringfence.sandbox.keeper.server import KeeperServer
-from ringfence.sandbox.sessions.service import OnShown
 from ringfence.sandbox.sessions.snapshots import Snapshot
 from ringfence.sandbox.sessions.volumes import Volume
 
@@ -246,19 +246,19 @@ class Parrot:
         made: builtins.list[SessionInfo | ForkProblem] = [self._find(owner, id), ForkProblem("capacity", "no room")]
         return made[:count]
 
-    async def wishes(self, owner: Owner, lender: str) -> AsyncIterator[SubstitutionRequest]:
+    async def substitution_requests(self, owner: Owner, broker: str) -> AsyncIterator[SubstitutionRequest]:
         yield SubstitutionRequest(0)
         yield SubstitutionRequest(
-            7, lender, asked=OutboundRequest("https", "a.example", 443, "GET", "/", (("A", "b"),), "rule")
+            7, broker, asked=OutboundRequest("https", "a.example", 443, "GET", "/", (("A", "b"),), "rule")
         )
 
-    async def lend(self, owner: Owner, id: str, lender: str) -> None:
-        self.done.append(f"lend {id} {lender}")
+    async def use_broker(self, owner: Owner, id: str, broker: str) -> None:
+        self.done.append(f"use_broker {id} {broker}")
 
-    async def settle(
-        self, owner: Owner, lender: str, number: int, answer: SubstitutionReply | SubstitutionDenial
+    async def answer_substitution(
+        self, owner: Owner, broker: str, number: int, answer: SubstitutionReply | SubstitutionDenial
     ) -> None:
-        self.done.append(f"settle {lender} {number} {answer}")
+        self.done.append(f"answer_substitution {broker} {number} {answer}")
 
     async def create_volume(self, owner: Owner, name: str, max_bytes: int, mode: Literal["ro", "rw"]) -> Volume:
         return Volume(name, (owner.tenant, owner.agent), max_bytes, mode, (), "now")
@@ -287,7 +287,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def starting(folder: Path, *, terms: str = "these", linger: float = 10.0, **more: Any) -> KeeperLaunch:
+def keeper_launch(folder: Path, *, settings_digest: str = "these", linger: float = 10.0, **more: Any) -> KeeperLaunch:
     """A keeper of a parrot, in a process of its own."""
     home = KeeperFolder(folder / "keeper", (folder / "keeper",))
     boot = (
@@ -295,12 +295,12 @@ def starting(folder: Path, *, terms: str = "these", linger: float = 10.0, **more
         "from tests.sandbox.keeper.parrot import main; main()"
     )
     where = f"{ROOT}:{ROOT / 'src'}"
-    words = (str(home.path), terms, str(linger))
-    return KeeperLaunch(home, (sys.executable, "-c", boot, where, *words), {}, b"", terms, **more)
+    words = (str(home.path), settings_digest, str(linger))
+    return KeeperLaunch(home, (sys.executable, "-c", boot, where, *words), {}, b"", settings_digest, **more)
 
 
 def main() -> None:
-    folder, terms, linger, ready = sys.argv[1:]
+    folder, settings_digest, linger, ready = sys.argv[1:]
 
     @asynccontextmanager
     async def open_sessions() -> AsyncIterator[Parrot]:
@@ -308,14 +308,14 @@ def main() -> None:
 
     process._REACHABLE_SECONDS = 0.2
     home = KeeperFolder(Path(folder), (Path(folder),))
-    KeeperProcess(home, terms, float(linger), open_sessions).run(int(ready))
+    KeeperProcess(home, settings_digest, float(linger), open_sessions).run(int(ready))
 
 
 @asynccontextmanager
 async def kept(parrot: Parrot, *, linger: float = 10.0) -> AsyncIterator[tuple[KeeperServer, KeeperLaunch]]:
     """A keeper of this parrot, in this process."""
     with short_folder() as folder:
-        there = starting(folder)
+        there = keeper_launch(folder)
         there.folder.prepare()
         server = KeeperServer(parrot, "these", linger)
         await server.listen(there.folder.listen())

@@ -71,7 +71,7 @@ async def test_every_verb_answers_as_the_house_does() -> None:
             "copy": ("a", "box-0", "b"),
             "snapshot": (None,),
             "fork": (2,),
-            "lend": ("somebody",),
+            "use_broker": ("somebody",),
         }
         for verb, arguments in asked.items():
             answers = []
@@ -83,7 +83,7 @@ async def test_every_verb_answers_as_the_house_does() -> None:
         others: dict[str, tuple[Any, ...]] = {
             "list": (),
             "past": (),
-            "settle": ("somebody", 7, SubstitutionReply(("a",), {"A": "x"}, (("name", "value"),))),
+            "answer_substitution": ("somebody", 7, SubstitutionReply(("a",), {"A": "x"}, (("name", "value"),))),
             "snapshots": (),
             "remove_snapshot": ("snap-0",),
             "create_volume": ("data", 1, "rw"),
@@ -92,8 +92,12 @@ async def test_every_verb_answers_as_the_house_does() -> None:
         }
         for verb, arguments in others.items():
             assert await getattr(here, verb)(ANN, *arguments) == await getattr(keeper, verb)(ANN, *arguments)
-        assert {*asked, *others, "create", "end", "remove", "pack", "unpack", "watch", "wishes"} == set(VERBS)
-        assert [w async for w in keeper.wishes(ANN, "me")] == [w async for w in here.wishes(ANN, "me")]
+        assert {*asked, *others, "create", "end", "remove", "pack", "unpack", "watch", "substitution_requests"} == set(
+            VERBS
+        )
+        assert [w async for w in keeper.substitution_requests(ANN, "me")] == [
+            w async for w in here.substitution_requests(ANN, "me")
+        ]
         assert (await keeper.end(ANN, "box-0")).why == "closed"
     assert here.done == there.done
 

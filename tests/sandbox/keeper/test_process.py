@@ -22,7 +22,7 @@ from ringfence.core.sessions import CellRequest, SessionSpec
 from ringfence.sandbox.keeper.client import KeeperClient
 from ringfence.sandbox.keeper.process import KeeperFolder, KeeperLaunch
 from tests import tooling
-from tests.sandbox.keeper.parrot import ANN, quiet, short_folder, starting
+from tests.sandbox.keeper.parrot import ANN, keeper_launch, quiet, short_folder
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ sys.path[:0] = {[str(tooling.ROOT), str(tooling.ROOT / "src")]!r}
 from pathlib import Path
 from tests.sandbox.keeper.parrot import *
 async def main():
-    async with KeeperClient.connect(starting(Path({str(there.folder.path.parent)!r}))) as keeper:
+    async with KeeperClient.connect(keeper_launch(Path({str(there.folder.path.parent)!r}))) as keeper:
         {body}
 asyncio.run(main())
 """
@@ -65,7 +65,7 @@ asyncio.run(main())
 
 
 async def test_ten_clients_that_come_at_once_start_one_keeper(folder: Path) -> None:
-    keepers = [KeeperClient.lazy(starting(folder)) for _ in range(10)]
+    keepers = [KeeperClient.lazy(keeper_launch(folder)) for _ in range(10)]
     try:
         await asyncio.gather(*(keeper.create(ANN, SessionSpec()) for keeper in keepers))
         assert {keeper._connection.keeper for keeper in keepers if keeper._connection} == {process_of(folder)}
@@ -79,11 +79,11 @@ async def test_processes_share_a_keeper_and_what_it_keeps(folder: Path) -> None:
     body = (
         "print((await keeper.create(ANN, SessionSpec())).id, keeper._connection.keeper, flush=True); sys.stdin.read()"
     )
-    both = [client(starting(folder), body) for _ in range(2)]
+    both = [client(keeper_launch(folder), body) for _ in range(2)]
     try:
         said = [await asyncio.to_thread(each.stdout.readline) for each in both if each.stdout]
         assert {line.split()[1] for line in said} == {str(process_of(folder))}
-        async with KeeperClient.connect(starting(folder)) as keeper:
+        async with KeeperClient.connect(keeper_launch(folder)) as keeper:
             assert {info.id for info in await keeper.list(ANN)} == {line.split()[0] for line in said}
             for each in both:
                 each.kill()
@@ -98,7 +98,7 @@ async def test_processes_share_a_keeper_and_what_it_keeps(folder: Path) -> None:
 
 async def test_a_keeper_takes_nothing_of_its_starter_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "s3cret")
-    there = replace(starting(folder), environment={"LANG": "C"})
+    there = replace(keeper_launch(folder), environment={"LANG": "C"})
     shared, other = os.pipe()
     os.set_inheritable(shared, True)
     os.set_inheritable(other, True)
@@ -120,7 +120,7 @@ async def test_a_keeper_takes_nothing_of_its_starter_with_it(folder: Path, monke
 
 
 async def test_a_keeper_with_nothing_to_do_leaves_and_the_next_client_starts_another(folder: Path) -> None:
-    there = starting(folder, linger=0.2)
+    there = keeper_launch(folder, linger=0.2)
     async with KeeperClient.connect(there) as keeper:
         await keeper.end(ANN, (await keeper.create(ANN, SessionSpec())).id)
         first = process_of(folder)
@@ -132,7 +132,7 @@ async def test_a_keeper_with_nothing_to_do_leaves_and_the_next_client_starts_ano
 
 
 async def test_clients_that_come_while_it_leaves_are_served_by_the_next(folder: Path) -> None:
-    there = starting(folder, linger=0.01)
+    there = keeper_launch(folder, linger=0.01)
     for _ in range(3):
         async with KeeperClient.connect(there) as keeper:
             assert await keeper.list(ANN) == []
@@ -140,15 +140,15 @@ async def test_clients_that_come_while_it_leaves_are_served_by_the_next(folder: 
 
 
 async def test_an_idle_keeper_with_other_settings_is_replaced(folder: Path) -> None:
-    async with KeeperClient.connect(starting(folder)):
+    async with KeeperClient.connect(keeper_launch(folder)):
         first = process_of(folder)
-    async with KeeperClient.connect(starting(folder, terms="others")) as keeper:
+    async with KeeperClient.connect(keeper_launch(folder, settings_digest="others")) as keeper:
         assert await keeper.list(ANN) == []
         assert process_of(folder) not in (None, first)
         box = (await keeper.create(ANN, SessionSpec())).id
     with pytest.raises(Unavailable, match="other sandbox settings"):
-        await KeeperClient.lazy(starting(folder)).list(ANN)
-    async with KeeperClient.connect(starting(folder, terms="others")) as keeper:
+        await KeeperClient.lazy(keeper_launch(folder)).list(ANN)
+    async with KeeperClient.connect(keeper_launch(folder, settings_digest="others")) as keeper:
         assert [info.id for info in await keeper.list(ANN)] == [box]
 
 
@@ -156,7 +156,7 @@ async def test_an_idle_keeper_with_other_settings_is_replaced(folder: Path) -> N
 
 
 async def test_who_waits_when_the_keeper_is_killed_hears_that_the_outcome_is_unknown(folder: Path) -> None:
-    async with KeeperClient.connect(starting(folder)) as keeper:
+    async with KeeperClient.connect(keeper_launch(folder)) as keeper:
         box = (await keeper.create(ANN, SessionSpec())).id
         process = process_of(folder)
         assert process is not None
@@ -182,7 +182,7 @@ async def drain(stream: Any) -> None:
 
 
 async def test_a_question_that_changes_nothing_is_put_to_the_next_keeper(folder: Path) -> None:
-    async with KeeperClient.connect(starting(folder)) as keeper:
+    async with KeeperClient.connect(keeper_launch(folder)) as keeper:
         box = (await keeper.create(ANN, SessionSpec())).id
         process = process_of(folder)
         assert process is not None
@@ -197,7 +197,7 @@ async def test_a_question_that_changes_nothing_is_put_to_the_next_keeper(folder:
 
 
 async def test_a_keeper_is_killed_again_and_again_and_its_clients_go_on(folder: Path) -> None:
-    keepers = [KeeperClient.lazy(starting(folder)) for _ in range(3)]
+    keepers = [KeeperClient.lazy(keeper_launch(folder)) for _ in range(3)]
     try:
         for _ in range(3):
             await asyncio.gather(*(keeper.list(ANN) for keeper in keepers))
@@ -211,7 +211,7 @@ async def test_a_keeper_is_killed_again_and_again_and_its_clients_go_on(folder: 
 
 
 async def test_a_keeper_that_is_told_to_end_says_goodbye(folder: Path) -> None:
-    async with KeeperClient.connect(starting(folder)) as keeper:
+    async with KeeperClient.connect(keeper_launch(folder)) as keeper:
         box = (await keeper.create(ANN, SessionSpec())).id
         step = asyncio.create_task(keeper.run(ANN, box, CellRequest("sleep 1"), quiet, quiet))
         await asyncio.sleep(0.1)
@@ -225,7 +225,7 @@ async def test_a_keeper_that_is_told_to_end_says_goodbye(folder: Path) -> None:
 
 
 async def test_a_keeper_that_stopped_does_not_hold_up_a_client_for_ever(folder: Path) -> None:
-    async with KeeperClient.connect(starting(folder), request_timeout=0.3) as keeper:
+    async with KeeperClient.connect(keeper_launch(folder), request_timeout=0.3) as keeper:
         process = process_of(folder)
         assert process is not None
         os.kill(process, signal.SIGSTOP)
@@ -243,14 +243,14 @@ async def test_a_keeper_that_stopped_does_not_hold_up_a_client_for_ever(folder: 
 
 
 async def test_a_keeper_that_cannot_be_started_is_unavailable(folder: Path) -> None:
-    missing = replace(starting(folder), command=("/does/not/exist",))
+    missing = replace(keeper_launch(folder), command=("/does/not/exist",))
     with pytest.raises(Unavailable, match="cannot be started: No such file"):
         await KeeperClient.lazy(missing).list(ANN)
-    broken = replace(starting(folder), command=(sys.executable, "-c", "1 / 0"))
+    broken = replace(keeper_launch(folder), command=(sys.executable, "-c", "1 / 0"))
     with pytest.raises(Unavailable, match="ended while it started; its log is"):
         await KeeperClient.lazy(broken).list(ANN)
     assert "ZeroDivisionError" in (folder / "keeper" / "log").read_text()
-    stuck = replace(starting(folder), command=(sys.executable, "-c", "import time; time.sleep(60)"), seconds=0.3)
+    stuck = replace(keeper_launch(folder), command=(sys.executable, "-c", "import time; time.sleep(60)"), seconds=0.3)
     with pytest.raises(Unavailable, match="not ready, and did nothing more for it"):
         await KeeperClient.lazy(stuck).list(ANN)
 
@@ -258,7 +258,7 @@ async def test_a_keeper_that_cannot_be_started_is_unavailable(folder: Path) -> N
 async def test_what_a_keeper_says_about_a_start_that_failed_is_passed_on(folder: Path) -> None:
     said = '{"error": {"kind": "unavailable", "reason_code": "no_backend", "message": "no boxes here"}}'
     program = f"import os, sys; os.write(int(sys.argv[1]), b'{said}')"
-    failing = replace(starting(folder), command=(sys.executable, "-c", program))
+    failing = replace(keeper_launch(folder), command=(sys.executable, "-c", program))
     with pytest.raises(Unavailable, match="no boxes here") as unavailable:
         await KeeperClient.lazy(failing).list(ANN)
     assert unavailable.value.reason_code == "no_backend"
@@ -274,7 +274,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder: Path) -> None:
 async def test_a_keeper_is_reached_however_long_its_path_is(folder: Path) -> None:
     deep = folder / ("long" * 30) / ("longer" * 20)
     deep.mkdir(parents=True, mode=0o700)
-    began = starting(deep)
+    began = keeper_launch(deep)
     for _ in range(2):  # the first starts it
         async with KeeperClient.connect(began) as keeper:
             assert await keeper.list(ANN) == []
@@ -307,23 +307,23 @@ def test_a_socket_folder_that_cannot_be_ours_alone_is_not_used(folder: Path, bad
 
 
 async def test_a_keeper_whose_socket_is_swept_away_can_be_reached_again(folder: Path) -> None:
-    async with KeeperClient.connect(starting(folder)) as keeper:
+    async with KeeperClient.connect(keeper_launch(folder)) as keeper:
         box = (await keeper.create(ANN, SessionSpec())).id
     process = process_of(folder)
     (folder / "keeper" / "socket").unlink()
     await tooling.until((folder / "keeper" / "socket").exists)
-    async with KeeperClient.connect(starting(folder)) as keeper:
+    async with KeeperClient.connect(keeper_launch(folder)) as keeper:
         assert [info.id for info in await keeper.list(ANN)] == [box]
     assert process_of(folder) == process
 
 
 async def test_a_keeper_whose_folder_is_taken_away_leaves(folder: Path) -> None:
-    async with KeeperClient.connect(starting(folder)) as keeper:
+    async with KeeperClient.connect(keeper_launch(folder)) as keeper:
         await keeper.create(ANN, SessionSpec())
         process = process_of(folder)
     assert process is not None
     (folder / "keeper").rename(folder / "elsewhere")
-    async with KeeperClient.connect(starting(folder)) as keeper:
+    async with KeeperClient.connect(keeper_launch(folder)) as keeper:
         assert await keeper.list(ANN) == []
         assert process_of(folder) not in (None, process)
         await asyncio.to_thread(tooling.wait_until_gone, process)
@@ -332,7 +332,7 @@ async def test_a_keeper_whose_folder_is_taken_away_leaves(folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"socket": 3}'])
 async def test_an_address_that_cannot_be_read_is_none(folder: Path, text: str) -> None:
-    there = starting(folder)
+    there = keeper_launch(folder)
     there.folder.prepare()
     (there.folder.path / "address").write_text(text)
     with anyio.fail_after(tooling.PATIENCE):

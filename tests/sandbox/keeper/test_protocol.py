@@ -12,12 +12,22 @@ import pytest
 
 from ringfence.core.box import BoxReport
 from ringfence.core.model import Json
-from ringfence.core.sessions import CellReport, CellRequest, CommandRequest, Owner, StepReport, Tell
+from ringfence.core.sessions import (
+    CellReport,
+    CellRequest,
+    CommandRequest,
+    OnShown,
+    Owner,
+    StepReport,
+    Tell,
+    discard_output,
+    discard_value,
+)
 from ringfence.sandbox.keeper.client import KeeperClient, KeeperConnection
 from ringfence.sandbox.keeper.codec import pack, place, unpack
 from ringfence.sandbox.keeper.protocol import AS_BEFORE, MOST_REMEMBERED, VERBS, IsolationReceived, IsolationSent
 from ringfence.sandbox.keeper.wire import WireError
-from ringfence.sandbox.sessions.service import OnShown, SessionService, discard_output, discard_value
+from ringfence.sandbox.sessions.service import SessionService
 from tests.sandbox.keeper.parrot import ANN, Parrot, kept, linked, session
 
 pytestmark = pytest.mark.anyio

@@ -166,7 +166,7 @@ async def test_a_box_whose_descriptors_got_lost_is_not_used(
 ) -> None:
     """The kernel drops what a process has no place for. A box that cannot be ended is none."""
     zygote = await zygote_of(backend)
-    hear = Box._hear
+    receive = Box._receive
 
     def crowded(self: Box) -> None:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -177,16 +177,16 @@ async def test_a_box_whose_descriptors_got_lost_is_not_used(
         os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (top + room, before[1]))
         try:
-            hear(self)
+            receive(self)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             for descriptor in held:
                 os.close(descriptor)
 
-    monkeypatch.setattr(Box, "_hear", crowded)
+    monkeypatch.setattr(Box, "_receive", crowded)
     with pytest.raises(Unavailable, match="descriptors were lost"):
         await zygote.spawn(Limits(), backend._shape(Limits()))
-    monkeypatch.setattr(Box, "_hear", hear)
+    monkeypatch.setattr(Box, "_receive", receive)
     await tooling.until(lambda: not looking.boxed(zygote.pid) and zygote.live == 0)
     report = await backend.run(spec("import time\ntime.sleep(600)", wall_seconds=0.3))
     assert (report.ended, zygote.alive) == ("timeout", True)
@@ -197,7 +197,7 @@ async def test_a_box_that_is_late_is_ended(backend: ProcessBackend, monkeypatch:
     zygote = await zygote_of(backend)
     free = len(zygote._free)
     monkeypatch.setattr(boxes, "CLOSE_SECONDS", 0.2)
-    monkeypatch.setattr(Box, "_hear", lambda self: None)
+    monkeypatch.setattr(Box, "_receive", lambda self: None)
     shape = backend._shape(Limits())
     for _ in range(3):
         with pytest.raises(Unavailable, match="not ready in time"):

@@ -200,7 +200,7 @@ def test_a_group_used_again_is_as_good_as_new(group: Group) -> None:
 def test_a_group_that_is_not_empty_is_not_used_again(group: Group) -> None:
     with running(group, SLEEP) as child:
         assert said(child) == b"here"
-        with pytest.raises(OSError, match=r"busy|still live"):
+        with pytest.raises(OSError, match=r"busy|still in the group"):
             group.reset()
 
 

@@ -15,12 +15,12 @@ import pytest
 from ringfence.core.errors import Unavailable
 from ringfence.sandbox.process.host import diagnosis, remedies
 from ringfence.sandbox.process.host.diagnosis import Diagnosis, StepResult, judge
+from ringfence.sandbox.process.host.info import Engine, HostInfo
 from ringfence.sandbox.process.host.remedies import Cause
-from ringfence.sandbox.process.host.surroundings import Engine, HostSurroundings
 from tests.sandbox.process import refusing
 from tests.tooling import ROOT
 
-HOST = HostSurroundings()
+HOST = HostInfo()
 UBUNTU = replace(HOST, settings={"kernel.apparmor_restrict_unprivileged_userns": 1}, label="unconfined")
 DOCKER = replace(
     HOST, engine="docker", filtered=True, covered=("/proc/kcore", "/proc/keys"), label="docker-default (enforce)"
@@ -42,7 +42,7 @@ def test_where_everything_was_tried_and_went_well_nothing_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "number", "around", "cause", "says"),
+    ("step", "number", "host", "cause", "says"),
     [
         (
             "user_namespace",
@@ -91,8 +91,8 @@ def test_where_everything_was_tried_and_went_well_nothing_is_missing() -> None:
         ("keyring", errno.EDQUOT, HOST, "unknown", "making one"),
     ],
 )
-def test_a_refusal_is_explained(step: str, number: int, around: HostSurroundings, cause: Cause, says: str) -> None:
-    [finding] = [each for each in judge(refused(step, number), around) if each.cause == cause]
+def test_a_refusal_is_explained(step: str, number: int, host: HostInfo, cause: Cause, says: str) -> None:
+    [finding] = [each for each in judge(refused(step, number), host) if each.cause == cause]
     assert finding.state == "missing" and says in finding.seen and finding.follows
     assert any(remedy.command or remedy.page or remedy.option for remedy in finding.remedies)
 
@@ -146,8 +146,8 @@ def test_every_cause_has_a_page_that_exists(engine: Engine | None) -> None:
 
 
 def test_an_error_ends_with_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    around = replace(HOST, settings={"kernel.unprivileged_userns_clone": 0})
-    found = Diagnosis(around, tuple(judge(refused("user_namespace", errno.EPERM), around)))
+    host = replace(HOST, settings={"kernel.unprivileged_userns_clone": 0})
+    found = Diagnosis(host, tuple(judge(refused("user_namespace", errno.EPERM), host)))
     monkeypatch.setattr(diagnosis, "diagnose_refusals", lambda: found)
     told = diagnosis.explained(Unavailable("no_zygote", "no box can be made on this host: PermissionError"))
     assert told.reason_code == "missing_protection"
@@ -184,7 +184,7 @@ def test_a_host_is_read(tmp_path: Path) -> None:
             "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04 LTS"\n',
         },
     )
-    found = HostSurroundings.read(tmp_path, uid=1000)
+    found = HostInfo.read(tmp_path, uid=1000)
     assert found.settings == {"kernel.apparmor_restrict_unprivileged_userns": 1, "user.max_user_namespaces": 63000}
     assert found.filtered and found.no_new_privileges and not found.chrooted and not found.selinux
     assert (found.label, found.mapped_ids, found.covered) == ("unconfined", 65536, ("/proc/kcore",))
@@ -207,12 +207,12 @@ def test_a_host_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_container_is_recognised(tmp_path: Path, files: dict[str, str], engine: Engine | None) -> None:
-    assert HostSurroundings.read(write(tmp_path, **files)).engine == engine
+    assert HostInfo.read(write(tmp_path, **files)).engine == engine
 
 
 def test_a_runner_of_github_is_told_to_set_the_setting() -> None:
-    around = replace(UBUNTU, github=True)
-    found = Diagnosis(around, tuple(judge(refused("mapping", errno.EPERM), around)))
+    host = replace(UBUNTU, github=True)
+    found = Diagnosis(host, tuple(judge(refused("mapping", errno.EPERM), host)))
     assert "Run `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`" in found.sentence()
 
 

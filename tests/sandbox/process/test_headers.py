@@ -10,7 +10,6 @@ import pytest
 from ringfence import identity
 from ringfence.doctor import launcher
 from ringfence.sandbox.files import paths, watch
-from ringfence.sandbox.process import mounting
 from ringfence.sandbox.process.seccomp import bpf, filter, notifications, verdicts
 from ringfence.sandbox.process.seccomp.syscalls import NUMBERS
 from ringfence.sandbox.process.seccomp.verdicts import WORD, Arg, ArgRule
@@ -169,8 +168,8 @@ def of_confinement() -> dict[str, int]:
         **{f"MOUNT_ATTR_{name}": getattr(kernel, f"ATTR_{name}") for name in ["RDONLY", "NOSUID", "NODEV", "NOEXEC"]},
         "MOUNT_ATTR_IDMAP": kernel.ATTR_IDMAP,
         "sizeof(struct mount_attr)": struct.calcsize("QQQQ"),
-        **named("AT_EMPTY_PATH AT_RECURSIVE", (mounting._EMPTY_PATH, mounting._RECURSIVE)),
-        **named("OPEN_TREE_CLONE MOVE_MOUNT_F_EMPTY_PATH", (template._CLONE, template._EMPTY_PATH)),
+        **named("AT_EMPTY_PATH AT_RECURSIVE", (kernel.AT_EMPTY_PATH, kernel.AT_RECURSIVE)),
+        **named("OPEN_TREE_CLONE MOVE_MOUNT_F_EMPTY_PATH", (kernel.OPEN_TREE_CLONE, kernel.MOVE_MOUNT_F_EMPTY_PATH)),
         **named("RESOLVE_NO_MAGICLINKS RESOLVE_BENEATH", (paths._NO_MAGIC_LINKS, paths._BENEATH)),
         "RESOLVE_NO_SYMLINKS": 0x04,
         "sizeof(struct open_how)": struct.calcsize("QQQ"),

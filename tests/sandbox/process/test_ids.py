@@ -113,7 +113,7 @@ def test_a_folder_that_others_could_write_is_refused(folder: Path) -> None:
 def test_a_folder_of_somebody_else_is_refused(folder: Path) -> None:
     folder.mkdir(0o700)
     os.chown(folder, 12345, 12345)
-    with pytest.raises(Unavailable, match="belongs to somebody else"):
+    with pytest.raises(Unavailable, match="belongs to another user"):
         take_block([folder])
 
 

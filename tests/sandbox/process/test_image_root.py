@@ -72,7 +72,7 @@ def test_a_root_is_a_folder_by_its_own_name(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="a box of an ordinary user is that user to files")
 def test_what_only_its_owner_may_see_is_no_root(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir(mode=0o700)
-    with pytest.raises(ValueError, match="nobody but its owner"):
+    with pytest.raises(ValueError, match="only its owner may read it"):
         image_root.place(tmp_path / "root")
 
 

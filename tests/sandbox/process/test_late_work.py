@@ -149,8 +149,8 @@ async def test_a_main_thread_that_runs_is_not_at_rest() -> None:
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        ({"syscall": interpreters._WAITS + b" 0x64 0xff 0x1 0x22 0x0 0x0 0xff 0xff\n"}, True),
-        ({"syscall": interpreters._WAITS + b" 0x64 0xff 0x1000 0x0 0x0 0x0 0xff 0xff\n"}, False),
+        ({"syscall": interpreters._RECVFROM + b" 0x64 0xff 0x1 0x22 0x0 0x0 0xff 0xff\n"}, True),
+        ({"syscall": interpreters._RECVFROM + b" 0x64 0xff 0x1000 0x0 0x0 0x0 0xff 0xff\n"}, False),
         ({"syscall": b"115 0x0 0x0 0x1 0x22 0x0 0x0 0xff 0xff\n"}, False),
         ({"wchan": b"__skb_wait_for_more_packets"}, True),
         ({"wchan": b"hrtimer_nanosleep"}, False),
@@ -268,9 +268,9 @@ async def test_an_honest_step_has_nothing_late(box: LiveBox) -> None:
 
 
 def test_what_is_late_stands_in_the_facts_apart() -> None:
-    account: dict[str, Any] | None = LateWork(812.0, {"io_uring_setup": 2}, tasks=1).told()
+    account: dict[str, Any] | None = LateWork(812.0, {"io_uring_setup": 2}, tasks=1).fact()
     assert account == {"cpu_ms": 812.0, "denials": {"io_uring_setup": 2}, "tasks": 1}
-    assert LateWork(0.2).told() is None
+    assert LateWork(0.2).fact() is None
     assert _of_box(BoxReport("exited", 0, late=account))["late"] == account
 
 

@@ -190,7 +190,7 @@ async def test_boxes_with_mounts_see_their_own_and_no_others(backend: ProcessBac
 async def test_a_zygote_with_mounts_is_let_go_when_nobody_uses_it(
     backend: ProcessBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "BORROWED_SECONDS", 0.2)
+    monkeypatch.setattr(pool, "HOST_MOUNTS_SECONDS", 0.2)
     await run(backend, "", Mount(str(folder), "/data"))
     assert backend._pool is not None
     assert any(baseline.mounts for baseline in backend._pool._zygotes)

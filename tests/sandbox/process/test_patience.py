@@ -115,7 +115,7 @@ async def test_a_zygote_that_hangs_is_told_of(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(patience, "IDLE_SECONDS", 0.06)
     monkeypatch.setattr(patience, "_look", lambda _: (0, False))
     # The starter of a zygote, which never gets to be one: however fast the machine is, it cannot be ready in time.
-    monkeypatch.setattr(zygote_handle, "launched", lambda _: ["sleep", "infinity"])
+    monkeypatch.setattr(zygote_handle, "with_launcher", lambda _: ["sleep", "infinity"])
     backend = ProcessBackend(depth=0)
     try:
         with pytest.raises(Unavailable, match="the zygote was not ready, and did nothing more for it"):

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ringfence.core.box import BoxSpec, Program
-from ringfence.sandbox.process.host import remedies, surroundings
+from ringfence.sandbox.process.host import info, remedies
+from ringfence.sandbox.process.host.info import HostInfo
 from ringfence.sandbox.process.host.remedies import (
     Cause,
     Change,
@@ -23,13 +24,12 @@ from ringfence.sandbox.process.host.remedies import (
     make,
     plan,
 )
-from ringfence.sandbox.process.host.surroundings import HostSurroundings
 from tests.sandbox import comparing
 
 pytestmark = pytest.mark.anyio
 
 ALICE = User(1000, "alice")
-HOST = HostSurroundings(settings={"user.max_user_namespaces": 0, "user.max_net_namespaces": 60_000})
+HOST = HostInfo(settings={"user.max_user_namespaces": 0, "user.max_net_namespaces": 60_000})
 
 
 class Recorder:
@@ -51,10 +51,10 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def mend(root: Path, *causes: Cause, user: User | None = ALICE, around: HostSurroundings = HOST) -> list[str]:
+def mend(root: Path, *causes: Cause, user: User | None = ALICE, host: HostInfo = HOST) -> list[str]:
     """What was run."""
     runner = Recorder()
-    for change in plan(causes, around, user, root):
+    for change in plan(causes, host, user, root):
         assert make(change, root, runner) == ""
     return runner.commands
 
@@ -82,15 +82,15 @@ def test_what_is_done_is_not_done_again(root: Path) -> None:
 def test_the_profile_and_its_launcher_are_installed_and_loaded(root: Path) -> None:
     assert mend(root, "apparmor") == ["apparmor_parser --replace /etc/apparmor.d/ringfence"]
     profile = (root / remedies.PROFILE).read_text()
-    assert f"profile ringfence {surroundings.LAUNCHER} flags=(unconfined) {{\n  userns," in profile
-    launcher = root / surroundings.LAUNCHER.lstrip("/")
+    assert f"profile ringfence {info.LAUNCHER} flags=(unconfined) {{\n  userns," in profile
+    launcher = root / info.LAUNCHER.lstrip("/")
     assert launcher.stat().st_mode & 0o7777 == 0o755
     assert (root / remedies.PROFILE).stat().st_mode & 0o7777 == 0o644
 
 
 def test_the_launcher_executes_what_it_is_given_with_nothing_added(root: Path) -> None:
     mend(root, "apparmor")
-    command = [str(root / surroundings.LAUNCHER.lstrip("/")), "/usr/bin/env"]
+    command = [str(root / info.LAUNCHER.lstrip("/")), "/usr/bin/env"]
     shown = subprocess.run(command, env={"LANG": "C.UTF-8"}, capture_output=True, text=True, check=True)
     assert shown.stdout == "LANG=C.UTF-8\n"
 
@@ -98,16 +98,16 @@ def test_the_launcher_executes_what_it_is_given_with_nothing_added(root: Path) -
 def test_zygotes_of_ordinary_users_are_started_through_the_launcher(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = str(root / surroundings.LAUNCHER.lstrip("/"))
-    monkeypatch.setattr(surroundings, "LAUNCHER", launcher)
+    launcher = str(root / info.LAUNCHER.lstrip("/"))
+    monkeypatch.setattr(info, "LAUNCHER", launcher)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert surroundings.launched(["python"]) == ["python"], "there is none"
+    assert info.with_launcher(["python"]) == ["python"], "there is none"
     os.makedirs(os.path.dirname(launcher))
-    shutil.copy(Path(surroundings.__file__).with_name("launcher.sh"), launcher)
+    shutil.copy(Path(info.__file__).with_name("launcher.sh"), launcher)
     os.chmod(launcher, 0o755)
-    assert surroundings.launched(["python"]) == [launcher, "python"]
+    assert info.with_launcher(["python"]) == [launcher, "python"]
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert surroundings.launched(["python"]) == ["python"], "root needs none"
+    assert info.with_launcher(["python"]) == ["python"], "root needs none"
 
 
 async def test_a_box_is_made_through_the_launcher(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +115,10 @@ async def test_a_box_is_made_through_the_launcher(root: Path, monkeypatch: pytes
         pytest.skip("zygotes of root are not started through it; an ordinary user runs this")
     launcher = root / "launcher"
     told = root / "told"
-    script = Path(surroundings.__file__).with_name("launcher.sh").read_text()
+    script = Path(info.__file__).with_name("launcher.sh").read_text()
     launcher.write_text(script.replace("exec ", f"echo $# > {told}\nexec "))
     launcher.chmod(0o755)
-    monkeypatch.setattr(surroundings, "LAUNCHER", str(launcher))
+    monkeypatch.setattr(info, "LAUNCHER", str(launcher))
     async for backend in comparing.opened():
         report = await backend.run(BoxSpec(Program("python", b"import os; print(sorted(os.environ))")))
         assert told.read_text() == "5\n", "interpreter, option, program, source root, descriptor"
@@ -179,19 +179,19 @@ def test_systemd_delegates(root: Path) -> None:
 
 
 def test_why_limits_are_not_the_kernel_s(root: Path) -> None:
-    around = replace(HOST, systemd=True, unified=True)
+    host = replace(HOST, systemd=True, unified=True)
     manager = root / "sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service"
-    assert cause_of_groups(around, root) == "no_user_manager"
+    assert cause_of_groups(host, root) == "no_user_manager"
     manager.mkdir(parents=True)
-    assert cause_of_groups(around, root) == "no_user_bus"
+    assert cause_of_groups(host, root) == "no_user_bus"
     (root / "run/user/1000").mkdir(parents=True)
     (root / "run/user/1000/bus").touch()
     (manager / "cgroup.controllers").write_text("memory pids\n")
-    assert cause_of_groups(around, root) == "delegation"
+    assert cause_of_groups(host, root) == "delegation"
     (manager / "cgroup.controllers").write_text("cpu memory pids\n")
-    assert cause_of_groups(around, root) == "groups"
-    assert cause_of_groups(replace(around, unified=False), root) == "groups"
-    assert cause_of_groups(replace(around, uid=0), root) == "groups"
+    assert cause_of_groups(host, root) == "groups"
+    assert cause_of_groups(replace(host, unified=False), root) == "groups"
+    assert cause_of_groups(replace(host, uid=0), root) == "groups"
 
 
 def test_what_has_no_cure_here_changes_nothing(root: Path) -> None:
@@ -237,6 +237,6 @@ def test_users_are_found_by_name_and_by_number() -> None:
 
 
 def test_limits_that_are_high_enough_are_left_alone(root: Path) -> None:
-    around = replace(HOST, settings={"user.max_user_namespaces": 60_000})
+    host = replace(HOST, settings={"user.max_user_namespaces": 60_000})
     causes: tuple[Cause, ...] = ("max_namespaces",)
-    assert plan(causes, around, ALICE, root) == []
+    assert plan(causes, host, ALICE, root) == []

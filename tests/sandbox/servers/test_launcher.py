@@ -65,7 +65,7 @@ async def asked(server: BoxedServer, expression: str) -> object:
     with anyio.fail_after(tooling.PATIENCE):
         while not data.endswith(b"\n"):
             chunk = await server.receive("stdout")
-            assert chunk, server.said
+            assert chunk, server.last_stderr
             data += chunk
     return json.loads(data)
 
@@ -192,7 +192,7 @@ async def test_where_an_image_cannot_be_the_root(boxes: Boxes, script: Path, tmp
     one, other = replace(image, placement="pair"), spec(script, placement="pair")
     with pytest.raises(Unavailable, match="have one root"):
         await boxes(one, other).start(one, WHO)
-    with pytest.raises(Unavailable, match="no root to be"):
+    with pytest.raises(Unavailable, match="runs only in a box"):
         await HostLauncher({}).launch(replace(image, placement="unsafe_host"), WHO)
     with pytest.raises(Unavailable, match="of a box is its own"):
         await boxes().start(replace(image, command=("/workspace/server",)), WHO)

@@ -17,35 +17,35 @@ from ringfence.core.brokering import (
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.sessions import Owner
 from ringfence.sandbox.sessions import remote_secrets as module
-from ringfence.sandbox.sessions.remote_secrets import RemoteSecrets, SecretLenders
+from ringfence.sandbox.sessions.remote_secrets import RemoteSecrets, SecretBrokers
 
 pytestmark = pytest.mark.anyio
 
 ASKED = OutboundRequest("https", "api.example", 443, "GET", "/", (("A", "b"),), "rule")
-LENDING = SessionSecrets((BrokeredSecret("one", "ONE"), BrokeredSecret("two", "TWO")), "open_session", "call_1")
+SECRETS = SessionSecrets((BrokeredSecret("one", "ONE"), BrokeredSecret("two", "TWO")), "open_session", "call_1")
 
 
-def borrower(lenders: SecretLenders) -> RemoteSecrets:
-    return RemoteSecrets("box-1", Owner("local", "ann"), LENDING, lenders)
+def remote(brokers: SecretBrokers) -> RemoteSecrets:
+    return RemoteSecrets("box-1", Owner("local", "ann"), SECRETS, brokers)
 
 
 class Listener:
-    """A lender that gives every wish the same answer."""
+    """A broker that gives every request the same answer."""
 
     def __init__(
-        self, lenders: SecretLenders, name: str, answer: SubstitutionReply | SubstitutionDenial | None = None
+        self, brokers: SecretBrokers, name: str, answer: SubstitutionReply | SubstitutionDenial | None = None
     ) -> None:
         self.heard: list[SubstitutionRequest] = []
-        self._lenders, self._name, self._answer = lenders, name, answer
+        self._brokers, self._name, self._answer = brokers, name, answer
         self.begun = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._listen())
 
     async def _listen(self) -> None:
-        async for wish in self._lenders.wishes(self._name):
+        async for request in self._brokers.substitution_requests(self._name):
             self.begun.set()
-            self.heard.append(wish)
-            if self._answer is not None and wish.number:
-                self._lenders.settle(self._name, wish.number, self._answer)
+            self.heard.append(request)
+            if self._answer is not None and request.number:
+                self._brokers.answer_substitution(self._name, request.number, self._answer)
 
     async def leave(self) -> None:
         self.task.cancel()
@@ -53,25 +53,25 @@ class Listener:
 
 
 async def test_the_last_that_lends_is_asked_and_the_one_before_it_when_it_has_left() -> None:
-    lenders = SecretLenders()
-    first, second = Listener(lenders, "a", SubstitutionReply(("x",))), Listener(lenders, "b", SubstitutionReply(("y",)))
+    brokers = SecretBrokers()
+    first, second = Listener(brokers, "a", SubstitutionReply(("x",))), Listener(brokers, "b", SubstitutionReply(("y",)))
     await first.begun.wait()
     await second.begun.wait()
-    one = borrower(lenders)
+    one = remote(brokers)
     for name in "ab":
-        one.lent_by(name)
+        one.use_broker(name)
     assert await one.ask(ASKED) == SubstitutionReply(("y",))
     await second.leave()
     assert await one.ask(ASKED) == SubstitutionReply(("x",))
-    (wish,) = first.heard[1:]
-    assert (wish.session, wish.tenant, wish.agent, wish.lending, wish.asked) == (
+    (request,) = first.heard[1:]
+    assert (request.session, request.tenant, request.agent, request.secrets, request.asked) == (
         "box-1",
         "local",
         "ann",
-        LENDING,
+        SECRETS,
         ASKED,
     )
-    assert wish.placeholders == one.placeholders == (one.env["ONE"], one.env["TWO"])
+    assert request.placeholders == one.placeholders == (one.env["ONE"], one.env["TWO"])
     await one.caught(ASKED, one.placeholders[1])
     assert first.heard[-1].caught == one.placeholders[1]
     await first.leave()
@@ -80,23 +80,23 @@ async def test_the_last_that_lends_is_asked_and_the_one_before_it_when_it_has_le
 
 
 async def test_no_two_boxes_have_the_same_placeholder() -> None:
-    lenders = SecretLenders()
-    assert not {*borrower(lenders).placeholders} & {*borrower(lenders).placeholders}
+    brokers = SecretBrokers()
+    assert not {*remote(brokers).placeholders} & {*remote(brokers).placeholders}
 
 
 async def test_a_refusal_is_told_and_so_is_what_failed() -> None:
-    lenders = SecretLenders()
+    brokers = SecretBrokers()
     listeners = [
-        Listener(lenders, "no", SubstitutionDenial("policy", "not this one")),
-        Listener(lenders, "gone", SubstitutionDenial("no_secret", "the vault is away", failed=True)),
+        Listener(brokers, "no", SubstitutionDenial("policy", "not this one")),
+        Listener(brokers, "gone", SubstitutionDenial("no_secret", "the vault is away", failed=True)),
     ]
     for listener in listeners:
         await listener.begun.wait()
-    one = borrower(lenders)
-    one.lent_by("no")
+    one = remote(brokers)
+    one.use_broker("no")
     with pytest.raises(Refused, match="not this one"):
         await one.ask(ASKED)
-    one.lent_by("gone")
+    one.use_broker("gone")
     with pytest.raises(Unavailable, match="the vault is away"):
         await one.ask(ASKED)
     for listener in listeners:
@@ -104,33 +104,33 @@ async def test_a_refusal_is_told_and_so_is_what_failed() -> None:
 
 
 async def test_nobody_lends_who_does_not_listen_or_twice() -> None:
-    lenders = SecretLenders()
+    brokers = SecretBrokers()
     with pytest.raises(Unavailable):
-        borrower(lenders).lent_by("a")
-    listener = Listener(lenders, "a")
+        remote(brokers).use_broker("a")
+    listener = Listener(brokers, "a")
     await listener.begun.wait()
     with pytest.raises(Refused, match="listens already"):
-        await anext(lenders.wishes("a"))
+        await anext(brokers.substitution_requests("a"))
     await listener.leave()
 
 
 async def test_who_leaves_or_is_silent_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    lenders = SecretLenders()
-    silent = Listener(lenders, "a")
+    brokers = SecretBrokers()
+    silent = Listener(brokers, "a")
     await silent.begun.wait()
-    one = borrower(lenders)
-    one.lent_by("a")
+    one = remote(brokers)
+    one.use_broker("a")
     waiting = asyncio.get_running_loop().create_task(one.ask(ASKED))
     await asyncio.sleep(0.01)
     await silent.leave()
     with pytest.raises(Unavailable, match="no process that has the secrets"):
         await waiting
-    silent = Listener(lenders, "a")
+    silent = Listener(brokers, "a")
     await silent.begun.wait()
     monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.01)
     with pytest.raises(Unavailable, match="did not answer"):
         await one.ask(ASKED)
-    monkeypatch.setattr(module, "_MOST_WISHES", 0)
+    monkeypatch.setattr(module, "_MOST_WAITING", 0)
     with pytest.raises(Unavailable, match="too many"):
         await one.ask(ASKED)
     await silent.leave()

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from ringfence.core.box import MIB, Limits
-from ringfence.sandbox.tools.limits import BOUNDS, limit_words, limits_problem, signal_words, size, span
+from ringfence.sandbox.tools.limits import CALLER_LIMITS, limit_words, limits_problem, signal_words, size, span
 
 LIMITS = Limits(wall_seconds=8, memory_bytes=64 * MIB, disk_bytes=1000, processes=7, inodes=9, open_files=5)
 
 
 def test_every_limit_has_bounds_and_the_defaults_are_within() -> None:
-    assert set(BOUNDS) == {field.name for field in fields(Limits)}
+    assert set(CALLER_LIMITS) == {field.name for field in fields(Limits)}
     assert limits_problem(Limits()) is None
 
 
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("name", CALLER_LIMITS)
 @pytest.mark.parametrize("value", [-1, 2**60, float("nan"), float("inf"), "5", True, b""], ids=repr)
 def test_absurd_limits_are_told(name: str, value: Any) -> None:
     problem = limits_problem(replace(Limits(), **{name: value}))

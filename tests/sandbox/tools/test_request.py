@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.core.box import MIB, Attached, Input, Limits, Listening, Program, Programs
+from ringfence.core.box import MAX_SOURCE_BYTES, MIB, Attached, Input, Limits, Listening, Program, Programs
 from ringfence.core.errors import Refused
 from ringfence.core.model import Decision, Grant
 from ringfence.governance.contract import build, built_in
@@ -123,8 +123,8 @@ def test_the_clock_is_the_callers_the_contracts_or_the_deadlines() -> None:
     ("contract", "arguments", "problem"),
     [
         (PYTHON, {"code": "a\0b"}, "code: a program has no NUL"),
-        (PYTHON, {"code": "x" * (request.MAX_SOURCE_BYTES + 1)}, "code: longer than 10 MiB"),
-        (PYTHON, {"code": "é" * (request.MAX_SOURCE_BYTES // 2 + 1)}, "code: longer than 10 MiB"),
+        (PYTHON, {"code": "x" * (MAX_SOURCE_BYTES + 1)}, "code: longer than 10 MiB"),
+        (PYTHON, {"code": "é" * (MAX_SOURCE_BYTES // 2 + 1)}, "code: longer than 10 MiB"),
         (PYTHON, {"code": "1", "argv": ["a\0"]}, "argv: no NUL"),
         (PYTHON, {"code": "1", "argv": ["x" * 131_072]}, "argv: longer than 131071"),
         (PYTHON, {"code": "1", "name": "\0"}, "name: no NUL"),

@@ -272,7 +272,7 @@ async def _memory(bare: Row) -> list[Row]:
 
 
 def _each(others: set[int]) -> float | None:
-    """Of one of the boxes that live now: its first process and the one that its program runs in."""
+    """The memory of each live box in KiB: of its first process, and of the one that its program runs in."""
     try:
         return round(sum(private_kb(pid) for pid in below(os.getpid()) if pid not in others) / _LIVE, 1)
     except OSError:

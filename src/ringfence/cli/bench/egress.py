@@ -103,11 +103,11 @@ def _rows(times: dict[str, list[float]]) -> list[Row]:
 
 
 async def _cases(stack: AsyncExitStack, real: Authority, folder: Path) -> list[_Case]:
-    """Each with a proxy of its own, as each box has."""
+    """The cases, each with a proxy of its own, as each box has."""
     os.environ[_VARIABLE] = secrets.token_hex(24)
     stack.callback(os.environ.pop, _VARIABLE, None)
     settings = config.loads(_CONFIG.format(state=folder / "state"), file="bench", base=folder)
-    outward = await _way_out(stack, settings, real)
+    router = await _way_out(stack, settings, real)
     trusted = real.pem.decode()
     cases = [_Case(DIRECT, None, trusted), _Case(f"new connection, {DIRECT}", None, trusted, anew=True)]
     for name, access in (
@@ -115,14 +115,14 @@ async def _cases(stack: AsyncExitStack, real: Authority, folder: Path) -> list[_
         (INSPECTED, Access("inspect")),
         (BROKERED, Access("tunnel", secrets=("token",), capability="bench")),
     ):
-        passage = await outward.passage(access)
-        assert passage.serve is not None
+        route = await router.route(access)
+        assert route.serve is not None
         listener = socket.create_server(("127.0.0.1", 0))
         proxy = int(listener.getsockname()[1])
-        way: ServedRoute = await passage.serve(listener)
+        way: ServedRoute = await route.serve(listener)
         stack.push_async_callback(way.close)
         trust = trusted if way.authority is None else way.authority.decode()
-        token = next(iter(passage.env.values()), None)
+        token = next(iter(route.env.values()), None)
         cases.append(_Case(name, proxy, trust, token))
         cases.append(_Case(f"new connection, {name}", proxy, trust, token, anew=True))
     return cases
@@ -183,12 +183,12 @@ def run_redaction(rounds: int = 3) -> list[Row]:
     text = _text()
     few = _values(_FEW)
     many = _values(_MANY)
-    told = few.leaking(text)
+    leaking = few.leaking(text)
     cases = (
         ("redaction, shapes alone, streamed", SecretMatcher(), text),
         (f"redaction, {_FEW} secrets, streamed", few.values, text),
         (f"redaction, {_MANY} secrets, streamed", many.values, text),
-        (f"redaction, {_FEW} secrets, one in every 64 KiB, streamed", few.values, told),
+        (f"redaction, {_FEW} secrets, one in every 64 KiB, streamed", few.values, leaking),
     )
     rows = []
     for name, values, data in cases:

@@ -44,7 +44,7 @@ def _connection(order: dict[str, object]) -> http.client.HTTPSConnection:
 
 
 def _asked(order: dict[str, object]) -> list[float]:
-    """On a connection that is kept, or on a new one each time."""
+    """Make the requests on one kept connection, or on a new one each time."""
     headers = {"Authorization": str(order["token"])} if order["token"] else {}
     out: list[float] = []
     way = _connection(order)

@@ -67,7 +67,7 @@ def cpu_seconds(pid: int, *, with_reaped: bool = False) -> float:
 
 
 def cpu_seconds_of_all(others: Iterable[int] = ()) -> float:
-    """Of this process and these others, everything below them, and whatever any of them has waited for."""
+    """The processor time of this process and these others, with all children, also those that ended."""
     reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = time.process_time() + reaped.ru_utime + reaped.ru_stime
     for pid in (*below(os.getpid()), *others, *(pid for other in others for pid in below(other))):
@@ -139,7 +139,7 @@ class BenchCase:
 async def interleaved(
     cases: list[BenchCase], rounds: int, what: str, others: Callable[[], list[int]] = list
 ) -> list[Row]:
-    """In each round some runs of every case. `others` names processes that work for us and are not below us."""
+    """Measure some runs of every case in each round. `others` names processes that work for us and are not below us."""
     times: dict[str, list[float]] = {case.name: [] for case in cases}
     cpu = dict.fromkeys(times, 0.0)
     for case in cases:

@@ -16,7 +16,7 @@ import anyio
 from ringfence.cli.bench.measure import Row, row
 from ringfence.compose.backends import make_backend
 from ringfence.compose.runs import provision
-from ringfence.compose.servers import surroundings
+from ringfence.compose.servers import launch_settings
 from ringfence.config.paths import process_environment
 from ringfence.config.settings import SandboxSettings
 from ringfence.core.model import Json, Principal, ServerSpec
@@ -39,7 +39,7 @@ def run(calls: int) -> list[Row]:
 async def _run(calls: int) -> list[Row]:
     settings = SandboxSettings()
     backend = make_backend(settings)
-    boxes = BoxLauncher(backend, surroundings(provision(settings).limits, {}, None))
+    boxes = BoxLauncher(backend, launch_settings(provision(settings).limits, {}, None))
     launchers: dict[str, Launcher] = {"bare": HostLauncher(process_environment()), "boxed": boxes}
     try:
         return [*await _calls(launchers, calls), *await _starts(launchers, min(_STARTS, calls))]
@@ -61,7 +61,7 @@ async def _calls(launchers: dict[str, Launcher], calls: int) -> list[Row]:
 
 
 async def _starts(launchers: dict[str, Launcher], starts: int) -> list[Row]:
-    """Until the first answer. The first of each is left out: it makes what all others share."""
+    """Measure starts up to the first answer. The first of each is left out: it makes what all others share."""
     times: dict[str, list[float]] = {name: [] for name in launchers}
     for _ in range(starts + 1):
         for name, launcher in launchers.items():
@@ -81,7 +81,7 @@ def _rows(what: str, times: dict[str, list[float]]) -> list[Row]:
 
 async def _call(link: StdioLink) -> float:
     began = time.perf_counter()
-    await link.request("tools/call", {"name": "echo", "arguments": {"text": "hello"}}, InFlight(_unasked, _untold))
+    await link.request("tools/call", {"name": "echo", "arguments": {"text": "hello"}}, InFlight(_unasked, _ignored))
     return time.perf_counter() - began
 
 
@@ -91,7 +91,7 @@ async def _link(launcher: Launcher) -> AsyncIterator[StdioLink]:
     link = StdioLink(spec, partial(launcher.launch, spec, Principal("bench")))
     ready = anyio.Event()
     async with anyio.create_task_group() as group:
-        group.start_soon(link.run, ready.set, _untold)
+        group.start_soon(link.run, ready.set, _ignored)
         await ready.wait()
         yield link
         group.cancel_scope.cancel()
@@ -101,5 +101,5 @@ async def _unasked(method: str, params: Json) -> Json:
     return {}
 
 
-async def _untold(method: str, params: Json) -> None:
+async def _ignored(method: str, params: Json) -> None:
     return None

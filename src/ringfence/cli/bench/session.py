@@ -124,7 +124,7 @@ class _Sessions:
         return [idle, paused]
 
     async def _private_kb(self) -> int | None:
-        """Of the keeper and everything below it, when what it keeps ready is there again."""
+        """The memory of the keeper and its children, once the boxes that it keeps ready are there again."""
         await asyncio.sleep(_SETTLE_SECONDS)
         total = 0
         try:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
-from ringfence.cli import common
+from ringfence.cli import common, options
 from ringfence.cli.box import execute, files, lifecycle, shell
-from ringfence.cli.box.shared import ConfigOption, IdArgument, finish
+from ringfence.cli.box.shared import IdArgument, finish
 
 box = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -42,7 +40,7 @@ box.command("shell")(shell.shell)
 
 
 @box.command()
-def mcp(id: str = IdArgument, config_path: Path | None = ConfigOption) -> None:
+def mcp(id: str = IdArgument, config_path: options.OwnConfig = None) -> None:
     """Serve one box as an MCP server on stdin and stdout: Python, shell, files and processes, in this box alone.
 
     For the configuration of an MCP client. The tools are those of the gateway, without `session`: no other box can be

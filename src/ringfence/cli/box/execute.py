@@ -12,8 +12,8 @@ from typing import Any
 
 import typer
 
-from ringfence.cli import common, program
-from ringfence.cli.box.shared import ConfigOption, IdArgument, JsonOption, finish, sandbox
+from ringfence.cli import common, options, program
+from ringfence.cli.box.shared import IdArgument, finish, sandbox
 from ringfence.cli.streams import Sink, StdinPipe
 from ringfence.cli.terminal import safe
 from ringfence.core.box import Attached
@@ -23,10 +23,9 @@ from ringfence.sdk.execution import CommandResult, Execution, cell, command_resu
 _CHUNK = 65536
 _CODES = {"success": 0, "timeout": 124, "killed": 137}
 _Words = typer.Argument(None, metavar="FILE", help="Python source (`-`: from stdin).", show_default=False)
-_Code = typer.Option(None, "-c", metavar="CODE", help="Python source instead of a FILE.")
-_Shell = typer.Option(None, "--shell", metavar="CMD", help="A command line for /bin/sh instead.")
-_Context = typer.Option(None, "--context", metavar="NAME", help="Another interpreter in the box, by a name of yours.")
-_Timeout = typer.Option(None, "--timeout", min=0.001, max=86_400, metavar="S", help="Seconds until it is killed.")
+_Context = typer.Option(
+    None, "--context", metavar="NAME", help="Another interpreter in the box, by a name that you choose."
+)
 _Env = typer.Option(None, "--env", metavar="K=V", help="A variable of this step. May be repeated.")
 _Cwd = typer.Option(None, "--cwd", metavar="DIR", help="Where a --shell command runs, beneath /workspace.")
 _Background = typer.Option(False, "--background", help="Start a --shell command, print its number, and return.")
@@ -35,15 +34,15 @@ _Background = typer.Option(False, "--background", help="Start a --shell command,
 def exec_(
     id: str = IdArgument,
     file: str | None = _Words,
-    code: str | None = _Code,
-    shell: str | None = _Shell,
+    code: options.Code = None,
+    shell: options.Shell = None,
     context: str | None = _Context,
-    timeout: float | None = _Timeout,
+    timeout: options.ProgramTimeout = None,
     env: list[str] | None = _Env,
     cwd: str | None = _Cwd,
     background: bool = _Background,
-    config_path: Path | None = ConfigOption,
-    as_json: bool = JsonOption,
+    config_path: options.OwnConfig = None,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Run Python in a box, with the variables and imports of earlier steps, or a shell command.
 
@@ -129,11 +128,11 @@ def _said(value: str) -> int:
 async def _command(config_path: Path | None, id: str, wanted: dict[str, Any], as_json: bool) -> int:
     async with sandbox(config_path, id) as box:
         if wanted.get("background"):
-            told = value(await box.outcome("run_shell", wanted, Attached()))
+            reply = value(await box.outcome("run_shell", wanted, Attached()))
             if as_json:
-                common.dump({name: value for name, value in told.items() if name != "facts"})
+                common.dump({name: value for name, value in reply.items() if name != "facts"})
             else:
-                print(told["process"])
+                print(reply["process"])
             return 0
         keys = _stdin() if StdinPipe.there() else None
         sink = None if as_json else Sink()

@@ -7,9 +7,9 @@ from pathlib import Path, PurePosixPath
 
 import typer
 
-from ringfence.cli import common
+from ringfence.cli import common, options
 from ringfence.cli.box import shared
-from ringfence.cli.box.shared import ConfigOption, IdArgument, JsonOption, finish, sandbox
+from ringfence.cli.box.shared import IdArgument, finish, sandbox
 from ringfence.cli.terminal import safe
 from ringfence.sdk.infos import FileInfo, Moved
 
@@ -34,8 +34,8 @@ def ls(
     id: str = IdArgument,
     path: str = typer.Argument("/workspace", metavar="PATH", help="A folder."),
     depth: int = typer.Option(1, "--depth", min=1, max=64, metavar="N", help="How deep."),
-    config_path: Path | None = ConfigOption,
-    as_json: bool = JsonOption,
+    config_path: options.OwnConfig = None,
+    as_json: options.PrintJson = False,
 ) -> None:
     """List a folder of a box: kind, permissions, size, time, path.
 
@@ -62,8 +62,8 @@ def get(
     target: str | None = typer.Argument(
         None, metavar="TARGET", help="Where to; `-`: stdout. Default: its own name, here.", show_default=False
     ),
-    config_path: Path | None = ConfigOption,
-    as_json: bool = JsonOption,
+    config_path: options.OwnConfig = None,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Copy a file out of a box; or a folder, into a folder, or as an archive if TARGET ends in .tar.
 
@@ -82,7 +82,7 @@ def get(
         async with sandbox(config_path, id) as box, shared.metered(f"get {path}") as meter:
             return await box.files.download(path, place, on_progress=meter)
 
-    _told(finish(work), as_json)
+    _print_moved(finish(work), as_json)
 
 
 async def _print(config_path: Path | None, id: str, path: str) -> None:
@@ -95,12 +95,12 @@ async def _print(config_path: Path | None, id: str, path: str) -> None:
 @files.command()
 def put(
     id: str = IdArgument,
-    source: str = typer.Argument(..., metavar="SOURCE", help="A file or folder of yours; `-`: stdin."),
+    source: str = typer.Argument(..., metavar="SOURCE", help="A local file or folder; `-`: stdin."),
     path: str = PathArgument,
-    config_path: Path | None = ConfigOption,
-    as_json: bool = JsonOption,
+    config_path: options.OwnConfig = None,
+    as_json: options.PrintJson = False,
 ) -> None:
-    """Copy a file of yours to PATH in a box, or the content of a folder of yours into the folder PATH.
+    """Copy a local file to PATH in a box, or the content of a local folder into the folder PATH.
 
     It is written as a whole or not at all. Links that lead out of the folder and special files are left out, and named.
 
@@ -116,15 +116,15 @@ def put(
                 return Moved(1, (await box.files.write(path, sys.stdin.buffer)).bytes)
             return await box.files.upload(source, path, on_progress=meter)
 
-    _told(finish(work), as_json)
+    _print_moved(finish(work), as_json)
 
 
 @files.command()
 def rm(
     id: str = IdArgument,
     paths: list[str] = typer.Argument(..., metavar="PATH…", help="Files, or folders with everything in them."),
-    config_path: Path | None = ConfigOption,
-    as_json: bool = JsonOption,
+    config_path: options.OwnConfig = None,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Remove files of a box, and folders with everything in them.
 
@@ -142,7 +142,7 @@ def rm(
         common.dump({"removed": paths})
 
 
-def _told(moved: Moved, as_json: bool) -> None:
+def _print_moved(moved: Moved, as_json: bool) -> None:
     if as_json:
         common.dump(shared.plain(moved))
         return

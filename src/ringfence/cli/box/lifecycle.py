@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import typer
 
-from ringfence.cli import common, program
+from ringfence.cli import common, options, program
 from ringfence.cli.box import shared
-from ringfence.cli.box.shared import ConfigOption, IdArgument, JsonOption, finish, open_calls, sandbox
+from ringfence.cli.box.shared import IdArgument, finish, open_calls, sandbox
 from ringfence.cli.terminal import safe
 from ringfence.compose.runs import provision
 from ringfence.config.settings import Config
@@ -24,36 +24,13 @@ from ringfence.sdk.client import ask, given
 from ringfence.sdk.infos import SandboxInfo, SnapshotInfo, VolumeInfo
 from ringfence.sdk.sandbox import AsyncSandbox
 
-_MOST_MB = 2**44 // MIB
-
-
-_Template = typer.Option(
-    None, "--template", metavar="NAME", help="`python`, `data` (numpy, pandas, matplotlib), or one of yours."
-)
-_Backend = typer.Option(None, "--backend", metavar="B", help="The sandbox backend: process.")
 _Timeout = typer.Option(None, "--timeout", min=0.001, max=86_400, metavar="S", help="For each step, in seconds.")
 _Lifetime = typer.Option(None, "--lifetime", min=1, metavar="S", help="Seconds until the box is removed.")
 _Idle = typer.Option(None, "--idle", min=0, metavar="S", help="Seconds without work until it is paused; 0: never.")
-_Memory = typer.Option(None, "--memory", min=16, max=_MOST_MB, metavar="MB", help="Memory, in MiB.")
-_Disk = typer.Option(None, "--disk", min=1, max=_MOST_MB, metavar="MB", help="Disk, in MiB.")
-_Pids = typer.Option(None, "--pids", min=1, max=1_000_000, metavar="N", help="Processes and threads.")
 _Env = typer.Option(None, "--env", metavar="K=V", help="A variable in the box. May be repeated.")
-_Inputs = typer.Option(None, "--input", metavar="PATH", help="A file or folder for /workspace/input. May be repeated.")
 _Snapshot = typer.Option(None, "--snapshot", metavar="REF", help="Start with the files of a snapshot.")
 _Volumes = typer.Option(
     None, "--volume", metavar="NAME:AT[:ro]", help="A durable folder, beneath /workspace. May be repeated."
-)
-_Packages = typer.Option(
-    None, "--package", metavar="NAME[==VERSION]", help="A Python package to install for it. May be repeated."
-)
-_AllowPackages = typer.Option(
-    None,
-    "--allow-package",
-    metavar="NAME[==VERSION]",
-    help="A package (name or pattern) that programs in it may install with `pip install`. May be repeated.",
-)
-_Allow = typer.Option(
-    None, "--allow", metavar="HOST[:PORT]", help="A host, `*.suffix` or address that it may reach. May be repeated."
 )
 _Listen = typer.Option(False, "--listen", help="Let programs in it listen for connections; see `box expose`.")
 _Ports = typer.Option(
@@ -64,35 +41,35 @@ _Secrets = typer.Option(
 )
 _Setup = typer.Option(None, "--setup", metavar="FILE", help="Python to run first in each of its interpreters.")
 _Fresh = typer.Option(False, "--fresh", help="Give its interpreters an address layout and hash seed of their own.")
-_Metadata = typer.Option(None, "--metadata", metavar="K=V", help="A label of yours. May be repeated.")
+_Metadata = typer.Option(None, "--metadata", metavar="K=V", help="A label. May be repeated.")
 _Retain = typer.Option(None, "--retain", metavar="WHAT", help="What to keep at its end: `output` or `none`.")
 
 
 def create(
-    template: str | None = _Template,
-    backend: str | None = _Backend,
+    template: options.Template = None,
+    backend: options.Backend = None,
     timeout: float | None = _Timeout,
     lifetime: float | None = _Lifetime,
     idle: float | None = _Idle,
-    memory: int | None = _Memory,
-    disk: int | None = _Disk,
-    pids: int | None = _Pids,
+    memory: options.Memory = None,
+    disk: options.Disk = None,
+    pids: options.Pids = None,
     env: list[str] | None = _Env,
-    inputs: list[Path] | None = _Inputs,
+    inputs: options.Inputs = None,
     snapshot: str | None = _Snapshot,
     volumes: list[str] | None = _Volumes,
-    allow: list[str] | None = _Allow,
+    allow: options.Allow = None,
     listen: bool = _Listen,
     port: list[str] | None = _Ports,
     secret: list[str] | None = _Secrets,
-    package: list[str] | None = _Packages,
-    allow_package: list[str] | None = _AllowPackages,
+    package: options.Packages = None,
+    allow_package: options.AllowPackages = None,
     setup: Path | None = _Setup,
     fresh: bool = _Fresh,
     metadata: list[str] | None = _Metadata,
     retain: str | None = _Retain,
-    config_path: Path | None = ConfigOption,
-    as_json: bool = JsonOption,
+    config_path: options.OwnConfig = None,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Make a box that stays, and print its id.
 
@@ -107,20 +84,20 @@ def create(
     """
     if retain not in (None, "none", "output"):
         common.fail("--retain: `output` or `none`", 2)
-    options: Any = given(template=template, timeout=timeout, lifetime=lifetime, snapshot=snapshot, retain=retain)
-    options["envs"] = program.environment(env or [])
-    options["metadata"] = program.environment(metadata or [], "--metadata")
-    options["inputs"] = {each.name: each.source for each in program.inputs(inputs or [], None)}
-    options["volumes"] = [_mount(each) for each in volumes or ()]
-    options["network"] = program.places(allow or [])
-    options |= {"packages": package or [], "allow_packages": allow_package or [], "secrets": secret or []}
-    options["listen"] = _ports(port) if port else listen
-    options |= given(setup=program.source(setup) if setup else None, memory_layout="fresh" if fresh else None)
+    chosen: Any = given(template=template, timeout=timeout, lifetime=lifetime, snapshot=snapshot, retain=retain)
+    chosen["envs"] = program.environment(env or [])
+    chosen["metadata"] = program.environment(metadata or [], "--metadata")
+    chosen["inputs"] = {each.name: each.source for each in program.inputs(inputs or [], None)}
+    chosen["volumes"] = [_mount(each) for each in volumes or ()]
+    chosen["network"] = program.places(allow or [])
+    chosen |= {"packages": package or [], "allow_packages": allow_package or [], "secrets": secret or []}
+    chosen["listen"] = _ports(port) if port else listen
+    chosen |= given(setup=program.source(setup) if setup else None, memory_layout="fresh" if fresh else None)
     if idle is not None:
-        options["idle"] = idle or None
+        chosen["idle"] = idle or None
     configured = common.own_config(config_path, backend)
-    options |= _sized(configured, memory, disk, pids)
-    info = finish(lambda: _create(configured, options))
+    chosen |= _sized(configured, memory, disk, pids)
+    info = finish(lambda: _create(configured, chosen))
     if as_json:
         common.dump(shared.plain(info))
     else:
@@ -134,9 +111,9 @@ def _sized(configured: Config, memory: int | None, disk: int | None, pids: int |
     return {"limits": replace(provision(configured.sandbox).limits, **limits)} if limits else {}
 
 
-async def _create(configured: Config, options: Any) -> SandboxInfo:
+async def _create(configured: Config, chosen: Any) -> SandboxInfo:
     async with open_calls(configured) as way, shared.metered("opening"):
-        made = AsyncSandbox.over(way, None, options)
+        made = AsyncSandbox.over(way, None, chosen)
         await made.open()
         return await made.info()
 
@@ -177,8 +154,8 @@ def list_(
     everything: bool = typer.Option(False, "--all", help="Also those that ended within the last day."),
     snapshots: bool = typer.Option(False, "--snapshots", help="Snapshots instead of boxes."),
     volumes: bool = typer.Option(False, "--volumes", help="Volumes instead of boxes."),
-    config_path: Path | None = ConfigOption,
-    as_json: bool = JsonOption,
+    config_path: options.OwnConfig = None,
+    as_json: options.PrintJson = False,
 ) -> None:
     """List your boxes and their states: starting, running, paused; with --all also those that stopped, and why.
 
@@ -203,7 +180,7 @@ def list_(
         print("There are none. Make one: ringfence box create" if kind is _BOXES else "There are none.")
 
 
-def pause(id: str = IdArgument, config_path: Path | None = ConfigOption, as_json: bool = JsonOption) -> None:
+def pause(id: str = IdArgument, config_path: options.OwnConfig = None, as_json: options.PrintJson = False) -> None:
     """Freeze everything in a box, its clocks included, until it is used or resumed. Nothing is lost.
 
     \b
@@ -212,8 +189,8 @@ def pause(id: str = IdArgument, config_path: Path | None = ConfigOption, as_json
     _changed(lambda box: box.pause(), id, config_path, as_json)
 
 
-def resume(id: str = IdArgument, config_path: Path | None = ConfigOption, as_json: bool = JsonOption) -> None:
-    """Let a paused box go on. Using it does the same.
+def resume(id: str = IdArgument, config_path: options.OwnConfig = None, as_json: options.PrintJson = False) -> None:
+    """Resume a paused box. Using it resumes it, too.
 
     \b
     ringfence box resume ID
@@ -224,8 +201,8 @@ def resume(id: str = IdArgument, config_path: Path | None = ConfigOption, as_jso
 def expose(
     id: str = IdArgument,
     port: str = typer.Argument(..., help="The port that a program listens on in the box: its number or its name."),
-    config_path: Path | None = ConfigOption,
-    as_json: bool = JsonOption,
+    config_path: options.OwnConfig = None,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Show a port of a box on this machine's loopback, to your user alone, until the box is removed; print where.
 
@@ -267,9 +244,9 @@ def _changed(
 
 def snapshot(
     id: str = IdArgument,
-    name: str | None = typer.Option(None, "--name", metavar="NAME", help="A name of yours for it."),
-    config_path: Path | None = ConfigOption,
-    as_json: bool = JsonOption,
+    name: str | None = typer.Option(None, "--name", metavar="NAME", help="A name for it."),
+    config_path: options.OwnConfig = None,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Keep the files of a box as they are, to start others from, and print the snapshot's id.
 
@@ -295,8 +272,8 @@ def snapshot(
 def fork(
     id: str = IdArgument,
     count: int = typer.Argument(1, metavar="N", min=1, help="How many."),
-    config_path: Path | None = ConfigOption,
-    as_json: bool = JsonOption,
+    config_path: options.OwnConfig = None,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Make boxes that start with the files of this one, which goes on, and print their ids, one on each line.
 
@@ -330,8 +307,8 @@ def rm(
     volumes: list[str] | None = typer.Option(
         None, "--volume", metavar="NAME", help="A volume, with everything in it. May be repeated."
     ),
-    config_path: Path | None = ConfigOption,
-    as_json: bool = JsonOption,
+    config_path: options.OwnConfig = None,
+    as_json: options.PrintJson = False,
 ) -> None:
     """End boxes, with everything that runs in them; or remove snapshots and volumes.
 
@@ -365,12 +342,12 @@ def rm(
 
 
 def volume(
-    name: str = typer.Argument(..., metavar="NAME", help="A name of yours."),
+    name: str = typer.Argument(..., metavar="NAME", help="Its name."),
     size: int | None = typer.Option(
-        None, "--size", min=1, max=_MOST_MB, metavar="MB", help="Its maximum size, in MiB."
+        None, "--size", min=1, max=options.MOST_MB, metavar="MB", help="Its maximum size, in MiB."
     ),
-    config_path: Path | None = ConfigOption,
-    as_json: bool = JsonOption,
+    config_path: options.OwnConfig = None,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Make a volume: a durable folder for boxes, for everything that must outlive them.
 

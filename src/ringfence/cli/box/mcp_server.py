@@ -38,7 +38,7 @@ async def serve(settings: Config, id: str) -> None:
         bound = BoxPipeline(app.pipeline, id)
         await bound.check(app)
         front = McpFront(bound, app.pool, group, __version__)
-        front.listing = BoxShelf(bound, id)
+        front.listing = BoxListing(bound, id)
         front.refusals = app.front.refusals
         front.listing.boxes = app.front.listing.boxes
         try:
@@ -48,7 +48,7 @@ async def serve(settings: Config, id: str) -> None:
         group.cancel_scope.cancel()
 
 
-class BoxShelf(Listing):
+class BoxListing(Listing):
     """The listing of one box: of the resources that sessions left, those of this one."""
 
     def __init__(self, pipeline: Pipeline, session: str) -> None:

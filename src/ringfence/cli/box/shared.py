@@ -30,20 +30,16 @@ T = TypeVar("T")
 
 _TICK_SECONDS = 0.2
 _CLEAR = "\r\x1b[K"
-ConfigOption = typer.Option(
-    None, "--config", help="A ringfence.yaml for policy, limits and state. Default: the user's own, if there is one."
-)
-JsonOption = typer.Option(False, "--json", help="Print JSON.")
 IdArgument = typer.Argument(..., metavar="ID", help="The box, as `box create` and `box list` name it.")
 
 
 @asynccontextmanager
 async def open_calls(configured: Config) -> AsyncIterator[CallTool]:
-    told = TerminalChannel("" if configured.path == default_config().path else f" --config {configured.path}")
+    terminal = TerminalChannel("" if configured.path == default_config().path else f" --config {configured.path}")
     async with Runs.open(configured) as runs:
 
         async def way(tool: str, arguments: Json, attached: Attached) -> Outcome:
-            return await runs.call(tool, arguments, attached, origin="cli", channel=told)
+            return await runs.call(tool, arguments, attached, origin="cli", channel=terminal)
 
         yield way
 

@@ -16,8 +16,8 @@ from typing import Literal
 
 import typer
 
-from ringfence.cli import common
-from ringfence.cli.box.shared import ConfigOption, IdArgument, finish, sandbox
+from ringfence.cli import common, options
+from ringfence.cli.box.shared import IdArgument, finish, sandbox
 from ringfence.cli.terminal import safe
 from ringfence.config import paths
 from ringfence.core.box import Attached, Stream
@@ -46,9 +46,9 @@ Key = bytes | tuple[int, int]
 def shell(
     id: str = IdArgument,
     command: str = typer.Option(_SHELL, "--command", metavar="CMD", help="What to run.", show_default=False),
-    config_path: Path | None = ConfigOption,
+    config_path: options.OwnConfig = None,
 ) -> None:
-    """A shell in a box, for a person at a terminal: with the files of the box, its limits, and no network.
+    """Open a shell in a box, for a person at a terminal: with the files of the box, its limits, and no network.
 
     It is one step of the box, on record as such. End it with `exit` or Ctrl-D; the box stays, and the exit code is the
     shell's. Sequences that would set the title or the clipboard of your terminal are removed.

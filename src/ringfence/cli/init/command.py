@@ -85,7 +85,7 @@ def init(
         _take(source, output, frozenset(yes or ()), frozenset(plain or ()), scripts)
         return
     _write(output, writing.STARTER)
-    print(safe(f"Wrote {output}. Say what it is to govern, then: ringfence check"))
+    print(safe(f"Wrote {output}. Describe what it governs, then run: ringfence check"))
 
 
 def _take(source: Path, output: Path, yes: frozenset[str], plain: frozenset[str], scripts: bool) -> None:
@@ -156,11 +156,11 @@ def _learn(path: Path, server: str, calls: list[str], allowed: frozenset[str], w
         try:
             write = confirm("", f"Write this to {safe(str(path))}?")
         except Unavailable:
-            print("Nothing was written: there is no terminal to ask on; say --replace")
+            print("Nothing was written: there is no terminal to ask on; use --replace")
             return
     if write:
         _write(path, learnt.after)
-        print(safe(f"Wrote {path}. What its tools say is accepted with: ringfence check --accept {path}"))
+        print(safe(f"Wrote {path}. Accept the definitions of its tools with: ringfence check --accept {path}"))
 
 
 def _called(text: str) -> tuple[str, dict[str, object]]:
@@ -181,15 +181,15 @@ def _may_write(output: Path, replace: bool) -> None:
     if not os.path.lexists(output) or replace:
         return
     try:
-        agreed = confirm("", f"{safe(str(output))} is there already. Replace it?")
+        agreed = confirm("", f"{safe(str(output))} exists already. Replace it?")
     except Unavailable:
-        common.fail(f"{output} is there already: name another with --output, or say --replace", 2)
+        common.fail(f"{output} exists already: name another with --output, or use --replace", 2)
     if not agreed:
         common.fail("Nothing was written.", 1)
 
 
 def _write(output: Path, text: str) -> None:
-    """As a whole or not at all."""
+    """Write the file as a whole or not at all."""
     part = output.with_name(f".{output.name}.{secrets.token_hex(4)}")
     try:
         with part.open("x", encoding="utf-8") as stream:

@@ -111,10 +111,8 @@ class _Learning:
             default=settings.policy.default,
             environment=settings.environment,
         )
-        outward = make_router(settings, lambda: safe_.broker(lambda: policy, self._store))
-        return await inspect_server(
-            settings.servers[self._lesson.server], settings.sandbox, outward, self._lesson.calls
-        )
+        router = make_router(settings, lambda: safe_.broker(lambda: policy, self._store))
+        return await inspect_server(settings.servers[self._lesson.server], settings.sandbox, router, self._lesson.calls)
 
     async def _agreed(self, grant: ServerGrant) -> bool:
         try:
@@ -131,7 +129,7 @@ class _Learning:
                 confirm, "", safe(f"May {self._lesson.server} {grant_text(grant)}?")
             )
         except Unavailable:
-            print(safe(f"  not given: there is no terminal to ask on; say it with --grant '{grant}'"), file=sys.stderr)
+            print(safe(f"  not given: there is no terminal to ask on; use --grant '{grant}'"), file=sys.stderr)
             agreed = False
         if not agreed:
             self._declined.add(grant)

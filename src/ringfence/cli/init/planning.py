@@ -18,7 +18,7 @@ from ringfence.config.clientfiles import ClientFile, ClientServer, Setting, look
 from ringfence.config.docker_run import ContainerRun
 from ringfence.config.folders import touches_credentials
 from ringfence.config.writing import WrittenEntry
-from ringfence.core.box import Mount
+from ringfence.core.box import Mount, within
 from ringfence.core.errors import RingfenceError, Unavailable
 from ringfence.core.secret import MIN_CHARACTERS
 from ringfence.packages.cache import Tree
@@ -26,7 +26,7 @@ from ringfence.packages.images import manifests
 from ringfence.packages.images.references import Reference
 from ringfence.packages.images.rootfs import program
 from ringfence.sandbox.process import mounting
-from ringfence.sandbox.servers.resolve import resolve, within
+from ringfence.sandbox.servers.resolve import resolve
 
 _NPM = re.compile(r"(@[a-z0-9~_.-]+/)?[a-z0-9~_.-]+(@[A-Za-z0-9^~<>=*.+_-]+)?", re.IGNORECASE)
 _PYPI = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?((==|@)[A-Za-z0-9.+!_-]+)?")
@@ -36,7 +36,7 @@ _USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)\}")
 _LONGEST_NAME = 60
-_EVERYBODYS = ("/tmp", "/var/tmp", "/var")  # noqa: S108 - as they are called on every host
+_SHARED_FOLDERS = ("/tmp", "/var/tmp", "/var")  # noqa: S108 - as they are called on every host
 _MOST_LOOKED_AT = 50_000
 """Files of a folder that is to be mounted."""
 
@@ -265,7 +265,7 @@ def _withheld(path: str) -> str | None:
     real = os.path.realpath(path)
     if real == "/":
         return "the whole file system"
-    if real in _EVERYBODYS:
+    if real in _SHARED_FOLDERS:
         return "what all programs of this host leave there, their sockets among it"
     return touches_credentials(real) or _sockets(real)
 
@@ -342,7 +342,7 @@ def of_image(run: ContainerRun) -> Runner:
 
 
 def _without_shell(words: list[str]) -> list[str]:
-    """Without the `cmd /c` before `npx …` in files that are shared with Windows."""
+    """The command without the `cmd /c` before `npx …` in files that are shared with Windows."""
     if len(words) > 2 and os.path.basename(words[0]).lower() in ("cmd", "cmd.exe") and words[1].lower() == "/c":
         return words[2:]
     return words
@@ -417,7 +417,7 @@ def image_keys(tree: Tree, runner: Runner, given: Mapping[str, Any]) -> Imaged:
     cwd = posixpath.normpath(posixpath.join(about["cwd"], given.get("cwd") or ""))
     words = _words(about, runner)
     if not words:
-        raise Unavailable("no_program", f"{runner.packages[0]} does not say what it runs; name it behind the image")
+        raise Unavailable("no_program", f"{runner.packages[0]} names no program to run; write one after the image")
     path = program(tree.folder, words[0], env["PATH"], cwd)
     made = Imaged({"command": [path or words[0], *words[1:]], "env": env, "cwd": cwd})
     if path is None:
@@ -428,7 +428,7 @@ def image_keys(tree: Tree, runner: Runner, given: Mapping[str, Any]) -> Imaged:
         if name not in given.get("env", {}) and looks_secret(name, value):
             made.remarks.append(f"{name} is as the image has it, and looks like a secret: it stands here in the clear.")
     for what, count in about["left_out"].items():
-        made.remarks.append(f"Of the image were left out: {what} ({count}).")
+        made.remarks.append(f"Left out of the image: {what} ({count}).")
     return made
 
 

@@ -1,5 +1,5 @@
 """`ringfence init --from`: each server is shown and confirmed, fetched if needed, started in its box and asked for its
-tools; then one file is written, and the user is told what to paste into the client."""
+tools; then one file is written, and what to paste into the client is printed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ringfence import config, identity
 from ringfence.cli.common import own_command
 from ringfence.cli.init.planning import NeededSecret, Planner, ServerPlan, image_keys
 from ringfence.cli.terminal import confirm, cut, json_text, quoted, safe
-from ringfence.compose import packages as storehouse
 from ringfence.compose.gateway import App
+from ringfence.compose.packages import fetch as fetch_packages
 from ringfence.config import Config, clientfiles, writing
 from ringfence.config.clientfiles import ClientFile
 from ringfence.config.writing import WrittenEntry
@@ -109,7 +109,7 @@ def _fits(plan: ServerPlan, output: Path) -> None:
     try:
         _settings(writing.configuration([], {"servers": [WrittenEntry(plan.name, keys)]}), output)
     except ConfigError as exc:
-        plan.problem = f"what it says cannot stand in a configuration: {exc.problems[0].text}"
+        plan.problem = f"its entry cannot be part of a configuration: {exc.problems[0].text}"
         print(quoted(f"server {plan.name} is left out: {plan.problem}", ""), file=sys.stderr)
 
 
@@ -157,7 +157,7 @@ async def _agree(plan: ServerPlan, request: InitRequest) -> None:
             f"there is no terminal here to ask a person on: name what is accepted, as in --yes '{plan.server.name}'",
         ) from None
     if not agreed:
-        plan.problem = "you did not want it"
+        plan.problem = "you declined it"
 
 
 def _shown(plan: ServerPlan) -> Iterator[str]:
@@ -174,8 +174,8 @@ def _shown(plan: ServerPlan) -> Iterator[str]:
     if server.cwd is not None:
         yield f"  in       {safe(server.cwd)}"
     for setting in (*server.env, *server.headers):
-        told = safe(setting.text) if setting.kind != "hidden" else "(its value is not copied)"
-        yield f"  with     {safe(setting.name)}: {told}"
+        value = safe(setting.text) if setting.kind != "hidden" else "(its value is not copied)"
+        yield f"  with     {safe(setting.name)}: {value}"
     for mount in plan.keys.get("mounts", []):
         yield f"  sees     {safe(mount['host'])} (read-only)"
     for remark in plan.remarks:
@@ -194,7 +194,7 @@ async def _fetched(plan: ServerPlan, settings: Config, scripts: bool, at_once: a
     try:
         async with at_once:
             print(safe(f"Fetching {' '.join(runner.packages)} in a box …"), file=sys.stderr)
-            tree = await storehouse.fetch(settings.gateway.state, settings.sandbox, wanted)
+            tree = await fetch_packages(settings.gateway.state, settings.sandbox, wanted)
         mine = _of_image(plan, tree) if tree.kind == "image" else _of_packages(plan, tree)
     except (RingfenceError, ValueError) as exc:
         plan.problem = str(exc)

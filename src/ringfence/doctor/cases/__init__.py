@@ -1,4 +1,4 @@
-"""Every hostile case, in the order in which they are told."""
+"""Every hostile case, in the order in which they run."""
 
 from ringfence.doctor.cases import (
     artifacts,

@@ -63,9 +63,9 @@ def _special(trial: Trial) -> str | None:
 
 def _digests_differ(trial: Trial) -> str | None:
     """What the facts say of a file is not what lies on the host."""
-    told = {fact.path.removeprefix("/workspace/output/"): fact.sha256 for fact in trial.report.files}
+    reported = {fact.path.removeprefix("/workspace/output/"): fact.sha256 for fact in trial.report.files}
     held = {name: hashlib.sha256(content).hexdigest() for name, content in trial.props.collected().items()}
-    wrong = sorted(name for name in told.keys() | held.keys() if told.get(name) != held.get(name))
+    wrong = sorted(name for name in reported.keys() | held.keys() if reported.get(name) != held.get(name))
     return f"{len(wrong)} files are not as the facts say, among them {wrong[0]}" if wrong else None
 
 
@@ -80,9 +80,9 @@ def _too_much(trial: Trial) -> str | None:
     return f"{size} bytes lie on the host, of {trial.limits.disk_bytes}" if size > trial.limits.disk_bytes else None
 
 
-def _told_at_length(trial: Trial) -> str | None:
-    told = len(trial.report.skipped)
-    return f"the facts name {told} that were left out" if told > _NAMED_AT_MOST else None
+def _named_at_length(trial: Trial) -> str | None:
+    named = len(trial.report.skipped)
+    return f"the facts name {named} that were left out" if named > _NAMED_AT_MOST else None
 
 
 CASES = (
@@ -121,8 +121,8 @@ CASES = (
     ),
     Case(
         "A04",
-        "leave a FIFO, which whoever reads it waits for",
-        "left out, and nobody waits",
+        "leave a FIFO, on which every reader blocks",
+        "left out, and no reader waits",
         "os.mkfifo('output/pipe')\nsay(False, 'left')",
         collector_hurt,
         owed=(_skipped, _special),
@@ -167,7 +167,7 @@ CASES = (
     ),
     Case(
         "A08",
-        "leave a file that anybody may write",
+        "leave a file that every user may write",
         "on the host only its owner may",
         """
         open("output/open.txt", "w").write("x")
@@ -221,7 +221,7 @@ CASES = (
     ),
     Case(
         "A12",
-        "leave files and folders that nobody may read",
+        "leave files and folders that no user may read",
         "left out or read; the run stays as it was",
         """
         open("output/closed", "w").write("x")
@@ -236,7 +236,7 @@ CASES = (
     Case(
         "A13",
         "change a result after it was finished, from a process that stays",
-        "nobody is left to change it: the facts and the file agree",
+        "no process is left to change it: the facts and the file agree",
         """
         open("output/result.txt", "w").write("x" * 1000)
         if os.fork() == 0:
@@ -304,7 +304,7 @@ CASES = (
             os.symlink("nowhere", f"output/{number}")
         say(False, "left")
         """,
-        either(_told_at_length, collector_hurt),
+        either(_named_at_length, collector_hurt),
         owed=(_skipped, _special),
         props=("output",),
     ),

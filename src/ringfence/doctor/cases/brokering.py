@@ -28,9 +28,7 @@ def plainly(method, url, *headers, body=""):
     return ask("\\r\\n".join([f"{{method}} {{url}} HTTP/1.1", "Host: " + host, *headers, "", body]))
 def safely(line, *headers, body=b"", host="allowed.example"):
     out, answer = connect(host + ":443")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with context.wrap_socket(out, server_hostname=host) as safe:
+    with trusting().wrap_socket(out, server_hostname=host) as safe:
         head = "\\r\\n".join([line + " HTTP/1.1", "Host: " + host, *headers, "Connection: close", "", ""])
         safe.sendall(head.encode() + body)
         return whole(safe)
@@ -39,7 +37,7 @@ def safely(line, *headers, body=b"", host="allowed.example"):
 
 
 def arrived(trial: Trial) -> str | None:
-    """The value itself is outside, where nobody sent it."""
+    """The value itself arrived outside, where only the placeholder was sent."""
     outside = trial.props.outside
     assert outside is not None
     return "the value arrived outside" if outside.token.encode() in outside.got else claimed(trial)

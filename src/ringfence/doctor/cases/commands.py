@@ -1,5 +1,5 @@
 """P: programs that a box is not to have, where only named ones may run. The code that tries it is in the box already:
-whoever can run anything can run this."""
+a program that can run anything can run this."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _WITH_ID = Programs(("id", "cat"))
 
 
 def _enforced(trial: Trial) -> str | None:
-    told = trial.report.commands
-    return None if told == "enforced" else f"the facts say commands={told!r}"
+    reported = trial.report.commands
+    return None if reported == "enforced" else f"the facts say commands={reported!r}"
 
 
 _CASES = (

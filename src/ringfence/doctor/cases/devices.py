@@ -90,7 +90,7 @@ CASES = (
     ),
     Case(
         "D09",
-        "be on the terminal of whoever started it",
+        "be on the terminal of the process that started it",
         "no stream is a terminal, and there is no controlling one",
         """
         def open_own():

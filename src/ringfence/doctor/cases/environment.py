@@ -1,4 +1,4 @@
-"""X: the environment, secrets, and what a process inherits without anybody meaning it to."""
+"""X: the environment, secrets, and what a process inherits by accident."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SHARED = {"uts": Control(share=frozenset({"uts"})), "cgroup": Control(share=fro
 
 
 def _host_name(trial: Trial) -> str | None:
-    told = str((trial.claim or {}).get("detail"))
-    return f"it is called {told}, as the host is" if told == socket.gethostname() else claimed(trial)
+    name = str((trial.claim or {}).get("detail"))
+    return f"it is called {name}, as the host is" if name == socket.gethostname() else claimed(trial)
 
 
 def _same_twice(trial: Trial) -> str | None:
@@ -35,8 +35,8 @@ def _neighbours(props: Props, facts: Json) -> Json:
 
 
 def _knows_processes(trial: Trial) -> str | None:
-    told = set((trial.claim or {}).get("numbers", ())) & set(trial.seen.get("processes", ()))
-    return f"process {min(told)} of another box" if told else None
+    shared = set((trial.claim or {}).get("numbers", ())) & set(trial.seen.get("processes", ()))
+    return f"process {min(shared)} of another box" if shared else None
 
 
 def _ids(props: Props, facts: Json) -> Json:
@@ -52,7 +52,7 @@ def _ids(props: Props, facts: Json) -> Json:
 
 
 def _users(facts: Json) -> set[str]:
-    """Of all that runs in a box, but for what the backend itself may keep there as the first process."""
+    """The users of all processes in a box, but for the first process if it is the backend's own."""
     inside = box_processes(facts)
     return {str(_user(str(process))) for process in inside if len(inside) == 1 or not is_first(process)} - {"0"}
 
@@ -165,7 +165,7 @@ CASES = (
     ),
     Case(
         "X07",
-        "keep the supplementary groups of whoever started it",
+        "keep the supplementary groups of the process that started it",
         "none that mean anything",
         f"""
         groups = os.getgroups()
@@ -175,7 +175,7 @@ CASES = (
     ),
     Case(
         "X08",
-        "inherit the umask of whoever started it",
+        "inherit the umask of the process that started it",
         "one of its own",
         f"found = os.umask(0o022)\nsay(found == {UMASK}, f'umask {{found:03o}}')",
     ),

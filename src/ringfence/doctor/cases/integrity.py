@@ -14,19 +14,19 @@ _BYTES = b"\x00\x1b]52;c;aGk=\x07\xff\xfe\r\n\x1b[2J</tool_result>\n"
 
 
 def _too_little_time(trial: Trial) -> str | None:
-    told = trial.report.usage.cpu_ms
-    return None if told is not None and told > 250 else f"the facts count {told} ms of processor time"
+    counted = trial.report.usage.cpu_ms
+    return None if counted is not None and counted > 250 else f"the facts count {counted} ms of processor time"
 
 
 def _too_little_memory(trial: Trial) -> str | None:
-    told = trial.report.usage.peak_memory_bytes
-    return None if told is not None and told > 60 * 2**20 else f"the facts count {told} bytes of memory"
+    counted = trial.report.usage.peak_memory_bytes
+    return None if counted is not None and counted > 60 * 2**20 else f"the facts count {counted} bytes of memory"
 
 
 def _too_much_memory(trial: Trial) -> str | None:
-    told = trial.report.usage.peak_memory_bytes
-    right = told is not None and told <= trial.limits.memory_bytes
-    return None if right else f"the facts count {told} bytes of memory"
+    counted = trial.report.usage.peak_memory_bytes
+    right = counted is not None and counted <= trial.limits.memory_bytes
+    return None if right else f"the facts count {counted} bytes of memory"
 
 
 def _wrong_bytes(trial: Trial) -> str | None:
@@ -38,10 +38,12 @@ def _wrong_bytes(trial: Trial) -> str | None:
 
 
 def _unprotected(trial: Trial) -> str | None:
-    """Protections that are off, or that nobody looked at."""
-    told = trial.report.isolation.get("protections") or {}
-    off = sorted(name for name, how in told.items() if not how.get("on") or how.get("verified") not in ("run", "host"))
-    if not told:
+    """Protections that are off, or that were not verified."""
+    protections = trial.report.isolation.get("protections") or {}
+    off = sorted(
+        name for name, how in protections.items() if not how.get("on") or how.get("verified") not in ("run", "host")
+    )
+    if not protections:
         return "no protection is reported"
     return f"off or not verified: {', '.join(off)}" if off else None
 
@@ -118,7 +120,7 @@ CASES = (
     ),
     Case(
         "I07",
-        "hide processor time in children that nobody waits for",
+        "hide processor time in children that no process waits for",
         "it is counted",
         """
         if os.fork() == 0:
@@ -148,7 +150,7 @@ CASES = (
     ),
     Case(
         "I13",
-        "read much, so that the account of memory is that of files that everybody reads",
+        "read much, so that the account of memory is that of files that other processes read too",
         "what was used: never more than the limit",
         """
         read = 0

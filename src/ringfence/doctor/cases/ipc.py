@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringfence.doctor.case import Case, Control, Judge, Space, Trial, claimed
-from ringfence.doctor.cases.seeing import surroundings
+from ringfence.doctor.cases.seeing import outer_namespaces
 from ringfence.doctor.judging import looked_at, reached, revealed
 
 _SHARED_IPC = Control(share=frozenset({"ipc"}))
@@ -134,7 +134,7 @@ ready()
     ),
     Case(
         "S21",
-        "go out through a folder that somebody left open (its number guessed as working folder)",
+        "go out through a folder that another process left open (its number guessed as working folder)",
         "no descriptor leads out",
         """
         def out(number):
@@ -165,11 +165,11 @@ def _own(space: Space) -> Judge:
     """Compared with the harness's own, and with those of the process that boxes are made by."""
 
     def judge(trial: Trial) -> str | None:
-        told = (trial.claim or {}).get("spaces", {}).get(space)
-        if told == trial.props.namespace(space):
-            return f"{told} is the host's"
-        if told in trial.seen.get("outside", {}).get(space, ()):
-            return f"{told} is that of the process that makes boxes"
+        namespace = (trial.claim or {}).get("spaces", {}).get(space)
+        if namespace == trial.props.namespace(space):
+            return f"{namespace} is the host's"
+        if namespace in trial.seen.get("outside", {}).get(space, ()):
+            return f"{namespace} is that of the process that makes boxes"
         return claimed(trial)
 
     return judge
@@ -196,7 +196,7 @@ NAMESPACES = tuple(
         """,
         _own(space),
         owed=(looked_at,),
-        observe=surroundings,
+        observe=outer_namespaces,
         control=Control(share=frozenset({space})),
     )
     for id, (space, name) in _SPACES.items()

@@ -13,28 +13,13 @@ _CALLS: dict[str, tuple[str, str, str]] = {
     "K02": ("unshare", "make a network namespace, to administer it", "reach('unshare', 0x40000000)"),
     "K03": ("unshare", "make a mount namespace", "reach('unshare', 0x00020000)"),
     "K04": ("unshare", "make a time namespace", "reach('unshare', 0x00000080)"),
-    "K05": ("clone", "fork into a user namespace", """
-        try:
-            pid = call("clone", 0x10000000 | 17, 0, 0, 0, 0)
-        except OSError as exc:
-            say(exc.errno not in REFUSED, word(exc))
-        else:
-            if pid == 0:
-                os._exit(0)
-            os.waitpid(pid, 0)
-            say(True, "forked")
-        """),
+    "K05": ("clone", "fork into a user namespace", "reach_fork('clone', 0x10000000 | 17, 0, 0, 0, 0)"),
     "K06": ("setns", "enter another namespace", "reach('setns', os.open('/proc/self/ns/uts', os.O_RDONLY), 0)"),
-    "K08": ("clone", "make a child of one's own parent, which is no part of the box and never asked for one", """
-        try:
-            pid = call("clone", 0x8000 | 17, 0, 0, 0, 0)
-        except OSError as exc:
-            say(exc.errno not in REFUSED, word(exc))
-        else:
-            if pid == 0:
-                os._exit(0)
-            say(True, "made")
-        """),
+    "K08": (
+        "clone",
+        "make a child of one's own parent, which is no part of the box and never asked for one",
+        "reach_fork('clone', 0x8000 | 17, 0, 0, 0, 0, sibling=True)",
+    ),
     "K10": ("mount", "mount a file system", "reach('mount', b'none', b'tmp', b'tmpfs', 0, None)"),
     "K11": (
         "mount",
@@ -107,7 +92,7 @@ CALLS = tuple(
 ROUND_ABOUT = (
     Case(
         "K59",
-        "make whoever opens a file wait, by a lease on it",
+        "make a process that opens a file wait, by a lease on it",
         "EACCES: there are no leases",
         """
         import fcntl
@@ -120,19 +105,7 @@ ROUND_ABOUT = (
         "K60",
         "fork into a user namespace by clone3, whose flags no filter sees",
         "ENOSYS",
-        """
-        import signal
-        arguments = buffer(88, struct.pack("QQQQQ", 0x10000000, 0, 0, 0, 17))
-        try:
-            pid = call("clone3", arguments, 88)
-        except OSError as exc:
-            say(exc.errno not in REFUSED, word(exc))
-        else:
-            if pid == 0:
-                os._exit(0)
-            os.waitpid(pid, 0)
-            say(True, "forked")
-        """,
+        "reach_fork('clone3', buffer(88, struct.pack('QQQQQ', 0x10000000, 0, 0, 0, 17)), 88)",
     ),
     Case(
         "K61",

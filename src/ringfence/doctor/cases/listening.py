@@ -1,4 +1,4 @@
-"""N: waiting for connections, which no program of a box may where nobody said that it may."""
+"""N: waiting for connections, which a program of a box may do only where its contract says so."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ say(said == "listens", said)
     ),
     Case(
         "N75",
-        "put a TCP socket in the place of one that is a file while somebody looks which of them it is",
+        "put a TCP socket in the place of one that is a file while the supervisor looks which of them it is",
         "whichever is looked at is the one that listens",
         _LISTEN
         + """
@@ -113,8 +113,8 @@ with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as c
     ),
     Case(
         "N77",
-        "make whoever closes a socket last wait for its peer, which may be the supervisor with its copy",
-        "it is told as done, and no close waits",
+        "make the process that closes a socket last wait for its peer; it may be the supervisor with its copy",
+        "it is reported as done, and no close waits",
         """
 import socket, struct
 with socket.socket() as held:

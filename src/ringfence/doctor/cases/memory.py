@@ -14,7 +14,7 @@ _REFUSED = ("EPERM", "ENOSYS", "EACCES", "ENOSPC", "EINVAL", "ENOMEM", "EMFILE",
 _START = """
 want = int(given["limits"]["memory_bytes"] * 1.5)
 def hold(seconds):
-    # Whoever watches by looking needs a moment, and longer on a busy machine: in a box we stay until we are stopped.
+    # A watcher that polls needs a moment, and longer on a busy machine: in a box we stay until we are stopped.
     time.sleep(max(a_while(seconds), 0.6 * given["limits"]["wall_seconds"] if given["watched"] else 0))
 def bomb(fill):
     try:
@@ -26,6 +26,33 @@ def bomb(fill):
     else:
         hold(1.5)
         say(True, held)
+def in_processes(count, fill):
+    # Each of so many processes calls fill(its number), and all hold what they filled at the same time. Returned: how
+    # many held it, and their exit codes; 3 where the kernel refused.
+    filled, filled_end = os.pipe()
+    wait, wait_end = os.pipe()
+    pids = []
+    for worker in range(count):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                held = fill(worker)
+            except OSError:
+                os._exit(3)
+            # All of them hold theirs at the same time, however long each took.
+            os.close(wait_end)
+            os.write(filled_end, b"1")
+            os.close(filled_end)
+            os.read(wait, 1)
+            os._exit(0)
+        pids.append(pid)
+    os.close(filled_end)
+    while os.read(filled, count):
+        pass
+    hold(4)
+    os.close(wait_end)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return codes.count(0), codes
 """
 
 
@@ -152,10 +179,8 @@ bomb(fill)
         "fill the kernel's memory with what is under way in sockets",
         """
 import socket
-share, pids = want // 12, []
-go, gone = os.pipe()
-wait, waited = os.pipe()
-def fill():
+share = want // 12
+def fill(worker):
     held, total = [], 0
     while total < share:
         pair = socket.socketpair()
@@ -168,28 +193,8 @@ def fill():
             except BlockingIOError:
                 pass
     return held
-for _ in range(12):
-    pid = os.fork()
-    if pid == 0:
-        held = []
-        try:
-            held = fill()
-        except OSError:
-            os._exit(3)
-        # All of them hold theirs at the same time, however long each took.
-        os.close(waited)
-        os.write(gone, b"1")
-        os.close(gone)
-        os.read(wait, 1)
-        os._exit(0)
-    pids.append(pid)
-os.close(gone)
-while os.read(go, 12):
-    pass
-hold(4)
-os.close(waited)
-codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-say(codes == [0] * 12, f"{codes.count(0)} of 12 processes held {share // MIB} MiB each in sockets")
+holding, codes = in_processes(12, fill)
+say(holding == 12, f"{holding} of 12 processes held {share // MIB} MiB each in sockets")
 """,
         limits=_DEFAULT,
     ),
@@ -284,7 +289,7 @@ bomb(fill)
     ),
     _bomb(
         "G13",
-        "fill shared memory and let go of its pages, which stay, but are in nobody's account",
+        "fill shared memory and let go of its pages, which stay, but count for no process",
         """
 import mmap
 def fill():
@@ -301,7 +306,7 @@ bomb(fill)
     ),
     _bomb(
         "G14",
-        "fill memory in a process that lets nobody look at its maps",
+        "fill memory in a process whose maps cannot be read",
         """
 libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl(4, 0, 0, 0, 0)
@@ -334,13 +339,14 @@ libc.syscall(93 if os.uname().machine == "aarch64" else 60, 0)
     ),
     _bomb(
         "G16",
-        "fill the kernel's memory with datagrams that nobody reads",
+        "fill the kernel's memory with datagrams that no program reads",
         """
-import socket
-def fill():
+import resource, socket
+share = want // 4
+def fill(worker):
     held, total, payload = [], 0, b"x" * 32768
     sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    while total < want:
+    while total < share:
         receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * MIB)
         receiver.bind(("127.0.0.1", 0))
@@ -350,32 +356,9 @@ def fill():
             sender.sendto(payload, receiver.getsockname())
         total += int.from_bytes(receiver.getsockopt(socket.SOL_SOCKET, 55, 36)[:4], sys.byteorder)
     return held
-import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-share, pids = want // 4, []
-go, gone = os.pipe()
-wait, waited = os.pipe()
-for _ in range(4):
-    pid = os.fork()
-    if pid == 0:
-        want = share
-        try:
-            held = fill()
-        except OSError:
-            os._exit(3)
-        os.close(waited)
-        os.write(gone, b"1")
-        os.close(gone)
-        os.read(wait, 1)
-        os._exit(0)
-    pids.append(pid)
-os.close(gone)
-while os.read(go, 4):
-    pass
-hold(4)
-os.close(waited)
-codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-say(codes == [0] * 4, f"{codes.count(0)} of 4 processes held {share // MIB} MiB each in datagrams")
+holding, codes = in_processes(4, fill)
+say(holding == 4, f"{holding} of 4 processes held {share // MIB} MiB each in datagrams")
 """,
         limits=_DEFAULT,
     ),
@@ -384,10 +367,8 @@ say(codes == [0] * 4, f"{codes.count(0)} of 4 processes held {share // MIB} MiB 
         "fill the kernel's memory with pipes",
         """
 import fcntl
-share, pids = want // 12, []
-go, gone = os.pipe()
-wait, waited = os.pipe()
-def fill():
+share = want // 12
+def fill(worker):
     held, total = [], 0
     while total < share:
         ends = os.pipe()
@@ -403,28 +384,10 @@ def fill():
         except BlockingIOError:
             pass
     return held
-for _ in range(12):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            held = fill()
-        except OSError:
-            os._exit(3)
-        os.close(waited)
-        os.write(gone, b"1")
-        os.close(gone)
-        os.read(wait, 1)
-        os._exit(0)
-    pids.append(pid)
-os.close(gone)
-while os.read(go, 12):
-    pass
-hold(4)
-os.close(waited)
-codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+holding, codes = in_processes(12, fill)
 # The kernel gives a user's pipes one page each when there are many, so that descriptors come to an end first.
-held = f"{codes.count(0)} of 12 processes held {share // MIB} MiB each in pipes"
-say(codes == [0] * 12, "EMFILE" if 3 in codes else held)
+held = f"{holding} of 12 processes held {share // MIB} MiB each in pipes"
+say(holding == 12, "EMFILE" if 3 in codes else held)
 """,
         limits=_DEFAULT,
     ),
@@ -435,33 +398,16 @@ say(codes == [0] * 12, "EMFILE" if 3 in codes else held)
 import fcntl
 # A lock takes some 200 bytes; so many on one file that the kernel still finds its way quickly.
 each, files = 3000, want // 200 // 3000
-share, pids = files // 8 + 1, []
-go, gone = os.pipe()
-wait, waited = os.pipe()
-for worker in range(8):
-    pid = os.fork()
-    if pid == 0:
-        held = []
-        try:
-            for number in range(share):
-                held.append(os.open(f"tmp/{worker}-{number}", os.O_RDWR | os.O_CREAT))
-                for at in range(each):
-                    fcntl.lockf(held[-1], fcntl.LOCK_EX, 1, (each - at) * 2)
-        except OSError:
-            os._exit(3)
-        os.close(waited)
-        os.write(gone, b"1")
-        os.close(gone)
-        os.read(wait, 1)
-        os._exit(0)
-    pids.append(pid)
-os.close(gone)
-while os.read(go, 8):
-    pass
-hold(4)
-os.close(waited)
-codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-say(codes == [0] * 8, f"{codes.count(0)} of 8 processes held {share * each} locks each")
+share = files // 8 + 1
+def fill(worker):
+    held = []
+    for number in range(share):
+        held.append(os.open(f"tmp/{worker}-{number}", os.O_RDWR | os.O_CREAT))
+        for at in range(each):
+            fcntl.lockf(held[-1], fcntl.LOCK_EX, 1, (each - at) * 2)
+    return held
+holding, codes = in_processes(8, fill)
+say(holding == 8, f"{holding} of 8 processes held {share * each} locks each")
 """,
     ),
     _bomb(
@@ -489,35 +435,17 @@ bomb(fill)
         """
 import resource
 most = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]) - 24
-go, gone = os.pipe()
-wait, waited = os.pipe()
-pids = []
-for _ in range(8):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            import select
-            watchers = [select.epoll() for _ in range(most // 2)]
-            targets = [os.eventfd(0) for _ in range(most // 2)]
-            for watcher in watchers:
-                for target in targets:
-                    watcher.register(target)
-        except OSError:
-            os._exit(3)
-        os.close(waited)
-        os.write(gone, b"1")
-        os.close(gone)
-        os.read(wait, 1)
-        os._exit(0)
-    pids.append(pid)
-os.close(gone)
-while os.read(go, 8):
-    pass
-hold(4)
-os.close(waited)
-codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-held = f"{codes.count(0)} of 8 processes held {(most // 2) ** 2} watches each"
-say(codes == [0] * 8, "EMFILE" if 3 in codes else held)
+def fill(worker):
+    import select
+    watchers = [select.epoll() for _ in range(most // 2)]
+    targets = [os.eventfd(0) for _ in range(most // 2)]
+    for watcher in watchers:
+        for target in targets:
+            watcher.register(target)
+    return watchers, targets
+holding, codes = in_processes(8, fill)
+held = f"{holding} of 8 processes held {(most // 2) ** 2} watches each"
+say(holding == 8, "EMFILE" if 3 in codes else held)
 """,
         limits=_MANY_FILES,
     ),

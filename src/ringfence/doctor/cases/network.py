@@ -143,13 +143,13 @@ any_of({server: lambda server=server: ask(server) for server in ("8.8.8.8", "1.1
     Case(
         "N10",
         "be reached from the host by listening",
-        "nobody gets in",
+        "no connection gets in",
         _CONNECT
         + """
 try:
     listener = socket.create_server(("0.0.0.0", 0))
     ready(port=listener.getsockname()[1])
-    say(False, "listened, and nobody came")
+    say(False, "listened, and no connection came")
 except OSError as exc:
     say(False, word(exc))
 """,

@@ -1,4 +1,4 @@
-"""P, continued: what /proc and /sys tell of the machine and let one change."""
+"""P, continued: what /proc and /sys say about the machine, and what they let a program change."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ OTHERS = (
     ),
     Case(
         "P07",
-        "end everybody in reach with kill(-1)",
-        "nobody is in reach; the victim and the harness live",
+        "kill every process in reach with kill(-1)",
+        "no process is in reach; the victim and the harness live",
         """
         if alone():
             attempt(lambda: os.kill(-1, 9))
@@ -169,7 +169,7 @@ FIRST = (
     Case(
         "P21",
         "own the files in /proc that stand for the box's first process",
-        "they belong to nobody here: it is not dumpable",
+        "they belong to no user of the box: it is not dumpable",
         """
         def owner():
             found = os.stat("/proc/1/mem").st_uid
@@ -260,7 +260,7 @@ STAYING = (
     ),
     Case(
         "P31",
-        "live on and hold the output open, so that whoever waits for its end waits for ever",
+        "live on and hold the output open, so that a reader that waits for its end waits for ever",
         "the run ends with its program",
         """
         if os.fork() == 0:

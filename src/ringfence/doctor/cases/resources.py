@@ -265,7 +265,7 @@ def _ungrouped_though_possible(trial: Trial) -> str | None:
 GROUPS: tuple[Case, ...] = (
     Case(
         "G60",
-        "share the control groups of whoever started it, whose limits are not the box's",
+        "share the control groups of the process that started it, whose limits are not the box's",
         "a group of its own for memory, processes and processor time",
         "ready()\nsay(False, 'looked at from outside')",
         _ungrouped_though_possible,

@@ -24,12 +24,12 @@ def box_processes(facts: Json) -> list[Path]:
 
 
 def is_first(process: Path) -> bool:
-    """Of its pid namespace."""
+    """Whether it is the first process of its pid namespace."""
     return (process / "status").read_text().partition("\nNSpid:")[2].partition("\n")[0].split()[-1] == "1"
 
 
-def surroundings(props: Props, facts: Json) -> Json:
-    """The namespaces of whatever the box was made by, which stand outside of it."""
+def outer_namespaces(props: Props, facts: Json) -> Json:
+    """The namespaces of the processes outside that made the box."""
     inside = box_processes(facts)
     outside = {parent_of(process) for process in inside} - set(inside) - {Path("/proc/0")}
     found: dict[str, list[str]] = {}

@@ -136,13 +136,13 @@ another second."""
 
 
 def _burned(trial: Trial) -> str | None:
-    """Much more processor time than it may have. Where no kernel counts for a whole box, somebody has to look."""
-    told = trial.report.usage.cpu_ms
+    """Much more processor time than it may have. Where no kernel counts for a whole box, the supervisor has to poll."""
+    used = trial.report.usage.cpu_ms
     detail = claimed(trial)
     if detail:
         return NeedsMoreTime(detail)
     most = (trial.limits.cpu_seconds or 0) * 1000 * _BURNED
-    return NeedsMoreTime(f"{told:.0f} ms of processor time") if told is not None and told > most else None
+    return NeedsMoreTime(f"{used:.0f} ms of processor time") if used is not None and used > most else None
 
 
 def _said_or_met_it(trial: Trial) -> str | None:
@@ -220,7 +220,7 @@ TIME = (
     ),
     Case(
         "G49",
-        "burn it in a chain of orphans, each of which ends before anybody has looked at it for long",
+        "burn it in a chain of orphans, each of which ends before the supervisor has looked at it for long",
         "ended for limit=cpu: what has ended counts",
         """
         first, left = os.getpid(), 30

@@ -200,11 +200,11 @@ def _jsons(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
         data = _bytes(path)
         if data.strip():
             try:
-                told = json.loads(data)
+                document = json.loads(data)
             except (ValueError, RecursionError):
                 raise Unavailable("no_registry", f"{path} cannot be read as JSON") from None
-            if isinstance(told, dict):
-                yield told
+            if isinstance(document, dict):
+                yield document
 
 
 def _tomls(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
@@ -216,16 +216,16 @@ def _tomls(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
                 raise Unavailable("no_registry", f"{path} cannot be read as TOML") from None
 
 
-def _search(told: Mapping[str, Any]) -> list[str]:
-    return _texts(told.get("unqualified-search-registries"))
+def _search(document: Mapping[str, Any]) -> list[str]:
+    return _texts(document.get("unqualified-search-registries"))
 
 
 def _texts(value: Any) -> list[str]:
     return [each for each in value if isinstance(each, str) and each] if isinstance(value, list) else []
 
 
-def _entries(told: Mapping[str, Any]) -> Iterator[_Entry]:
-    listed = told.get("registry")
+def _entries(document: Mapping[str, Any]) -> Iterator[_Entry]:
+    listed = document.get("registry")
     for each in listed if isinstance(listed, list) else []:
         if not isinstance(each, dict):
             continue
@@ -244,8 +244,8 @@ def _entries(told: Mapping[str, Any]) -> Iterator[_Entry]:
             )
 
 
-def _auths(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    listed = told.get("auths")
+def _auths(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    listed = document.get("auths")
     for place, given in (listed if isinstance(listed, dict) else {}).items():
         auth = given.get("auth") if isinstance(given, dict) else None
         if not isinstance(auth, str) or not auth:

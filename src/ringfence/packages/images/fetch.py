@@ -277,14 +277,14 @@ def _endpoint(origin: str) -> str:
 
 
 def _left_out(listing: Mapping[str, Any]) -> dict[str, int]:
-    told = listing.get("left_out")
-    found = told.items() if isinstance(told, dict) else ()
+    left_out = listing.get("left_out")
+    found = left_out.items() if isinstance(left_out, dict) else ()
     return {what: count for what, count in list(found)[:10] if _WORDS.fullmatch(what) and type(count) is int}
 
 
 def _no_credential(host: str, plain: bool) -> Unavailable:
     if plain:
-        text = f"the registry at {host} wants a credential, and over plain HTTP everybody could read it"
+        text = f"the registry at {host} wants a credential, which anyone on the way could read over plain HTTP"
     else:
         text = f"the registry at {host} wants to know who asks, and no auth of a docker config on this host says it"
     return Unavailable("registry_credentials", text)

@@ -95,31 +95,35 @@ def is_here(text: str) -> bool:
 
 
 def chosen(data: bytes, name: str) -> str | None:
-    """Of an index, the digest of the manifest for this machine; None: it is a manifest itself. Raises Unavailable."""
-    told = _read(data, name)
-    listed = told.get("manifests")
-    kind = told.get("mediaType")
+    """The digest of the manifest for this machine in an index; None: it is a manifest itself. Raises Unavailable."""
+    document = _read(data, name)
+    listed = document.get("manifests")
+    kind = document.get("mediaType")
     if listed is None and kind not in INDEX_TYPES:
         return None
     # A document that is both could be checked as one and used as the other.
-    if not isinstance(listed, list) or "layers" in told or "config" in told or kind in MANIFEST_TYPES:
+    if not isinstance(listed, list) or "layers" in document or "config" in document or kind in MANIFEST_TYPES:
         raise _bad(name, "its index and its manifest are one")
     fitting = [each for each in listed if isinstance(each, dict) and _fits(each.get("platform"))]
     if not fitting:
         there = sorted({_platform(each.get("platform")) for each in listed if isinstance(each, dict)} - {""})[:8]
-        raise _bad(name, f"it is not for linux/{machine()}; it is for: {', '.join(there) or 'nobody'}")
+        raise _bad(name, f"it is not for linux/{machine()}; it is for: {', '.join(there) or 'no platform'}")
     return _piece(fitting[0], name).digest
 
 
 def manifest(data: bytes, name: str) -> Manifest:
     """Raises Unavailable."""
-    told = _read(data, name)
-    if told.get("schemaVersion") != 2:
+    document = _read(data, name)
+    if document.get("schemaVersion") != 2:
         raise _bad(name, "its manifest is of the old schema 1, which says nothing of what is in it")
-    if told.get("mediaType", MANIFEST_TYPES[0]) not in MANIFEST_TYPES or "manifests" in told or "fsLayers" in told:
+    if (
+        document.get("mediaType", MANIFEST_TYPES[0]) not in MANIFEST_TYPES
+        or "manifests" in document
+        or "fsLayers" in document
+    ):
         raise _bad(name, "its manifest is of a kind that is not known here")
-    config = told.get("config")
-    layers = told.get("layers")
+    config = document.get("config")
+    layers = document.get("layers")
     if not isinstance(config, dict) or config.get("mediaType") not in _CONFIG_TYPES:
         raise _bad(name, "it is no image of a container: its configuration is of another kind")
     if not isinstance(layers, list) or not layers or len(layers) > _MOST_LAYERS:
@@ -135,11 +139,11 @@ def manifest(data: bytes, name: str) -> Manifest:
 
 def config(data: bytes, name: str) -> ImageConfig:
     """Raises Unavailable."""
-    told = _read(data, name)
-    if told.get("os") != "linux" or told.get("architecture") != machine():
-        kind = f"{_short(told.get('os'))}/{_short(told.get('architecture'))}"
+    document = _read(data, name)
+    if document.get("os") != "linux" or document.get("architecture") != machine():
+        kind = f"{_short(document.get('os'))}/{_short(document.get('architecture'))}"
         raise _bad(name, f"it is for {kind}, and this is linux/{machine()}")
-    given = told.get("config")
+    given = document.get("config")
     given = given if isinstance(given, dict) else {}
     cwd = given.get("WorkingDir") or "/"
     user = given.get("User") or ""
@@ -156,12 +160,12 @@ def config(data: bytes, name: str) -> ImageConfig:
 
 def _read(data: bytes, name: str) -> dict[str, Any]:
     try:
-        told = json.loads(data, object_pairs_hook=_once)
+        document = json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError):
         raise _bad(name, "what its registry says of it is no JSON") from None
-    if not isinstance(told, dict):
+    if not isinstance(document, dict):
         raise _bad(name, "what its registry says of it is no mapping")
-    return told
+    return document
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -171,9 +175,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _piece(told: Mapping[str, Any], name: str) -> Piece:
-    digest = told.get("digest")
-    size = told.get("size")
+def _piece(entry: Mapping[str, Any], name: str) -> Piece:
+    digest = entry.get("digest")
+    size = entry.get("size")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise _bad(name, "its registry gives no sha256 for a part of it")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_SIZE:
@@ -181,25 +185,25 @@ def _piece(told: Mapping[str, Any], name: str) -> Piece:
     return Piece(digest, size)
 
 
-def _layer(told: Any, name: str) -> Piece:
-    kind = told.get("mediaType") if isinstance(told, dict) else None
-    if not isinstance(kind, str) or kind not in _PACKED or told.get("urls"):
+def _layer(entry: Any, name: str) -> Piece:
+    kind = entry.get("mediaType") if isinstance(entry, dict) else None
+    if not isinstance(kind, str) or kind not in _PACKED or entry.get("urls"):
         raise _bad(name, f"it has a layer of a kind that is not taken: {_short(kind)}")
-    piece = _piece(told, name)
+    piece = _piece(entry, name)
     return Piece(piece.digest, piece.size, _PACKED[kind])
 
 
-def _fits(told: Any) -> bool:
-    if not isinstance(told, dict):
+def _fits(platform: Any) -> bool:
+    if not isinstance(platform, dict):
         return False
-    variant = told.get("variant", "")
+    variant = platform.get("variant", "")
     known = ("", "v8") if machine() == "arm64" else ("", "v7", "v6") if machine() == "arm" else ("", "v1")
-    return told.get("os") == "linux" and told.get("architecture") == machine() and variant in known
+    return platform.get("os") == "linux" and platform.get("architecture") == machine() and variant in known
 
 
-def _platform(told: Any) -> str:
-    told = told if isinstance(told, dict) else {}
-    return f"{_short(told.get('os'))}/{_short(told.get('architecture'))}" if told.get("os") else ""
+def _platform(platform: Any) -> str:
+    platform = platform if isinstance(platform, dict) else {}
+    return f"{_short(platform.get('os'))}/{_short(platform.get('architecture'))}" if platform.get("os") else ""
 
 
 def _words(value: Any, name: str) -> tuple[str, ...]:

@@ -59,9 +59,9 @@ class _Index:
 
 
 def _digest(link: Any) -> str | None:
-    told = dict(getattr(link, "_hashes", None) or {link.hash_name: link.hash})
-    if "sha256" in told:
-        return str(told["sha256"])
+    hashes = dict(getattr(link, "_hashes", None) or {link.hash_name: link.hash})
+    if "sha256" in hashes:
+        return str(hashes["sha256"])
     if link.scheme != "file":
         return None
     with open(unquote(urlsplit(link.url).path), "rb") as stream:
@@ -97,10 +97,10 @@ def _needs(wheel: str) -> dict[str, list[str]]:
     with zipfile.ZipFile(wheel) as packed:
         names = [name for name in packed.namelist() if name.endswith(".dist-info/METADATA") and name.count("/") == 1]
         with packed.open(names[0]) as stream:
-            told = BytesHeaderParser().parsebytes(stream.read(_MOST_TEXT))
+            metadata = BytesHeaderParser().parsebytes(stream.read(_MOST_TEXT))
     always = []
     here = []
-    for text in told.get_all("Requires-Dist") or ():
+    for text in metadata.get_all("Requires-Dist") or ():
         try:
             needed = parser.Requirement(text)
         except parser.InvalidRequirement:

@@ -23,31 +23,31 @@ _WHEELS = "--only-binary=:all:"
 
 
 def fetch(order: dict[str, list[str]]) -> None:
-    report = f"{_OUTPUT}/report.json"
+    path = f"{_OUTPUT}/report.json"
     # In a file, since only there a requirement can carry a hash; then pip requires one for each.
     with open(_WANTED, "w", encoding="utf-8") as stream:
         print(*order["wanted"], sep="\n", file=stream)
-    _pip("install", "--dry-run", "--ignore-installed", _WHEELS, "--report", report, "-r", _WANTED)
-    with open(report, encoding="utf-8") as stream:
-        told = json.load(stream)
+    _pip("install", "--dry-run", "--ignore-installed", _WHEELS, "--report", path, "-r", _WANTED)
+    with open(path, encoding="utf-8") as stream:
+        report = json.load(stream)
     with open(_LOCKED, "w", encoding="utf-8") as stream:
-        for each in told["install"]:
+        for each in report["install"]:
             named = f"{each['metadata']['name']}=={each['metadata']['version']}"
             print(named, f"--hash=sha256:{_hash(named, each['download_info'])}", file=stream)
-    with open(report, "w", encoding="utf-8") as stream:
-        json.dump(told, stream)
+    with open(path, "w", encoding="utf-8") as stream:
+        json.dump(report, stream)
     _pip("download", "--no-deps", _WHEELS, "--require-hashes", "-d", f"{_OUTPUT}/files", "-r", _LOCKED)
 
 
-def _hash(named: str, told: dict[str, Any]) -> str:
+def _hash(named: str, download: dict[str, Any]) -> str:
     """The sha256 of its archive, put where pip puts it since 23.1."""
-    archive = told.setdefault("archive_info", {})
+    archive = download.setdefault("archive_info", {})
     hashes = archive.setdefault("hashes", {})
     kind, _, value = str(archive.get("hash", "")).partition("=")
     if "sha256" not in hashes and kind == "sha256":
         hashes["sha256"] = value
-    if "sha256" not in hashes and told["url"].startswith("file://"):
-        with open(unquote(urlsplit(told["url"]).path), "rb") as stream:
+    if "sha256" not in hashes and download["url"].startswith("file://"):
+        with open(unquote(urlsplit(download["url"]).path), "rb") as stream:
             hashes["sha256"] = hashlib.file_digest(stream, "sha256").hexdigest()
     if "sha256" not in hashes:
         raise SystemExit(f"the index gives no sha256 for {named}")

@@ -69,25 +69,25 @@ class _Client:
 
     def _let_in(self, challenges: list[str]) -> None:
         for challenge in challenges:
-            told = dict(_PARAMETER.findall(challenge))
-            if challenge.lower().startswith("bearer ") and told.get("realm"):
-                if told["realm"] != self._order["realm"]:
-                    raise _Need({"realm": told["realm"]})
+            parameters = dict(_PARAMETER.findall(challenge))
+            if challenge.lower().startswith("bearer ") and parameters.get("realm"):
+                if parameters["realm"] != self._order["realm"]:
+                    raise _Need({"realm": parameters["realm"]})
                 # Only the scope that is needed, whatever the registry offers.
-                asked = {"service": told.get("service", ""), "scope": f"repository:{self._order['name']}:pull"}
-                self._token = self._fetched(f"{told['realm']}?{urlencode(asked)}")
+                asked = {"service": parameters.get("service", ""), "scope": f"repository:{self._order['name']}:pull"}
+                self._token = self._fetched(f"{parameters['realm']}?{urlencode(asked)}")
                 return
         if any(challenge.lower().startswith("basic") for challenge in challenges) and not self._order["basic"]:
             raise _Need({"basic": True})
-        sys.exit("the registry does not let us in")
+        sys.exit("the registry refuses access")
 
     def _fetched(self, url: str) -> str:
         try:
             with self._opener.open(url, timeout=_SECONDS) as answer:
-                told = json.loads(answer.read(_MOST_TOKEN))
+                reply = json.loads(answer.read(_MOST_TOKEN))
         except urllib.error.HTTPError as answer:
             sys.exit(f"{url.partition('?')[0]} gives no token: {answer.code} {str(answer.reason)[:80]}")
-        return str(told.get("token") or told.get("access_token") or "")
+        return str(reply.get("token") or reply.get("access_token") or "")
 
 
 def get(order: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def get(order: dict[str, Any]) -> None:
         with open(f"{_OUTPUT}/needs.json", "w", encoding="utf-8") as stream:
             json.dump(need.args[0], stream)
     except (ValueError, LookupError, TypeError, AttributeError) as problem:
-        sys.exit(f"the registry's answer cannot be made out: {type(problem).__name__}")  # without a token in it
+        sys.exit(f"the registry's answer cannot be read: {type(problem).__name__}")  # without a token in it
 
 
 def _piece(client: _Client, piece: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ def _piece(client: _Client, piece: dict[str, Any]) -> None:
             if os.path.exists(path):
                 os.unlink(path)
             if not left:
-                sys.exit(f"{piece['path']} did not come: {problem}")
+                sys.exit(f"{piece['path']} was not received: {problem}")
 
 
 def _copy(answer: Any, stream: Any, piece: dict[str, Any]) -> None:
@@ -134,8 +134,8 @@ def _origin(url: str) -> str:
 def _said(answer: urllib.error.HTTPError) -> str:
     """The registry's own message, if any."""
     try:
-        told = json.loads(answer.read(10_000))["errors"][0]
-        return f": {str(told.get('message') or told.get('code'))[:200]}"
+        error = json.loads(answer.read(10_000))["errors"][0]
+        return f": {str(error.get('message') or error.get('code'))[:200]}"
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return ""
 

@@ -1,10 +1,10 @@
 """The one list of names of files and folders that programs of the host run or obey by themselves.
 
-A name is here if some program reads it unasked, because it lies in the folder that the program is started in or is told
-to open, and then runs what it says or trusts someone because of it. Not here is what runs only when a person asks for
-exactly that, and what an agent is meant to write: `Makefile`, `package.json`, `conftest.py`, `.eslintrc.js`,
-`.pylintrc`, `ansible.cfg`, the workflows in `.github`; nor what such a program treats as data or text only: `.env`,
-`.editorconfig`, `.gitattributes`, `AGENTS.md`.
+A name is here if some program reads it unasked, because it lies in the folder that the program is started in or opens,
+and then runs its content or grants trust because of it. Not here is what runs only when a person asks for exactly that,
+and what an agent is meant to write: `Makefile`, `package.json`, `conftest.py`, `.eslintrc.js`, `.pylintrc`,
+`ansible.cfg`, the workflows in `.github`; nor what such a program treats as data or text only: `.env`, `.editorconfig`,
+`.gitattributes`, `AGENTS.md`.
 
 A box may not change them where it may write to a folder of the host (`guarded`), and they are not copied out of it
 (`collect`).
@@ -13,7 +13,7 @@ A box may not change them where it may write to a folder of the host (`guarded`)
 from __future__ import annotations
 
 FOLDERS = (".config", ".cargo", ".julia", ".local", ".yarn")
-"""They hold such files among others: that one of these folders appears means nothing."""
+"""They hold such files among others: the appearance of such a folder means nothing."""
 PINNED = (".git", *FOLDERS)
 """Pinned in place, so that they cannot be replaced; their contents may be changed."""
 WITH_PROJECTS = (

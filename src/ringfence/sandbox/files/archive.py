@@ -331,7 +331,7 @@ class TarReader:
 
     def members(self) -> Iterator[TarMember]:
         """Raises Refused for a malformed archive, and for one beyond the limits."""
-        said: dict[str, str] = {}
+        pax: dict[str, str] = {}
         while True:
             self._pass_over()
             block = self._exactly(BLOCK)
@@ -339,10 +339,10 @@ class TarReader:
                 return
             header = self._parsed(block)
             if header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
-                said |= self._record(header)
+                pax |= self._record(header)
                 continue
-            member = self._member(header, said)
-            said = {}
+            member = self._member(header, pax)
+            pax = {}
             if member is not None:
                 yield member
 
@@ -379,16 +379,16 @@ class TarReader:
         records = dict(_records(data))
         return records if header.type == tarfile.XHDTYPE else {}
 
-    def _member(self, header: tarfile.TarInfo, said: dict[str, str]) -> TarMember | None:
-        name = said.get("path", header.name)
+    def _member(self, header: tarfile.TarInfo, pax: dict[str, str]) -> TarMember | None:
+        name = pax.get("path", header.name)
         size = header.size
         kind = _KINDS.get(header.type)
-        if kind is None or any(key.startswith("GNU.sparse") for key in said):
+        if kind is None or any(key.startswith("GNU.sparse") for key in pax):
             raise _bad(f"{name!r} is neither file, folder nor link, or is stored with holes")
-        if "size" in said:
-            if not said["size"].isascii() or not said["size"].isdecimal() or len(said["size"]) > 18:
+        if "size" in pax:
+            if not pax["size"].isascii() or not pax["size"].isdecimal() or len(pax["size"]) > 18:
                 raise _bad(f"the size of {name!r} is no number")
-            size = int(said["size"])
+            size = int(pax["size"])
         if kind != "file" and size:
             raise _bad(f"{name!r} has content and is no file")
         parts = _parts(name)
@@ -401,7 +401,7 @@ class TarReader:
             return None  # the folder that everything goes into
         mode = header.mode & 0o755 | (0o700 if kind == "dir" else 0o600)
         modified = float(min(max(header.mtime, 0), _LATEST))
-        target = said.get("linkpath", header.linkname) if kind in ("link", "again") else ""
+        target = pax.get("linkpath", header.linkname) if kind in ("link", "again") else ""
         _check_text(target)
         return TarMember(kind, parts, size, mode, modified, target)
 

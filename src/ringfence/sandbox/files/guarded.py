@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ringfence.core.box import Mount
+from ringfence.core.box import Mount, within
 from ringfence.core.record import plain
 from ringfence.sandbox.files.acted_upon import FOLDERS, NAMES, PINNED, WITH_PROJECTS
 from ringfence.sandbox.files.paths import open_without_links
@@ -32,7 +32,7 @@ _DEEPEST = 3
 Held = Mapping[str, tuple[bool, tuple[int, int]]]
 """By path in the box: whether it may be written to, and its device and inode when it was mounted."""
 _State = tuple[tuple[object, ...], tuple[object, ...] | None]
-"""Of the links on the way, and of what is there; None: nothing, or nothing that a box could change."""
+"""The state of the links on the way and of the target; None: nothing, or nothing that a box could change."""
 
 
 @plain
@@ -44,7 +44,7 @@ class Hold:
     host: str
     at: str
     writable: bool
-    """It is only pinned in place."""
+    """Only its place is pinned: the box may change its contents."""
 
 
 @plain
@@ -101,22 +101,22 @@ def holds(mounts: Sequence[Mount]) -> Iterator[Hold]:
         end = item.way.end
         if end is None or not _can_be_held(end):
             continue
-        if not item.pinned and any(_within(mount.host, end) for mount in guards):
+        if not item.pinned and any(within(mount.host, end) for mount in guards):
             continue  # a link to a whole mount does not make that read-only
         for folder in item.way.folders:
             wanted.setdefault(folder, True)
         wanted[end] = wanted.get(end, True) and item.pinned
     closed = {path for path, writable in wanted.items() if not writable}
     for path, writable in wanted.items():
-        if any(path != outer and _within(path, outer) for outer in closed):
+        if any(path != outer and within(path, outer) for outer in closed):
             continue
         for mount in guards:
-            if path != mount.host and _within(path, mount.host):
+            if path != mount.host and within(path, mount.host):
                 yield Hold(mount, path, _seen_at(mount, path), writable)
 
 
 def look(mounts: Sequence[Mount], held: Held) -> Seen:
-    """The state of everything that is not held."""
+    """The state of every guarded name that is not held."""
     guards = _guards(mounts) if mounts else []
     if not guards:
         return Seen(held, {})
@@ -139,7 +139,7 @@ def planted(mounts: Sequence[Mount], before: Seen) -> tuple[str, ...]:
     return tuple(found)
 
 
-# ── Finding them ──
+# ── Finding them ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _survey(guards: Sequence[Mount]) -> Iterator[_Item]:
@@ -176,15 +176,15 @@ def _ways(mount: Mount, guards: Sequence[Mount]) -> Iterator[tuple[str, str, _Wa
             yield from _in_common(mount, guards, name, _commondir(way.end))
 
 
-def _in_common(mount: Mount, guards: Sequence[Mount], name: str, said: str | None) -> Iterator[tuple[str, str, _Way]]:
+def _in_common(mount: Mount, guards: Sequence[Mount], name: str, common: str | None) -> Iterator[tuple[str, str, _Way]]:
     """What git reads in the folder that this `commondir` names, instead of beside it."""
     roots = [each.host for each in guards]
-    own = "/" if said and said.startswith("/") else _walk(roots, mount.host, f"{os.path.dirname(name)}/.").end
-    if own is None or said is None:
+    own = "/" if common and common.startswith("/") else _walk(roots, mount.host, f"{os.path.dirname(name)}/.").end
+    if own is None or common is None:
         return
     for inner in _IN_COMMON:
-        way = _walk(roots, own, f"{said}/{inner}")
-        seen = (_seen_at(each, way.end) for each in guards if way.end is not None and _within(way.end, each.host))
+        way = _walk(roots, own, f"{common}/{inner}")
+        seen = (_seen_at(each, way.end) for each in guards if way.end is not None and within(way.end, each.host))
         yield f".git/{inner}", next(seen, f"{mount.at}/{name}/{inner}"), way
 
 
@@ -214,8 +214,8 @@ def _walk(roots: Sequence[str], start: str, name: str) -> _Way:
         if part in ("", "."):
             continue
         at = os.path.dirname(at) if part == ".." else os.path.join(at, part)
-        if not any(_within(at, root) for root in roots):
-            if any(_within(root, at) for root in roots):
+        if not any(within(at, root) for root in roots):
+            if any(within(root, at) for root in roots):
                 continue
             return _Way(tuple(links), (), None)
         mode = _mode(at)
@@ -230,12 +230,12 @@ def _walk(roots: Sequence[str], start: str, name: str) -> _Way:
             folders.append(at)
         if len(links) > _MOST_LINKS:
             return _Way(tuple(links), (), None)
-    inside = any(_within(at, root) for root in roots)
+    inside = any(within(at, root) for root in roots)
     return _Way(tuple(links), tuple(folders), at if inside else None)
 
 
 def _target(path: str, mode: int, is_on_the_way: bool) -> str | None:
-    """Where a link leads, or the file `.git` of a repository that is kept elsewhere."""
+    """The target of a link, or of the file `.git` of a repository that is kept elsewhere."""
     try:
         if stat.S_ISLNK(mode):
             return os.readlink(path)
@@ -270,7 +270,7 @@ def _entries(folder: str, most: int, depth: int = _DEEPEST) -> Iterator[tuple[st
             yield inner
 
 
-# ── Their state ──
+# ── Their state ───────────────────────────────────────────────────────────────────────────────────
 
 
 def _state(item: _Item, guards: Sequence[Mount], held: Held) -> _State | None:
@@ -280,7 +280,7 @@ def _state(item: _Item, guards: Sequence[Mount], held: Held) -> _State | None:
     there: tuple[object, ...] | None = None
     if way.end is not None and not _is_held(way.end, item.pinned, guards, held):
         there = _facts(way.end)
-        if item.pinned or any(_within(link, way.end) for link in way.links):
+        if item.pinned or any(within(link, way.end) for link in way.links):
             there = there[:3]  # its contents are judged by themselves, or are the whole project
         else:
             there += tuple((path, *_facts(path)) for path, _ in _entries(way.end, _MOST_ENTRIES, _DEEPEST))
@@ -303,9 +303,9 @@ def _is_held(path: str, pinned: bool, guards: Sequence[Mount], held: Held) -> bo
     """Whether it is held in every mount through which the box may write to it, and is still what was mounted: a
     program of the host may have replaced it since then."""
     for mount in guards:
-        if _within(mount.host, path) and not pinned:
+        if within(mount.host, path) and not pinned:
             return False
-        if _within(path, mount.host) and not _is_held_in(mount, path, pinned, held):
+        if within(path, mount.host) and not _is_held_in(mount, path, pinned, held):
             return False
     return True
 
@@ -357,11 +357,7 @@ def _seen_at(mount: Mount, path: str) -> str:
     return mount.at + path.removeprefix(mount.host)
 
 
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
-
-
-# ── Repositories ──
+# ── Repositories ──────────────────────────────────────────────────────────────────────────────────
 #
 # Git takes any folder for a repository that has a HEAD, with `objects` and `refs` beside it or in the folder that
 # `commondir` names. It looks for `.git` in a folder, then at the folder itself, then above it, and passes over one that
@@ -369,8 +365,8 @@ def _within(path: str, folder: str) -> bool:
 
 
 def _is_repository(folder: str) -> bool:
-    """Or the box could still make it one: `objects` may be missing where the environment names others, and `commondir`
-    may name any folder."""
+    """Whether it is one, or the box could make it one: `objects` may be missing where the environment names others, and
+    `commondir` may name any folder."""
     mode = _mode(f"{folder}/HEAD")
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
         return False
@@ -407,10 +403,10 @@ def _has_head(folder: str) -> bool:
 def _commondir(path: str) -> str | None:
     """The folder that a file `commondir` names, relative to the repository or absolute."""
     try:
-        said = (_read_start(path) or b"").rstrip(b"\r\n")
+        content = (_read_start(path) or b"").rstrip(b"\r\n")
     except OSError:
         return None
-    return os.fsdecode(said) if said and b"\0" not in said else None
+    return os.fsdecode(content) if content and b"\0" not in content else None
 
 
 def _read_start(path: str) -> bytes | None:

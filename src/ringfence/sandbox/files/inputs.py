@@ -25,7 +25,7 @@ def check_inputs(inputs: tuple[Input, ...], output: Path | None) -> None:
             with _source(item.source):
                 pass
     if len(names) < len(inputs) or any(parts[:depth] in names for parts in names for depth in range(1, len(parts))):
-        raise ValueError("two inputs have the same name, or one has the name of another one's folder")
+        raise ValueError("two inputs have the same name, or one has the name of a folder of another")
     if output is not None:
         _check_output(output)
 

@@ -80,7 +80,7 @@ class SourceError(Exception):
 
 
 def from_source(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Bytes from elsewhere, whose errors are told apart from ours."""
+    """Bytes from elsewhere; their errors are distinguished from ours."""
     try:
         yield from pieces
     except OSError as problem:
@@ -89,7 +89,7 @@ def from_source(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def explaining(root: int, path: str) -> Iterator[None]:
-    """Errors of the kernel about this path become refusals in words."""
+    """Turn errors of the kernel about this path into refusals in words."""
     try:
         yield
     except OSError as problem:
@@ -243,7 +243,7 @@ def open_without_links(path: str) -> int:
 
 @cache
 def has_openat2() -> bool:
-    """Whether the kernel has it, and no seccomp filter around us forbids it."""
+    """Whether the kernel has it, and no seccomp filter forbids it."""
     how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, 0)
     descriptor = int(_syscall(ctypes.c_long(_OPENAT2), ctypes.c_long(-100), b"/", how, ctypes.c_long(len(how))))
     if descriptor < 0:

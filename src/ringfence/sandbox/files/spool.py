@@ -1,7 +1,7 @@
 """The whole output of a step, where it is more than is captured: spooled to a file in the step's own box.
 
-It takes the box's space and is subject to the box's limit; when that is reached, there is no file. Hostile code may do
-with the file what it likes, as with all of its files.
+It takes the box's space and is subject to the box's limit; when that is reached, there is no file. Hostile code can
+change the file, as all of its files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Spool:
     """Stands between a step and its listener."""
 
     def __init__(self, workspace: Callable[[], Workspace], captured: int, tell: Tell, *, wanted: bool) -> None:
-        """`workspace` gives one whose descriptor is closed here; `captured`: what is captured of a stream anyway."""
+        """`workspace` returns one whose descriptor is closed here; `captured` is how much is captured anyway."""
         self._tell = tell
         self._files: dict[Stream, _File] = {}
         if wanted:
@@ -33,7 +33,7 @@ class Spool:
                 "stderr": _File(workspace, "stderr", captured),
             }
         self.tell = self._keep if wanted else tell
-        """The step calls this."""
+        """Called by the step with its output."""
 
     def _keep(self, stream: Stream, data: bytes) -> Awaitable[None] | None:
         self._files[stream].add(data)

@@ -197,7 +197,7 @@ class _Reading:
             os.close(under.descriptor)
 
 
-# ── Writing ──
+# ── Writing ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def write_tree(

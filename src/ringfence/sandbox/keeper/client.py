@@ -22,7 +22,7 @@ import anyio
 from ringfence.core.box import Stream
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Json, Status
-from ringfence.core.sessions import StepReport, Tell
+from ringfence.core.sessions import OnShown, StepReport, Tell, discard_output, discard_value
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, unpack
 from ringfence.sandbox.keeper.process import KeeperLaunch, reachable, start_if_absent
 from ringfence.sandbox.keeper.protocol import PROTOCOL, VALUE, VERBS, IsolationReceived, Verb, error_from_json
@@ -36,7 +36,7 @@ from ringfence.sandbox.keeper.wire import (
     WindowUpdates,
     WireError,
 )
-from ringfence.sandbox.sessions.service import OnShown, SessionService, discard_output, discard_value
+from ringfence.sandbox.sessions.service import SessionService
 
 log = logging.getLogger("ringfence.keeper")
 
@@ -58,16 +58,16 @@ class KeeperClient(SessionService):
 
     @classmethod
     def lazy(cls, launch: KeeperLaunch, *, request_timeout: float | None = None) -> Self:
-        """Connects, and starts the keeper if there is none, when the first verb is called.
+        """Connect when the first verb is called, and start the keeper if there is none.
 
-        `request_timeout`: seconds within which an answer must arrive; the request is stopped then.
+        `request_timeout`: seconds within which an answer must arrive; then the request is stopped.
         """
         return cls(launch, request_timeout=request_timeout)
 
     @classmethod
     @asynccontextmanager
     async def connect(cls, launch: KeeperLaunch, *, request_timeout: float | None = None) -> AsyncIterator[Self]:
-        """Connected from the start. Raises Unavailable and StoreError."""
+        """Connect at once. Raises Unavailable and StoreError."""
         client = cls.lazy(launch, request_timeout=request_timeout)
         await client._connected()
         try:
@@ -95,7 +95,7 @@ class KeeperClient(SessionService):
             address = self._launch.folder.address()
             if address is not None:
                 try:
-                    return await KeeperConnection.open(address, self._launch.terms)
+                    return await KeeperConnection.open(address, self._launch.settings_digest)
                 except NoKeeperError:
                     pass
             if clock() > until:
@@ -228,7 +228,7 @@ class KeeperConnection:
         self._isolation = IsolationReceived()
 
     @classmethod
-    async def open(cls, address: str, terms: str) -> KeeperConnection:
+    async def open(cls, address: str, settings_digest: str) -> KeeperConnection:
         """Raises NoKeeperError, and Unavailable if the keeper there cannot serve us."""
         try:
             with reachable(address) as path:
@@ -239,7 +239,7 @@ class KeeperConnection:
         wire.handler = connection
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
-                await connection._greet(terms)
+                await connection._greet(settings_digest)
         except TimeoutError:
             wire.abort()
             raise Unavailable("keeper_stuck", f"the keeper at {address} does not answer; end it") from None
@@ -248,11 +248,11 @@ class KeeperConnection:
             raise
         return connection
 
-    async def _greet(self, terms: str) -> None:
+    async def _greet(self, settings_digest: str) -> None:
         self.keeper, user = self.wire.peer()
         if user != os.geteuid():
             raise Unavailable("foreign_user", f"what listens there belongs to another user (process {self.keeper})")
-        self.wire.send({"ringfence": "client", "protocol": PROTOCOL, "terms": terms})
+        self.wire.send({"ringfence": "client", "protocol": PROTOCOL, "terms": settings_digest})
         answer = await self._greeting
         refused = answer.get("refused")
         if refused is None:
@@ -290,7 +290,7 @@ class KeeperConnection:
         return request
 
     async def upload(self, request: PendingRequest, stream: AsyncIterator[bytes]) -> None:
-        """Until the stream ends, or the keeper has answered."""
+        """Send a stream until it ends, or the keeper has answered."""
         assert request.outgoing is not None
         async for piece in stream:
             await request.outgoing.put(BYTES, piece)
@@ -299,7 +299,7 @@ class KeeperConnection:
         self.wire.send({"id": request.number, "end": True})
 
     async def drop(self, request: PendingRequest) -> None:
-        """The caller no longer waits: have the request cancelled, and wait until it is."""
+        """Cancel a request whose caller no longer waits, and wait until it is cancelled."""
         if request.number not in self._pending:
             return
         if request.answer.done():  # by its caller

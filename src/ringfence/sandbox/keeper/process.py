@@ -36,14 +36,15 @@ from ringfence.sandbox.process.patience import Patience, group
 
 log = logging.getLogger("ringfence.keeper")
 
-_SOCKET = "socket"
-_ADDRESS = "address"
-_LOCK = "lock"
-_STARTING = "starting"
-_LOG = "log"
-_MOST_LOG = 1024 * 1024
+_SOCKET_NAME = "socket"
+_ADDRESS_NAME = "address"
+_LIFE_LOCK = "lock"
+_START_LOCK = "starting"
+_LOG_NAME = "log"
+_MOST_LOG_BYTES = 1024 * 1024
 _PREDECESSOR_SECONDS = 15.0
-_WAITS = 20
+_START_TIMEOUTS = 20
+"""A client waits so many times its own limit for another client that is starting the keeper."""
 _LONGEST_ADDRESS = 107
 """The kernel accepts no longer path for a socket."""
 _MOST_FILES = 65_536
@@ -65,8 +66,8 @@ class KeeperFolder:
     def address(self) -> str | None:
         """The socket of the last keeper."""
         try:
-            said = json.loads((self.path / _ADDRESS).read_bytes())
-            return str(said["socket"])
+            address = json.loads((self.path / _ADDRESS_NAME).read_bytes())
+            return str(address["socket"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
@@ -75,7 +76,7 @@ class KeeperFolder:
     def acquire(self) -> int:
         """Wait for the previous keeper to leave, and take its lock. Raises Unavailable."""
         until = time.monotonic() + _PREDECESSOR_SECONDS
-        held = _lock(self.path / _LOCK, until)
+        held = _lock(self.path / _LIFE_LOCK, until)
         if held is None:
             raise Unavailable("keeper_start", f"another keeper has {self.path}; end it, or wait until it has left")
         return held
@@ -83,12 +84,12 @@ class KeeperFolder:
     def is_ours(self, held: int) -> bool:
         """Whether the folder is still the one whose lock we hold."""
         try:
-            return os.path.samestat(os.fstat(held), os.stat(self.path / _LOCK))
+            return os.path.samestat(os.fstat(held), os.stat(self.path / _LIFE_LOCK))
         except OSError:
             return False
 
     def is_found(self) -> bool:
-        """Whether a client that looks for us finds a socket."""
+        """Whether clients can find our socket."""
         address = self.address()
         return address is not None and os.path.exists(address)
 
@@ -101,16 +102,16 @@ class KeeperFolder:
             except OSError as exc:  # not every file system has sockets
                 problems.append(f"{folder}: {exc.strerror or exc}")
                 continue
-            said = {"socket": str(folder / _SOCKET), "process": os.getpid()}
+            address = {"socket": str(folder / _SOCKET_NAME), "process": os.getpid()}
             with storing("the keeper's address"):
-                write_whole(self.path / _ADDRESS, json.dumps(said).encode())
+                write_whole(self.path / _ADDRESS_NAME, json.dumps(address).encode())
             return listener
         raise Unavailable("keeper_start", f"the keeper has nowhere to listen: {'; '.join(problems)}")
 
     def release(self, held: int) -> None:
         address = self.address()
         if address is not None and self.is_ours(held):
-            for path in (self.path / _ADDRESS, Path(address)):
+            for path in (self.path / _ADDRESS_NAME, Path(address)):
                 with suppress(OSError):
                     path.unlink()
 
@@ -134,7 +135,7 @@ def _listener(folder: Path, *, private: bool) -> socket.socket:
         folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _own(folder.parent)
         _own(folder)
-    path = str(folder / _SOCKET)
+    path = str(folder / _SOCKET_NAME)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with suppress(FileNotFoundError):
@@ -167,12 +168,12 @@ class KeeperLaunch:
 
     folder: KeeperFolder
     command: tuple[str, ...]
-    """The number of a descriptor is appended, to which the keeper reports how its start went."""
+    """The number of a descriptor is appended, to which the keeper reports the result of its start."""
     environment: Mapping[str, str]
     order: bytes
     """Its standard input."""
-    terms: str
-    """The settings that a keeper started by another client must have had."""
+    settings_digest: str
+    """Of the settings that a keeper must have been started with, if another client started it."""
     seconds: float = 30.0
 
 
@@ -182,7 +183,7 @@ def start_if_absent(launch: KeeperLaunch) -> None:
     seconds = launch.seconds
     folder.prepare()
     # A client that starts a keeper gives up by itself when it makes no progress, so it may take the time that it needs.
-    held = _lock(folder.path / _STARTING, time.monotonic() + _WAITS * seconds)
+    held = _lock(folder.path / _START_LOCK, time.monotonic() + _START_TIMEOUTS * seconds)
     if held is None:
         raise Unavailable(
             "keeper_start", f"another process is starting the keeper of {folder.path}, and takes too long"
@@ -207,26 +208,26 @@ def _answers(address: str | None) -> bool:
 
 
 def _start(launch: KeeperLaunch, seconds: float) -> None:
-    log_file = launch.folder.path / _LOG
+    log_file = launch.folder.path / _LOG_NAME
     ours, theirs = os.pipe()
     try:
         try:
             process = _spawn(launch, log_file, theirs)
         finally:
             os.close(theirs)
-        said = _read(ours, Patience(lambda: group(process.pid), seconds))
-        if said is None:
+        report = _read(ours, Patience(lambda: group(process.pid), seconds))
+        if report is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()  # it forks the keeper, which is no child of ours, and exits
     finally:
         os.close(ours)
-    _check_started(said, log_file)
+    _check_started(report, log_file)
 
 
 def _spawn(launch: KeeperLaunch, log_file: Path, ready: int) -> subprocess.Popen[bytes]:
     with storing("the keeper's log"):
         errors = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if os.fstat(errors).st_size > _MOST_LOG:
+        if os.fstat(errors).st_size > _MOST_LOG_BYTES:
             os.truncate(errors, 0)
     try:
         process = subprocess.Popen(
@@ -249,14 +250,14 @@ def _spawn(launch: KeeperLaunch, log_file: Path, ready: int) -> subprocess.Popen
     return process
 
 
-def _check_started(said: bytes | None, log_file: Path) -> None:
+def _check_started(report: bytes | None, log_file: Path) -> None:
     """Raises Unavailable unless the keeper reported that it is ready."""
-    if said is None:
+    if report is None:
         raise Unavailable(
             "keeper_start", f"the keeper was not ready, and did nothing more for it; its log is {log_file}"
         )
     try:
-        answer = json.loads(said)
+        answer = json.loads(report)
         if answer.get("ready"):
             return
         problem = error_from_json(answer.get("error"))
@@ -267,17 +268,17 @@ def _check_started(said: bytes | None, log_file: Path) -> None:
 
 def _read(descriptor: int, patience: Patience) -> bytes | None:
     """Everything up to the end; None if the processes that should write it make no more progress."""
-    said = b""
+    data = b""
     while True:
         ready, _, _ = select.select([descriptor], [], [], patience.pause)
         if not ready and patience.is_over():
             return None
         if not ready:
             continue
-        data = os.read(descriptor, 65_536)
-        if not data:
-            return said
-        said += data
+        chunk = os.read(descriptor, 65_536)
+        if not chunk:
+            return data
+        data += chunk
 
 
 def _lock(path: Path, until: float) -> int | None:
@@ -294,16 +295,16 @@ class KeeperProcess:
     """A keeper's process, from its first moment to its last."""
 
     folder: KeeperFolder
-    terms: str
+    settings_digest: str
     linger: float
     open_sessions: Callable[[], AbstractAsyncContextManager[LocalSessions]]
     """Called once this is the only keeper of its folder."""
 
     def run(self, ready: int) -> None:
-        """Until it has no session and no client. `ready` is the descriptor on which the starter waits to hear how
-        the start went."""
+        """Serve until there is no session and no client. `ready` is the descriptor on which the client that
+        starts it waits for the result of the start."""
         os.set_inheritable(ready, False)
-        _settle()
+        _reset_inherited()
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(self._run(_Starter(ready)))
 
@@ -315,10 +316,10 @@ class KeeperProcess:
                 await self._serve(sessions, held, starter)
         except RingfenceError as exc:
             log.error("%s", exc)
-            starter.tell({"error": error_to_json(exc)})
+            starter.report({"error": error_to_json(exc)})
 
     async def _serve(self, sessions: LocalSessions, held: int, starter: _Starter) -> None:
-        server = KeeperServer(sessions, self.terms, self.linger)
+        server = KeeperServer(sessions, self.settings_digest, self.linger)
         try:
             await server.listen(self.folder.listen())
         except RingfenceError:
@@ -327,7 +328,7 @@ class KeeperProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.leave)
-        starter.tell({"ready": True})
+        starter.report({"ready": True})
         watching = loop.create_task(self._stay_reachable(server, held))
         try:
             await server.serve()
@@ -336,7 +337,7 @@ class KeeperProcess:
             self.folder.release(held)
 
     async def _stay_reachable(self, server: KeeperServer, held: int) -> None:
-        """A cleanup job may delete the socket: then listen anew. If the folder is gone, so is everything we keep."""
+        """Listen anew if a cleanup job deletes the socket. If the folder is gone, so are the sessions: leave."""
         while True:
             await asyncio.sleep(_REACHABLE_SECONDS)
             try:
@@ -351,20 +352,20 @@ class KeeperProcess:
 
 
 class _Starter:
-    """The client that waits to hear how the start went."""
+    """The client that started the keeper and waits for the result."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
-    def tell(self, said: Json) -> None:
-        """Once."""
+    def report(self, result: Json) -> None:
+        """Send the result of the start. Only the first call does."""
         if self._descriptor is not None:
-            with suppress(BrokenPipeError), open(self._descriptor, "wb") as told:
+            with suppress(BrokenPipeError), open(self._descriptor, "wb") as pipe:
                 self._descriptor = None
-                told.write(json.dumps(said).encode())
+                pipe.write(json.dumps(result).encode())
 
 
-def _settle() -> None:
+def _reset_inherited() -> None:
     """Inherit nothing of the process that started us: signals, umask, limits."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (signal.SIGHUP, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):

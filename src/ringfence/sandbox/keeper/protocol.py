@@ -23,10 +23,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 from ringfence.core.box import BoxReport
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, SetUpFailed, StoreError, Unavailable
 from ringfence.core.model import Json, Status
-from ringfence.core.sessions import CellReport, Failure, Owner, Shown, StepReport, Tell
+from ringfence.core.sessions import CellReport, Failure, OnShown, Owner, Shown, StepReport, Tell
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, pack, place, shape_digest, unpack
 from ringfence.sandbox.keeper.wire import WireError
-from ringfence.sandbox.sessions.service import OnShown, SessionService
+from ringfence.sandbox.sessions.service import SessionService
 
 _GENERATION = 3
 """Of the message format; the digest covers the types inside."""
@@ -35,7 +35,7 @@ _NOT_SENT = frozenset(("close",))
 _READING = {
     *("info", "list", "past", "state_of", "processes", "logs", "follow", "wait"),
     *("read", "entries", "stat", "pack", "watch", "snapshots", "volumes"),
-    *("wishes", "lend", "settle"),  # they change nothing that outlives a keeper
+    *("substitution_requests", "use_broker", "answer_substitution"),  # they change nothing that outlives a keeper
 }
 
 
@@ -62,12 +62,12 @@ class Verb:
 
     @property
     def only_reads(self) -> bool:
-        """If the answer is lost, nothing was done."""
+        """Whether nothing was done if the answer is lost."""
         return self.name in _READING
 
     @property
     def can_be_repeated(self) -> bool:
-        """The caller sees nothing of the answer before it is complete."""
+        """Whether the caller sees nothing of the answer before it is complete."""
         return self.only_reads and self.tell is None
 
     def pack_arguments(self, given: Mapping[str, Any], attachments: Attachments) -> Json:
@@ -137,28 +137,28 @@ def error_to_json(problem: Exception) -> Json:
     return {"kind": kind, "message": str(problem)}
 
 
-def error_from_json(said: Any) -> RingfenceError | ValueError:
+def error_from_json(encoded: Any) -> RingfenceError | ValueError:
     """The inverse of `error_to_json`. Raises CodecError."""
     try:
-        kind = said["kind"]
-        message = str(said["message"])
-        if kind == "refused" and said["reason_code"] == SetUpFailed.REASON:
+        kind = encoded["kind"]
+        message = str(encoded["message"])
+        if kind == "refused" and encoded["reason_code"] == SetUpFailed.REASON:
             return SetUpFailed(message)
         if kind == "refused":
-            return Refused(Status(said["status"]), str(said["reason_code"]), message)
+            return Refused(Status(encoded["status"]), str(encoded["reason_code"]), message)
         if kind == "unavailable":
-            return Unavailable(str(said["reason_code"]), message)
+            return Unavailable(str(encoded["reason_code"]), message)
         if kind == "unknown":
-            return OutcomeUnknown(str(said["reason_code"]), message)
+            return OutcomeUnknown(str(encoded["reason_code"]), message)
         return StoreError(message) if kind == "store" else ValueError(message)
     except (TypeError, KeyError, ValueError):
-        raise CodecError(f"{str(said)[:80]!r} is no error") from None
+        raise CodecError(f"{str(encoded)[:80]!r} is no error") from None
 
 
 # ── What is sent once ─────────────────────────────────────────────────────────────────────────────
 #
 # The isolation of a session is large and its steps are short, so a connection carries it once. Both ends follow the
-# same rule: a client that is told "as before" remembers what that was.
+# same rule: a client that gets "as before" remembers what that was.
 
 
 AS_BEFORE = "as before"

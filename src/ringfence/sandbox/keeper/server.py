@@ -1,7 +1,8 @@
 """The keeper's side of its socket: which clients it admits, what they request, and when it exits.
 
 It admits only processes of its own user. A client receives answers as fast as it reads them, and holds up no other
-client. When a client disconnects, its steps are cancelled, since no one is left to see what they do; its sessions stay.
+client. When a client disconnects, its steps are cancelled, since no caller is left for their results; its sessions
+stay.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from ringfence.core import system
 from ringfence.core.aio import begun
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Json, Status
-from ringfence.core.sessions import Failure, Shown, StepReport
+from ringfence.core.sessions import Failure, Shown, StepReport, discard_output, discard_value
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, pack
 from ringfence.sandbox.keeper.protocol import PROTOCOL, VALUE, VERBS, IsolationSent, Verb, error_to_json
 from ringfence.sandbox.keeper.wire import BYTES, STDERR, STDOUT, FrameConnection, ReceiveStream, SendStream, WireError
-from ringfence.sandbox.sessions.service import SessionService, discard_output, discard_value
+from ringfence.sandbox.sessions.service import SessionService
 
 log = logging.getLogger("ringfence.keeper")
 
@@ -51,8 +52,8 @@ class KeeperServer:
     """Serves sessions to clients, until there are neither."""
 
     sessions: LocalSessions
-    terms: str
-    """The settings that this keeper was started with. A client with other settings is not served."""
+    settings_digest: str
+    """The digest of the settings that this keeper was started with. A client with other settings is not served."""
     linger: float = 10.0
     """Seconds that it stays with no session and no client."""
     _clients: set[ConnectedClient] = field(default_factory=set)
@@ -64,7 +65,7 @@ class KeeperServer:
         self._listeners.append(await loop.create_unix_server(self._accept, sock=bound, backlog=MOST_CLIENTS))
 
     async def serve(self) -> None:
-        """Until it is idle or told to leave. Then it ends the remaining sessions."""
+        """Serve until it is idle or `leave` is called. Then end the remaining sessions."""
         try:
             await self._until_idle()
         finally:
@@ -126,7 +127,7 @@ class KeeperServer:
             return "bad_request", "this is the socket of a ringfence keeper, for its clients alone"
         if hello.get("protocol") != PROTOCOL:
             return "keeper_version", f"the keeper that runs here is of another version of ringfence; {how}"
-        if hello.get("terms") != self.terms:
+        if hello.get("terms") != self.settings_digest:
             text = "the keeper that runs here was started with other sandbox settings"
             return "keeper_settings", f"{text}; {how}, or use another state folder (gateway.state)"
         return None

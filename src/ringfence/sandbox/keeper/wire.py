@@ -338,13 +338,13 @@ class WindowUpdates:
     def __init__(self, wire: FrameConnection, request: int) -> None:
         self._wire = wire
         self._request = request
-        self._untold = 0
+        self._unsent = 0
 
     def add(self, size: int) -> None:
-        self._untold += size
-        if self._untold >= WINDOW // 4:
-            self._wire.send({"id": self._request, "room": self._untold})
-            self._untold = 0
+        self._unsent += size
+        if self._unsent >= WINDOW // 4:
+            self._wire.send({"id": self._request, "room": self._unsent})
+            self._unsent = 0
 
 
 class ReceiveStream:

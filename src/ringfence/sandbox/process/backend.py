@@ -22,11 +22,11 @@ from ringfence.core.box import (
     BoxSpec,
     Input,
     Limits,
+    OnOutput,
     Program,
     Programs,
     Serve,
     SetUp,
-    Stream,
 )
 from ringfence.core.errors import Unavailable, beginning
 from ringfence.core.model import Json
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 _NO_SETUPS: Mapping[str, SetUp] = MappingProxyType({})
 _REAP_SECONDS = 10.0
 _SPARE_SECONDS = 0.05
-"""After which the next box that stays is made, when the one that was opened has had its first step."""
+"""The next box that stays is made after that time, when the one that was opened has had its first step."""
 _READ_AT_START = ("PYTHON", "LANG", "LC_", "LD_", "GLIBC_", "MALLOC_")
 """Environment variables that a process looks at once, when it starts."""
 
@@ -70,7 +70,7 @@ class ProcessBackend:
         without: Sequence[str] = (),
         depth: int | None = None,
     ) -> None:
-        """`without` leaves confinement steps out, to show what each is good for; facts and `doctor` tell."""
+        """`without` leaves confinement steps out, for tests that each is needed; facts and `doctor` report it."""
         self._accepted = tuple(accept_missing)
         self._templates = templates
         self._setups = setups
@@ -80,7 +80,7 @@ class ProcessBackend:
         self._pool: BoxPool | None = None
         self._host: capabilities.HostCapabilities | None = None
         self._tested: capabilities.Tested | None = None
-        """What a box was found to be; until then only the self-test gets one."""
+        """The result of the self-test; until then no other program gets a box."""
         self._untested: capabilities.Tested | None = None
         self._opening = asyncio.Lock()
         self._made = 0
@@ -93,11 +93,11 @@ class ProcessBackend:
 
     # ── The port ──
 
-    async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+    async def run(self, spec: BoxSpec, tell: OnOutput | None = None) -> BoxReport:
         capabilities.check_spec(spec, self._templates)
         inputs.check_inputs(spec.inputs, spec.output)
         if spec.program.kind == "python" and any(name.startswith(_READ_AT_START) for name in spec.env):
-            spec = replace(spec, layout="fresh")  # an interpreter that runs already would not look at them
+            spec = replace(spec, layout="fresh")  # an interpreter that already runs would not read them
         runs: list[ProgramRun] = []
         with beginning("the box", lambda: any(run.ordered for run in runs)):
             await self._open()
@@ -106,7 +106,7 @@ class ProcessBackend:
     async def _run(
         self,
         spec: BoxSpec,
-        tell: Callable[[Stream, bytes], None] | None = None,
+        tell: OnOutput | None = None,
         made: Callable[[ProgramRun], object] = lambda _: None,
     ) -> BoxReport:
         assert self._pool is not None
@@ -139,7 +139,7 @@ class ProcessBackend:
         outlet: NetworkOutlet | None = None
         try:
             before = guarded.look(spec.mounts, mounting.held(baseline.mounts))
-            if not baseline.borrows:  # a mount is for the moment, so no box is kept ready with one
+            if not baseline.uses_host_mounts:  # a mount is for the moment, so no box is kept ready with one
                 when(box.left, partial(pool.refill, baseline, limits, box.ended))
             if spec.installs:
                 inputs.make_folder(box.descriptors["workspace"], INSTALLED, box.host_id)
@@ -148,7 +148,7 @@ class ProcessBackend:
                 run.spec = replace(spec, env={**outlet.env, **spec.env})
             report = await run.to_the_end()
         finally:
-            await self._let_go(run, outlet)
+            await self._finish_removal(run, outlet)
         if report.ended == "infra" and not box.begun:
             raise Unavailable("no_box", "the box ended before the program began: " + ("; ".join(box.trouble) or "?"))
         if spec.mounts or len(box.trouble) > len(report.trouble):
@@ -156,7 +156,7 @@ class ProcessBackend:
         if baseline.programs is not None:
             loose = baseline.programs.advisory or not report.isolation["protections"]["landlock"]["on"]
             report = replace(report, commands="advisory" if loose else "enforced")
-        return report if outlet is None else replace(report, network=outlet.told)
+        return report if outlet is None else replace(report, network=outlet.final_facts)
 
     async def warm(self, spec: BoxSpec) -> None:
         """Have boxes for specs like this one ready. Raises Unavailable."""
@@ -199,9 +199,9 @@ class ProcessBackend:
         if network is not None:
             check_namespace(self._without)
         with beginning("the box"):
-            return await self._opened(spec, as_run, network, by_exec=by_exec)
+            return await self._open_live(spec, as_run, network, by_exec=by_exec)
 
-    async def _opened(self, spec: StaySpec, as_run: BoxSpec, network: Serve | None, *, by_exec: bool) -> LiveBox:
+    async def _open_live(self, spec: StaySpec, as_run: BoxSpec, network: Serve | None, *, by_exec: bool) -> LiveBox:
         await self._open()
         assert self._pool is not None
         setup = self._setups.get(spec.template, SetUp())
@@ -210,9 +210,9 @@ class ProcessBackend:
         shape = self._shape(spec.limits)
         shape["mounts"] = [mount.shape for mount in baseline.mounts]
         shape["folders"] = [[folder.at, folder.max_bytes, folder.mode == "ro"] for folder in spec.folders]
-        live = await self._settled(baseline, as_run, shape, network)
+        live = await self._make_live(baseline, as_run, shape, network)
         box = live.box
-        live.held = mounting.held(baseline.mounts)
+        live.mounted = mounting.held(baseline.mounts)
         live.env = {**(live.outlet.env if live.outlet is not None else {}), **setup.env, **spec.env}
         if spec.packages or (by_exec and baseline.packages):
             live.env = {"PYTHONPATH": ":".join(baseline.packages), **live.env}
@@ -230,11 +230,11 @@ class ProcessBackend:
             raise
         return live
 
-    async def _settled(self, baseline: Baseline, spec: BoxSpec, shape: Shape, network: Serve | None) -> LiveBox:
-        """One that is ready, or one made now. Raises Unavailable."""
+    async def _make_live(self, baseline: Baseline, spec: BoxSpec, shape: Shape, network: Serve | None) -> LiveBox:
+        """Take a box that is ready, or make one. Raises Unavailable."""
         assert self._pool is not None
         limits = _of_the_box(spec.limits)
-        if shape["folders"] or baseline.borrows:
+        if shape["folders"] or baseline.uses_host_mounts:
             zygote, box = await self._pool.spawn(baseline, limits, shape)
             self._look_at_root(box, baseline)
         else:
@@ -255,7 +255,7 @@ class ProcessBackend:
         return live
 
     async def drain(self) -> None:
-        """Let go of the boxes that are kept ready."""
+        """End the boxes that are kept ready."""
         if self._pool is not None:
             await self._pool.drain()
 
@@ -284,7 +284,7 @@ class ProcessBackend:
 
     # ── The end of a box ──
 
-    async def _let_go(self, run: ProgramRun, outlet: NetworkOutlet | None) -> None:
+    async def _finish_removal(self, run: ProgramRun, outlet: NetworkOutlet | None) -> None:
         # A task of its own: the caller may cancel us again and again, and the box must be gone all the same.
         removing = self._removing[id(run)] = begun(self._remove(run.box, outlet))
         if removing.done():
@@ -409,7 +409,7 @@ class ProcessBackend:
         }
 
     def _means(self) -> Json:
-        """Who holds each limit, and why it is not the kernel where it is not."""
+        """What enforces each limit, and why it is not the kernel where it is not."""
         why = self._cgroups.why if self._cgroups is not None else {}
         return {
             name: {"by": "cgroup"} if self._counts(name) else {"by": how, "why": why.get(name, "")}
@@ -428,14 +428,14 @@ class ProcessBackend:
             if overshoot is not None:
                 means["memory"]["overshoot_bytes"] = overshoot
             # One object for all boxes that are alike: it is large, and is encoded only once.
-            told = self._host.isolation(box.isolation, tested, spec.layout, means) | {"host_id": box.host_id_fact}
+            fact = self._host.isolation(box.isolation, tested, spec.layout, means) | {"host_id": box.host_id_fact}
             if spec.mounts:
-                told["mounts"] = [{"at": each.at, "mode": each.mode} for each in spec.mounts]
+                fact["mounts"] = [{"at": each.at, "mode": each.mode} for each in spec.mounts]
             if listens:
-                told["listen"] = "allowed"
+                fact["listen"] = "allowed"
             if spec.root is not None:
-                told["root"] = "image"
-            self._isolations = {seen: told}
+                fact["root"] = "image"
+            self._isolations = {seen: fact}
         return self._isolations[seen]
 
 
@@ -447,5 +447,5 @@ def _packages() -> tuple[str, ...]:
 
 
 def _of_the_box(limits: Limits) -> Limits:
-    """Those that a box is made with; the rest is the supervisor's to watch, and may differ from run to run."""
+    """The limits that a box is made with. The supervisor watches the others, which may differ from run to run."""
     return replace(limits, wall_seconds=1.0, output_bytes=1, capture_bytes=0)

@@ -1,4 +1,4 @@
-"""What zygotes are made by: boxes with the same baseline are forks of the same processes."""
+"""The key that zygotes are made by: boxes with the same baseline are forks of the same processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringfence.sandbox.process.seccomp import filter
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALLED = f"/workspace/.local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 INSTALLED_PROGRAMS = "/workspace/.local/bin"
-"""Where pip puts what a user installs who cannot write beside the interpreter."""
+"""Where pip installs for a user who cannot write beside the interpreter."""
 
 
 @plain
@@ -32,7 +32,7 @@ class Baseline:
     packages: tuple[str, ...] = ()
     """Those of the trees that modules are imported from."""
     setup: str = ""
-    """Python source of the operator's, run once in the zygote; what it makes, sessions begin with."""
+    """The operator's Python source, run once in the zygote; sessions start with its names."""
     stays: bool = False
     """Its boxes stay; what runs cell after cell in them is loaded."""
     mounts: tuple[mounting.Placed, ...] = ()
@@ -47,17 +47,17 @@ class Baseline:
     """The folder that is their root, instead of the system of the host and the interpreter."""
 
     @property
-    def borrows(self) -> bool:
-        """Whether a file system of the host's is in use as long as a zygote of it lives."""
+    def uses_host_mounts(self) -> bool:
+        """Whether its zygotes keep a file system of the host in use."""
         return bool(self.mounts) or self.image is not None
 
     @property
     def writes(self) -> bool:
-        """Whether what its boxes do can stay on the host."""
+        """Whether its boxes can write to the host."""
         return any(mount.writable for mount in self.mounts)
 
 
-# ── What a zygote is told when it starts: what its boxes are to have, and which system calls ──
+# ── The configuration of a zygote: what its boxes have, and which system calls ────────────────────
 
 
 def configuration(baseline: Baseline, *, own_ids: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The supervisor's end of a box: its descriptors, its processes, and what they and their zygote say."""
+"""The supervisor's end of a box: its descriptors, its processes, and the messages of these and of their zygote."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ class Hub:
         self.pulse = Pulse()
         self.locks = Locks()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._poll.fileno(), self._hear)
+        self._loop.add_reader(self._poll.fileno(), self._receive)
 
     def add(self, descriptor: int, call: Callable[[], object]) -> None:
         self._poll.register(descriptor, select.EPOLLIN)
         self._called[descriptor] = call
 
     def remove(self, descriptor: int) -> None:
-        """Before it is closed. It may have been removed before."""
+        """Remove a descriptor before it is closed. It may have been removed before."""
         if self._called.pop(descriptor, None) is not None and not self._poll.closed:
             self._poll.unregister(descriptor)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         for descriptor, _ in self._poll.poll(0, _READY_AT_ONCE):
             # An earlier callback may have removed this one, and another descriptor may have its number by now: the
             # callback finds out by reading, which never waits.
@@ -71,28 +71,29 @@ class Hub:
             self._poll.close()
 
 
-# ── A process that was started in a box: its channel, its handle, and how it ended ──
+# ── A process that was started in a box: its channel, its handle, and how it ended ────────────────
 
 
 @plain
 class ProcessExit:
-    """What the kernel said when a process was reaped, all that it had reaped itself included."""
+    """What the kernel said when a process was reaped, including all processes that it had reaped itself."""
 
     status: int
     cpu_ms: float
     peak_memory_bytes: int
-    """Of the largest single process."""
+    """The peak of the largest single process."""
     io_bytes: int
 
     @classmethod
     def parse(cls, words: list[str]) -> ProcessExit:
-        """As a zygote says it."""
+        """Parse the words of a zygote."""
         status, cpu_seconds, memory, disk = words[:4]
         return cls(int(status), float(cpu_seconds) * 1000.0, int(memory), int(disk))
 
 
 def new_channel() -> tuple[socket.socket, socket.socket]:
-    """Our end, which tells who wrote, and that of a process in a box. Raises Unavailable."""
+    """A pair of sockets: our end, on which the kernel names the sender, and the end of a process in a box. Raises
+    Unavailable."""
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as exc:
@@ -103,7 +104,7 @@ def new_channel() -> tuple[socket.socket, socket.socket]:
 
 
 def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
-    """A message, the descriptors that came with it, and who sent it, as the kernel says."""
+    """A message, the descriptors that came with it, and the process that sent it, as the kernel says."""
     data, ancillary, _, _ = channel.recvmsg(65536, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []
     sender = 0
@@ -116,13 +117,13 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
 
 
 def take_no_descriptors(channel: socket.socket) -> None:
-    """From now on a sender of some is refused (Linux 6.16); on older kernels they are closed as they come."""
+    """Refuse descriptors from now on (Linux 6.16); on older kernels they are closed as they come."""
     with contextlib.suppress(OSError):
         channel.setsockopt(socket.SOL_SOCKET, _PASSES_RIGHTS, 0)
 
 
 def received(channel: socket.socket, hub: Hub) -> Iterator[tuple[bytes, list[int], int]]:
-    """What waits in a channel, a few at once; of one whose other end is gone, nothing is heard any more."""
+    """A few of the messages that wait in a channel. A channel whose other end is gone is removed from the hub."""
     for _ in range(_MESSAGES_AT_ONCE):
         try:
             data, descriptors, sender = receive(channel)
@@ -133,7 +134,7 @@ def received(channel: socket.socket, hub: Hub) -> Iterator[tuple[bytes, list[int
             descriptors = []
             sender = 0
         if not data:
-            for descriptor in descriptors:  # an empty message can bring some, too
+            for descriptor in descriptors:  # an empty message can bring descriptors, too
                 os.close(descriptor)
             hub.remove(channel.fileno())
             return
@@ -144,60 +145,60 @@ class BoxMember:
     """A process in a box that stays, from its fork until it is reaped."""
 
     def __init__(self, number: int, hub: Hub, account: Account | None = None, owner: int | None = None) -> None:
-        """`owner` is who its box is on the host, where that is not our own user."""
+        """`owner` is the user id of its box on the host, where that is not our own."""
         loop = asyncio.get_running_loop()
         self.number = number
         self.pid = 0
-        """As the host counts."""
+        """As the host numbers it."""
         self.begun = False
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[ProcessExit | None] = loop.create_future()
         self._account = account or Account(0)
         self._owner = owner
         self.denials = Denials(None, self._account)
-        self.heard: Callable[[bytes], None] = lambda _: None
-        """Gets what it says once it was given its order."""
+        self.on_message: Callable[[bytes], None] = lambda _: None
+        """Called with each message of its program, once it has its order."""
         self.on_denial: Callable[[], None] = lambda: None
         self._hub = hub
         self._channel: socket.socket | None = None
         self._handle = -1
         self._doomed = False
-        """It is to be killed as soon as its handle is here."""
+        """Kill it as soon as its handle is here."""
 
     @property
     def alive(self) -> bool:
         return not self.ended.done()
 
-    # ── What its zygote says ──
+    # ── Messages of its zygote ──
 
     def born(self, handle: int) -> None:
         self._handle = handle
         if self.ended.done():
-            self._let_go()
+            self._close()
         elif self._doomed:
             self.kill()
 
     def left(self, ended: ProcessExit | None) -> None:
         if self._channel is not None:
-            self._hear()
+            self._receive()
         if not self.ended.done():
             self.ended.set_result(ended)
         self.fail("it ended before it was ready")
-        self._let_go()
+        self._close()
 
     def fail(self, text: str) -> None:
         if not self.ready.done():
             self.ready.set_exception(Unavailable("no_process", f"no process could be started in the box: {text}"))
             self.ready.exception()
 
-    # ── Its channel ──
+    # ── Channel ──
 
     def listen(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._hub.add(channel.fileno(), self._hear)
+        self._hub.add(channel.fileno(), self._receive)
 
     def closed(self, pid: int, denials: int | None) -> None:
-        """It went through every step, and waits for its order."""
+        """It has gone through every step, and waits for its order."""
         self.pid = pid
         self.denials = Denials(denials, self._account, self._owner)
         if self._channel is not None:
@@ -208,12 +209,12 @@ class BoxMember:
             self.ready.set_result(None)
 
     def order(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """Raises OSError where it is gone."""
+        """Send its order. Raises OSError where it is gone."""
         if self._channel is None:
             raise BrokenPipeError(32, "the process is gone")
         socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         if self._channel is None:
             return
         for data, descriptors, sender in received(self._channel, self._hub):
@@ -221,13 +222,13 @@ class BoxMember:
                 for descriptor in descriptors:
                     os.close(descriptor)
                 if sender != self.pid:
-                    continue  # a child of it that kept the channel has nothing to say
+                    continue  # a child that kept the channel has nothing to say
                 if data == b"begun" and not self.begun:
                     self.begun = True
                 else:
-                    self.heard(data)
+                    self.on_message(data)
                 if self._channel is None:
-                    return  # the listener ended it
+                    return  # the callback ended it
                 continue
             word, _, rest = data.decode("utf-8", "replace").partition(" ")
             if word == "closed":
@@ -240,15 +241,15 @@ class BoxMember:
             return
         more = self.denials.answer()
         if self.ended.done() and (not more or self.denials.total > MAX_DENIALS):
-            self.stop_answering()  # what its program left behind is gone, too, or goes on without end
+            self.stop_answering()  # what its program left behind is gone, or goes on without end
         elif not more:
             self._hub.remove(self.denials.descriptor)
         self.on_denial()
 
-    # ── Its end ──
+    # ── End ──
 
     def signal(self, number: int, *, group: bool = False) -> None:
-        """To the process, or to all of its process group, which it leads unless its program left it."""
+        """Signal the process, or all of its process group, which it leads unless its program left it."""
         if self._handle < 0:
             self._doomed = self._doomed or number == signal.SIGKILL
             return
@@ -260,7 +261,7 @@ class BoxMember:
     def kill(self) -> None:
         self.signal(signal.SIGKILL, group=True)
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         if self._channel is not None:
             self._hub.remove(self._channel.fileno())
             self._channel.close()
@@ -273,19 +274,19 @@ class BoxMember:
             self._handle = -1
 
     def stop_answering(self) -> None:
-        """From now on the kernel tells what its program left behind that there is no such system call."""
+        """Close the descriptor: from now on the kernel answers what its program left behind with ENOSYS."""
         if self.denials.descriptor is not None:
             self._hub.remove(self.denials.descriptor)
             os.close(self.denials.descriptor)
             self.denials.descriptor = None
 
 
-# ── The box ──
+# ── The box ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class SharedServices:
-    """What all boxes of a backend have in common on the supervisor's side."""
+    """What all boxes of a backend share on the supervisor's side."""
 
     hub: Hub
     groups: GroupPool
@@ -307,11 +308,11 @@ class Box:
         self._groups = shared.groups
         self.pace = shared.pace
         self.host_id: int | None = None
-        """Who it is on the host, where that is not the supervisor's own user."""
+        """Its user id on the host, where that is not the supervisor's own."""
         self.host_id_fact: Json = {}
-        """The same for a person: whether the id is the box's alone, and if not, why."""
+        """The `host_id` fact: whether the id is the box's alone, and if not, why."""
         self.worker = 0
-        """The process that runs the program, as the host counts; inside, and to the zygote, it has other numbers."""
+        """The process that runs the program, as the host numbers it; inside it has another number."""
         self.group: Group | None = None
         self.known: list[int] = []
         """Its processes at the last look, without the first, which never works."""
@@ -327,28 +328,28 @@ class Box:
         self.begun = False
         self.ended: asyncio.Future[ProcessExit | None] = loop.create_future()
         self.left: asyncio.Future[None] = loop.create_future()
-        """The program has ended; until its box has, too, there is little to do."""
+        """Done when the program has ended; its box may still be ending."""
         self._program = -1
         self.members: dict[int, BoxMember] = {}
-        """In a box that stays: every process that was started in it and lives, by its number."""
+        """In a box that stays: every live process that was started in it, by its number."""
         self._leavers: list[BoxMember] = []
-        """Those that ended before what they started did: it may still ask."""
+        """Members that ended before the processes they had started: those may still ask us."""
         self.on_removed: Callable[[], object] = lambda: None
         self.tell_zygote: Callable[[dict[str, Any], list[int]], None] = _no_zygote
-        """Has its zygote do something for it. Raises OSError where that is gone."""
+        """Sends its zygote a request for it. Raises OSError where the zygote is gone."""
         self._request: asyncio.Future[list[int]] | None = None
         self._channel: socket.socket | None = channel
         self._handle = -1
-        """A pidfd of its first process, with which everything else in it ends."""
+        """A pidfd of its first process; everything else in the box ends with that process."""
         self._unwanted = False
         self._closed: asyncio.Future[None] = loop.create_future()
         self._clock = loop.call_later(self.pace.allow(CLOSE_SECONDS), self._late)
         self.seen: list[str] = []
         self.inherited: list[str] = []
-        """Steps that its zygote went through for it, and read back."""
+        """Steps that its zygote did for it and read back."""
         self.isolation: Json = {}
-        """What was read back of it from the kernel once it was closed."""
-        self.hub.add(channel.fileno(), self._hear)
+        """What the kernel said of it once it was closed."""
+        self.hub.add(channel.fileno(), self._receive)
 
     # ── Before the order ──
 
@@ -361,12 +362,12 @@ class Box:
         return not self._closed.done()
 
     def when_closed(self, call: Callable[[asyncio.Future[None]], None]) -> None:
-        """The same for callers that do not wait."""
+        """Call back when `closed` would return."""
         self._closed.add_done_callback(call)
 
     def _late(self) -> None:
         if self._channel is not None:
-            self._hear()  # where everything stood still, it may have been in time
+            self._receive()  # if the whole process stood still, the box may have been in time
         if self._handle >= 0 and not self._unwanted:
             return
         if not self._closed.done():
@@ -390,10 +391,10 @@ class Box:
             self._closed.set_exception(Unavailable("no_box", f"the box could not be made: {text}"))
             self._closed.exception()  # the caller that waited may be gone
 
-    # ── What its zygote does for it ──
+    # ── Requests to its zygote ──
 
     async def ask_zygote(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> list[int]:
-        """One at a time. The descriptors that came of it. Raises Unavailable."""
+        """Send a request, one at a time, and return the descriptors that it produced. Raises Unavailable."""
         waiting: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self._request = waiting
         try:
@@ -408,7 +409,7 @@ class Box:
             self._request = None
 
     def request_done(self, descriptors: list[int], problem: str | None = None) -> None:
-        """What became of a request."""
+        """Take the result of a request."""
         waiting = self._request
         if waiting is None or waiting.done():
             for descriptor in descriptors:
@@ -421,18 +422,18 @@ class Box:
     # ── The order, and what comes back ──
 
     def order(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """Straight to the worker. Raises OSError where the box is gone."""
+        """Send the order straight to the worker. Raises OSError where the box is gone."""
         assert self._channel is not None
-        # What it says from now on can wait until it has ended.
+        # Its messages from now on can wait until it has ended.
         self.hub.remove(self._channel.fileno())
-        with contextlib.suppress(OSError):  # its zygote says how it ended
+        with contextlib.suppress(OSError):  # its zygote reports how it ended
             self._program = os.pidfd_open(self.worker)
             self.hub.add(self._program, self._leave)
         # Last: the worker may take this core from then on.
         socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
 
     def _leave(self) -> None:
-        """The program has ended: end what it left. Its zygote would, too, as soon as it gets to it."""
+        """End what the program left when it has ended. Its zygote does so as well, but later."""
         if not _is_over(self._program):
             return
         self._forget_program()
@@ -446,8 +447,8 @@ class Box:
             os.close(self._program)
             self._program = -1
 
-    def _hear(self) -> None:
-        """One message: where there are more, we are called again."""
+    def _receive(self) -> None:
+        """Read one message; the hub calls again if there are more."""
         assert self._channel is not None
         data, descriptors, sender = next(received(self._channel, self.hub), (b"", [], 0))
         word, _, rest = data.decode("utf-8", "replace").partition(" ")
@@ -471,7 +472,7 @@ class Box:
 
     @property
     def first(self) -> int:
-        """Its first process, as the host counts; 0 where that has ended."""
+        """Its first process, as the host numbers it; 0 where that has ended."""
         try:
             with open(f"/proc/self/fdinfo/{self._handle}", encoding="ascii") as file:
                 return max(0, int(file.read().rpartition("\nPid:\t")[2].split()[0]))
@@ -479,7 +480,7 @@ class Box:
             return 0
 
     def release_channel(self) -> socket.socket:
-        """Give its channel away: a box that stays has one for each of its processes."""
+        """Give away its channel: a box that stays has one for each of its processes."""
         assert self._channel is not None
         channel, self._channel = self._channel, None
         self.hub.remove(channel.fileno())
@@ -487,37 +488,37 @@ class Box:
 
     @property
     def workers(self) -> list[int]:
-        """The processes that were started in it, as the host counts."""
+        """The processes that were started in it, as the host numbers them."""
         return [member.pid for member in self.members.values() if member.pid] or [self.worker]
 
     def outlived(self, member: BoxMember) -> None:
-        """It ended; what it started may go on."""
+        """Keep a member that ended while processes that it started may go on."""
         self._leavers = [each for each in (*self._leavers, member) if each.denials.descriptor is not None]
 
     def denials(self) -> Iterator[Denials]:
-        """The denials of every process that was started in it and may still ask."""
+        """The denials of every process that was started in it and may still make system calls."""
         return (member.denials for member in (*self._leavers, *self.members.values()))
 
     def lives(self) -> bool:
-        """Whether its first process is there; its zygote may not have told yet that it is not."""
+        """Whether its first process is there; its zygote may not have reported its end yet."""
         if self.ended.done():
             return False
         return not _is_over(self._handle)
 
     def kill(self) -> None:
-        """Its first process, and so all of it; where it is not there yet, as soon as it is."""
+        """Kill its first process, and with it all of the box; if there is none yet, as soon as there is."""
         self._unwanted = True
         if self._handle >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         elif not self.ended.done():
-            with contextlib.suppress(OSError):  # its zygote is gone, and with it the box
+            with contextlib.suppress(OSError):  # its zygote is gone, and the box with it
                 self.tell_zygote({"request": "end"}, [])
 
     def over(self, ended: ProcessExit | None) -> None:
-        """It was reaped; None where its zygote was gone."""
+        """It was reaped; `ended` is None where its zygote was gone."""
         if self._channel is not None:
-            self._hear()
+            self._receive()
         if not self._closed.done():
             self._closed.set_exception(Unavailable("no_box", "the box ended before it was ready"))
             self._closed.exception()
@@ -534,7 +535,7 @@ class Box:
     # ── Tear-down ──
 
     def remove(self) -> bool:
-        """Let go of everything of it. False where something could not be removed yet: `trouble` says what.
+        """Release everything of it. False where something could not be removed yet: `trouble` says what.
 
         Its slot is free once all of it is gone.
         """

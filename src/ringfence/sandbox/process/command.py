@@ -17,7 +17,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.sessions import Command, Tell
 from ringfence.sandbox.process.box import BoxMember
 from ringfence.sandbox.process.run import python_words
-from ringfence.sandbox.process.step import Step, StepBox, how, reported
+from ringfence.sandbox.process.step import Step, StepBox, box_report, termination_of
 from ringfence.sandbox.process.streams import memory_file, new_input, new_pipe
 from ringfence.sandbox.process.watch import descendants
 
@@ -41,7 +41,8 @@ class RunningCommand:
     def logs(self) -> tuple[Captured, Captured]:
         return self._step.output.captured("stdout"), self._step.output.captured("stderr")
 
-    def begin(self) -> None:
+    def start(self) -> None:
+        """Raises Unavailable."""
         command = self._command
         given = list[int]()
         env = {**self._home.env, **command.env}
@@ -90,7 +91,7 @@ class RunningCommand:
             fcntl.ioctl(self._input, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
     def send(self, data: bytes) -> int:
-        """How much of it was taken: what was not read yet takes room. Raises Unavailable where nothing reads it."""
+        """Returns how many bytes were taken: the pipe may be full. Raises Unavailable where it reads no input."""
         if self._input < 0:
             raise Unavailable("no_input", "the command takes no input")
         try:
@@ -127,13 +128,13 @@ class RunningCommand:
         step = self._step
         await self._home.outputs.read_ahead()
         if step.ended is not None:
-            return reported((step.ended, None, int(signal.SIGKILL), step.limit), step, self._home)
+            return box_report((step.ended, None, int(signal.SIGKILL), step.limit), step, self._home)
         if not self._member.begun:
             raise Unavailable("no_process", "the process of the command ended before the command had begun")
-        return reported(how(ended, step, self._home), step, self._home)
+        return box_report(termination_of(ended, step, self._home), step, self._home)
 
     def _end_jobs(self) -> None:
-        """To kill a shell on a terminal means its jobs, too, of which each has a process group of its own."""
+        """Kill the jobs of a shell on a terminal as well: each has a process group of its own."""
         box = self._home.box
         for pid in descendants(box.first, *box.workers):
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,16 +1,16 @@
-"""Who the boxes of a zygote are on the host: nobody else, or where that cannot be the supervisor's own user.
+"""The user ids of boxes on the host: ids that no other user has, or else the supervisor's own.
 
-A supervisor that runs as root takes blocks of ids that belong to nobody. A zygote takes a block of them for itself, so
+A supervisor that runs as root takes blocks of ids that belong to no user. A zygote takes a block of them for itself, so
 that no box shares a user id with a person, a service, a container or another zygote. A block is free when the user
-databases do not name it and nobody holds its lock, one byte of a file that all supervisors of the host open. The kernel
-drops a lock with its holder, however that ends. Group ids are taken with the same numbers.
+databases do not name it and no process holds its lock, one byte of a file that all supervisors of the host open. The
+kernel drops a lock with its holder, however that ends. Group ids are taken with the same numbers.
 
-An ordinary user's boxes have subordinate ids. The administrator hands each user a range of ids that nobody else has
+An ordinary user's boxes have subordinate ids. The administrator gives each user a range of ids of their own
 (`/etc/subuid`, `/etc/subgid`, or a directory service that `getsubids` asks), and two setuid programs, `newuidmap` and
-`newgidmap`, map them into a user namespace of that user. They are started once for a zygote. Where that cannot be,
-boxes have the user's own id, and facts say why. The same range serves rootless containers of the user, which map all of
-it but use its first ids, and the one that is nobody in them. Blocks are therefore taken from the upper part, and which
-one is left to chance; between supervisors of one user locks decide.
+`newgidmap`, map them into a user namespace of that user. They are started once for a zygote. Where that is not
+possible, boxes have the user's own id, and facts say why. The same range serves rootless containers of the user, which
+map all of it but use its first ids, and the id of `nobody`. Blocks are therefore taken from the upper part, at random;
+between supervisors of one user locks decide.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _GET_NO_NEW_PRIVS = 39
 LENDS_SINCE = (6, 3)
 """No older kernel mounts a tmpfs with mapped ids, so there is no need to try."""
 _LEFT_OUT = frozenset({"landlock", "memfd"})
-"""Steps whose absence changes nothing about who a box is."""
+"""Steps whose absence does not change the id of a box."""
 
 _refusals: list[str] = []
-"""Why ids could not be mapped when that was tried: it is not tried for every zygote again."""
+"""Why mapping ids failed when it was tried; it is not tried again for every zygote."""
 
 
 class Block:
@@ -71,22 +71,23 @@ class Block:
     def __init__(self, base: int, size: int, lock: int, groups: int | None = None) -> None:
         self.base = base
         self.groups = base if groups is None else groups
-        """Where those of groups begin."""
+        """Where the group ids begin."""
         self.size = size
         self._lock: int | None = lock
 
     def release(self) -> None:
-        """Give the ids back. Nothing may run under them any more."""
+        """Give the ids back. No process may run under them any more."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
 
 def take_block(folders: Sequence[Path] | None = None) -> Block:
-    """A block that nobody else on this host has. Raises Unavailable.
+    """A block that no other process on this host uses. Raises Unavailable.
 
-    The lock is in the first of these folders that can be had, so those who may use the same ids must name the same.
-    Left out: those of the system, and where they cannot be written one of our own among the temporary files.
+    The lock is in the first usable folder of these, so supervisors that may use the same ids must name the same
+    folders. By default those of the system, and where they cannot be written a folder of our own among the temporary
+    files.
     """
     if folders is None:
         folders = (*FOLDERS, Path(tempfile.gettempdir(), f"ringfence-{os.geteuid()}"))
@@ -177,9 +178,9 @@ def open_locks(folders: Sequence[Path], name: str) -> int:
 
 
 def _open_folder(path: Path) -> int:
-    """A folder that nobody but us can have put a file into. Raises OSError where it cannot be had.
+    """A folder into which no other user can have put a file. Raises OSError where there is none.
 
-    One that is there and is not safe is refused outright: its owner may want us to look elsewhere.
+    An existing folder that is not safe is refused outright: its owner may want us to look elsewhere.
     """
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -192,7 +193,7 @@ def _open_folder(path: Path) -> int:
     found = os.fstat(folder)
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         os.close(folder)
-        raise Unavailable("uids", f"{path} belongs to somebody else or can be written by others; remove it first")
+        raise Unavailable("uids", f"{path} belongs to another user or can be written by others; remove it first")
     return folder
 
 
@@ -206,11 +207,11 @@ def lock_range(lock: int, start: int, length: int) -> bool:
     return True
 
 
-# ── Subordinate ids: for the boxes of an ordinary user ──
+# ── Subordinate ids: for the boxes of an ordinary user ────────────────────────────────────────────
 
 
 def take_subids(baseline: Baseline, *, by_v1: bool) -> Block:
-    """Ids for the boxes of one zygote. Raises Unavailable, saying why they have the user's own.
+    """Ids for the boxes of one zygote. Raises Unavailable with the reason why they have the user's own.
 
     `by_v1`: boxes enter control groups of v1, into which only root lets another user's process.
     """
@@ -220,7 +221,7 @@ def take_subids(baseline: Baseline, *, by_v1: bool) -> Block:
         raise Unavailable("uids", "this kernel mounts no tmpfs with mapped ids (it needs Linux 6.3)")
     if kernel.prctl(_GET_NO_NEW_PRIVS):
         raise Unavailable("uids", "no_new_privs is set (NoNewPrivileges= in a unit), so newuidmap has no privileges")
-    if baseline.borrows or frozenset(baseline.trees) - frozenset(baseline.packages):
+    if baseline.uses_host_mounts or frozenset(baseline.trees) - frozenset(baseline.packages):
         raise Unavailable("uids", "it is to see folders of this user as this user does")
     if frozenset(baseline.without) - _LEFT_OUT:
         raise Unavailable("uids", "confinement steps are left out")
@@ -233,7 +234,7 @@ def take_subids(baseline: Baseline, *, by_v1: bool) -> Block:
 
 
 def refuse(why: str) -> None:
-    """Ids could not be mapped, so this process does without."""
+    """Note that ids could not be mapped: this process goes on without."""
     _refusals[:] = [why]
 
 
@@ -251,8 +252,8 @@ def map_by_helpers(process: int, block: Block) -> None:
         except (OSError, subprocess.TimeoutExpired) as exc:
             raise Unavailable("uids", f"{HELPERS[what]} cannot be run: {exc}") from None
         if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            raise Unavailable("uids", said[-1][:300] if said else f"{HELPERS[what]} ended with {done.returncode}")
+            errors = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            raise Unavailable("uids", errors[-1][:300] if errors else f"{HELPERS[what]} ended with {done.returncode}")
 
 
 def found_subids() -> tuple[tuple[range, ...], tuple[range, ...]]:
@@ -276,7 +277,7 @@ def helper(what: str) -> str:
 
 
 def closed_to_others(baseline: Baseline) -> str | None:
-    """Something that boxes are to read and that only its owner may, seen without looking at everything."""
+    """A path that boxes must read and only its owner can, found without looking at everything."""
     prefix = os.path.realpath(sys.base_prefix)
     library = os.path.dirname(os.path.realpath(os.__file__))
     for path in (prefix, library, *baseline.trees):
@@ -322,7 +323,7 @@ def _remedy() -> str:
 
 @cache
 def _ranges(what: str, user: int) -> tuple[range, ...]:
-    """By the program that asks what the helpers ask, where it is installed; else as the files have them."""
+    """From `getsubids` where it is installed, which asks what the helpers ask; else from the files."""
     asks = shutil.which("getsubids", path=_PLACES)
     if asks is not None:
         command = [asks, *(["-g"] if what == "group" else []), _user()]
@@ -339,12 +340,12 @@ def _ranges(what: str, user: int) -> tuple[range, ...]:
 
 
 def answered(text: str) -> tuple[range, ...]:
-    """What `getsubids` says: lines like `0: name 100000 65536`."""
+    """Parse the output of `getsubids`: lines like `0: name 100000 65536`."""
     return _spans(line.split()[-2:] for line in text.splitlines())
 
 
 def written(text: str, names: Sequence[str]) -> tuple[range, ...]:
-    """What a file like /etc/subuid has for a user, by name or number: lines like `name:100000:65536`."""
+    """Parse a file like /etc/subuid for a user, by name or number: lines like `name:100000:65536`."""
     lines = (line.strip().split(":") for line in text.splitlines())
     return _spans(words[1:] for words in lines if words[0] in names)
 
@@ -389,7 +390,7 @@ def _locked(users: Sequence[range], groups: Sequence[range], folders: Sequence[P
 
 
 def _lock_folders() -> tuple[Path, ...]:
-    """The same for all that this user runs, whatever their environment."""
+    """The same path for all processes of this user, whatever their environment."""
     user = os.geteuid()
     own = Path(f"/run/user/{user}/ringfence")
     temporary = Path(tempfile.gettempdir(), f"ringfence-{user}")
@@ -397,8 +398,7 @@ def _lock_folders() -> tuple[Path, ...]:
 
 
 def _kept_elsewhere(user: int) -> Path:
-    """Where another user has made the folder among the temporary files, so that none of our boxes would start: in the
-    home folder, which is the user's own."""
+    """A folder in the home of the user, for when another user has made the one among the temporary files."""
     try:
         home = Path(pwd.getpwuid(user).pw_dir, ".local", "state", "ringfence")
         home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -415,15 +415,15 @@ def _is_taken(folder: Path, user: int) -> bool:
         return False
 
 
-# ── For one zygote ──
+# ── For one zygote ────────────────────────────────────────────────────────────────────────────────
 
 
 class Unmapped(Exception):
-    """Ids were set apart, but could not be mapped, and why."""
+    """Ids were taken, but could not be mapped; says why."""
 
 
 def take(baseline: Baseline, groups: GroupPool) -> tuple[Block | None, Json]:
-    """Ids for one zygote, if there are any, and the fact. Raises Unavailable for root, who needs them."""
+    """Ids for one zygote, if there are any, and the fact. Raises Unavailable for root, which needs them."""
     if os.geteuid() == 0:
         block = take_block()
         # A mount is mapped to one id, so all boxes that see the same have that one.
@@ -435,7 +435,7 @@ def take(baseline: Baseline, groups: GroupPool) -> tuple[Block | None, Json]:
 
 
 def shared(why: str) -> Json:
-    """The fact where they could not be mapped; it is not tried again."""
+    """The fact where ids could not be mapped. Mapping is not tried again."""
     refuse(why)
     return _users(why)
 

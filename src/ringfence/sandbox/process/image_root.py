@@ -1,6 +1,6 @@
-"""Boxes whose root is an unpacked image: what they can be asked for, and what is seen of each before it is used.
+"""Boxes whose root is an unpacked image: what they can have, and how each is checked before it is used.
 
-The supervisor's part; the zygote's is `image`.
+This is the supervisor's part; the zygote's is `template.build_from_image`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ringfence.sandbox.process.selftest import ProbeResult
 from ringfence.sandbox.process.zygote.template import DEVICES
 
 COMMANDS = Program("command", argv=("image",))
-"""What a box that stays and has an image as its root is for; which they are it is told later."""
+"""The program of a box that stays with an image as its root: commands, which come later."""
 _OURS = ("/workspace", "/proc")
 """What each box makes for itself."""
 
@@ -40,7 +40,7 @@ def check(spec: BoxSpec, root: Path) -> None:
 
 
 def _check_way(mount: Mount, root: Path) -> None:
-    """Links of an image lead where it likes: none is followed, and none is hidden that programs go by."""
+    """No link of an image is followed, and none that programs may use is hidden by a mount."""
     way = root
     for part in mount.at.strip("/").split("/"):
         way = way / part
@@ -54,22 +54,22 @@ def _check_way(mount: Mount, root: Path) -> None:
 
 
 def place(root: Path) -> mounting.Placed:
-    """What is there now. Raises ValueError."""
+    """The folder as it is now. Raises ValueError."""
     (placed,) = mounting.place([Mount(str(root), "/")])
     if not placed.folder:
         raise ValueError(f"{root} is not a folder, so it cannot be the root of a box")
     if os.geteuid() == 0 and stat.S_IMODE(os.stat(root).st_mode) & 0o005 != 0o005:
-        raise ValueError(f"{root} cannot be the root of a box: nobody but its owner may look into it")
+        raise ValueError(f"{root} cannot be the root of a box: only its owner may read it")
     return placed
 
 
-# ── What a box was seen to be ─────────────────────────────────────────────────────────────────────
+# ── Checks of a box ───────────────────────────────────────────────────────────────────────────────
 
 
 def look(pid: int, mounts: Iterable[mounting.Placed]) -> dict[str, ProbeResult]:
-    """What the kernel says of the file systems in a box, by the steps that made them so. Raises Unavailable.
+    """Check the file systems of a box, by the steps that made them. Raises Unavailable.
 
-    The box that a backend looks at before all others has another root than this one.
+    The self-test of a backend looks at a box with another root.
     """
     try:
         table = Path(f"/proc/{pid}/mountinfo").read_bytes()
@@ -79,14 +79,14 @@ def look(pid: int, mounts: Iterable[mounting.Placed]) -> dict[str, ProbeResult]:
 
 
 def judge(table: bytes, mounts: Iterable[mounting.Placed]) -> dict[str, ProbeResult]:
-    """As `look`, by what the kernel said."""
+    """As `look`, by a mount table of the kernel."""
     seen = list(_parsed(table))
     declared = {**dict.fromkeys(_OURS, True), **{each.at: each.writable for each in mounts}}
     around = {at: _innermost(at, declared) for at, _, _ in seen}
     fixed = {at: flags for at, flags, _ in seen if around[at] is None}
-    lent = [flags for at, flags, _ in seen if (within := around[at]) is not None and not declared[within]]
+    read_only = [flags for at, flags, _ in seen if (within := around[at]) is not None and not declared[within]]
     ours = {"/dev", *(f"/dev/{name}" for name in DEVICES)}
-    loose = sorted(",".join(sorted(flags)) for flags in (*fixed.values(), *lent) if not {"ro", "nosuid"} <= flags)
+    loose = sorted(",".join(sorted(flags)) for flags in (*fixed.values(), *read_only) if not {"ro", "nosuid"} <= flags)
     strange = sorted(fixed.keys() - {"/"} - ours)
 
     def found(probe: str, expected: object, saw: object) -> ProbeResult:
@@ -106,7 +106,7 @@ def _innermost(at: str, places: Iterable[str]) -> str | None:
 
 
 def _parsed(table: bytes) -> Iterator[tuple[str, set[str], str]]:
-    """Where, how, and of which kind."""
+    """The place, flags and kind of each mount."""
     for line in table.splitlines():
         words = line.split(b" ")
         at = re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), words[4])

@@ -1,8 +1,8 @@
 """What runs in a box that stays and is no part of the step that runs there: it has an account of its own.
 
 A step is over when its interpreter's main thread waits for the next order; that it said so is a claim. What it left
-(threads, children, tasks) may go on within the limits of the box. Who uses the processor is asked of the kernel, task
-by task, and only where there are other tasks at all.
+(threads, children, tasks) may go on within the limits of the box. The kernel says how much processor time each task
+uses; we ask only where there are other tasks at all.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.watch import descendants
 
 _TICKS_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
-_WORTH_TELLING_MS = 1.0
+_LEAST_REPORTED_MS = 1.0
 _MOST_OPEN = 64
 
 
 @dataclass(slots=True)
 class LateWork:
-    """What was done in a box by what earlier steps left there, since the last step was told of."""
+    """Work in a box by what earlier steps left there, since the last step that was reported."""
 
     cpu_ms: float = 0.0
     denials: dict[str, int] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class LateWork:
     of the network may be theirs."""
 
     def add(self, more: LateWork) -> None:
-        """What came to it; of tasks and of the network, what is newer stands for all."""
+        """Add more; of tasks and of the network, the newer value replaces the older one."""
         self.cpu_ms += more.cpu_ms
         for name, count in more.denials.items():
             self.denials[name] = self.denials.get(name, 0) + count
@@ -43,10 +43,10 @@ class LateWork:
         self.network = more.network or self.network
         self.tasks = more.tasks or self.tasks
 
-    def told(self) -> dict[str, Any] | None:
-        """As a fact; None where there is nothing to tell."""
+    def fact(self) -> dict[str, Any] | None:
+        """The `late` fact; None where there is nothing to report."""
         out: dict[str, Any] = {}
-        if self.cpu_ms >= _WORTH_TELLING_MS:
+        if self.cpu_ms >= _LEAST_REPORTED_MS:
             out["cpu_ms"] = round(self.cpu_ms, 3)
         if self.tasks:
             out["tasks"] = self.tasks
@@ -79,7 +79,7 @@ class OtherTasks:
         self._look_at_reaped()
 
     def look(self) -> None:
-        """What they used until now; who has ended meanwhile had used at least what was seen last."""
+        """Read what they have used by now. A task that has ended counts with what it had used at the last look."""
         for task in self._tasks.all():
             if task.tid in self._theirs:
                 self._theirs[task.tid].look()

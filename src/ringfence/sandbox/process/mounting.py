@@ -1,8 +1,8 @@
-"""Folders and files of the host for a box: found, opened once and never by name again.
+"""Folders and files of the host for a box: opened once, and never by name again.
 
-A path is walked without following a single link, so that a user who may write into a folder on the way cannot lead us
-elsewhere. Started as root, each is cloned as a mount of its own on which the owner of the folder and the box are one
-user (an id-mapped mount): what the box writes belongs to that owner. As an ordinary user the box is that user.
+A path is walked without following a single link, so that a user who may write to a folder on the way cannot lead us
+elsewhere. As root, we clone each as a mount of its own, id-mapped so that the owner of the folder and the box are one
+user: what the box writes belongs to that owner. As an ordinary user the box is that user.
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from ringfence.core.box import Mount
+from ringfence.core.box import Mount, within
 from ringfence.core.errors import Unavailable
 from ringfence.sandbox.files import guarded
 from ringfence.sandbox.process.zygote import kernel
 
 MOST = 32
 _MOST_IN_ALL = 192
-"""With what is held in them: more than there are names, so that one folder cannot have too many."""
+"""Including what is held in them: more than there are names, so that one folder cannot have too many."""
 SHARED_SLOT = 1
-"""Boxes that write to one folder are one user on the host: a mount can be mapped to one alone."""
+"""Boxes that write to one folder have one id on the host: a mount can be mapped to one id only."""
 _SYSTEM = ("proc", "sys", "dev", "etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "run")
 _OURS = ("/workspace", "/workspace/output", "/workspace/tmp")
-_EMPTY_PATH = 0x1000
-_RECURSIVE = 0x8000
-_CLONE = 1
 _NEW_NAMESPACE = (
     "import ctypes, os; ctypes.CDLL(None).unshare(0x10000000); os.write(1, b'x'); os.read(0, 1)"  # CLONE_NEWUSER
 )
@@ -39,7 +36,7 @@ _NEW_NAMESPACE = (
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A mount that was looked at: what it was then, by device and inode, so that another is another."""
+    """A mount that was checked, with device and inode, so that another file in its place is noticed."""
 
     host: str
     at: str
@@ -48,7 +45,7 @@ class Placed:
     identity: tuple[int, int, int, int]
     """Device, inode, owner and group."""
     owner: tuple[int, int] = (0, 0)
-    """Who is one with the box: the owner of the folder that was mounted, also of what is held in it."""
+    """The owner that is mapped to the box: of the mounted folder, also for what is held in it."""
 
     @property
     def shape(self) -> list[str | bool]:
@@ -56,12 +53,12 @@ class Placed:
 
     @property
     def words(self) -> list[str | bool | int]:
-        """For the zygote."""
+        """As the zygote gets it."""
         return [self.host, *self.shape, *self.identity[:2]]
 
 
 def check(mounts: Sequence[Mount], trees: Iterable[str]) -> None:
-    """Raises ValueError, with a sentence for a person, for what cannot be."""
+    """Raises ValueError, with a sentence for a person, for mounts that are not possible."""
     if len(mounts) > MOST:
         raise ValueError(f"a box can have {MOST} mounts, not {len(mounts)}")
     trees = list(trees)
@@ -73,17 +70,17 @@ def check(mounts: Sequence[Mount], trees: Iterable[str]) -> None:
                 " let write to it; mount it ro, or give a reason (unsafe: REASON)"
             )
         for other in (*mounts[:number], *mounts[number + 1 :]):
-            if _within(mount.at, other.at):
+            if within(mount.at, other.at):
                 _check_within(mount, other)
         for tree in trees:
-            if _within(mount.at, tree):
+            if within(mount.at, tree):
                 _check_within(mount, Mount(tree, tree))
-            if _within(tree, mount.at) and os.path.realpath(mount.host) != mount.at:
+            if within(tree, mount.at) and os.path.realpath(mount.host) != mount.at:
                 raise ValueError(f"a mount at {mount.at} would hide {tree}, which the box needs")
 
 
 def _check_within(mount: Mount, outer: Mount) -> None:
-    """One in another: only where the box could not move what it is mounted on, and where that is there."""
+    """Check a mount inside another: the box must not be able to move its mount point, which must exist."""
     if mount.at == outer.at:
         raise ValueError(f"two things cannot both be mounted at {mount.at}")
     if outer.mode == "rw":
@@ -98,20 +95,16 @@ def _check_place(at: str) -> None:
         raise ValueError(f"a mount is at an absolute path without '.', '..' and double slashes, not {at[:200]!r}")
     if at.split("/")[1] in _SYSTEM:
         raise ValueError(f"a mount cannot be at {at}: that part of a box is the system's")
-    if at == _OURS[0] or any(_within(at, ours) for ours in _OURS[1:]):
+    if at == _OURS[0] or any(within(at, ours) for ours in _OURS[1:]):
         raise ValueError(f"a mount cannot be at {at}; use a folder of its own, such as /workspace/data")
 
 
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
-
-
 def place(mounts: Sequence[Mount]) -> tuple[Placed, ...]:
-    """What is there now, in the order in which it is mounted. Raises ValueError."""
+    """The mounts as they are now, outermost first. Raises ValueError."""
     placed = {mount.at: _placed(mount) for mount in mounts}
     for hold in guarded.holds(mounts):
         if len(placed) == _MOST_IN_ALL:
-            break  # what is not held is looked at when the box is through
+            break  # what is not held is checked when the box is over
         try:
             held = _placed(Mount(hold.host, hold.at, "rw" if hold.writable else "ro"))
         except ValueError:
@@ -148,7 +141,7 @@ def _opened(path: str) -> int:
 
 
 def clone(mounts: Sequence[Placed], box_id: int, image: Placed | None = None) -> list[int]:
-    """As root: each as a mount that is attached nowhere yet, ours to close; the image last. Raises Unavailable."""
+    """Clone each mount, detached; the caller closes them; the image comes last. For root. Raises Unavailable."""
     clones: list[int] = []
     spaces: dict[tuple[int, int], int] = {}
     try:
@@ -170,7 +163,7 @@ def clone(mounts: Sequence[Placed], box_id: int, image: Placed | None = None) ->
 
 
 def _clone(mount: Placed, space: int | None) -> int:
-    """`space`: where its owner and the box are one; None: what all may read can be read."""
+    """`space`: the user namespace that maps its owner to the box; None: only what all users may read can be read."""
     try:
         found = kernel.open_path(mount.host)
     except OSError as exc:
@@ -179,7 +172,8 @@ def _clone(mount: Placed, space: int | None) -> int:
         seen = os.fstat(found)
         if (seen.st_dev, seen.st_ino, seen.st_uid, seen.st_gid) != mount.identity:
             raise Unavailable("no_mount", f"{mount.host} is no longer what it was a moment ago")
-        flags = _CLONE | os.O_CLOEXEC | _EMPTY_PATH | (_RECURSIVE if mount.folder else 0)
+        flags = kernel.OPEN_TREE_CLONE | os.O_CLOEXEC | kernel.AT_EMPTY_PATH
+        flags |= kernel.AT_RECURSIVE if mount.folder else 0
         descriptor = kernel.call("open_tree", found, b"", flags)
     except OSError as exc:
         raise Unavailable("no_mount", f"{mount.host} cannot be mounted: {exc.strerror}") from None
@@ -198,11 +192,11 @@ def _clone(mount: Placed, space: int | None) -> int:
 
 def _set(descriptor: int, attributes: int, space: int = 0) -> None:
     wanted = struct.pack("QQQQ", attributes, 0, 0, space)
-    kernel.call("mount_setattr", descriptor, b"", _EMPTY_PATH | _RECURSIVE, wanted, len(wanted))
+    kernel.call("mount_setattr", descriptor, b"", kernel.AT_EMPTY_PATH | kernel.AT_RECURSIVE, wanted, len(wanted))
 
 
 def _set_owner(descriptor: int, mount: Placed, space: int) -> None:
-    """Its owner and the box are one. Where the file system cannot, what all may read can be read, no more."""
+    """Map its owner to the box. Where the file system cannot, only what all users may read can be read."""
     try:
         _set(descriptor, kernel.ATTR_IDMAP, space)
     except OSError as exc:
@@ -216,7 +210,7 @@ def _set_owner(descriptor: int, mount: Placed, space: int) -> None:
 
 @cache
 def maps_ids(folder: Path) -> bool:
-    """As root: whether a folder on this file system can be mounted so that its owner and a box are one."""
+    """Whether a folder on this file system can be mounted with its owner mapped to a box. For root."""
     try:
         clones = clone(place([Mount(str(folder), "/srv/folder", "rw")]), os.getuid() + 1)
     except (ValueError, Unavailable, OSError):
@@ -227,7 +221,8 @@ def maps_ids(folder: Path) -> bool:
 
 
 def _user_namespace(users: str, groups: str) -> int:
-    """An empty namespace, only to say which id is which. Made by a program: a fork of ours has threads."""
+    """An empty user namespace that only defines the mapping. Made by another program, since we have threads and cannot
+    fork."""
     # Not a shell's `unshare`: the interpreter is there on every host that has boxes.
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _NEW_NAMESPACE], stdin=subprocess.PIPE, stdout=subprocess.PIPE

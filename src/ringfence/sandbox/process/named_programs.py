@@ -1,9 +1,9 @@
 """The programs of this host that a box has where a contract names them: found by name, with every link on the way.
 
-A box has a folder of programs in which only those are that it may run. A program may lie elsewhere, too, as a copy or
-under another name, and the loader runs what it can read: so programs outside of the folders are looked for, and what is
-not allowed has an empty file in its place. What a box was given besides, packages say, may hold any code: nothing of it
-is mapped as such. Beneath that, Landlock lets nothing else be executed.
+A box has a folder of programs that holds only what it may run. A program may also lie elsewhere, as a copy or under
+another name, and the loader runs what it can read: so programs outside of the folders are searched for, and one that is
+not allowed is replaced by an empty file. What a box gets besides, such as packages, may hold any code: nothing of it is
+mapped as code. Beneath that, Landlock lets nothing else be executed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NAMES = frozenset(_LIST.split())
 _PREFIXES = ("qemu-",)
 _VERSION = re.compile(r"[-_.]?v?\d[\d.]*[a-z]?$")
 SHELL = "/bin/sh"
-"""Runs every command, so it is always there."""
+"""It runs every command, so it is always there."""
 SEARCHED = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 """Trees of the host that every box sees."""
@@ -57,7 +57,7 @@ _Identity = tuple[int, int]
 
 
 def loader_of(path: str | Path) -> str | None:
-    """None: it is no program of this kind, or needs no loader."""
+    """The loader of a program; None where it is no program of this kind, or needs no loader."""
     try:
         descriptor = os.open(path, _OPEN)
         try:
@@ -73,7 +73,7 @@ def loader_of(path: str | Path) -> str | None:
 
 
 def is_program(path: str | Path) -> bool:
-    """Whether the loader or the kernel could run it, whatever it is called and whatever its mode.
+    """Whether the loader or the kernel could run it, whatever its name and mode are.
 
     Some libraries name a loader, too, as that of C does: they have a name as libraries, and are not marked as programs.
     """
@@ -87,9 +87,9 @@ def is_program(path: str | Path) -> bool:
             if kind != _EITHER:
                 return bool(kind == _ET_EXEC)
             parts = _parts(descriptor, header)
-            told = dict(_dynamic(descriptor, *parts.get(_DYNAMIC, (0, 0))))
-            marked = told.get(_FLAGS, 0) & _IS_PROGRAM
-            return bool(marked) or (_INTERPRETER in parts and _NAME_OF_LIBRARY not in told)
+            dynamic = dict(_dynamic(descriptor, *parts.get(_DYNAMIC, (0, 0))))
+            marked = dynamic.get(_FLAGS, 0) & _IS_PROGRAM
+            return bool(marked) or (_INTERPRETER in parts and _NAME_OF_LIBRARY not in dynamic)
         finally:
             os.close(descriptor)
     except _BROKEN:
@@ -101,7 +101,7 @@ def _is_elf(header: bytes) -> bool:
 
 
 def _parts(descriptor: int, header: bytes) -> dict[int, tuple[int, int]]:
-    """By kind: where the first of it is, and how long."""
+    """Program headers by kind: where the first of it is, and how long."""
     (offset,) = struct.unpack_from("<Q", header, 32)
     size, count = struct.unpack_from("<HH", header, 54)
     if size != 56 or count > _MOST_ENTRIES:
@@ -119,41 +119,41 @@ def _dynamic(descriptor: int, start: int, length: int) -> Iterator[tuple[int, in
     return struct.iter_unpack("<QQ", table[: len(table) // 16 * 16])
 
 
-# ── Programs that run code by themselves, by name ──
-# With one of them at hand, a command can do what other programs do without having them.
+# ── Programs that run code by themselves, by name ─────────────────────────────────────────────────
+# A command with one of them can do what other programs do without having them.
 
 
 def runs_code(name: str) -> bool:
-    """By the name of its file, with or without a version behind it."""
+    """Whether the name of its file, with or without a version, is one of them."""
     return name in _NAMES or _VERSION.sub("", name) in _NAMES or name.startswith(_PREFIXES)
 
 
-# ── Choosing ──
+# ── Choosing ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The programs of a box, for the zygote that builds its root. Two are the same where their digests are."""
+    """The programs of a box, for the zygote that builds its root. Compared by digest."""
 
     digest: str
     folders: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = field(compare=False)
     """Folders of programs with what is in each: a name, and where a link of that name leads; else it is a file."""
     hidden: tuple[str, ...] = field(compare=False)
-    """Programs elsewhere that are not to be had."""
+    """Programs elsewhere that are hidden."""
     executable: tuple[str, ...] = field(compare=False)
-    """Folders and files that may be executed, and nothing else."""
+    """Folders and files that may be executed; nothing else may."""
     advisory: bool = field(compare=False)
     """One of them runs code by itself, or code that came with the box can be run."""
     sealed: tuple[str, ...] = field(compare=False, default=())
-    """Trees that nothing is executed from, by the loader neither."""
+    """Trees from which nothing is executed, nor loaded as a library."""
     spared: tuple[str, ...] = field(compare=False, default=())
-    """What lies in those and is not meant: allowed programs, and what is the system's."""
+    """Exceptions in those trees: allowed programs, and what belongs to the system."""
 
 
 def exists(name: str, interpreter: str = "") -> bool:
     """Whether this host has a program of that name, or at that path, where boxes see it."""
     places = _Finder(_folders(interpreter)).places(name)
-    return any(_within(os.path.realpath(place), (*SYSTEM, sys.base_prefix)) for place in places)
+    return any(_is_seen(os.path.realpath(place), (*SYSTEM, sys.base_prefix)) for place in places)
 
 
 def names(interpreter: str = "") -> list[str]:
@@ -161,7 +161,8 @@ def names(interpreter: str = "") -> list[str]:
 
 
 def choose(programs: Programs, interpreter: str, trees: Sequence[str], given: Sequence[str] = ()) -> Choice:
-    """Takes a moment the first time: `trees`, what boxes see of the host, are searched for programs.
+    """Choose the programs of a box. Slow the first time: `trees`, what boxes see of the host, are searched for
+    programs.
 
     `given` is what this box sees besides.
     """
@@ -181,13 +182,13 @@ _searched: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
 
 
 def _folders(interpreter: str) -> tuple[str, ...]:
-    """Where commands are looked for, by their real paths."""
+    """The folders in which commands are looked for, by their real paths."""
     own = (os.path.dirname(interpreter),) if interpreter else ()
     return tuple(dict.fromkeys(os.path.realpath(each) for each in (*own, *SEARCHED) if os.path.isdir(each)))
 
 
-def _within(path: str, trees: Sequence[str]) -> bool:
-    """Whether boxes see it: what is nowhere in them cannot be given a right."""
+def _is_seen(path: str, trees: Sequence[str]) -> bool:
+    """Whether boxes see it: a path that they do not see cannot be given a right."""
     tops = map(os.path.realpath, trees)
     return any(path == top or path.startswith(f"{top}/") for top in tops)
 
@@ -208,14 +209,14 @@ class _Finder:
     entries: dict[str, dict[str, str]] = field(default_factory=dict)
     """By folder: names, and where links lead."""
     files: dict[str, _Identity] = field(default_factory=dict)
-    """What it all comes to, by real path."""
+    """All files that these names lead to, by real path."""
 
     @property
     def names(self) -> set[str]:
         return {name for entries in self.entries.values() for name in entries}
 
     def places(self, name: str) -> list[str]:
-        """Where a program of that name is."""
+        """The path of the program of that name."""
         paths = [name] if name.startswith("/") else [f"{folder}/{name}" for folder in self.folders]
         return [path for path in paths if _program(os.path.realpath(path)) is not None]
 
@@ -246,7 +247,7 @@ class _Finder:
 
 
 def _program(path: str) -> _Identity | None:
-    """What file it is, where it can be executed."""
+    """The file that it is, where it can be executed."""
     try:
         found = os.stat(path)
     except OSError:
@@ -286,18 +287,18 @@ def _chosen(programs: Programs, folders: tuple[str, ...], system: tuple[str, ...
         kept.entries[folder] = {name: leads for name, leads in entries.items() if not unwanted.is_(f"{folder}/{name}")}
     ours = {*shell.names, *map(os.path.basename, shell.files)}
     advisory = any(runs_code(name) for name in {*kept.names, *map(os.path.basename, kept.files)} - ours)
-    # An interpreter is of use with its packages, and limits nothing anyway; nor does a list of what is not to be had.
+    # An interpreter needs its packages, and limits nothing anyway; nor does a list of denied programs.
     sealed = (
-        () if advisory or programs.allow is None else _outermost(each for each in given if not _within(each, system))
+        () if advisory or programs.allow is None else _outermost(each for each in given if not _is_seen(each, system))
     )
-    open_to_all = [each for each in given if not _within(each, sealed)]
+    open_to_all = [each for each in given if not _is_seen(each, sealed)]
     hidden, executable = _around(programs, kept, (*system, *open_to_all), unwanted)
     executable |= {os.path.realpath(loader) for path in kept.files if (loader := loader_of(path)) is not None}
     laid = tuple((folder, tuple(sorted(kept.entries.get(folder, {}).items()))) for folder in folders)
-    may = tuple(sorted(path for path in executable if os.path.exists(path) and _within(path, (*system, *given))))
+    may = tuple(sorted(path for path in executable if os.path.exists(path) and _is_seen(path, (*system, *given))))
     there = sorted([path, *identity, os.stat(path).st_mtime_ns] for path, identity in kept.files.items())
     inside = map(os.path.realpath, (*system, *kept.folders, *kept.files))
-    spared = _outermost(path for path in inside if _within(path, sealed))
+    spared = _outermost(path for path in inside if _is_seen(path, sealed))
     digest = canonical.digest(
         [[[folder, list(map(list, names))] for folder, names in laid], hidden, *map(list, (may, there, sealed, spared))]
     )
@@ -307,7 +308,7 @@ def _chosen(programs: Programs, folders: tuple[str, ...], system: tuple[str, ...
 def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
     found: list[str] = []
     for path in sorted(set(map(os.path.realpath, paths))):
-        if not _within(path, found):
+        if not _is_seen(path, found):
             found.append(path)
     return tuple(found)
 
@@ -319,7 +320,7 @@ def _every(folders: tuple[str, ...]) -> list[str]:
 def _around(
     programs: Programs, kept: _Finder, trees: tuple[str, ...], unwanted: _Unwanted
 ) -> tuple[list[str], set[str]]:
-    """Outside of the folders: what is hidden there; and everywhere, what may be executed."""
+    """What is hidden outside of the folders, and everything that may be executed."""
     elsewhere = _elsewhere(trees, kept.folders)
     if programs.allow is None:
         return [path for path in elsewhere if unwanted.is_(path)], set(map(os.path.realpath, (*trees, *kept.folders)))
@@ -330,10 +331,10 @@ def _around(
 
 
 class _Unwanted:
-    """Programs by what they are: under whatever name, and as a copy."""
+    """Denied programs by content: under any name, and as a copy."""
 
     def __init__(self, names: Sequence[str], folders: tuple[str, ...], shell: set[_Identity]) -> None:
-        """Of the file that the shell is, only other names can go."""
+        """Other names of the shell's file can be hidden, the file itself cannot."""
         finder = _Finder(folders)
         every = {each for name in names for each in (name, *_versions(name, folders))}
         self._places = {place for name in every for place in finder.places(name)}
@@ -347,7 +348,7 @@ class _Unwanted:
                     self._sizes.setdefault(found.st_size, set()).add(_content(path))
 
     def has(self, place: str) -> bool:
-        """By its name, or by what it is."""
+        """Whether it is denied, by its name or by its content."""
         return place in self._places or self.is_(place)
 
     def is_(self, path: str) -> bool:
@@ -362,7 +363,7 @@ class _Unwanted:
 
 
 def _versions(name: str, folders: tuple[str, ...]) -> Iterator[str]:
-    """Of `perl` also `perl5.36`, of `python` `python3` and `python3.11`: they are other files, and do the same."""
+    """Versions of a denied program: of `perl` also `perl5.36`, of `python` `python3` and `python3.11`."""
     if not name.startswith("/"):
         pattern = re.compile(rf"{re.escape(name)}[-._]?v?\d[\w.+-]*")
         yield from (entry for folder in folders for entry in _listed(folder) if pattern.fullmatch(entry))
@@ -377,7 +378,7 @@ def _content(path: str) -> str:
 
 
 def _elsewhere(trees: tuple[str, ...], folders: tuple[str, ...]) -> tuple[str, ...]:
-    """Programs outside of the folders, by their real paths: those that the loader could run."""
+    """Programs outside of the folders that the loader could run, by their real paths."""
     found: list[str] = []
     for tree in _outermost(trees):
         if (tree, folders) not in _searched:
@@ -397,7 +398,7 @@ def _programs_below(tree: str, folders: tuple[str, ...]) -> Iterator[str]:
         try:
             entries = list(os.scandir(folder))
         except OSError:
-            continue  # not for us, and not for boxes
+            continue  # neither we nor boxes may read it
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(entry.path)

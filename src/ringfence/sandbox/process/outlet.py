@@ -23,7 +23,7 @@ _PROXY = f"http://127.0.0.1:{PORT}"
 _PROXIES = {
     **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), _PROXY),
     "NODE_USE_ENV_PROXY": "1",
-    "PIP_CONFIG_FILE": "/dev/null",  # what boxes without a network are told is not true here
+    "PIP_CONFIG_FILE": "/dev/null",  # its content in boxes without a network does not apply here
 }
 _TRUSTS = (
     "SSL_CERT_FILE",
@@ -37,7 +37,7 @@ _TRUSTS = (
     "CARGO_HTTP_CAINFO",
     "DENO_CERT",
 )
-"""What programs are told by whom to trust."""
+"""Variables that name a file with trusted authorities."""
 _BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -52,7 +52,7 @@ class NetworkOutlet:
     def __init__(self, way: ServedRoute, env: Mapping[str, str]) -> None:
         self.env = env
         """The environment variables that programs need for it."""
-        self.told: dict[str, Any] | None = None
+        self.final_facts: dict[str, Any] | None = None
         """The `network` fact, once it is closed."""
         self._way = way
 
@@ -73,15 +73,15 @@ class NetworkOutlet:
 
     def facts(self) -> dict[str, Any]:
         """The `network` fact so far."""
-        return self._way.facts() if self.told is None else self.told
+        return self._way.facts() if self.final_facts is None else self.final_facts
 
     def since(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """What came to it since it was that."""
+        """The difference between the fact `before` and now."""
         return _difference(before, self.facts())
 
     async def close(self) -> None:
-        if self.told is None:
-            self.told = await self._way.close()
+        if self.final_facts is None:
+            self.final_facts = await self._way.close()
 
 
 async def _environment(box: Box, way: ServedRoute) -> dict[str, str]:

@@ -23,7 +23,7 @@ _Found = tuple[_Look, tuple[FileFact, ...], dict[str, str]]
 
 
 def left_any(workspace: int) -> bool:
-    """Whether there may be any: the size of the folder tells."""
+    """Whether there may be any files: the size of the folder shows it."""
     try:
         return os.stat("output", dir_fd=workspace, follow_symlinks=False).st_size != collect.EMPTY_FOLDER
     except OSError:
@@ -33,7 +33,7 @@ def left_any(workspace: int) -> bool:
 def collected(
     workspace: int, into: Path | None, max_bytes: int, max_files: int
 ) -> tuple[tuple[FileFact, ...], dict[str, str]]:
-    """The files, and what is none to take, and why. The folder's name, too, was in the program's hands."""
+    """The files, and what cannot be taken, and why. Even the name of the folder was in the program's hands."""
     try:
         folder = os.open("output", _FLAGS, dir_fd=workspace)
     except OSError:
@@ -45,7 +45,7 @@ def collected(
 
 
 class OutputFiles:
-    """Those of a box that stays."""
+    """The output files of a box that stays."""
 
     def __init__(self, workspace: int, max_bytes: int) -> None:
         self._workspace = workspace
@@ -53,12 +53,12 @@ class OutputFiles:
         self._look: _Look = ()
         self._known: dict[str, str] = {}
         self._ahead: _Found | None = None
-        """What was read for the next call of `changed`."""
+        """What was read ahead for the next call of `changed`."""
         self._turn = asyncio.Lock()
 
     async def read_ahead(self) -> None:
-        """Where there is much to read, in a thread: others wait for this one. What is on disk does not tell how much
-        it is, since files can have holes."""
+        """Read much data ahead, in a thread, so that other callers need not wait. The size on disk does not show how
+        much there is, since files can have holes."""
         async with self._turn:
             self._ahead = None
             look = self._seen()
@@ -66,7 +66,7 @@ class OutputFiles:
                 self._ahead = await shielded(asyncio.ensure_future(asyncio.to_thread(self._found)))
 
     def changed(self) -> tuple[tuple[FileFact, ...], dict[str, str]]:
-        """Files that are new, or other than they were when this was asked last; what is no file to take, and why."""
+        """Files that are new or changed since the last call, and what cannot be taken, and why."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             look = self._seen()
@@ -77,14 +77,14 @@ class OutputFiles:
             if look == self._look:
                 return (), {}
             ahead = self._found()
-        # Where it changes all the time, what was seen before it was read counts: then it is read again next time.
+        # A file may change all the time: what was seen before it was read counts, so that it is read again next time.
         self._look, facts, skipped = ahead
         new = tuple(fact for fact in facts if self._known.get(fact.path) != fact.sha256)
         self._known = {fact.path: fact.sha256 for fact in facts}
         return new, skipped
 
     def _seen(self) -> _Look:
-        """What can be seen of everything in it without reading it; nothing where nothing is there."""
+        """The metadata of everything in it, without reading contents; empty where there is nothing."""
         if not left_any(self._workspace):
             return ()
         try:
@@ -103,7 +103,7 @@ class OutputFiles:
 
 
 def _stat(folder: int, look: list[tuple[int, ...]], depth: int) -> None:
-    """What can be seen of everything beneath without reading it."""
+    """The metadata of everything beneath."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if len(look) >= _MOST_FILES:

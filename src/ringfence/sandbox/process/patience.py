@@ -1,4 +1,4 @@
-"""How long to wait for processes of ours: as long as they get on, however slow the machine is.
+"""How long to wait for processes of ours: as long as they make progress, however slow the machine is.
 
 An emulated or overloaded machine takes a hundred times as long as others for the same. A clock alone cannot tell that
 from a process that hangs, but its processor time can.
@@ -15,27 +15,27 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _LOOKS = 6
-"""At a process, within the time that it may do nothing."""
+"""Looks at a process within the time that it may do nothing."""
 _MOST = 20
-"""So many times that, of processor time: then it is not slow but going round in circles."""
+"""A process that uses so many times that of processor time is not slow but loops."""
 _SLOWEST = 100.0
 IDLE_SECONDS = 30.0
 _USUAL_SECONDS = 1.0
-"""More than an interpreter takes anywhere else."""
+"""More than an interpreter needs to start on any ordinary machine."""
 
 
 class MachinePace:
-    """How many times as long as usual everything takes on this machine, by what was seen of it."""
+    """How many times as long as usual everything takes on this machine, by experience."""
 
     def __init__(self) -> None:
         self._times = 1.0
 
     def took(self, seconds: float, usually: float) -> None:
-        """The slowest that was seen counts: it may be so again."""
+        """Note how long something took. The slowest counts: the machine may be so slow again."""
         self._times = min(max(self._times, seconds / usually), _SLOWEST)
 
     async def start(self, ready: asyncio.Future[T], processes: Callable[[], Iterable[int]]) -> T:
-        """As `while_they_work`, for an interpreter that is started and gets ready, which shows how slow this is."""
+        """As `while_they_work`, for an interpreter that starts, which shows how slow the machine is."""
         clock = asyncio.get_running_loop().time
         began = clock()
         result = await while_they_work(ready, processes, IDLE_SECONDS)
@@ -43,12 +43,12 @@ class MachinePace:
         return result
 
     def allow(self, seconds: float) -> float:
-        """For what takes much less than that anywhere else."""
+        """How long to allow for work that usually takes much less than `seconds`."""
         return seconds * self._times
 
 
 async def while_they_work(done: asyncio.Future[T], processes: Callable[[], Iterable[int]], seconds: float) -> T:
-    """What they are to bring about. Raises TimeoutError where for so long none of them did anything."""
+    """Wait for their result. Raises TimeoutError when none of them did anything for so long."""
     patience = Patience(processes, seconds)
     while True:
         await asyncio.wait({done}, timeout=patience.pause)
@@ -59,12 +59,12 @@ async def while_they_work(done: asyncio.Future[T], processes: Callable[[], Itera
 
 
 class Patience:
-    """With processes that are to do something; for callers that look at them again and again."""
+    """Patience with processes that are to do something; for callers that look at them again and again."""
 
     def __init__(self, processes: Callable[[], Iterable[int]], seconds: float) -> None:
         """`seconds` is how long none of them may do anything."""
         self.pause = seconds / _LOOKS
-        """From one look to the next."""
+        """The time between two looks."""
         self._processes = processes
         self._most = _MOST * seconds * 1e9
         self._idle = 0
@@ -90,7 +90,7 @@ def group(leader: int) -> list[int]:
 
 
 def _nanoseconds(process: int, state: list[str]) -> int:
-    """Of processor time; in ticks where the kernel was built without better statistics."""
+    """Processor time; in ticks where the kernel was built without better statistics."""
     try:
         return int(Path(f"/proc/{process}/schedstat").read_text().split()[0])
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def _nanoseconds(process: int, state: list[str]) -> int:
 
 
 def _look(processes: Iterable[int]) -> tuple[int, bool]:
-    """Their processor time in nanoseconds; whether one of them waits for a core, or for a disk."""
+    """Their processor time in nanoseconds, and whether one of them waits for a core or for a disk."""
     worked = 0
     wants = False
     for process in processes:

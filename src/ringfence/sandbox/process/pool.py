@@ -24,16 +24,16 @@ from ringfence.sandbox.process.zygote_handle import ZygoteHandle
 log = logging.getLogger(__name__)
 
 IN_THE_MAKING = 5
-"""So many boxes at once for each core. More are made no sooner, and need a control group each, where the next could
-have that of the last."""
+"""Boxes that are made at once for each core. More would not be ready sooner, and each would need a control group of
+its own where it could reuse the last one."""
 CROWD = 4
-"""Boxes in the making by one zygote: more than this, and another one would be of help."""
+"""Boxes that one zygote makes at once before another zygote is started."""
 KINDS = 4
-"""So many kinds of boxes are kept ready, those that were asked for last."""
-BORROWED_SECONDS = 5.0
-"""So long a zygote that borrows from the host is kept without a box."""
+"""Kinds of boxes that are kept ready: those that were used last."""
+HOST_MOUNTS_SECONDS = 5.0
+"""How long a zygote that uses mounts of the host is kept without a box."""
 _ZYGOTES_TRIED = 3
-"""That may die, one after the other, before a box is given up."""
+"""Zygotes that may die, one after the other, before we give up making a box."""
 
 
 @dataclass(slots=True)
@@ -57,15 +57,15 @@ class BoxPool:
         self._zygotes: dict[Baseline, list[ZygoteHandle]] = {}
         self._starting: dict[Baseline, asyncio.Task[ZygoteHandle]] = {}
         self._kinds: OrderedDict[tuple[Baseline, Limits], _Kind] = OrderedDict()
-        self._borrowed: set[Baseline] = set()
-        """Those that borrow from the host, and are looked at from time to time."""
+        self._with_host_mounts: set[Baseline] = set()
+        """Baselines that use mounts of the host; a timer stops their unused zygotes."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._making = asyncio.Semaphore(IN_THE_MAKING * cores)
         self._shut = False
 
     async def take(self, baseline: Baseline, limits: Limits, shape: Shape) -> Box:
         """A ready box, or one made now. Raises Unavailable."""
-        if baseline.borrows:
+        if baseline.uses_host_mounts:
             return (await self.spawn(baseline, limits, shape))[1]
         kind = self._kind(baseline, limits, shape)
         box = self._ready(kind)
@@ -79,7 +79,7 @@ class BoxPool:
             box = kind.ready.popleft()
             if box.lives():
                 return box
-            self._do(_end(box))
+            self._in_background(_end(box))
         return None
 
     async def stay(self, baseline: Baseline, limits: Limits, shape: Shape) -> tuple[ZygoteHandle, Box]:
@@ -90,7 +90,7 @@ class BoxPool:
             zygote = next((zygote for zygote in self._zygotes.get(baseline, ()) if zygote.owns(box)), None)
             if zygote is not None and box.lives():
                 return zygote, box
-            self._do(_end(box))
+            self._in_background(_end(box))
         return await self.spawn(baseline, limits, shape)
 
     async def spawn(self, baseline: Baseline, limits: Limits, shape: Shape) -> tuple[ZygoteHandle, Box]:
@@ -98,45 +98,45 @@ class BoxPool:
         zygote = await self._zygote(baseline)
         while zygote.full:
             zygote = await self._zygote(baseline)
-        if baseline.borrows and baseline not in self._borrowed:
-            self._borrowed.add(baseline)
-            asyncio.get_running_loop().call_later(BORROWED_SECONDS, self._let_go, baseline)
+        if baseline.uses_host_mounts and baseline not in self._with_host_mounts:
+            self._with_host_mounts.add(baseline)
+            asyncio.get_running_loop().call_later(HOST_MOUNTS_SECONDS, self._stop_unused, baseline)
         return zygote, await zygote.spawn(limits, shape)
 
-    def _let_go(self, baseline: Baseline) -> None:
-        """Stop zygotes that borrow from the host and have no box."""
+    def _stop_unused(self, baseline: Baseline) -> None:
+        """Stop zygotes that use mounts of the host and have no box."""
         those = self._zygotes.get(baseline, [])
         for zygote in [zygote for zygote in those if not zygote.live]:
             those.remove(zygote)
             zygote.stop()
         if not those and baseline not in self._starting:
             self._zygotes.pop(baseline, None)
-            self._borrowed.discard(baseline)
+            self._with_host_mounts.discard(baseline)
         elif not self._shut:
-            asyncio.get_running_loop().call_later(BORROWED_SECONDS, self._let_go, baseline)
+            asyncio.get_running_loop().call_later(HOST_MOUNTS_SECONDS, self._stop_unused, baseline)
 
     def refill(self, baseline: Baseline, limits: Limits, after: asyncio.Future[Any] | None = None) -> None:
-        """Make up for what was taken; called when the caller that took it no longer waits.
+        """Replace the box that was taken; called when its caller no longer waits.
 
-        `after`: when that is done, or a moment later at most. The run that it waits for has the cores till then.
+        `after`: start when that is done, or soon after. Until then the cores belong to the run.
         """
         kind = self._kinds.get((baseline, limits))
         depth = min(1, self._depth) if baseline.stays else self._depth
         if self._making.locked():
-            return  # who waits for one goes first
+            return  # callers that wait for a box go first
         while kind is not None and not self._shut and len(kind.ready) + kind.coming < depth:
             zygote = self._idlest(baseline)
             if zygote is None:
                 kind.coming += 1
-                self._do(self._add(kind))
+                self._in_background(self._add(kind))
                 continue
             try:
-                box = zygote.begin(limits, kind.shape, after)
+                box = zygote.start_box(limits, kind.shape, after)
             except Unavailable as exc:
                 log.warning("no box could be kept ready: %s", exc)
                 return
             kind.coming += 1
-            box.when_closed(partial(self._came, kind, box))
+            box.when_closed(partial(self._box_closed, kind, box))
 
     async def fill(self, baseline: Baseline, limits: Limits, shape: Shape) -> None:
         """Have boxes of this kind ready before the first is asked for. Raises Unavailable."""
@@ -145,7 +145,7 @@ class BoxPool:
         self.refill(baseline, limits)
 
     async def drain(self) -> None:
-        """Let go of every box that is ready."""
+        """End every box that is kept ready."""
         for kind in self._kinds.values():
             await self._empty(kind)
 
@@ -156,17 +156,17 @@ class BoxPool:
             found = self._kinds[key] = _Kind(baseline, limits, shape)
             if len(self._kinds) > KINDS:
                 _, oldest = self._kinds.popitem(last=False)
-                self._do(self._empty(oldest))
+                self._in_background(self._empty(oldest))
         self._kinds.move_to_end(key)
         return found
 
-    def _came(self, kind: _Kind, box: Box, closed: asyncio.Future[None]) -> None:
+    def _box_closed(self, kind: _Kind, box: Box, closed: asyncio.Future[None]) -> None:
         kind.coming -= 1
         problem = closed.exception()
         if problem is not None and not self._shut:
             log.warning("no box could be kept ready: %s", problem)
         if problem is not None or self._shut or self._kinds.get((kind.baseline, kind.limits)) is not kind:
-            self._do(_end(box))
+            self._in_background(_end(box))
         else:
             kind.ready.append(box)
 
@@ -187,7 +187,7 @@ class BoxPool:
     async def _make(self, kind: _Kind) -> Box:
         for _ in range(_ZYGOTES_TRIED):
             zygote = await self._zygote(kind.baseline)
-            while zygote.full:  # of many that waited for it to start only the first have found room
+            while zygote.full:  # many may have waited for it to start, and only the first found room
                 zygote = await self._zygote(kind.baseline)
             try:
                 return await zygote.spawn(kind.limits, kind.shape)
@@ -195,7 +195,7 @@ class BoxPool:
                 if zygote.alive or self._shut:
                     raise
                 problem = exc
-            # It died, and not for what was asked of it: others were asked the same. One more takes its place.
+            # It died, and not because of our order: others had the same. Try another zygote.
         raise problem
 
     async def _empty(self, kind: _Kind) -> None:
@@ -206,7 +206,7 @@ class BoxPool:
 
     async def _zygote(self, baseline: Baseline) -> ZygoteHandle:
         idlest = self._idlest(baseline)
-        return idlest if idlest is not None else await shielded(self._start(baseline))
+        return idlest if idlest is not None else await shielded(self._start_task(baseline))
 
     def _idlest(self, baseline: Baseline) -> ZygoteHandle | None:
         """The least busy one. Another is started where boxes wait for it, up to one for each core, or to succeed it."""
@@ -221,17 +221,17 @@ class BoxPool:
         best = min(usable, key=lambda zygote: zygote.making)
         crowded = best.making >= CROWD and sum(zygote.made for zygote in usable) > 2 * self._depth
         if (crowded and len(usable) < self._cores) or (best.tired and len(usable) < 2):
-            self._start(baseline)
+            self._start_task(baseline)
         return best
 
-    def _start(self, baseline: Baseline) -> asyncio.Task[ZygoteHandle]:
+    def _start_task(self, baseline: Baseline) -> asyncio.Task[ZygoteHandle]:
         if baseline not in self._starting:
-            task = asyncio.get_running_loop().create_task(self._started(baseline))
+            task = asyncio.get_running_loop().create_task(self._start_zygote(baseline))
             self._starting[baseline] = task
-            task.add_done_callback(lambda done: self._began(baseline, done))
+            task.add_done_callback(lambda done: self._zygote_started(baseline, done))
         return self._starting[baseline]
 
-    async def _started(self, baseline: Baseline) -> ZygoteHandle:
+    async def _start_zygote(self, baseline: Baseline) -> ZygoteHandle:
         zygote = ZygoteHandle(baseline, self._shared)
         try:
             await zygote.start()
@@ -244,14 +244,14 @@ class BoxPool:
         self._zygotes.setdefault(baseline, []).append(zygote)
         return zygote
 
-    def _began(self, baseline: Baseline, task: asyncio.Task[ZygoteHandle]) -> None:
+    def _zygote_started(self, baseline: Baseline, task: asyncio.Task[ZygoteHandle]) -> None:
         self._starting.pop(baseline, None)
         if not task.cancelled() and task.exception() is not None:
             log.debug("a zygote could not be started: %s", task.exception())
 
     # ── The end ──
 
-    def _do(self, work: Coroutine[None, None, None]) -> None:
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -265,7 +265,7 @@ class BoxPool:
         for zygotes in self._zygotes.values():
             for zygote in zygotes:
                 zygote.stop()
-        await asyncio.sleep(0)  # boxes that were on their way are told of only now
+        await asyncio.sleep(0)  # boxes that were being made are reported only now
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await asyncio.sleep(0)  # those that are done leave the set only now
@@ -276,7 +276,7 @@ class BoxPool:
 
 
 async def _end(box: Box) -> None:
-    """A box that is not wanted any more."""
+    """End a box that is no longer needed."""
     box.kill()
     await box.ended
     box.remove()

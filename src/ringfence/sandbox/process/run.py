@@ -1,4 +1,4 @@
-"""One program in a box of its own: give the order, watch the limits, take what comes out, say how it ended."""
+"""One program in a box of its own: give the order, watch the limits, capture its output, report how it ended."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringfence.core.box import BoxReport, BoxSpec, FileFact, Limit, Program, Stream, Usage
-from ringfence.core.box import Ended as Ending
+from ringfence.core.box import BoxReport, BoxSpec, Ended, FileFact, Limit, OnOutput, Program, Usage
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
-from ringfence.sandbox.files import inputs as feeding
+from ringfence.sandbox.files.inputs import put_inputs
 from ringfence.sandbox.process import output_files
 from ringfence.sandbox.process.box import Box, ProcessExit
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS, Denials
 from ringfence.sandbox.process.streams import Output, memory_file, new_input
-from ringfence.sandbox.process.watch import How, RunWatch, killed_by
+from ringfence.sandbox.process.watch import RunWatch, Termination, killed_by
 
 _REAP_SECONDS = 10.0
 INLINE = 32_768
 """Shorter source goes into the order itself, which only the box's worker reads."""
-
-Tell = Callable[[Stream, bytes], None]
 
 
 @dataclass(slots=True)
@@ -36,13 +33,13 @@ class ProgramRun:
     spec: BoxSpec
     interpreter: str
     isolation: Callable[[int | None], Json]
-    """The fact, by how far beyond its limit the memory was when that was seen, if it was."""
-    tell: Tell | None = None
-    ended: Ending | None = None
+    """Makes the `isolation` fact, from how far memory was beyond its limit when that was seen, if it was."""
+    tell: OnOutput | None = None
+    ended: Ended | None = None
     """Why the supervisor ended the run, if it did; the first reason counts."""
     limit: Limit | None = None
     ordered: bool = False
-    """The box was told what to run; whatever fails from here on, it may have run."""
+    """The box has its order: from here on, the program may have run whatever fails."""
     output: Output = field(init=False)
     _began: float = 0.0
 
@@ -50,11 +47,11 @@ class ProgramRun:
         self.output = Output(self.box.hub, self.spec.limits, self.tell, lambda: self.stop("output", "output"))
 
     async def to_the_end(self) -> BoxReport:
-        """Raises Unavailable where the program was never started. Cancelling kills the box."""
+        """Run the program to its end. Raises Unavailable where it was never started. Cancelling kills the box."""
         spec = self.spec
         box = self.box
         loop = asyncio.get_running_loop()
-        inputs = feeding.put_inputs(box.descriptors.get("input", -1), spec.inputs, box.host_id) if spec.inputs else ()
+        inputs = put_inputs(box.descriptors.get("input", -1), spec.inputs, box.host_id) if spec.inputs else ()
         denials = Denials(box.descriptors.get("denials"), box.account, box.host_id)
         self._began = time.monotonic()
         self._start()
@@ -81,7 +78,7 @@ class ProgramRun:
             raise cancelled
         return report
 
-    # ── The start ──
+    # ── Start ──
 
     def _start(self) -> None:
         program = self.spec.program
@@ -98,7 +95,7 @@ class ProgramRun:
             self.ordered = True
         except OSError as exc:
             self.output.close()
-            raise Unavailable("no_box", f"the box was gone before it could be told what to run: {exc}") from None
+            raise Unavailable("no_box", f"the box was gone before it had its order: {exc}") from None
         finally:
             for descriptor in given:
                 os.close(descriptor)
@@ -122,7 +119,7 @@ class ProgramRun:
         elif denials.total > MAX_DENIALS:
             self.stop("policy", None)
 
-    def stop(self, ended: Ending, limit: Limit | None) -> None:
+    def stop(self, ended: Ended, limit: Limit | None) -> None:
         """End the run for this reason."""
         if self.ended is None:
             self.ended = ended
@@ -132,7 +129,7 @@ class ProgramRun:
     async def _ended(self) -> ProcessExit | None:
         ended = await asyncio.shield(self.box.ended)
         try:
-            # All that could write is dead, so what is left in the pipes is all there is.
+            # All that could write is dead, so the pipes hold all there is.
             if not self.output.is_drained:
                 async with asyncio.timeout(self.box.pace.allow(_REAP_SECONDS)):
                     await self.output.drained()
@@ -140,13 +137,13 @@ class ProgramRun:
             self.box.trouble.append("the output did not end with the box")
         return ended
 
-    # ── Afterwards ──
+    # ── Report ──
 
     async def _report(
         self, ended: ProcessExit | None, watch: RunWatch, denials: Denials, inputs: tuple[FileFact, ...]
     ) -> BoxReport:
         wall = (time.monotonic() - self._began) * 1000.0
-        how, status, number, limit = self._how(ended, watch)
+        how, status, number, limit = self._termination(ended, watch)
         files, skipped = await self._files()
         return BoxReport(
             ended=how,
@@ -175,26 +172,26 @@ class ProgramRun:
         if not output_files.left_any(workspace):
             return (), {}
         spec = self.spec
-        # In a thread: much to read would keep others waiting, and what is on disk does not tell: files can have holes.
+        # In a thread: much data would keep other callers waiting, and the size on disk does not show how much there is.
         most = (spec.limits.disk_bytes, spec.output_files)
         return await asyncio.to_thread(output_files.collected, workspace, spec.output, *most)
 
-    def _how(self, ended: ProcessExit | None, watch: RunWatch) -> How:
+    def _termination(self, ended: ProcessExit | None, watch: RunWatch) -> Termination:
         if self.ended is not None:
             return self.ended, None, int(signal.SIGKILL), self.limit
         if ended is None or not self.box.begun:
             return "infra", None, None, None
         if os.WIFSIGNALED(ended.status):
             number = os.WTERMSIG(ended.status)
-            return killed_by(number, watch.out_of_memory, lambda: watch.out_of_time(ended.cpu_ms), watch.met)
-        return "exited", os.WEXITSTATUS(ended.status), None, watch.met()
+            return killed_by(number, watch.out_of_memory, lambda: watch.out_of_time(ended.cpu_ms), watch.survived_limit)
+        return "exited", os.WEXITSTATUS(ended.status), None, watch.survived_limit()
 
 
 _FROM_DESCRIPTOR = "with open(3, 'rb') as f: f = f.read()\nexec(compile(f, '<string>', 'exec', dont_inherit=True))"
 
 
 def python_words(program: Program) -> list[str]:
-    """What tells a new interpreter where its program is, which may be longer than any argument, and what follows it."""
+    """The arguments that tell a new interpreter where its program is, which may be longer than any argument."""
     if program.name != "-c":
         return [program.name, *program.argv]
     short = len(program.source) < INLINE and b"\0" not in program.source

@@ -1,10 +1,10 @@
-"""Before the first program of a backend runs, a box says what it sees of itself, and the supervisor compares.
+"""Before the first program of a backend runs, a box reports what it sees of itself, and the supervisor compares.
 
-So `verified: host` in the facts means: looked at on this host by this very supervisor, at the time given. The program
-here is ours and runs alone in its box, so it may be believed; what others run in theirs never is.
+So `verified: host` in the facts means: checked on this host by this very supervisor, at the time given. The program
+here is ours and runs alone in its box, so its report is trusted; no report of another program is.
 
-Each protection is asked for by what it alone brings about, never by what happens to come with it on the kernels of the
-day: a probe that another kernel answers otherwise would say that a protection is missing which holds.
+Each protection is probed by an effect that it alone has, never by what happens to come with it on today's kernels: a
+probe that another kernel answers otherwise would report a protection as missing that holds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ print(json.dumps({
     "name": os.uname().nodename, "session": os.getsid(0) == os.getpid(),
     "tty": tried(lambda: os.open("/dev/tty", os.O_RDWR)),
     "limits": limits, "umask": mask, "nice": os.getpriority(os.PRIO_PROCESS, 0),
-    # Mode and mount let it be written, so that whoever refuses to open it for that is Landlock: no rule names it.
+    # Mode and mount allow writing it, so only Landlock can refuse to open it for that: no rule names it.
     "may": os.access("/proc/self/comm", os.W_OK), "open": tried(lambda: os.open("/proc/self/comm", os.O_WRONLY)),
     "bits": ctypes.CDLL(None).prctl(27, 0, 0, 0, 0), "ids": os.getresuid() + os.getresgid(),
     "maps": [open("/proc/self/" + name).read().split() for name in ("uid_map", "gid_map")],
@@ -61,19 +61,19 @@ print(json.dumps({
 
 
 class Probe(NamedTuple):
-    """How one protection is asked for, and what a box that has it answers."""
+    """How one protection is probed, and what a box that has it answers."""
 
     probe: str
     expected: str
     seen: Callable[[Any], object]
-    """Of all that the box said."""
+    """Picks the value out of all that the box reported."""
     holds: Callable[[Any], object]
-    """Given that, whether the protection is there."""
+    """Whether the protection is there, given that value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What came of one probe."""
+    """The result of one probe."""
 
     probe: str
     expected: str
@@ -84,9 +84,9 @@ class ProbeResult:
         return f"{self.probe}: expected {self.expected}, saw {self.seen}"
 
 
-def judge(said: bytes, limits: Limits) -> dict[str, ProbeResult]:
-    """Which protections were seen to be there, and which not. Raises ValueError for what is no answer."""
-    answers = json.loads(said)
+def judge(reported: bytes, limits: Limits) -> dict[str, ProbeResult]:
+    """Which protections were seen, and which not. Raises ValueError for what is no answer."""
+    answers = json.loads(reported)
     found: dict[str, ProbeResult] = {}
     for name, look in {**LOOKS, **_spaces(), **_limits(limits)}.items():
         seen = look.seen(answers)
@@ -95,12 +95,12 @@ def judge(said: bytes, limits: Limits) -> dict[str, ProbeResult]:
 
 
 def tested(report: BoxReport, inherited: Iterable[str], left_out: Collection[str], given_up: Collection[str]) -> Tested:
-    """What a box that ran the program above is like. Raises Unavailable for what it lacks and was not given up."""
+    """The result of a box that ran the program above. Raises Unavailable for what it lacks and was not given up."""
     try:
         found = judge(report.stdout.head, Limits())
     except (ValueError, KeyError, IndexError, TypeError) as exc:
-        said = report.stderr.text.strip().splitlines()[-1:] or [str(exc)]
-        raise Unavailable("self_test", f"a box could not be looked at: {report.ended}, {said[0]}") from None
+        reported = report.stderr.text.strip().splitlines()[-1:] or [str(exc)]
+        raise Unavailable("self_test", f"a box could not be looked at: {report.ended}, {reported[0]}") from None
     if without := lacking(found, given_up):
         missing = {name for name, look in found.items() if not look.on and name not in given_up}
         raise Unavailable("self_test", f"a box on this host lacks {without}. {_what_to_do(missing)}")
@@ -109,7 +109,7 @@ def tested(report: BoxReport, inherited: Iterable[str], left_out: Collection[str
 
 
 def lacking(found: Mapping[str, ProbeResult], given_up: Collection[str]) -> str:
-    """What is not there and was not given up, in words; empty where nothing is."""
+    """What is missing and was not given up, in words; empty where nothing is."""
     those = ((name, look) for name, look in sorted(found.items()) if not look.on and name not in given_up)
     return "; ".join(f"{name} ({look})" for name, look in those)
 
@@ -124,13 +124,15 @@ def _spaces() -> dict[str, Probe]:
     def look(space: str) -> Probe:
         ours = os.readlink(f"/proc/self/ns/{space}")
         where = f"/proc/self/ns/{space}"
-        return Probe(where, f"another than {ours}", lambda said: said["spaces"][space], lambda seen: seen != ours)
+        return Probe(
+            where, f"another than {ours}", lambda reported: reported["spaces"][space], lambda seen: seen != ours
+        )
 
     return {f"{'mount' if space == 'mnt' else space}_namespace": look(space) for space in _SPACES}
 
 
 def _limit(name: str, expected: str, holds: Callable[[int], bool]) -> Probe:
-    return Probe(f"the hard limit RLIMIT_{name}", expected, lambda said: said["limits"][name], holds)
+    return Probe(f"the hard limit RLIMIT_{name}", expected, lambda reported: reported["limits"][name], holds)
 
 
 def _limits(limits: Limits) -> dict[str, Probe]:
@@ -140,7 +142,7 @@ def _limits(limits: Limits) -> dict[str, Probe]:
         "workspace": Probe(
             "bytes and inodes of /workspace",
             f"{disk} and {limits.inodes}",
-            lambda said: (said["size"], said["inodes"]),
+            lambda reported: (reported["size"], reported["inodes"]),
             lambda seen: abs(seen[0] - disk) < page and seen[1] == limits.inodes,
         ),
         "open_files": _limit("NOFILE", f"1 to {limits.open_files}", lambda seen: 0 < seen <= limits.open_files),
@@ -155,18 +157,18 @@ class _Mount(NamedTuple):
     kind: str
 
 
-def _mounts(said: Any) -> list[_Mount]:
-    """In no order that means anything: kernels have changed it."""
+def _mounts(reported: Any) -> list[_Mount]:
+    """Sorted: kernels have changed the order."""
     out = []
-    for line in said["mounts"].splitlines():
+    for line in reported["mounts"].splitlines():
         words = line.split(" ")
         out.append(_Mount(words[4], set(words[5].split(",")), words[words.index("-") + 1]))
     return out
 
 
-def _writable(said: Any) -> object:
-    """Beside what is the box's own, and /proc, whose files Landlock guards."""
-    fixed = [mount for mount in _mounts(said) if not f"{mount.at}/".startswith(("/workspace/", "/proc/"))]
+def _writable(reported: Any) -> object:
+    """Mounts besides the box's own and /proc, whose files Landlock protects."""
+    fixed = [mount for mount in _mounts(reported) if not f"{mount.at}/".startswith(("/workspace/", "/proc/"))]
     loose = [mount.at for mount in fixed if not {"ro", "nosuid"} <= mount.flags]
     return loose if fixed else "no mount at all"
 
@@ -175,24 +177,24 @@ def _errno(number: int) -> str:
     return errno.errorcode.get(number, str(number)) if number else "success"
 
 
-def _ids(said: Any) -> object:
-    """Of each map: the first id inside, and how many there are."""
-    return [[(words[n], words[n + 2]) for n in range(0, len(words), 3)] for words in said["maps"]]
+def _ids(reported: Any) -> object:
+    """Of each map: the first id inside, and the number of ids."""
+    return [[(words[n], words[n + 2]) for n in range(0, len(words), 3)] for words in reported["maps"]]
 
 
 def _flags(where: str) -> Callable[[Any], object]:
-    return lambda said: "read-only" if said[where] & os.ST_RDONLY else "writable"
+    return lambda reported: "read-only" if reported[where] & os.ST_RDONLY else "writable"
 
 
 LOOKS: dict[str, Probe] = {
     "trees_read_only": Probe("mounts that are not both ro and nosuid", "[]", _writable, lambda seen: seen == []),
     "own_devices": Probe(
-        "names in /dev", ", ".join(sorted(_DEV)), lambda said: said["dev"], lambda seen: set(seen) == _DEV
+        "names in /dev", ", ".join(sorted(_DEV)), lambda reported: reported["dev"], lambda seen: set(seen) == _DEV
     ),
     "identity": Probe(
         "user and group ids, each three times",
         str(INSIDE_ID),
-        lambda said: said["ids"],
+        lambda reported: reported["ids"],
         lambda seen: seen == [INSIDE_ID] * 6,
     ),
     "mapping": Probe(
@@ -204,53 +206,55 @@ LOOKS: dict[str, Probe] = {
     "own_root": Probe(
         "file systems mounted at /",
         "['tmpfs']",
-        lambda said: [mount.kind for mount in _mounts(said) if mount.at == "/"],
+        lambda reported: [mount.kind for mount in _mounts(reported) if mount.at == "/"],
         lambda seen: seen == ["tmpfs"],
     ),
     "pivot": Probe(
         "where a proc file system is mounted",
         "['/proc']",
-        lambda said: [mount.at for mount in _mounts(said) if mount.kind == "proc"],
+        lambda reported: [mount.at for mount in _mounts(reported) if mount.kind == "proc"],
         lambda seen: seen == ["/proc"],
     ),
     "proc": Probe(
         "names in /proc",
         f"self, thread-self and at most {_MOST_PROCESSES} processes",
-        lambda said: [name for name in said["proc"] if name not in ("self", "thread-self")],
+        lambda reported: [name for name in reported["proc"] if name not in ("self", "thread-self")],
         lambda seen: len(seen) <= _MOST_PROCESSES and all(name.isdigit() for name in seen),
     ),
     "input_read_only": Probe(
         "the file system of /workspace/input", "read-only", _flags("input"), lambda seen: seen == "read-only"
     ),
     "read_only_root": Probe("the file system of /", "read-only", _flags("root"), lambda seen: seen == "read-only"),
-    "host_name": Probe("the host name", HOST_NAME, lambda said: said["name"], lambda seen: seen == HOST_NAME),
+    "host_name": Probe("the host name", HOST_NAME, lambda reported: reported["name"], lambda seen: seen == HOST_NAME),
     "session": Probe(
         "leader of a session, opening /dev/tty",
         "True, an error",
-        lambda said: (said["session"], _errno(said["tty"])),
+        lambda reported: (reported["session"], _errno(reported["tty"])),
         lambda seen: seen[0] and seen[1] != _errno(0),
     ),
-    "umask": Probe("the umask", "0o22", lambda said: oct(said["umask"]), lambda seen: seen == oct(0o022)),
+    "umask": Probe("the umask", "0o22", lambda reported: oct(reported["umask"]), lambda seen: seen == oct(0o022)),
     "no_core_dump": _limit("CORE", "0", lambda seen: seen == 0),
     "locked_memory": _limit("MEMLOCK", f"at most {LOCKED_BYTES}", lambda seen: 0 <= seen <= LOCKED_BYTES),
     "queues": _limit("MSGQUEUE", f"at most {_QUEUE_BYTES}", lambda seen: 0 <= seen <= _QUEUE_BYTES),
     "priority": Probe(
         "the hard limits RLIMIT_RTPRIO and RLIMIT_NICE, and niceness",
         "0, 0, and no less than 0",
-        lambda said: (said["limits"]["RTPRIO"], said["limits"]["NICE"], said["nice"]),
+        lambda reported: (reported["limits"]["RTPRIO"], reported["limits"]["NICE"], reported["nice"]),
         lambda seen: seen[:2] == (0, 0) and seen[2] >= 0,
     ),
-    # There may be more, which newer kernels have; these are what takes all meaning from ids.
+    # Newer kernels may have more; these are the ones that make ids meaningless.
     "secure_bits": Probe(
         "securebits",
         f"{SECURE_BITS:#x} among them",
-        lambda said: hex(said["bits"]),
+        lambda reported: hex(reported["bits"]),
         lambda seen: int(seen, 16) & SECURE_BITS == SECURE_BITS,
     ),
     "landlock": Probe(
         "opening /proc/self/comm for writing, which its mode and mount allow",
         "EACCES",
-        lambda said: _errno(said["open"]) if said["may"] else "that mode or mount forbid it, which shows nothing",
+        lambda reported: (
+            _errno(reported["open"]) if reported["may"] else "that mode or mount forbid it, which shows nothing"
+        ),
         lambda seen: seen == "EACCES",
     ),
 }

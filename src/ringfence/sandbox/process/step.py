@@ -9,19 +9,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from ringfence.core.box import BoxReport, Limit, Limits, Usage
-from ringfence.core.box import Ended as Ending
+from ringfence.core.box import BoxReport, Ended, Limit, Limits, Usage
 from ringfence.core.sessions import Tell
 from ringfence.sandbox.process.box import Box, BoxMember, ProcessExit
 from ringfence.sandbox.process.late_work import LateWork, OtherTasks
 from ringfence.sandbox.process.output_files import OutputFiles
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS
 from ringfence.sandbox.process.streams import Output
-from ringfence.sandbox.process.watch import How, killed_by, spent
+from ringfence.sandbox.process.watch import Termination, killed_by, spent
 
 
 class StepClock:
-    """Calls when so many seconds have gone by, those in which it stood still not counted."""
+    """Calls a function after so many seconds, not counting those during which it was stopped."""
 
     def __init__(self, seconds: float, call: Callable[[], None]) -> None:
         self._left = seconds
@@ -49,7 +48,7 @@ class StepClock:
 
 
 class StepBox(Protocol):
-    """The box that a step is in, as far as a step, and what runs it, need to know."""
+    """The box of a step, as far as steps and what runs them depend on it."""
 
     box: Box
     isolation: dict[str, Any]
@@ -59,17 +58,17 @@ class StepBox(Protocol):
 
     def cpu_ms(self) -> float: ...
 
-    def began(self, step: Step) -> None: ...
+    def step_began(self, step: Step) -> None: ...
 
-    def over(self, step: Step) -> None: ...
+    def step_over(self, step: Step) -> None: ...
 
     def out_of_memory(self) -> bool: ...
 
-    def met(self) -> Limit | None: ...
+    def survived_limit(self) -> Limit | None: ...
 
-    def network_of(self, step: Step) -> Mapping[str, Any] | None: ...
+    def network_fact(self, step: Step) -> Mapping[str, Any] | None: ...
 
-    def late_of(self, step: Step) -> Mapping[str, Any] | None: ...
+    def late_fact(self, step: Step) -> Mapping[str, Any] | None: ...
 
 
 class Step:
@@ -80,8 +79,8 @@ class Step:
         self.member = member
         self.peak = 0
         self.full: Limit | None = None
-        """What of the disk was used up at the last look, if anything was."""
-        self.ended: Ending | None = None
+        """The disk limit that was used up at the last look, if any was."""
+        self.ended: Ended | None = None
         """Why it was stopped, if it was; the first reason counts."""
         self.limit: Limit | None = None
         self.on_stop: Callable[[], None] = member.kill
@@ -95,23 +94,23 @@ class Step:
         self.cpu_after: float | None = None
         self._cpu_seen = 0.0
         self.late = LateWork()
-        self.told = True
-        """The caller is told of it; else what is late is told with the next."""
+        self.reported = True
+        """Whether a caller gets its report; else late work is reported with the next step."""
         self.others: OtherTasks | None = None
         """What else runs in the box, if anything does."""
         self._denied = dict(member.denials.by_name)
         self._denials = member.denials.total
         self.on_time: Callable[[], bool] = lambda: False
-        """Called when its time is up. True: the callee sees to that."""
+        """Called when its time is up. True: the callee ends the step."""
         self.clock = StepClock(limits.wall_seconds, self._time_is_up)
         member.on_denial = self._look_at_denials
         member.denials.is_late = self._is_anothers
-        home.began(self)
+        home.step_began(self)
 
     # ── While it runs ──
 
     def look(self, used: int, full: Limit | None) -> None:
-        """What the whole box uses now is what the step uses at most."""
+        """Note what the whole box uses now: the step uses no more than that."""
         self.peak, self.full = max(self.peak, used), full or self.full
         if self.others is not None:
             self.others.look()
@@ -121,7 +120,7 @@ class Step:
             self.stop("timeout", "cpu")
 
     def _cpu_ms(self, now: float) -> float:
-        """Its own, of what the whole box has used by now."""
+        """Its share of what the whole box has used by now."""
         return now - self.cpu_before - (self.others.cpu_ms if self.others is not None else 0.0)
 
     def _is_anothers(self, task: int) -> bool:
@@ -133,12 +132,12 @@ class Step:
         if not self.on_time():
             self.stop("timeout", "wall")
 
-    def stop(self, ended: Ending, limit: Limit | None) -> None:
+    def stop(self, ended: Ended, limit: Limit | None) -> None:
         if self.end_as(ended, limit):
             self.on_stop()
 
-    def end_as(self, ended: Ending, limit: Limit | None = None) -> bool:
-        """Why it ends, unless there was a reason before: False then."""
+    def end_as(self, ended: Ended, limit: Limit | None = None) -> bool:
+        """Set why it ends. False where there was a reason before, which stands."""
         if self.ended is not None:
             return False
         self.ended = ended
@@ -150,7 +149,7 @@ class Step:
             self.stop("policy", None)
 
     def finish(self, *, lingers: bool = False) -> None:
-        """Read what is there, and watch no more; `lingers` as for `Output.finish`."""
+        """Read the rest of the output and stop watching; `lingers` as for `Output.finish`."""
         self.clock.cancel()
         self.output.finish(lingers=lingers)
         if self.others is not None:
@@ -160,7 +159,7 @@ class Step:
         with contextlib.suppress(OSError, KeyError):  # the box is gone
             self.cpu_after = self._home.cpu_ms()
         self.member.denials.is_late = _always
-        self._home.over(self)
+        self._home.step_over(self)
 
     @property
     def wall_ms(self) -> float:
@@ -181,14 +180,14 @@ class Step:
 
 
 def _always(task: int) -> bool:
-    """Between two steps whatever is done is late."""
+    """Everything between two steps is late."""
     return True
 
 
-# ── Its report ──
+# ── Its report ────────────────────────────────────────────────────────────────────────────────────
 
 
-def reported(ending: How, step: Step, home: StepBox) -> BoxReport:
+def box_report(ending: Termination, step: Step, home: StepBox) -> BoxReport:
     ended, status, number, limit = ending
     files, skipped = home.outputs.changed()
     return BoxReport(
@@ -204,23 +203,26 @@ def reported(ending: How, step: Step, home: StepBox) -> BoxReport:
         stderr=step.output.captured("stderr"),
         files=files,
         skipped=skipped,
-        network=home.network_of(step),
-        late=home.late_of(step),
+        network=home.network_fact(step),
+        late=home.late_fact(step),
     )
 
 
-def met(step: Step, home: StepBox) -> Limit | None:
+def survived_limit(step: Step, home: StepBox) -> Limit | None:
     """A limit that a step met and survived."""
-    return "memory" if home.out_of_memory() else home.met() or step.full
+    return "memory" if home.out_of_memory() else home.survived_limit() or step.full
 
 
-def how(exited: ProcessExit | None, step: Step, home: StepBox) -> How:
-    """A process ended by itself, or by the kernel: how, with which status or signal, for which limit."""
+def termination_of(exited: ProcessExit | None, step: Step, home: StepBox) -> Termination:
+    """How a process ended that ended by itself or by the kernel."""
     if exited is None:
         return "infra", None, None, None
     if not os.WIFSIGNALED(exited.status):
-        return "exited", os.WEXITSTATUS(exited.status), None, met(step, home)
+        return "exited", os.WEXITSTATUS(exited.status), None, survived_limit(step, home)
     number = os.WTERMSIG(exited.status)
     return killed_by(
-        number, home.out_of_memory, lambda: spent(exited.cpu_ms, step.limits), lambda: home.met() or step.full
+        number,
+        home.out_of_memory,
+        lambda: spent(exited.cpu_ms, step.limits),
+        lambda: home.survived_limit() or step.full,
     )

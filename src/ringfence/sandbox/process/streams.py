@@ -1,4 +1,4 @@
-"""The standard streams of what runs in a box: what it is handed, and what it writes, captured in bounded memory."""
+"""The standard streams of a program in a box: its input, and its output, captured in bounded memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ringfence.sandbox.process.box import Hub
 
 _CHUNK = 65536
 _LINGER_SECONDS = 0.02
-"""So long a pipe that is not read any more is kept."""
+"""How long a pipe that is not read any more is kept."""
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _NOEXEC_SEAL = 0x8  # MFD_NOEXEC_SEAL
 
 
-# ── What it writes ──
+# ── Output ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Capture:
@@ -38,7 +38,7 @@ class Capture:
 
     @property
     def total(self) -> int:
-        """How many bytes came."""
+        """How many bytes have come."""
         return self._total
 
     def feed(self, chunk: bytes | memoryview) -> None:
@@ -65,7 +65,7 @@ class Capture:
 
 
 class Output:
-    """What one program, or one step of a session, writes: captured, told as it comes, and bounded."""
+    """What one program, or one step of a session, writes: captured, handed on as it comes, and bounded."""
 
     def __init__(self, hub: Hub, limits: Limits, tell: Tell | None, too_much: Callable[[], None]) -> None:
         """`too_much` is called when more was written than `output_bytes`."""
@@ -79,30 +79,30 @@ class Output:
         self._drained: asyncio.Future[None] | None = None
 
     def open_pipes(self, given: list[int]) -> None:
-        """One for stdout and one for stderr; the ends to write to are added to `given`."""
+        """Make a pipe each for stdout and stderr; the ends to write to are added to `given`."""
         for stream in ("stdout", "stderr"):
             ours, theirs = new_pipe()
             given.append(theirs)
             self.read_from(ours, stream)
 
     def read_from(self, descriptor: int, stream: Stream) -> None:
-        """An end to read from that is ours from now on."""
+        """Read from this descriptor, which is ours from now on."""
         os.set_blocking(descriptor, False)
         self._open[descriptor] = stream
         self._hub.add(descriptor, partial(self._read, descriptor))
 
     def captured(self, stream: Stream) -> Captured:
-        """So far."""
+        """What was captured so far."""
         capture = self._captures.get(stream)
         return capture.done() if capture is not None else Captured()
 
     @property
     def is_drained(self) -> bool:
-        """Nothing can be written any more, and all that was is read."""
+        """Nothing can be written any more, and everything written was read."""
         return not self._open
 
     async def drained(self) -> None:
-        """Wait until it is."""
+        """Wait until `is_drained`."""
         if not self.is_drained:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
@@ -117,7 +117,7 @@ class Output:
         except BlockingIOError:
             return False
         except OSError:
-            chunk = b""  # a terminal whose other side is gone
+            chunk = b""  # a terminal whose other end is closed
         if not chunk:
             self._close(descriptor)
             return False
@@ -133,7 +133,7 @@ class Output:
         return True
 
     def _pause(self, descriptor: int, room: asyncio.Future[None]) -> None:
-        """The listener has enough for now: the pipe fills, and the program waits."""
+        """Stop reading while the listener has enough: the pipe fills, and the program waits."""
         self._hub.remove(descriptor)
         room.add_done_callback(lambda _: self._go_on(descriptor))
 
@@ -149,15 +149,15 @@ class Output:
             self._drained.set_result(None)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         for descriptor in list(self._open):
             self._close(descriptor)
         self._too_much = _ignore  # else each run would be a cycle that only the garbage collector frees
 
     def finish(self, *, lingers: bool = False) -> None:
-        """Read what is there, and no more. What others still hold open is not read.
+        """Read what is there, and stop. What other processes still hold open is not read.
 
-        `lingers`: the writers are about to let go, and are not to fail for what they write until then.
+        `lingers`: writers are about to close it, and what they write until then must not fail.
         """
         for descriptor in list(self._open):
             for _ in range(1 + self._limits.output_bytes // _CHUNK):
@@ -173,26 +173,27 @@ class Output:
 
 
 def _ignore() -> None:
-    """Nothing is read any more."""
+    """The callback of a pipe that is not read any more."""
 
 
-# ── What it is handed ──
+# ── Input ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def new_pipe() -> tuple[int, int]:
-    """A pipe, to read from and to write to. Programs open theirs again by name, and may be another user than we are."""
+    """A pipe: the end to read from and the end to write to. Programs, perhaps of another user, can open theirs again by
+    name."""
     ends = os.pipe2(os.O_CLOEXEC)
     os.fchmod(ends[1], 0o666)
     return ends
 
 
 def new_input(stdin: bytes | int) -> int:
-    """What a program is to read: these bytes, or what this descriptor stands for."""
+    """The standard input of a program: these bytes, or this descriptor."""
     return _duplicate(stdin) if isinstance(stdin, int) else memory_file(stdin)
 
 
 def _duplicate(descriptor: int) -> int:
-    """For a program. What is a pipe without a name it can open again, as it can its other streams."""
+    """Duplicate a descriptor for a program. It can open a pipe again by name, as its other streams."""
     copy = os.dup(descriptor)
     with suppress(OSError):
         if os.readlink(f"/proc/self/fd/{copy}").startswith("pipe:["):
@@ -201,7 +202,7 @@ def _duplicate(descriptor: int) -> int:
 
 
 def memory_file(data: bytes) -> int:
-    """At its beginning, and sealed: the program that gets it could open it again for writing, and fill it."""
+    """Bytes in a memory file, sealed: the program that gets it could open it again for writing, and fill it."""
     if not data:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     descriptor = _unexecutable("payload")

@@ -1,7 +1,7 @@
-"""What the interpreter in a box claims about a cell, read without trusting it. How it is said: `guest.claiming`.
+"""Reads what the interpreter in a box claims about a cell, without trusting it. The format: `guest.claims`.
 
-Any bytes may come, in any order. Whatever is not said as agreed is not taken; it is noted as `broken`, and nothing more
-is read. What was read is plain text that can be encoded, and bounded. None of it is a fact.
+Any bytes may come, in any order. A claim in another format is not taken; it is noted as `broken`, and nothing more is
+read. What was read is plain text that can be encoded, and bounded. None of it is a fact.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from ringfence.core import canonical
 from ringfence.core.sessions import Failure, Shown
 
 MOST_BYTES = 10 * 1024 * 1024
-"""What an honest interpreter says of a cell is less."""
+"""An honest interpreter sends less about a cell."""
 _MESSAGE = 65_536
 _PER_CLAIM = 512
 _PER_FORM = 256
-"""What keeping them costs beyond their texts."""
+"""The cost of keeping a claim beyond its text."""
 _MOST_FORMS = 64
 _MOST_LEFT_OUT = 2**53
 _read = canonical.reader(**canonical.STRICT)
 _TEXT = frozenset((str,))
 _MIME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$&-^_.+")
-"""What the two names of a MIME type are made of (RFC 6838); each begins with a letter or a digit."""
+"""The characters of the two names of a MIME type (RFC 6838); each begins with a letter or a digit."""
 _PARAMETERS = _MIME | frozenset('=; "')
 _ERROR = frozenset(("name", "value", "traceback"))
 
 
 class Claims:
-    """About one cell; feed it every message that the interpreter sends."""
+    """The claims about one cell; feed it every message that the interpreter sends."""
 
     def __init__(self, cell: int, most_bytes: int = MOST_BYTES) -> None:
         self.results: list[Shown] = []
@@ -37,9 +37,9 @@ class Claims:
         self.done = False
         """The cell has ended, and all that it printed is written."""
         self.left_out = 0
-        """Results that there was no room for."""
+        """Results for which there was no room."""
         self.broken: str | None = None
-        """What was said that cannot be. The interpreter is not to be used any more."""
+        """What is wrong with the claims, if anything is. The interpreter must not be used any more."""
         self._cell = cell
         self._left = most_bytes
         self._head: dict[str, Any] | None = None
@@ -49,7 +49,7 @@ class Claims:
         self._part = bytearray()
 
     def feed(self, message: bytes) -> list[Shown | Failure]:
-        """Take a message. What of values and errors is complete with it."""
+        """Take a message. Returns the values and errors that it completes."""
         found: list[Shown | Failure] = []
         try:
             if not self.done and self.broken is None:
@@ -90,7 +90,7 @@ class Claims:
         if type(number) is not int or number > self._cell:
             raise _NonsenseError("it spoke of a cell that does not run")
         if number < self._cell:
-            return None  # late: it is not waited for any more
+            return None  # late: the cell is over
         self._charge(_PER_CLAIM)
         if head.get("t") == "done":
             self._finish(head)
@@ -100,10 +100,10 @@ class Claims:
         self._texts = _texts(head.get("data"))
         self._parts = self._announced(head.get("parts", []))
         names = self._texts.keys() | {name for name, _ in self._parts} if self._parts else self._texts
-        said = len(self._texts) + len(self._parts)
-        if len(names) != said or said > _MOST_FORMS:
+        count = len(self._texts) + len(self._parts)
+        if len(names) != count or count > _MOST_FORMS:
             raise _NonsenseError("it gave a form twice, or too many")
-        self._charge(_PER_FORM * said)
+        self._charge(_PER_FORM * count)
         self._head = head
         return self._complete()
 
@@ -129,7 +129,7 @@ class Claims:
         try:
             self._texts[name] = self._part.decode("utf-8")
         except UnicodeDecodeError:
-            raise _NonsenseError("it said what is no text") from None
+            raise _NonsenseError("it sent something that is not text") from None
         self._part = bytearray()
         del self._parts[0]
         return self._complete()
@@ -143,7 +143,7 @@ class Claims:
         self._texts = {}
         if head["t"] == "error":
             if self.error is not None or texts.keys() != _ERROR:
-                raise _NonsenseError("it told of an error that is none, or of a second one")
+                raise _NonsenseError("it reported something that is not an error, or a second error")
             self.error = Failure(**texts)
             return self.error
         main = head.get("main", False)
@@ -166,7 +166,7 @@ class Claims:
 
 
 class _NonsenseError(Exception):
-    """Never leaves this module."""
+    """Raised and caught in this module only."""
 
 
 def _object(message: bytes) -> dict[str, Any]:
@@ -174,9 +174,9 @@ def _object(message: bytes) -> dict[str, Any]:
         # Text first: from bytes, `json` would guess an encoding.
         found = _read(message.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise _NonsenseError("it said what is no JSON") from None
+        raise _NonsenseError("it sent something that is not JSON") from None
     if not isinstance(found, dict):
-        raise _NonsenseError("it said what is no claim")
+        raise _NonsenseError("it sent something that is not a claim")
     return found
 
 
@@ -197,7 +197,7 @@ def _lengths(cut: object) -> dict[str, int]:
 
 
 def _encodable(text: str) -> str:
-    """Half a surrogate pair is in no UTF-8."""
+    """Half of a surrogate pair has no UTF-8 encoding."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

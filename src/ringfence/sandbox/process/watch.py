@@ -1,4 +1,4 @@
-"""Watches what the kernel does not end a box for by itself, and knows afterwards which limits it met."""
+"""Watches the limits that the kernel does not enforce by itself, and knows afterwards which were met."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ringfence.sandbox.process.zygote import kernel
 
 _KCMP_VM = 1
 
-How = tuple[Ended, int | None, int | None, Limit | None]
-"""Why something ended, its exit status or the signal, and for which limit."""
+Termination = tuple[Ended, int | None, int | None, Limit | None]
+"""Why something ended, its exit status or signal, and the limit that was the reason."""
 Stop = Callable[[Ended, Limit | None], None]
 
 
@@ -80,11 +80,11 @@ class RunWatch:
         return group is not None and bool(group.count().oom_kills)
 
     def out_of_time(self, reaped: float) -> bool:
-        """A program can have itself killed in the same way; only what was used tells."""
+        """A program can kill itself with the same signal; only the time used shows the difference."""
         return spent(self.cpu_ms(reaped), self._limits)
 
     def cpu_ms(self, reaped: float) -> float:
-        """All that was used; what was killed with the box's first process is not in the account of the reaped."""
+        """All time used; processes killed with the box's first one are not in the account of the reaped."""
         group = self._box.group
         counted = group.count().cpu_ms if group is not None else None
         return max(reaped, self._cpu_ms, counted or 0.0)
@@ -98,7 +98,7 @@ class RunWatch:
         peak = group.count().pids_peak if group is not None else None
         return peak if peak is not None else self._processes or None
 
-    def met(self) -> Limit | None:
+    def survived_limit(self) -> Limit | None:
         """A limit that the program met and survived."""
         group = self._box.group
         if self.out_of_memory() or self._box.account.refused:
@@ -111,16 +111,19 @@ class RunWatch:
 
 
 def killed_by(
-    number: int, out_of_memory: Callable[[], bool], out_of_time: Callable[[], bool], met: Callable[[], Limit | None]
-) -> How:
-    """A process died of this signal, which we did not send: why."""
+    number: int,
+    out_of_memory: Callable[[], bool],
+    out_of_time: Callable[[], bool],
+    survived_limit: Callable[[], Limit | None],
+) -> Termination:
+    """Why a process died of this signal, which we did not send."""
     if number == signal.SIGKILL and out_of_memory():
         return "oom", None, number, "memory"
     if number == signal.SIGXFSZ:
         return "disk", None, number, "file_size"
     if number in (signal.SIGXCPU, signal.SIGKILL) and out_of_time():
         return "timeout", None, number, "cpu"
-    return "signalled", None, number, met()
+    return "signalled", None, number, survived_limit()
 
 
 def spent(cpu_ms: float, limits: Limits) -> bool:
@@ -129,7 +132,7 @@ def spent(cpu_ms: float, limits: Limits) -> bool:
 
 
 def full(workspace: int) -> Limit | None:
-    """Which limit of the disk is used up, if one is. Raises OSError."""
+    """The disk limit that is used up, if one is. Raises OSError."""
     state = os.fstatvfs(workspace)
     return "disk" if state.f_bfree == 0 else "inodes" if state.f_ffree == 0 else None
 
@@ -141,7 +144,7 @@ def on_disk(box: Box) -> int:
 
 
 def worked(box: Box) -> float | None:
-    """Processor time of all that runs in it, as cheaply as it can be had; None where only a look can tell."""
+    """Processor time of all that runs in it, as cheaply as possible; None where only a look can show it."""
     counted = box.group.cpu_ms() if box.group is not None else None
     if counted is not None:
         return counted
@@ -151,12 +154,12 @@ def worked(box: Box) -> float | None:
 
 
 def _inside(box: Box) -> set[int]:
-    """Its processes, without the first, which never works."""
+    """The processes of a box, without the first, which never works."""
     return {pid for pid in descendants(box.first, *box.workers) if pid not in (0, box.first)}
 
 
 def used_memory(box: Box) -> int:
-    """Memory of all that runs in it; the files of the workspace are disk, though they are kept in memory."""
+    """Memory of all that runs in it; the files of the workspace count as disk, though they are in memory."""
     used = box.group.usage() if box.group is not None else None
     if used is not None:
         return _counted(box, used)
@@ -164,9 +167,9 @@ def used_memory(box: Box) -> int:
 
 
 def _counted(box: Box, used: int) -> int:
-    """What its control group counts, without the workspace, and what it does not."""
+    """What its control group counts, without the workspace, plus what it does not count."""
     assert box.group is not None
-    held = max(0, used - on_disk(box))  # at once: what is removed meanwhile would count as memory
+    held = max(0, used - on_disk(box))  # first: what is removed meanwhile would count as memory
     if not box.group.counts_sockets:
         held += uncounted.datagrams(box.first)
         held += uncounted.streams(box.first, box.limits.memory_bytes - held)
@@ -174,10 +177,10 @@ def _counted(box: Box, used: int) -> int:
 
 
 def added_up(box: Box, enough: int) -> tuple[int, float, int]:
-    """Without a group that counts: memory, processor time and number of all processes and threads.
+    """Memory, processor time and number of all processes and threads, without a group that counts.
 
-    What the kernel holds for them in sockets and page tables is memory, too, and what they were let share is counted
-    whole. Only beyond `enough`, or where there are several, is it worth asking which of it they share.
+    What the kernel holds for them in sockets and page tables is memory, too, and granted shared memory counts whole.
+    Only beyond `enough`, or where there are several, is it worth asking which of it they share.
     """
     resident = 0
     shared = 0
@@ -207,10 +210,10 @@ def added_up(box: Box, enough: int) -> tuple[int, float, int]:
 
 
 def _spent(box: Box, clocks: dict[int, tuple[float, float]]) -> float:
-    """Processor time of what runs and of what has ended, by two accounts, of which the larger is taken.
+    """Processor time of live and ended processes, by two accounts; the larger one counts.
 
-    The kernel's: who waits for a child gets its time, and for an orphan the box's first process waits. A program can
-    see to it that its children are not waited for; so there is ours: of what has ended, what was last seen of it.
+    The kernel's account: a process that waits for a child gets its time, and the box's first process waits for orphans.
+    A program can prevent that its children are waited for; so we keep our own account of the last value seen of each.
     """
     orphans = 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -235,7 +238,7 @@ def descendants(*pids: int) -> Iterator[int]:
 
 
 def reclaim(box: Box) -> None:
-    """Let a box share memory anew, where none of its processes has any left of what it was let share; and epoll."""
+    """Let a box share memory anew, once none of its processes has any left of what was granted; likewise for epoll."""
     if box.account.taken and not _any_shared(box):
         box.account.taken = 0
     if box.account.watchers >= uncounted.MOST_WATCHERS:
@@ -243,7 +246,7 @@ def reclaim(box: Box) -> None:
 
 
 def _any_shared(box: Box) -> bool:
-    """Whether a process has shared memory of no file mapped; what cannot be looked at counts as such."""
+    """Whether a process has anonymous shared memory mapped; one that we may not look at counts as such."""
     try:
         return any(
             _is_shared(line)
@@ -255,7 +258,7 @@ def _any_shared(box: Box) -> bool:
 
 
 def _is_shared(line: str) -> bool:
-    """By a line of `maps`: such memory is of a file that has no name but this one, or none at all."""
+    """Whether a line of `maps` is such memory: its file has a special name, or none at all."""
     words = line.split(None, 5)
     named = len(words) == 6 and words[5].startswith("/") and not words[5].startswith("/dev/zero")
     return words[1].endswith("s") and not named
@@ -268,7 +271,7 @@ def _resident(pid: int) -> tuple[int, int, int]:
     """Anonymous memory, shared memory, and page tables of a process."""
     found = memory(f"/proc/{pid}/status", *_STATUS)
     if not found[3]:
-        # Its first thread has ended: of what the others go on with, only they tell.
+        # Its first thread has ended: only the files of the others still show their memory.
         for thread in os.listdir(f"/proc/{pid}/task"):
             found = memory(f"/proc/{pid}/task/{thread}/status", *_STATUS)
             if found[3]:
@@ -277,7 +280,7 @@ def _resident(pid: int) -> tuple[int, int, int]:
 
 
 def _each_once(of_each: dict[int, tuple[int, int, int]]) -> dict[int, tuple[int, int, int]]:
-    """Without processes that have the very memory of another one, as between vfork and exec."""
+    """Without processes that use the memory of another one, as between vfork and exec."""
     once: dict[int, tuple[int, int, int]] = {}
     for pid, found in of_each.items():
         alike = [other for other, of_other in once.items() if of_other == found]
@@ -294,7 +297,7 @@ def _same_memory(one: int, other: int) -> bool:
 
 
 def _in_sockets(pid: int) -> int:
-    """What sockets of the box may hold at most: the kernel tells how many there are, not what is in them."""
+    """The most that sockets of the box may hold: the kernel shows how many there are, not what is in them."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         used = int(Path(f"/proc/{pid}/net/sockstat").read_text().split()[2])
         return used * int(Path("/proc/sys/net/core/wmem_default").read_text())
@@ -302,7 +305,7 @@ def _in_sockets(pid: int) -> int:
 
 
 def _cpu_ms(pid: int) -> tuple[float, float]:
-    """Processor time of a process itself, and of those that it has waited for."""
+    """Processor time of a process itself, and of the children that it has waited for."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     tick = 1000.0 / os.sysconf("SC_CLK_TCK")
     return (int(words[11]) + int(words[12])) * tick, (int(words[13]) + int(words[14])) * tick

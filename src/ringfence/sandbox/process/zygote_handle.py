@@ -1,4 +1,4 @@
-"""The supervisor's end of a zygote: starts it, has it fork boxes, hears what became of them."""
+"""The supervisor's end of a zygote: starts it, orders boxes from it, and receives its reports."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ringfence.core.aio import when
 from ringfence.core.box import Limits
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
-from ringfence.core.system import interpreter as interpreter
+from ringfence.core.system import interpreter
 from ringfence.sandbox.process import baseline, ids, mounting
 from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box, BoxMember, ProcessExit, SharedServices, new_channel, receive
-from ringfence.sandbox.process.host.surroundings import launched
+from ringfence.sandbox.process.host.info import with_launcher
 from ringfence.sandbox.process.ids import Block
 from ringfence.sandbox.process.streams import memory_file
 from ringfence.sandbox.process.zygote.confine import Shape
@@ -35,18 +35,18 @@ log = logging.getLogger(__name__)
 _SOURCE_ROOT = str(Path(ringfence.__file__).parent.parent)
 _PROGRAM = str(Path(__file__).with_name("zygote") / "start.py")
 RECYCLE_AFTER = 2000
-"""Boxes from one zygote; then a new one takes its place, so that nothing can grow in it for ever."""
+"""Boxes from one zygote; then a new one takes its place, so that nothing can grow in it without end."""
 _NOTICE = 100  # so many boxes before that, the new one is started
 _AGAIN_SECONDS = 0.002
 _LAST_WORDS = 2000
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
-"""Read once, at the start, and so the same for all boxes."""
+"""Read once, at the start; so it is the same for all boxes."""
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 """Only a process with a single thread can be forked."""
 
 
 class _Killed(Unavailable):
-    """A zygote was gone before it was ready, and said nothing: one that fails by itself says why."""
+    """A zygote died before it was ready, without a message: one that fails by itself says why."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class ZygoteHandle:
     _process: subprocess.Popen[bytes] | None = None
     _control: socket.socket | None = None
     host_id: Json = field(default_factory=dict)
-    """Whose id its boxes have on the host, for the facts."""
+    """The `host_id` fact of its boxes."""
     _block: Block | None = None
     _mapping: asyncio.Task[None] | None = None
     _boxes: dict[int, Box] = field(default_factory=dict)
@@ -76,10 +76,10 @@ class ZygoteHandle:
     _last_words: bytearray = field(default_factory=bytearray)
 
     async def start(self) -> None:
-        """Raises Unavailable with the zygote's own words where this host does not let it be."""
+        """Raises Unavailable with the zygote's own words where this host does not allow it."""
         try:
             await self._start_with_ids()
-        except _Killed:  # by another process, or for want of memory: that says nothing about this host
+        except _Killed:  # another process killed it, or memory ran out: that says nothing about this host
             await self._start_with_ids()
 
     async def _start_with_ids(self) -> None:
@@ -101,13 +101,13 @@ class ZygoteHandle:
         self._errors, errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             os.set_blocking(errors, True)
-            command = launched([str(interpreter()), "-I", _PROGRAM, _SOURCE_ROOT, str(theirs.fileno())])
+            command = with_launcher([str(interpreter()), "-I", _PROGRAM, _SOURCE_ROOT, str(theirs.fileno())])
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it returns as soon as the child is there
                 command,
                 env=_ENVIRONMENT | (_ONE_THREAD if self.baseline.preload else {}),
                 cwd="/",
                 pass_fds=[theirs.fileno()],
-                # Pipes, as boxes get them: what kind of stream it has an interpreter finds out only once.
+                # Pipes, as boxes have: an interpreter checks the kind of its streams only once.
                 stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,
@@ -128,12 +128,12 @@ class ZygoteHandle:
         starter = self._process.pid
         self._control = ours
         self.alive = True
-        self.shared.hub.add(ours.fileno(), self._hear)
-        self.shared.hub.add(self._errors, self._hear_errors)
+        self.shared.hub.add(ours.fileno(), self._receive)
+        self.shared.hub.add(self._errors, self._read_errors)
         try:
             self._configure()
         except ConnectionError:
-            self._gone()
+            self._died()
         except BaseException:
             self.stop()
             raise
@@ -150,25 +150,26 @@ class ZygoteHandle:
         chosen = [] if programs is None else [marshal.dumps({name: getattr(programs, name) for name in parts})]
         files = [memory_file(data) for data in (baseline.call_filter(self.baseline), *chosen)]
         try:
-            self._tell(config, files)
+            self._send_message(config, files)
         finally:
             for descriptor in files:
                 os.close(descriptor)
         self._hand_over_mounts()
 
     def _hand_over_mounts(self) -> None:
-        """One by one. Raises Unavailable. Only root can clone a mount; another zygote opens them by itself."""
+        """Send the mounts one by one. Only root can clone a mount; other zygotes open them themselves. Raises
+        Unavailable."""
         if self._block is None or os.geteuid() != 0:
             return
         clones = mounting.clone(self.baseline.mounts, self._block.base + mounting.SHARED_SLOT, self.baseline.image)
         try:
             for descriptor in clones:
-                self._tell({}, [descriptor])
+                self._send_message({}, [descriptor])
         finally:
             for descriptor in clones:
                 os.close(descriptor)
 
-    def _tell(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    def _send_message(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         assert self._control is not None
         socket.send_fds(self._control, [marshal.dumps(message)], list(descriptors))
 
@@ -191,17 +192,17 @@ class ZygoteHandle:
         return len(self._boxes)
 
     def owns(self, box: Box) -> bool:
-        """And it still lives."""
+        """Whether the box is one of its live boxes."""
         return self._boxes.get(box.number) is box
 
     @property
     def making(self) -> int:
-        """Of its boxes, those that are not closed yet."""
+        """The number of its boxes that are not closed yet."""
         return sum(box.is_being_made for box in self._boxes.values())
 
     async def spawn(self, limits: Limits, shape: Shape) -> Box:
-        """A box that is closed and waits for its order. Raises Unavailable."""
-        box = self.begin(limits, shape)
+        """Make a box that is closed and waits for its order. Raises Unavailable."""
+        box = self.start_box(limits, shape)
         try:
             await box.closed()
         except BaseException:
@@ -210,8 +211,8 @@ class ZygoteHandle:
             raise
         return box
 
-    def begin(self, limits: Limits, shape: Shape, after: asyncio.Future[Any] | None = None) -> Box:
-        """A box on its way; the zygote hears of it when `after` is done, or in a moment. Raises Unavailable."""
+    def start_box(self, limits: Limits, shape: Shape, after: asyncio.Future[Any] | None = None) -> Box:
+        """Start to make a box. The zygote gets the order when `after` is done, or soon after. Raises Unavailable."""
         if not self.alive or not self._free:
             raise Unavailable("no_zygote", "the zygote is gone" if not self.alive else "the zygote has no slot left")
         stays = self.baseline.stays
@@ -230,57 +231,57 @@ class ZygoteHandle:
         box.host_id_fact = self.host_id
         if self._block is not None and os.geteuid() == 0:
             box.host_id = self._block.base + self._slot(box)
-        box.tell_zygote = partial(self._tell_for, box)
+        box.tell_zygote = partial(self._send_request, box)
         self._boxes[box.number] = box
         if stays:
             box.members[0] = BoxMember(0, self.shared.hub, box.account, box.host_id)
-        send = partial(self._send, box, {"shape": shape, "stays": stays}, theirs)
+        send = partial(self._send_order, box, {"shape": shape, "stays": stays}, theirs)
         when(after, send)
         return box
 
     def enter(self, box: Box, shape: Shape, number: int) -> BoxMember:
-        """One more process in a box that stays. Raises Unavailable."""
+        """Start one more process in a box that stays. Raises Unavailable."""
         if not self.alive or box.ended.done():
             raise Unavailable("no_box", "the box is gone")
         ours, theirs = new_channel()
         member = box.members[number] = BoxMember(number, self.shared.hub, box.account, box.host_id)
         member.listen(ours)
-        self._send(box, {"shape": shape, "process": number}, theirs)
+        self._send_order(box, {"shape": shape, "process": number}, theirs)
         return member
 
     def _slot(self, box: Box) -> int:
-        """Which of the zygote's ids it has. Mounts are mapped to one id, so all boxes that see them have that one."""
+        """Index of its id in the zygote's block. Mounts are mapped to one id, so boxes that see them share it."""
         return mounting.SHARED_SLOT if self.baseline.mounts else box.slot
 
-    def _tell_for(self, box: Box, order: dict[str, Any], descriptors: list[int]) -> None:
+    def _send_request(self, box: Box, order: dict[str, Any], descriptors: list[int]) -> None:
         if not self.alive:
             raise OSError("the zygote is gone")
-        self._tell(order | {"box": box.number}, descriptors)
+        self._send_message(order | {"box": box.number}, descriptors)
 
-    def _send(self, box: Box, order: dict[str, Any], theirs: socket.socket) -> None:
+    def _send_order(self, box: Box, order: dict[str, Any], theirs: socket.socket) -> None:
         if not self.alive:
-            return theirs.close()  # it died while this waited, and the box with it
+            return theirs.close()  # it died meanwhile, and the box with it
         order |= {"box": box.number, "slot": self._slot(box), "without": list(self.baseline.without)}
         entrances: list[int] = []
         try:
             entrances = box.group.entrances() if box.group is not None else []
-            self._tell(order, [theirs.fileno(), *entrances])
-        except BlockingIOError:  # it has much to do
-            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._send, box, order, theirs)
+            self._send_message(order, [theirs.fileno(), *entrances])
+        except BlockingIOError:  # its socket is full
+            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._send_order, box, order, theirs)
             return
         except ConnectionError:
-            self._gone()  # it died a moment ago; the box finds out when it is waited for
+            self._died()  # it died a moment ago; waiting for the box will show that
         except OSError as exc:
-            self._heard("failed", [str(box.number), str(order.get("process", 0)), str(exc)], [])
+            self._handle_message("failed", [str(box.number), str(order.get("process", 0)), str(exc)], [])
         finally:
             if box.group is not None:
                 box.group.entered(entrances)
         theirs.close()
 
-    # ── What the zygote says ──
+    # ── Messages of the zygote ──
 
-    def _hear(self) -> None:
-        """One message: where there are more, we are called again."""
+    def _receive(self) -> None:
+        """Read one message; the hub calls again if there are more."""
         assert self._control is not None
         try:
             data, descriptors, _ = receive(self._control)
@@ -290,12 +291,12 @@ class ZygoteHandle:
             data = b""
             descriptors = []
         if not data:
-            self._gone()
+            self._died()
             return
         word, _, rest = data.decode("utf-8", "replace").partition(" ")
-        self._heard(word, rest.split(" "), descriptors)
+        self._handle_message(word, rest.split(" "), descriptors)
 
-    def _heard(self, word: str, rest: list[str], descriptors: list[int]) -> None:
+    def _handle_message(self, word: str, rest: list[str], descriptors: list[int]) -> None:
         if word == "zygote":
             self.pid = int(rest[0])
             self._handle = descriptors[0]
@@ -313,7 +314,7 @@ class ZygoteHandle:
         elif word in ("done", "undone"):
             box.request_done(descriptors, None if word == "done" else " ".join(rest[1:]))
         elif word in ("process", "left") or (word == "failed" and int(rest[1])):
-            self._heard_of(box, word, rest, descriptors)
+            self._handle_process_message(box, word, rest, descriptors)
         elif word == "failed":
             box.fail(" ".join(rest[2:]))
             self._release(box)
@@ -327,21 +328,21 @@ class ZygoteHandle:
         try:
             await ids.map_into(process, self._block)
             if self.alive:
-                self._tell({})
+                self._send_message({})
         except ids.Unmapped as exc:
             self._do_without(str(exc))
         except OSError:
-            self._gone()
+            self._died()
 
     def _do_without(self, why: str) -> None:
-        """Ids of its boxes' own: this one is ended, and its user starts another."""
+        """Go on without ids for its boxes: this process is ended, and `start` makes another."""
         if self.alive and self._ready is not None and not self._ready.done():
-            self._shut()
+            self._release_process()
             self._ready.set_exception(ids.Unmapped(why))
             self._ready.exception()
 
-    def _heard_of(self, box: Box, word: str, rest: list[str], descriptors: list[int]) -> None:
-        """One of several processes in a box."""
+    def _handle_process_message(self, box: Box, word: str, rest: list[str], descriptors: list[int]) -> None:
+        """Handle a message about one of several processes in a box."""
         number = int(rest[1])
         member = box.members.get(number) if word == "process" else box.members.pop(number, None)
         if member is None:
@@ -357,10 +358,10 @@ class ZygoteHandle:
 
     def _release(self, box: Box) -> None:
         del self._boxes[box.number]
-        # Where tear-down fails this is never called: the slot, and with it a host id, is not given to another box.
+        # Where tear-down fails this is never called: the slot and its host id are not given to another box.
         box.on_removed = lambda: self._free.append(box.slot)
 
-    def _hear_errors(self) -> None:
+    def _read_errors(self) -> None:
         with contextlib.suppress(BlockingIOError):
             chunk = os.read(self._errors, 65536)
             if chunk:
@@ -368,14 +369,14 @@ class ZygoteHandle:
             else:
                 self.shared.hub.remove(self._errors)
 
-    # ── Its end ──
+    # ── End ──
 
-    def _gone(self) -> None:
+    def _died(self) -> None:
         """It died, or was stopped; the kernel has killed its boxes."""
         if not self.alive:
             return
-        self._hear_errors()
-        self._shut()
+        self._read_errors()
+        self._release_process()
         lines = self._last_words.decode("utf-8", "replace").strip().splitlines()
         words = lines[-1] if lines else "it said nothing"
         if self._ready is not None and not self._ready.done():
@@ -393,16 +394,16 @@ class ZygoteHandle:
         """End it, and with it every box it made."""
         if self.alive:
             self.stopping = True
-            self._gone()
+            self._died()
 
-    def _shut(self) -> None:
+    def _release_process(self) -> None:
         self.alive = False
         assert self._control is not None and self._process is not None
         self.shared.hub.remove(self._control.fileno())
         self.shared.hub.remove(self._errors)
         self._control.close()
         os.close(self._errors)
-        self._process.kill()  # it only started the zygote, and is gone, unless it failed to
+        self._process.kill()  # it only started the zygote and has exited, unless it failed
         self._process.wait()
         if self._handle >= 0:
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A server that runs as a command in a box, its own or that of a session: what it writes is handed on as fast as it is
+"""A server that runs as a command in a box, its own or that of a session. Its output is handed on as fast as it is
 read, and no faster."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import anyio
 from ringfence.core.box import BoxReport, Stream
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Json
-from ringfence.core.sessions import Command, Commanding, CommandRequest, Living, Owner
+from ringfence.core.sessions import Command, CommandRequest, Owner, StartedCommand, StayingBox
 from ringfence.sandbox.servers.startup_diagnosis import MissingGrant, diagnose, explain
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _HELD = 65_536
 
 
 class StreamBuffer:
-    """What a stream of a server brought and was not read yet: so much, and then the server waits."""
+    """Output of a server that was not read yet. When it is full, the server waits."""
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque()
@@ -65,7 +65,7 @@ class StreamBuffer:
         self._come.set()
 
     def forget(self) -> None:
-        """It is not read any more: what comes is thrown away, so that the server can end."""
+        """Stop reading: later output is discarded, so that the server can end."""
         self._forgotten = True
         self._chunks.clear()
         self._make_room()
@@ -81,15 +81,15 @@ class StreamBuffer:
 class BoxedServer:
     """A command in a box of its own, or in one that several servers share. Implements `ports.Launched`."""
 
-    def __init__(self, name: str, box: Living, leave: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, name: str, box: StayingBox, leave: Callable[[], Awaitable[None]]) -> None:
         """`leave` ends the box, unless other servers are still in it."""
         self._name = name
         self._box = box
         self._leave = leave
-        self._running: Commanding | None = None
+        self._running: StartedCommand | None = None
         self._stdin = -1
         self._streams: dict[Stream, StreamBuffer] = {"stdout": StreamBuffer(), "stderr": StreamBuffer()}
-        self._said = bytearray()
+        self._stderr = bytearray()
         self._over: asyncio.Task[BoxReport] | None = None
         self._stopped: asyncio.Task[None] | None = None
         self._asked = False
@@ -99,11 +99,11 @@ class BoxedServer:
     def isolation(self) -> Json:
         return dict(self._box.isolation)
 
-    def asking(self) -> Callable[[], Json | None]:
-        return self._box.asking()
+    def network_meter(self) -> Callable[[], Json | None]:
+        return self._box.network_meter()
 
     async def start(self, command: Command) -> None:
-        """Raises Unavailable. Without an input of its own, it gets what is sent."""
+        """Start the command. Without an input of its own, it reads what `send` sends. Raises Unavailable."""
         theirs, self._stdin = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._stdin, False)
         try:
@@ -113,18 +113,18 @@ class BoxedServer:
             os.close(theirs)
         self._over = asyncio.get_running_loop().create_task(self._wait(self._running))
 
-    async def _wait(self, running: Commanding) -> BoxReport:
+    async def _wait(self, running: StartedCommand) -> BoxReport:
         try:
             return await running.over()
         finally:
             for each in self._streams.values():
                 each.end()
 
-    # ── Its streams ──
+    # ── Streams ──
 
     def _tell(self, stream: Stream, chunk: bytes) -> Awaitable[None] | None:
         if stream == "stderr":
-            self._said = (self._said + chunk)[-_LAST_WORDS:]
+            self._stderr = (self._stderr + chunk)[-_LAST_WORDS:]
         return self._streams[stream].put(chunk)
 
     async def send(self, data: bytes) -> None:
@@ -146,24 +146,24 @@ class BoxedServer:
             os.close(self._stdin)
             self._stdin = -1
 
-    # ── Its end ──
+    # ── End ──
 
     @property
-    def said(self) -> str:
+    def last_stderr(self) -> str:
         """The last of what it wrote to stderr."""
-        return self._said.decode("utf-8", "replace")
+        return self._stderr.decode("utf-8", "replace")
 
     def signal(self, number: int) -> None:
         if self._running is not None:
             self._running.signal(number)
 
     async def over(self) -> BoxReport:
-        """How it ended."""
+        """Wait until it has ended; returns how."""
         assert self._over is not None
         return await asyncio.shield(self._over)
 
     async def stop(self) -> str:
-        """Close its input and wait a moment; ask; then end its box."""
+        """Close its input and wait a moment; then ask it to end; then end its box."""
         over = self._over
         if self._stopped is None:
             self._asked = over is None or not over.done()
@@ -173,10 +173,10 @@ class BoxedServer:
         return "; ".join(filter(None, (how, explain(self._name, self.lacked()))))
 
     def lacked(self) -> tuple[MissingGrant, ...]:
-        """Once it is over."""
+        """What it seems to have lacked, once it is over."""
         if self._over is None or not self._over.done() or self._over.cancelled() or self._over.exception() is not None:
             return ()
-        return diagnose(self._over.result(), self.said)
+        return diagnose(self._over.result(), self.last_stderr)
 
     async def _stop(self) -> None:
         self.close_input()
@@ -209,7 +209,7 @@ def _how(report: BoxReport) -> str:
 class SessionServer:
     """A command in the background of a session, beside what the agent runs. Implements `ports.Launched`.
 
-    The agent can look at it, change what it reads and end it, so what it says is the agent's word.
+    The agent can read it, change its files and end it, so its output is no more trustworthy than the agent.
     """
 
     def __init__(self, keeper: SessionService, owner: Owner, session: str) -> None:
@@ -221,7 +221,7 @@ class SessionServer:
         self._following: asyncio.Task[None] | None = None
         self.isolation: Json = {}
 
-    def asking(self) -> Callable[[], Json | None]:
+    def network_meter(self) -> Callable[[], Json | None]:
         """The keeper knows what the session's box asks for, and the facts of the session's steps report it."""
         return lambda: None
 

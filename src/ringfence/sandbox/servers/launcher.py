@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence.core.aio import shielded
-from ringfence.core.box import Limits, Listening, Mount
+from ringfence.core.box import Limits, Listening, Mount, within
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.core.ports import Access, Launched, Route, Router
-from ringfence.core.sessions import Command, CommandRequest, Living, Opening, Owner, StaySpec
+from ringfence.core.sessions import Command, CommandRequest, Owner, SessionBackend, StayingBox, StaySpec
 from ringfence.sandbox.files import guarded
 from ringfence.sandbox.servers.boxed_server import BoxedServer, SessionServer
-from ringfence.sandbox.servers.resolve import ResolvedCommand, resolve, resolve_in_image, within
+from ringfence.sandbox.servers.resolve import ResolvedCommand, resolve, resolve_in_image
 
 if TYPE_CHECKING:
     from ringfence.sandbox.sessions.service import SessionService
@@ -44,32 +44,32 @@ class LaunchSettings:
 
     limits: Limits
     environment: Mapping[str, str]
-    """Ours, as far as programs are looked for with it; none of it enters a box."""
+    """Our environment variables, used only to look for programs; none of them enters a box."""
     private: Callable[[str], str | None]
-    """What credentials a folder of the host holds, if any."""
-    outward: Callable[[], Router] | None = None
+    """Returns which credentials a folder of the host holds, if any."""
+    router: Callable[[], Router] | None = None
     servers: Mapping[str, ServerSpec] = field(default_factory=dict)
-    """All of them, to know which share a box."""
+    """All servers, to know which share a box."""
     keeper: Callable[[], SessionService] | None = None
-    """Finds the keeper of sessions, for servers that live in one."""
+    """Finds the keeper of sessions, for servers that run in a session."""
     places: tuple[str, ...] = ()
-    """What they may reach besides their networks, as HOST[:PORT]."""
+    """What servers may reach besides their networks, as HOST[:PORT]."""
 
 
 @dataclass(slots=True)
 class _Shared:
-    """A box that several servers are in."""
+    """A box that several servers share."""
 
-    opening: asyncio.Task[tuple[Living, _Leave]]
+    opening: asyncio.Task[tuple[StayingBox, _Leave]]
     users: int = 0
 
 
 class BoxLauncher:
     """Implements `ports.Launcher`."""
 
-    def __init__(self, backend: Opening, surroundings: LaunchSettings) -> None:
+    def __init__(self, backend: SessionBackend, settings: LaunchSettings) -> None:
         self._backend = backend
-        self.surroundings = surroundings
+        self.settings = settings
         self._shared: dict[tuple[str, str], _Shared] = {}
 
     def isolation(self, spec: ServerSpec) -> Json:
@@ -81,26 +81,27 @@ class BoxLauncher:
         return await (self._in_session(spec, principal, session) if in_session else self.start(spec, principal))
 
     async def _in_session(self, spec: ServerSpec, principal: Principal, session: str) -> SessionServer:
-        if self.surroundings.keeper is None:
-            raise Unavailable("no_session", f"server {spec.name} lives in sessions, and there are none here")
+        if self.settings.keeper is None:
+            raise Unavailable("no_session", f"server {spec.name} runs in sessions, and there are none here")
         found = self._resolved_on_host(spec)
-        server = SessionServer(self.surroundings.keeper(), Owner(principal.tenant, principal.agent), session)
+        server = SessionServer(self.settings.keeper(), Owner(principal.tenant, principal.agent), session)
         env = {"PATH": found.path, **spec.env}
         await server.start(CommandRequest(found.argv, None, env, stdin=None))
         return server
 
     def needed(self, spec: ServerSpec) -> tuple[Mount, ...]:
-        """What a box must see for this server to run in it. Raises Unavailable."""
+        """The mounts that a box must have for this server to run in it. Raises Unavailable."""
         found = self._resolved_on_host(spec)
         return (*(Mount(tree, tree) for tree in sorted(found.trees)), *found.mounts)
 
     def prepared(self, spec: ServerSpec) -> tuple[StaySpec, Command]:
-        """The box that it would have of its own, and what would be started there. Raises Unavailable."""
+        """The box of its own that it would get, and its command. Raises Unavailable."""
         found = self._resolved(spec)
         return self._stay([spec], [found]), self._command(spec, found)
 
     async def start(self, spec: ServerSpec, principal: Principal, stdin: int | None = None) -> BoxedServer:
-        """Raises Unavailable. `stdin`: the reading end of a pipe for this server alone, which stays the caller's."""
+        """Start a server. `stdin`: the reading end of a pipe for this server alone, which stays the caller's. Raises
+        Unavailable."""
         found = self._resolved(spec)
         if spec.placement == OF_ITS_OWN:
             box, leave = await self._own(spec, found, principal)
@@ -114,10 +115,10 @@ class BoxLauncher:
             raise
         return server
 
-    # ── What is started ──
+    # ── The command and its box ──
 
     def _resolved(self, spec: ServerSpec) -> ResolvedCommand:
-        given = self.surroundings
+        given = self.settings
         root = _root(spec)
         try:
             if root is not None:
@@ -142,8 +143,8 @@ class BoxLauncher:
         mounts: dict[str, Mount] = {}
         for mount in (*(each for found in founds for each in found.mounts), *(m for s in specs for m in s.mounts)):
             mounts[mount.at] = mount
-        # As mounts, so that code which only its owner may read can be read. What the operator mounts there,
-        # read-only or not, is what they want to be seen there.
+        # As mounts, so that code which only its owner may read can be read. A mount of the operator's at the same
+        # place, read-only or not, takes precedence.
         own = [mount.at for spec in specs for mount in spec.mounts]
         ours = os.path.realpath(sys.base_prefix)  # which every box sees
         mounts |= {tree: Mount(tree, tree) for tree in trees if tree not in own and not within(tree, ours)}
@@ -169,17 +170,17 @@ class BoxLauncher:
         )
 
     def _limits(self, spec: ServerSpec) -> Limits:
-        usual = self.surroundings.limits
+        usual = self.settings.limits
         given: dict[str, Any] = dict(spec.limits)
         return replace(usual, **given) if given else usual
 
-    # ── Where it is started ──
+    # ── Opening boxes ──
 
-    async def _own(self, spec: ServerSpec, found: ResolvedCommand, who: Principal) -> tuple[Living, _Leave]:
+    async def _own(self, spec: ServerSpec, found: ResolvedCommand, who: Principal) -> tuple[StayingBox, _Leave]:
         return await self._open(spec, self._stay([spec], [found]), who)
 
-    async def _joined(self, spec: ServerSpec, who: Principal) -> tuple[Living, _Leave]:
-        """The box of that name, for this principal: what one does in it the others in it can see."""
+    async def _joined(self, spec: ServerSpec, who: Principal) -> tuple[StayingBox, _Leave]:
+        """The box of that name for this principal. Servers in it can see what the others do."""
         key = (spec.placement, who.key)
         shared = self._shared.get(key)
         if shared is None:
@@ -204,8 +205,8 @@ class BoxLauncher:
             raise
         return box, leave
 
-    async def _open_for_all(self, spec: ServerSpec, who: Principal) -> tuple[Living, _Leave]:
-        group = [each for each in self.surroundings.servers.values() if each.placement == spec.placement] or [spec]
+    async def _open_for_all(self, spec: ServerSpec, who: Principal) -> tuple[StayingBox, _Leave]:
+        group = [each for each in self.settings.servers.values() if each.placement == spec.placement] or [spec]
         box, end = await self._open(spec, self._stay(group, [self._resolved(each) for each in group]), who)
         key = (spec.placement, who.key)
 
@@ -216,15 +217,15 @@ class BoxLauncher:
         self._watching = asyncio.get_running_loop().create_task(watch())
         return box, end
 
-    async def _open(self, spec: ServerSpec, stay: StaySpec, who: Principal) -> tuple[Living, _Leave]:
-        """The box, and what ends it."""
-        passage = await self._passage(spec, who)
-        stay = replace(stay, env={**stay.env, **passage.env}, tenant=who.tenant)
+    async def _open(self, spec: ServerSpec, stay: StaySpec, who: Principal) -> tuple[StayingBox, _Leave]:
+        """Open a box. Returns it and the function that ends it."""
+        route = await self._route_of(spec, who)
+        stay = replace(stay, env={**stay.env, **route.env}, tenant=who.tenant)
         try:
-            box = await self._backend.open(stay, passage.serve)
+            box = await self._backend.open(stay, route.serve)
         except ValueError as exc:
             raise Unavailable("server_start", f"server {spec.name} cannot have such a box: {exc}") from None
-        before = guarded.look(stay.mounts, box.held)
+        before = guarded.look(stay.mounts, box.mounted)
 
         async def end() -> None:
             try:
@@ -234,27 +235,27 @@ class BoxLauncher:
 
         return box, end
 
-    async def _passage(self, spec: ServerSpec, who: Principal) -> Route:
-        outward = self.surroundings.outward
-        places = self.surroundings.places
+    async def _route_of(self, spec: ServerSpec, who: Principal) -> Route:
+        router = self.settings.router
+        places = self.settings.places
         if spec.network == "denied" and not spec.secrets and not places:
             return Route()
-        if outward is None:
+        if router is None:
             raise Unavailable("no_network_control", f"server {spec.name} needs a way out, and there is none here")
         access = Access(network=spec.network, places=places, secrets=spec.secrets, tenant=who.tenant, server=spec.name)
         try:
-            return await outward().passage(access)
+            return await router().route(access)
         except Refused as exc:
             raise Unavailable(exc.reason_code, f"server {spec.name}: {exc.message}") from None
 
 
 def _root(spec: ServerSpec) -> str | None:
-    """The tree of the image that it comes out of."""
+    """The tree of the server's image, if it has one."""
     return spec.packages.folder if spec.packages is not None and spec.packages.kind == "image" else None
 
 
 def _tell(spec: ServerSpec, planted: Sequence[str]) -> None:
-    """No call's facts could say it: a server does what it does between them, too."""
+    """Log it: a server acts between calls, too, so the facts of a call could not report it."""
     if planted:
         whose = spec.name if spec.placement == OF_ITS_OWN else f"{spec.name} and others in {spec.placement}"
         log.warning(

@@ -20,27 +20,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringfence.core.box import Mount
+from ringfence.core.box import Mount, within
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INTERPRETERS = ("python", "node", "nodejs", "deno", "bun", "ruby", "perl", "sh", "bash", "dash")
 _VALUED = {"-m": 1, "-c": 1, "-e": 1, "--eval": 1, "-p": 1, "-W": 1, "-X": 1, "-r": 1, "--require": 1, "--import": 1}
-"""Options of interpreters that take a word; what is run by one of the first five is no file."""
+"""Options of interpreters that take a word; the first five run something that is no file."""
 _COVERED = ("/workspace", "/tmp", "/var/tmp", "/dev", "/proc")  # noqa: S108 - as they are called in a box
-"""Of an image, what a box does not see: it has that itself."""
+"""Paths of an image that a box replaces by its own."""
 _DEEPEST = 8
-"""Links and scripts that lead to each other."""
+"""A limit for links and scripts that lead to each other."""
 
 
 @dataclass(slots=True)
 class ResolvedCommand:
-    """A command as it is started in the box, and what of the host it sees for it."""
+    """A command as it is started in the box, and what the box must see of the host for it."""
 
     argv: tuple[str, ...] = ()
     trees: set[str] = field(default_factory=set)
     files: dict[str, str] = field(default_factory=dict)
-    """Where the box sees a single file, or a folder by another name than its own: what that is on the host."""
+    """Single files, or folders under another name than their own: what they are on the host."""
     path: str = ""
     cwd: str = "/workspace"
 
@@ -71,8 +71,8 @@ def resolve(
 def resolve_in_image(
     command: Sequence[str], cwd: str | None, root: str, mounts: Sequence[Mount] = ()
 ) -> ResolvedCommand:
-    """A command of an image, whose tree is the box's root: nothing of the host is looked for, nor shown. `root` may
-    hold any links; none is followed here. Raises ValueError where the program cannot be in sight."""
+    """Resolve a command of an image, whose tree is the box's root: nothing of the host is looked for or shown. `root`
+    may hold any links; none is followed here. Raises ValueError where the program cannot be seen."""
     program = command[0]
     hidden = next((each for each in _COVERED if within(program, each)), None)
     if hidden is not None and not any(within(program, mount.at) for mount in mounts):
@@ -84,7 +84,7 @@ def resolve_in_image(
 
 
 def _may_be_in(root: str, path: str) -> bool:
-    """Whether there is something at `path` of an image; what lies behind a link, only the box itself finds out."""
+    """Whether there is something at `path` of an image; only the box itself follows links."""
     way = root
     for part in path.strip("/").split("/"):
         way = f"{way}/{part}"
@@ -108,7 +108,7 @@ class _Search:
         if os.path.basename(os.path.realpath(program)).rstrip("0123456789.") in _INTERPRETERS:
             place = self._script(command[1:])
         found.argv = (program, *command[1:])
-        self._settle()
+        self._drop_nested()
         if not found.sees(program):
             found.argv = (os.path.realpath(program), *command[1:])
         folders = [folder for folder in self._path.split(":") if os.path.isabs(folder) and found.sees(folder)]
@@ -123,12 +123,12 @@ class _Search:
         return found
 
     def run_mounted(self, command: tuple[str, ...], mount: Mount) -> ResolvedCommand:
-        """A program that lies in a mount: only its interpreter is to be found."""
+        """Resolve a program that lies in a mount: only its interpreter has to be found."""
         words = _shebang(mount.host + command[0].removeprefix(mount.at))
         if words:
             self._interpreter(words, 0)
         found = self._found
-        self._settle()
+        self._drop_nested()
         found.argv = command
         found.path = _DEFAULT_PATH
         return found
@@ -147,7 +147,7 @@ class _Search:
     # ── What lies around a file ──
 
     def _around(self, file: str, depth: int) -> None:
-        """What it takes to run this file, or to load it."""
+        """Find what it takes to run or load this file."""
         if depth > _DEEPEST:
             raise ValueError(f"{file} leads round in a circle")
         real = os.path.realpath(file)
@@ -159,7 +159,7 @@ class _Search:
             self._interpreter(words, depth)
 
     def _interpreter(self, words: list[str], depth: int) -> None:
-        """`#!/path/to/it`, or `#!/usr/bin/env it`."""
+        """The interpreter of `#!/path/to/it`, or `#!/usr/bin/env it`."""
         if os.path.basename(words[0]) == "env":
             names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
             words = names or words
@@ -196,7 +196,7 @@ class _Search:
                     self._show(line.strip(), line.strip())
 
     def _script(self, words: Sequence[str]) -> int | None:
-        """What an interpreter is told to run: which of the words, where that is a file that is there."""
+        """Which of the words names the script of an interpreter, where that is an existing file."""
         index = 0
         while index < len(words) and words[index].startswith("-") and words[index] != "-":
             option = words[index]
@@ -232,7 +232,7 @@ class _Search:
     # ── What the box is to see ──
 
     def _show(self, folder: str, file: str) -> None:
-        """A folder; where it holds something private, the file alone."""
+        """Show a folder; where it holds something private, show the file alone."""
         real = os.path.realpath(folder)
         if real == "/" or self._private(real) is not None:
             self._show_file(file)
@@ -246,8 +246,8 @@ class _Search:
         if os.path.isfile(real) and not _is_system(file):
             self._found.files[file] = real
 
-    def _settle(self) -> None:
-        """What lies in something that is shown is shown with it."""
+    def _drop_nested(self) -> None:
+        """Drop what lies in something that is shown anyway."""
         found = self._found
         found.trees = {
             tree for tree in found.trees if not any(tree != other and within(tree, other) for other in found.trees)
@@ -261,11 +261,7 @@ class _Search:
         }
 
 
-# ── Files ──
-
-
-def within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+# ── Files ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _is_system(path: str) -> bool:

@@ -1,7 +1,7 @@
-"""What a server that ended in its box may have lacked, read from what it said last, and what would give it that.
+"""What a server that ended in its box may have lacked, read from its last output, and the grant for it.
 
-Only a guess: what a box may not see is simply not there, so there is no refusal that could be counted. What the
-server says is not trusted: it is read for names of paths and hosts, and a grant is only ever proposed to a person.
+Only a guess: a box simply does not have what it may not see, so there is no refusal to count. The output of the server
+is not trusted: it is searched for paths and hosts, and a grant is only ever proposed to a person.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ringfence.core.box import BoxReport
 
 Kind = Literal["path", "network", "memory", "processes", "disk", "listen", "call"]
 _MOST = 5
-_SAID = 16_384
+_READ_CHARACTERS = 16_384
 _PATH = r"['\"`]?(/[^\s'\"`:,;)\]}]+)"
 _ABSENT = (
     re.compile(r"No such file or directory:? " + _PATH),
@@ -48,15 +48,15 @@ class MissingGrant:
     kind: Kind
     what: str
     line: str
-    """Of its entry in the configuration: what would grant it."""
+    """The line of its entry in the configuration that would grant it."""
     option: str = ""
-    """The same for `ringfence wrap`."""
+    """The option of `ringfence wrap` that would grant it."""
 
 
-def diagnose(report: BoxReport, said: str) -> tuple[MissingGrant, ...]:
-    """`said`: the last of what it wrote to stderr."""
+def diagnose(report: BoxReport, stderr: str) -> tuple[MissingGrant, ...]:
+    """`stderr`: the last part of what it wrote there."""
     found: dict[str, MissingGrant] = {}
-    for want in (*_of_limits(report), *_of_words(said[-_SAID:])):
+    for want in (*_of_limits(report), *_of_words(stderr[-_READ_CHARACTERS:])):
         found.setdefault(want.what, want)
     if not found and report.ended in ("signalled", "policy"):
         found = {want.what: want for want in _of_calls(report.denials)}
@@ -74,19 +74,19 @@ def _of_limits(report: BoxReport) -> Iterator[MissingGrant]:
         yield MissingGrant("disk", "more room in its workspace", "limits: {disk_mb: 2048}", "--disk 2048")
 
 
-def _of_words(said: str) -> Iterator[MissingGrant]:
+def _of_words(stderr: str) -> Iterator[MissingGrant]:
     for pattern in _UNWRITABLE:
-        for match in pattern.finditer(said):
+        for match in pattern.finditer(stderr):
             path = _folder_of(match[1])
             if path is not None:
                 yield _mount(f"to write to {path}", path, "rw")
     for pattern in _ABSENT:
-        for match in pattern.finditer(said):
+        for match in pattern.finditer(stderr):
             path = _on_the_host(match[1])
             if path is not None:
                 yield _mount(f"to see {path}", path, "ro")
-    if _NO_NETWORK.search(said):
-        hosts = dict.fromkeys(match[1] for pattern in _UNREACHED for match in pattern.finditer(said))
+    if _NO_NETWORK.search(stderr):
+        hosts = dict.fromkeys(match[1] for pattern in _UNREACHED for match in pattern.finditer(stderr))
         named = ", ".join(f'"{host}:443"' for host in list(hosts)[:_MOST] or ["HOST"])
         text = f"a network that reaches {', '.join(list(hosts)[:_MOST])}" if hosts else "a network"
         line = f"network: NAME, and networks: {{NAME: {{allow: [{named}]}}}}"
@@ -106,13 +106,13 @@ def _of_calls(denials: Mapping[str, int]) -> Iterator[MissingGrant]:
 
 
 def _on_the_host(path: str) -> str | None:
-    """The path, where it is there outside of the box; what is nowhere cannot be granted."""
+    """The path, where it exists outside of the box; what exists nowhere cannot be granted."""
     path = os.path.normpath(path)
     return path if path != "/" and os.path.lexists(path) else None
 
 
 def _folder_of(path: str) -> str | None:
-    """Of a file that it wanted to write, the folder."""
+    """The folder of a file that it wanted to write."""
     path = os.path.normpath(path)
     if not os.path.isdir(path):
         path = os.path.dirname(path)
@@ -120,7 +120,7 @@ def _folder_of(path: str) -> str | None:
 
 
 def explain(name: str, found: tuple[MissingGrant, ...]) -> str:
-    """For a person."""
+    """The diagnosis in words."""
     if not found:
         return ""
     return "; ".join(f"it wanted {want.what} (servers.{name}: {want.line})" for want in found)

@@ -1,7 +1,7 @@
 """Artifacts: the files in /workspace/output of a session that has ended, kept for a time, for its owner.
 
-All artifacts together have a limit, because a box could otherwise leave any amount: a file that costs a box nothing,
-being all holes, is a whole file here. When the limit is reached, the oldest artifacts of the owner who has the most are
+All artifacts together have a limit, because a box could otherwise leave any amount: a file full of holes costs a box
+nothing, but is a whole file here. When the limit is reached, the oldest artifacts of the owner with the most are
 removed, so that no owner can push out those of another by leaving more.
 """
 

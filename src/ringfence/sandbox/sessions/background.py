@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from ringfence.core.box import BoxReport, Captured, Stream
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Status
-from ringfence.core.sessions import Commanding, ProcessLogs, ProcessState, Tell
+from ringfence.core.sessions import ProcessLogs, ProcessState, StartedCommand, Tell
 from ringfence.sandbox.sessions.concurrency import DetachedTasks
 
 MOST_RUNNING = 16
 MOST_KEPT = 16
 """How many exited processes can still be asked for, the latest ones."""
 CAPTURED_BYTES = 256 * 1024
-"""Of each stream, unless told otherwise: it is kept in the supervisor's memory, not in the box's."""
+"""Of each stream, by default: it is kept in the supervisor's memory, not in the box's."""
 _FULL_SECONDS = 0.005
 
 
@@ -28,7 +28,7 @@ class Process:
 
     number: int
     argv: tuple[str, ...]
-    running: Commanding
+    running: StartedCommand
     listeners: set[Tell]
     over: asyncio.Task[BoxReport]
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
@@ -46,7 +46,7 @@ class Process:
         return ProcessState(self.number, self.argv, self.started_at, not self.is_over, report)
 
     def logs(self, stdout_from: int, stderr_from: int) -> ProcessLogs:
-        """What was written since. Where output was dropped, the next offset is further on than the given bytes."""
+        """Output since these offsets. Where some was dropped, the next offset is further on than the bytes returned."""
         stdout, stderr = self.running.logs
         out, out_at = _since(stdout, stdout_from)
         err, err_at = _since(stderr, stderr_from)
@@ -57,7 +57,7 @@ class Process:
         return self.info
 
     async def follow(self, offsets: tuple[int, int], tell: Tell) -> ProcessState:
-        """Tell what was written since, and what is written, until it exits."""
+        """Hand on output from these offsets on, and what is written later, until it exits."""
         at = offsets
         while True:  # the captured head and tail come one after the other
             logs = self.logs(*at)
@@ -68,14 +68,14 @@ class Process:
                 break
             at = (logs.stdout_at, logs.stderr_at)
 
-        def hear(stream: Stream, data: bytes) -> None:
+        def on_output(stream: Stream, data: bytes) -> None:
             tell(stream, data)
 
-        self.listeners.add(hear)
+        self.listeners.add(on_output)
         try:
             return await self.wait(None)
         finally:
-            self.listeners.discard(hear)
+            self.listeners.discard(on_output)
 
     async def send(self, data: bytes, *, eof: bool) -> None:
         """Send all of it, as fast as it is read. Raises Unavailable where the process has exited."""
@@ -92,7 +92,7 @@ class Process:
 
 
 class Processes:
-    """Those of one session, by number."""
+    """The background processes of one session, by number."""
 
     def __init__(self, tasks: DetachedTasks) -> None:
         self._tasks = tasks
@@ -109,7 +109,7 @@ class Processes:
             raise Refused(Status.VALIDATION_FAILURE, "too_many", text)
 
     def add(
-        self, argv: tuple[str, ...], running: Commanding, listeners: set[Tell], done: Callable[[], None]
+        self, argv: tuple[str, ...], running: StartedCommand, listeners: set[Tell], done: Callable[[], None]
     ) -> ProcessState:
         """Add one that was just started; `listeners` get what it writes, `done` is called when it exits."""
         over = self._tasks.start(running.over())
@@ -133,7 +133,7 @@ class Processes:
 
 
 def _since(captured: Captured, offset: int) -> tuple[bytes, int]:
-    """What is still captured of a stream from an offset on, in one piece, and where it ends."""
+    """What is still captured of a stream from an offset on, in one piece, and the offset of its end."""
     if offset < len(captured.head):
         data = captured.head[max(0, offset) :]
         return (data, len(captured.head)) if captured.truncated else (data + captured.tail, captured.total)

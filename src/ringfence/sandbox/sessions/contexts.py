@@ -8,10 +8,19 @@ from dataclasses import dataclass
 
 from ringfence.core.box import Limits
 from ringfence.core.errors import Refused, RingfenceError
-from ringfence.core.sessions import Cell, CellReport, CellRequest, Interpreting, Living, Tell
+from ringfence.core.sessions import (
+    BoxInterpreter,
+    Cell,
+    CellReport,
+    CellRequest,
+    OnShown,
+    StayingBox,
+    Tell,
+    discard_output,
+    discard_value,
+)
 from ringfence.sandbox.files.paths import WORKSPACE, full_path, parts_of, refusal
 from ringfence.sandbox.sessions.concurrency import BoundedLock
-from ringfence.sandbox.sessions.service import OnShown, discard_output, discard_value
 
 DEFAULT = "default"
 MOST_CONTEXTS = 16
@@ -27,10 +36,10 @@ class Context:
 
     name: str
     turn: BoundedLock
-    interpreter: Interpreting | None = None
+    interpreter: BoxInterpreter | None = None
     running: bool = False
 
-    async def run(self, interpreter: Interpreting, cell: Cell, tell: Tell, shown: OnShown) -> CellReport:
+    async def run(self, interpreter: BoxInterpreter, cell: Cell, tell: Tell, shown: OnShown) -> CellReport:
         self.running = True
         try:
             return await interpreter.run(cell, tell, shown)
@@ -45,7 +54,7 @@ class Contexts:
 
     def __init__(self, session: str) -> None:
         self.folder = WORKSPACE
-        """Where interpreters start, and where the default one was when it was last asked."""
+        """The working directory of new interpreters: that of the default one when it was last asked."""
         self._session = session
         self._contexts: dict[str, Context] = {}
         self.get(DEFAULT)
@@ -55,7 +64,7 @@ class Contexts:
         return tuple(self._contexts)
 
     def get(self, name: str) -> Context:
-        """Made when it is first named."""
+        """The context of this name, made when it is first named."""
         if name not in self._contexts:
             if not _NAME.fullmatch(name):
                 text = (
@@ -71,11 +80,11 @@ class Contexts:
             )
         return self._contexts[name]
 
-    async def start(self, context: Context, box: Living) -> Interpreting:
+    async def start(self, context: Context, box: StayingBox) -> BoxInterpreter:
         """Raises SetUpFailed, Unavailable."""
         made = context.interpreter = await box.interpreter()
         if self.folder != WORKSPACE:
-            await self._say(context, f"__import__('os').chdir({self.folder!r})")
+            await self._run_own(context, f"__import__('os').chdir({self.folder!r})")
         return made
 
     def interrupt(self, name: str) -> bool:
@@ -93,17 +102,18 @@ class Contexts:
         async with context.turn:
             if not is_running():
                 return
-            report = await self._say(context, "print(__import__('os').getcwd());")
-        said = report.report.stdout.head.decode("utf-8", "replace").rstrip("\n") if report is not None else ""
+            report = await self._run_own(context, "print(__import__('os').getcwd());")
+        answer = report.report.stdout.head.decode("utf-8", "replace").rstrip("\n") if report is not None else ""
         try:
-            if said.startswith(WORKSPACE):
-                self.folder = full_path(parts_of(said))
+            if answer.startswith(WORKSPACE):
+                self.folder = full_path(parts_of(answer))
         except Refused:
             return
 
-    async def _say(self, context: Context, source: str) -> CellReport | None:
+    async def _run_own(self, context: Context, source: str) -> CellReport | None:
+        """Run a line of the supervisor's, which no caller gets a report of."""
         assert context.interpreter is not None
-        cell = Cell(source.encode(), _OUR_LIMITS, told=False)
+        cell = Cell(source.encode(), _OUR_LIMITS, reported=False)
         try:
             return await context.run(context.interpreter, cell, discard_output, discard_value)
         except RingfenceError:

@@ -79,7 +79,7 @@ class SessionJournal:
                 self._rewrite()
 
     async def synced(self) -> None:
-        """Wait until all that was written so far is on the disk. Raises StoreError."""
+        """Wait until everything written so far is on the disk. Raises StoreError."""
         mine = self._written
         while self._durable < mine:
             if self._syncing is None:
@@ -87,7 +87,7 @@ class SessionJournal:
             await shielded(self._syncing)
 
     def note(self, event: Literal["paused", "resumed"], id_: str, owner: Owner, step: int) -> None:
-        """Written soon."""
+        """Note a line, to be written soon."""
         self._noted.append((event, id_, owner, step, time.time()))
         if self._soon is None:
             self._soon = asyncio.get_running_loop().call_later(_SOON_SECONDS, self._sync_noted)
@@ -104,15 +104,15 @@ class SessionJournal:
 
     def _write_noted(self) -> None:
         noted, self._noted = self._noted, []
-        said = [
+        entries = [
             {"at": _moment(at), "event": event, "session": id_, "owner": list(owner), "step": step}
             for event, id_, owner, step, at in noted
         ]
-        if said:
-            self._append(b"".join(map(_encoded, said)), len(said))
+        if entries:
+            self._append(b"".join(map(_encoded, entries)), len(entries))
 
     def close(self) -> None:
-        """After this, another keeper may hold it."""
+        """Close the file; then another keeper may hold it."""
         for descriptor in (self._file, self._lock):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -144,13 +144,13 @@ class SessionJournal:
 
     def _take(self, line: bytes) -> None:
         with suppress(ValueError, TypeError, KeyError):
-            said = json.loads(line)
-            if said["event"] == "created":
+            entry = json.loads(line)
+            if entry["event"] == "created":
                 _info(line)
-                self._created[said["session"]] = line
-            elif said["event"] == "ended" and said["session"] in self._created:
-                self.past[said["session"]] = _ended(self._created[said["session"]], said)
-                self._ended[said["session"]] = line
+                self._created[entry["session"]] = line
+            elif entry["event"] == "ended" and entry["session"] in self._created:
+                self.past[entry["session"]] = _ended(self._created[entry["session"]], entry)
+                self._ended[entry["session"]] = line
 
     def _forget(self) -> None:
         """Drop those that ended more than a day ago, and the oldest where there are too many."""
@@ -200,7 +200,7 @@ class SessionJournal:
 
 def _seen(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # the next caller of `synced` is told
+        task.exception()  # the next caller of `synced` gets it
 
 
 def _locked(path: Path) -> int:
@@ -219,38 +219,38 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _line(event: Event, info: SessionInfo, more: Mapping[str, Any]) -> bytes:
-    said: dict[str, Any] = {"at": _now(), "event": event, "session": info.id, "owner": list(info.owner)}
+    entry: dict[str, Any] = {"at": _now(), "event": event, "session": info.id, "owner": list(info.owner)}
     if event == "created":
-        said |= {"template": info.template, "created_at": info.created_at, "snapshot": info.snapshot}
-        said |= {"limits": asdict(info.limits), "metadata": dict(info.metadata)}
+        entry |= {"template": info.template, "created_at": info.created_at, "snapshot": info.snapshot}
+        entry |= {"limits": asdict(info.limits), "metadata": dict(info.metadata)}
     else:
-        said |= {"step": info.step, "why": info.why, "ended_at": info.ended_at, "contexts": list(info.contexts)}
-    return _encoded(said | dict(more))
+        entry |= {"step": info.step, "why": info.why, "ended_at": info.ended_at, "contexts": list(info.contexts)}
+    return _encoded(entry | dict(more))
 
 
-def _encoded(said: Mapping[str, Any]) -> bytes:
-    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+def _encoded(entry: Mapping[str, Any]) -> bytes:
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
 
 
 def _info(line: bytes) -> SessionInfo:
-    """Of a `created` line. Raises ValueError, TypeError, KeyError."""
-    said = json.loads(line)
-    tenant, agent = said["owner"]
+    """The session of a `created` line. Raises ValueError, TypeError, KeyError."""
+    entry = json.loads(line)
+    tenant, agent = entry["owner"]
     return SessionInfo(
-        id=said["session"],
+        id=entry["session"],
         owner=Owner(tenant, agent),
         state="starting",
-        template=said["template"],
-        created_at=said["created_at"],
-        limits=Limits(**said["limits"]),
-        metadata=said["metadata"],
-        snapshot=said["snapshot"],
+        template=entry["template"],
+        created_at=entry["created_at"],
+        limits=Limits(**entry["limits"]),
+        metadata=entry["metadata"],
+        snapshot=entry["snapshot"],
     )
 
 
-def _ended(created: bytes, said: Mapping[str, Any]) -> SessionInfo:
-    told = {"step": said["step"], "why": said["why"], "contexts": tuple(said["contexts"])}
-    return replace(_info(created), state="stopped", ended_at=str(said["ended_at"]), **told)
+def _ended(created: bytes, entry: Mapping[str, Any]) -> SessionInfo:
+    changes = {"step": entry["step"], "why": entry["why"], "contexts": tuple(entry["contexts"])}
+    return replace(_info(created), state="stopped", ended_at=str(entry["ended_at"]), **changes)
 
 
 def _now() -> str:

@@ -1,9 +1,9 @@
 """All sessions of one keeper: `SessionService` in this process.
 
-The manager creates sessions, knows whose they are, and finds them for their owners; what is then asked of one session,
-the session answers itself. It also keeps what outlives sessions: outputs, snapshots, volumes, and the journal.
+The manager creates sessions, knows their owners, and finds them for their owners; the session itself answers requests
+to it. The manager also keeps what outlives sessions: outputs, snapshots, volumes, and the journal.
 
-Looking needs no running box: neither files nor logs resume a session that is paused. What has to run, and what changes
+Reading needs no running box: neither files nor logs resume a session that is paused. Running something, and changing
 files, does. The manager knows neither policy nor secrets: callers apply them anew at every step and every request, and
 no snapshot contains them.
 """
@@ -27,7 +27,7 @@ from ringfence.core.aio import in_thread, pieces_of, shielded
 from ringfence.core.box import FileFact, Input, NetworkRule, Serve
 from ringfence.core.brokering import SubstitutionDenial, SubstitutionReply, SubstitutionRequest
 from ringfence.core.errors import Refused, RingfenceError, SetUpFailed, Unavailable
-from ringfence.core.sessions import ForkProblem, Opening, Owner, SessionInfo, SessionSpec
+from ringfence.core.sessions import ForkProblem, Owner, SessionBackend, SessionInfo, SessionSpec
 from ringfence.sandbox.files.inputs import put_inputs
 from ringfence.sandbox.files.paths import parts_of, refusal
 from ringfence.sandbox.files.watch import Changed
@@ -38,7 +38,7 @@ from ringfence.sandbox.sessions.concurrency import DetachedTasks
 from ringfence.sandbox.sessions.contexts import DEFAULT
 from ringfence.sandbox.sessions.journal import SessionJournal
 from ringfence.sandbox.sessions.ports import Peer
-from ringfence.sandbox.sessions.remote_secrets import RemoteSecrets, SecretLenders
+from ringfence.sandbox.sessions.remote_secrets import RemoteSecrets, SecretBrokers
 from ringfence.sandbox.sessions.session import Session, SharedResources, check_seconds, stopped, then_close
 from ringfence.sandbox.sessions.snapshots import FORK_PREFIX, Snapshot, SnapshotList, Snapshots
 from ringfence.sandbox.sessions.volumes import Volume, VolumeList, Volumes
@@ -74,24 +74,24 @@ class _OfSession(Generic[P, T]):
 
 
 class SessionManager:
-    """Methods raise Refused, Unavailable and StoreError."""
+    """The sessions of this process. Methods raise Refused, Unavailable and StoreError."""
 
     def __init__(
         self,
-        backend: Opening,
+        backend: SessionBackend,
         folder: Path,
         rules: CapacityRules,
         serve: ServeBy | None = None,
         peer: Peer | None = None,
     ) -> None:
-        """`serve` turns network rules into a route out, `peer` tells who connects to a forwarded port; None: no session
-        has any."""
+        """`serve` turns network rules into a route out, `peer` returns the user that connects to a forwarded port;
+        None: no session has any."""
         self._backend = backend
         self._serve = serve
         self._capacity = Capacity(rules)
         self._snapshots = Snapshots(folder / "snapshots")
         self._volumes = Volumes(folder / "volumes")
-        self._lenders = SecretLenders()
+        self._brokers = SecretBrokers()
         self._journal = SessionJournal(folder)
         past = {id_: info.owner for id_, info in self._journal.past.items()}
         self._artifacts = Artifacts(folder / "artifacts", rules.retain_seconds, rules.retain_bytes, past)
@@ -106,20 +106,20 @@ class SessionManager:
     @classmethod
     async def open(
         cls,
-        backend: Opening,
+        backend: SessionBackend,
         folder: Path,
         rules: CapacityRules,
         serve: ServeBy | None = None,
         peer: Peer | None = None,
     ) -> SessionManager:
-        """In this folder, which no other keeper holds. Sessions of a keeper that died are closed, and can be asked
-        for."""
+        """Open a manager in this folder, which no other keeper holds. Sessions of a keeper that died are closed, and
+        can still be asked for."""
         manager = cls(backend, folder, rules, serve, peer)
         await manager._clean_up()
         return manager
 
     async def _clean_up(self) -> None:
-        """Put in order what a keeper that died has left."""
+        """Clean up after a keeper that died."""
         died = {info.owner for info in self._journal.past.values() if info.why == "keeper_died"}
         for owner in died:
             try:
@@ -142,7 +142,7 @@ class SessionManager:
             await asyncio.sleep(_TIDY_SECONDS)
 
     async def close(self) -> None:
-        """End every session, and let another keeper have the folder. The caller closes the backend."""
+        """End every session, and release the folder for another keeper. The caller closes the backend."""
         self._closing = True
         await self._tasks.join()
         sessions = builtins.list(self._sessions.values())
@@ -157,7 +157,7 @@ class SessionManager:
         await self._journal.settle()
         self._journal.close()
 
-    # ── Which there are, and whose ──
+    # ── Finding sessions ──
 
     @property
     def live(self) -> int:
@@ -165,7 +165,7 @@ class SessionManager:
         return sum(session.state != "stopped" for session in self._sessions.values())
 
     def get(self, owner: Owner, id: str) -> Session:
-        """One that is not gone yet. A session of another owner is answered like one that does not exist."""
+        """The session of this id. One of another owner is answered like one that does not exist."""
         session = self._sessions.get(id)
         if session is None or session.owner != owner:
             raise stopped(self._past(owner, id))
@@ -205,7 +205,7 @@ class SessionManager:
         return session.info
 
     def _end_unclaimed(self, created: asyncio.Task[Session]) -> None:
-        """Its caller is gone, and knows no id to end it by."""
+        """End a session whose caller is gone: it knows no id to end it by."""
         if not created.cancelled() and created.exception() is None:
             self._tasks.start(created.result().end("closed"))
 
@@ -224,12 +224,12 @@ class SessionManager:
             self._journal.write("created", info if spec.retain != "none" else replace(info, metadata={}))
             # The disk and the box are waited for at the same time.
             written = self._tasks.start(self._journal.synced())
-            await self._start(session, snapshot)
+            await self._start_session(session, snapshot)
             await written
         except BaseException as problem:
-            # What code in a box said is for the caller who ran it, and is not kept.
-            said = problem.reason_code if isinstance(problem, SetUpFailed) else str(problem)
-            await session.end("failed", said)
+            # The output of code in a box is for the caller who ran it, and is not recorded.
+            cause = problem.reason_code if isinstance(problem, SetUpFailed) else str(problem)
+            await session.end("failed", cause)
             raise
         return session
 
@@ -237,8 +237,8 @@ class SessionManager:
         self._sessions.pop(id_, None)
         self._capacity.leave(id_)
 
-    async def _start(self, session: Session, snapshot: Snapshot | None) -> None:
-        """Make its box, fill it, and let it begin."""
+    async def _start_session(self, session: Session, snapshot: Snapshot | None) -> None:
+        """Make its box, fill it, and mark it as running."""
         owner = session.owner
         stay = replace(session.spec.stay, tenant=owner.tenant)
         inputs = stay.inputs
@@ -251,9 +251,9 @@ class SessionManager:
             stay = replace(stay, env={**snapshot.env, **stay.env}, inputs=())
         # The bytes of inputs need not stay in memory as long as the session does.
         session.spec = replace(session.spec, stay=replace(stay, inputs=(), folders=()))
-        if session.spec.lending is not None:
+        if session.spec.secrets is not None:
             # Of this box alone: neither a snapshot nor a fork has the placeholders of its secrets.
-            session.secrets = RemoteSecrets(session.id, owner, session.spec.lending, self._lenders)
+            session.secrets = RemoteSecrets(session.id, owner, session.spec.secrets, self._brokers)
             stay = replace(stay, env={**session.secrets.env, **stay.env})
         try:
             box = await self._backend.open(stay, self._route(session.spec, session.secrets))
@@ -270,7 +270,7 @@ class SessionManager:
         session.contexts.folder = snapshot.cwd if snapshot is not None else session.contexts.folder
         if stay.setup is not None:
             await session.contexts.start(session.contexts.get(DEFAULT), box)
-        session.begin()
+        session.mark_running()
 
     def _route(self, spec: SessionSpec, secrets: RemoteSecrets | None) -> Serve | None:
         """Raises ValueError for rules that make no sense."""
@@ -298,7 +298,7 @@ class SessionManager:
             session.check_live()
         return await session.end("closed")
 
-    # ── What a session answers itself ──
+    # ── Verbs of a session ──
 
     pause = _OfSession(Session.pause)
     resume = _OfSession(Session.resume)
@@ -307,7 +307,7 @@ class SessionManager:
     interrupt = _OfSession(Session.interrupt)
     command = _OfSession(Session.command)
     show = _OfSession(Session.show)
-    lend = _OfSession(Session.lend)
+    use_broker = _OfSession(Session.use_broker)
     start = _OfSession(Session.start)
     processes = _OfSession(Session.processes)
     logs = _OfSession(Session.logs)
@@ -331,7 +331,7 @@ class SessionManager:
     # ── Files, also of sessions that have ended ──
 
     async def state_of(self, owner: Owner, id: str) -> tuple[int, str]:
-        """A step that begins meanwhile is not included: a caller who acts upon this names the step, and is refused if
+        """A step that begins meanwhile is not included: a caller that relies on this names the step, and is refused if
         it has changed."""
         step = self.get(owner, id).step
         return step, await self._look(owner, id, ".", lambda workspace: workspace.tree_hash())
@@ -384,15 +384,15 @@ class SessionManager:
 
     # ── Secrets ──
 
-    async def wishes(self, owner: Owner, lender: str) -> AsyncGenerator[SubstitutionRequest, None]:
-        async with aclosing(self._lenders.wishes(lender)) as wishes:
-            async for wish in wishes:
-                yield wish
+    async def substitution_requests(self, owner: Owner, broker: str) -> AsyncGenerator[SubstitutionRequest, None]:
+        async with aclosing(self._brokers.substitution_requests(broker)) as requests:
+            async for request in requests:
+                yield request
 
-    async def settle(
-        self, owner: Owner, lender: str, number: int, answer: SubstitutionReply | SubstitutionDenial
+    async def answer_substitution(
+        self, owner: Owner, broker: str, number: int, answer: SubstitutionReply | SubstitutionDenial
     ) -> None:
-        self._lenders.settle(lender, number, answer)
+        self._brokers.answer_substitution(broker, number, answer)
 
     # ── Snapshots, forks, volumes ──
 
@@ -404,7 +404,7 @@ class SessionManager:
         await in_thread(lambda: self._snapshots.remove(reference, owner=owner))
 
     async def fork(self, owner: Owner, id: str, count: int) -> builtins.list[SessionInfo | ForkProblem]:
-        """So many sessions that begin as this one is now. Volumes that it writes to, they can only read."""
+        """Open so many sessions that start as this one is now. Volumes that it writes to are read-only in them."""
         if not 0 < count <= MOST_FORKS:
             raise refusal("bad_count", f"a session can be forked into 1 to {MOST_FORKS} at a time, not {count}")
         session = self.get(owner, id)

@@ -31,19 +31,21 @@ _LOG_SECONDS = 60.0
 
 Peer = Callable[[socket.socket], int | None]
 """The user at the far end of a connection within this host; None where there is any doubt."""
-Reach = Callable[[], Awaitable[socket.socket]]
+OpenSocket = Callable[[], Awaitable[socket.socket]]
 """A socket in the box's network, not connected yet; a paused session is resumed for it."""
 
 
 class PortForwards:
     """All forwarded ports of one session."""
 
-    def __init__(self, session: str, listening: Listening, in_use: UseCounter, reach: Reach, peer: Peer | None) -> None:
+    def __init__(
+        self, session: str, listening: Listening, in_use: UseCounter, open_socket: OpenSocket, peer: Peer | None
+    ) -> None:
         """`in_use` is entered while a connection is open; without `peer` no port can be forwarded."""
         self._session = session
         self._listening = listening
         self._in_use = in_use
-        self._reach = reach
+        self._open_socket = open_socket
         self._peer = peer
         self._open: dict[int, _Forward] = {}
         self._unreported = 0
@@ -57,7 +59,9 @@ class PortForwards:
         if found is None:
             if len(self._open) >= MOST_PORTS:
                 raise refusal("too_many_ports", f"session {self._session} shows {MOST_PORTS} ports already")
-            found = self._open[port] = _Forward(port, self._session, self._in_use, self._reach, self._peer, self._count)
+            found = self._open[port] = _Forward(
+                port, self._session, self._in_use, self._open_socket, self._peer, self._count
+            )
         return await found.opened()
 
     def _count(self) -> None:
@@ -93,12 +97,18 @@ class PortForwards:
 
 class _Forward:
     def __init__(
-        self, port: int, session: str, in_use: UseCounter, reach: Reach, peer: Peer, count: Callable[[], None]
+        self,
+        port: int,
+        session: str,
+        in_use: UseCounter,
+        open_socket: OpenSocket,
+        peer: Peer,
+        count: Callable[[], None],
     ) -> None:
         self._port = port
         self._session = session
         self._in_use = in_use
-        self._reach = reach
+        self._open_socket = open_socket
         self._peer = peer
         self._count = count
         self._opening = asyncio.ensure_future(asyncio.start_server(self._connected, "127.0.0.1", 0))
@@ -151,7 +161,7 @@ class _Forward:
             self._silent_until = now + _LOG_SECONDS
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        way = await self._reach()
+        way = await self._open_socket()
         try:
             way.setblocking(False)
             async with asyncio.timeout(_CONNECT_SECONDS):

@@ -1,9 +1,10 @@
-"""Secrets of sessions, which their keeper does not have: a process that has them lends them, one request at a time.
+"""Secrets of sessions. The keeper does not have them: a broker, in a process that has, decides one request at a time.
 
-A session's box has a placeholder for each secret. Before a request of that box leaves, the keeper puts it as a wish to
-the process that was last asked to run something there, which decides, records, and gives what is needed. Where no such
-process listens, the request fails: nothing is remembered that could be used instead. What is put into a request is gone
-with it; the values that its answers are searched for stay in memory as long as the box exists, and go nowhere else.
+A session's box has a placeholder for each secret. Before a request of that box leaves, the keeper asks the broker of
+the process that last ran something there. That broker decides, records its decision and says what to substitute.
+Where none is connected, the request fails: the keeper remembers nothing that could be used instead. A substituted value
+is gone with its request; the values that answers are searched for stay in memory as long as the box exists, and go
+nowhere else.
 
 Loaded by every keeper: what handles requests is imported when the first one comes, because most sessions have no
 secrets, and it takes long to load.
@@ -32,63 +33,63 @@ from ringfence.core.sessions import Owner
 
 if TYPE_CHECKING:
     from ringfence.egress.substitution import Cleaner, Substitute, Substitution
-    from ringfence.secrets.redaction import RedactingStream, SecretMatcher
+    from ringfence.secrets.redaction import SecretMatcher
 
-_MOST_WISHES = 256
-"""Of one lender at one time."""
+_MOST_WAITING = 256
+"""Requests that may wait for one broker at the same time."""
 _ANSWER_SECONDS = 40.0
 """A command that prints a secret has thirty."""
 
 
-class _Lender:
-    """A process that listens for wishes."""
+class _BrokerConnection:
+    """One broker that listens for requests, and the answers that are awaited from it."""
 
     def __init__(self) -> None:
-        self.wishes: asyncio.Queue[SubstitutionRequest] = asyncio.Queue()
+        self.requests: asyncio.Queue[SubstitutionRequest] = asyncio.Queue()
         self.waiting: dict[int, asyncio.Future[SubstitutionReply | SubstitutionDenial]] = {}
 
 
-class SecretLenders:
-    """All processes that lend secrets to sessions of this keeper, by a secret name of their own."""
+class SecretBrokers:
+    """All brokers that answer for sessions of this keeper, each by a secret name of its own."""
 
     def __init__(self) -> None:
-        self._lenders: dict[str, _Lender] = {}
+        self._brokers: dict[str, _BrokerConnection] = {}
         self._numbers = itertools.count(1)
 
-    def __contains__(self, lender: str) -> bool:
-        return lender in self._lenders
+    def __contains__(self, broker: str) -> bool:
+        return broker in self._brokers
 
-    async def wishes(self, lender: str) -> AsyncGenerator[SubstitutionRequest, None]:
-        if lender in self._lenders:
-            raise Refused(Status.VALIDATION_FAILURE, "bad_request", "this lender listens already")
-        listening = self._lenders[lender] = _Lender()
+    async def substitution_requests(self, broker: str) -> AsyncGenerator[SubstitutionRequest, None]:
+        if broker in self._brokers:
+            raise Refused(Status.VALIDATION_FAILURE, "bad_request", "this broker listens already")
+        listening = self._brokers[broker] = _BrokerConnection()
         try:
             yield SubstitutionRequest(0)
             while True:
-                yield await listening.wishes.get()
+                yield await listening.requests.get()
         finally:
-            del self._lenders[lender]
+            del self._brokers[broker]
             for waiting in listening.waiting.values():
                 if not waiting.done():
                     waiting.set_result(_gone())
 
-    def settle(self, lender: str, number: int, answer: SubstitutionReply | SubstitutionDenial) -> None:
-        listening = self._lenders.get(lender)
+    def answer_substitution(self, broker: str, number: int, answer: SubstitutionReply | SubstitutionDenial) -> None:
+        listening = self._brokers.get(broker)
         waiting = None if listening is None else listening.waiting.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
-    async def ask(self, lender: str, wish: SubstitutionRequest) -> SubstitutionReply | SubstitutionDenial:
-        listening = self._lenders.get(lender)
+    async def ask(self, broker: str, request: SubstitutionRequest) -> SubstitutionReply | SubstitutionDenial:
+        listening = self._brokers.get(broker)
         if listening is None:
             return _gone()
-        if len(listening.waiting) >= _MOST_WISHES:
+        if len(listening.waiting) >= _MOST_WAITING:
             return SubstitutionDenial("busy", "too many requests wait for secrets", failed=True)
         number = next(self._numbers)
         waiting: asyncio.Future[SubstitutionReply | SubstitutionDenial] = asyncio.get_running_loop().create_future()
         listening.waiting[number] = waiting
         try:
-            listening.wishes.put_nowait(replace(wish, number=number))
+            listening.requests.put_nowait(replace(request, number=number))
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return await waiting
         except TimeoutError:
@@ -106,13 +107,13 @@ def _gone() -> SubstitutionDenial:
 class RemoteSecrets:
     """The secrets of one session: their placeholders, whom to ask for them, and what is done to the box's requests."""
 
-    def __init__(self, session: str, owner: Owner, lending: SessionSecrets, lenders: SecretLenders) -> None:
-        self.placeholders = tuple(new_placeholder() for _ in lending.loans)
-        self._about = SubstitutionRequest(0, session, owner.tenant, owner.agent, lending, self.placeholders)
+    def __init__(self, session: str, owner: Owner, secrets: SessionSecrets, brokers: SecretBrokers) -> None:
+        self.placeholders = tuple(new_placeholder() for _ in secrets.brokered)
+        self._about = SubstitutionRequest(0, session, owner.tenant, owner.agent, secrets, self.placeholders)
         self._forbid = tuple(held.encode() for held in self.placeholders)
-        self._lenders = lenders
+        self._brokers = brokers
         self._asking: list[str] = []
-        """Lenders, the latest last. Where the last one is gone, the one before it is asked."""
+        """Brokers, the latest last. Where the last one is gone, the one before it is asked."""
         self._removed: Counter[str] = Counter()
         self._revoked = False
         self._known: tuple[tuple[str, str], ...] = ()
@@ -120,28 +121,28 @@ class RemoteSecrets:
 
     @property
     def env(self) -> Mapping[str, str]:
-        loans = self._about.lending.loans
-        return {loan.variable: held for loan, held in zip(loans, self.placeholders, strict=True)}
+        brokered = self._about.secrets.brokered
+        return {secret.variable: held for secret, held in zip(brokered, self.placeholders, strict=True)}
 
     # ── Whom to ask ──
 
-    def lent_by(self, lender: str) -> None:
+    def use_broker(self, broker: str) -> None:
         """Raises Unavailable for one that does not listen."""
-        if lender not in self._lenders:
+        if broker not in self._brokers:
             raise Unavailable("no_secret", _gone().message)
-        self._asking = [each for each in self._asking if each in self._lenders and each != lender] + [lender]
+        self._asking = [each for each in self._asking if each in self._brokers and each != broker] + [broker]
 
     async def ask(self, asked: OutboundRequest) -> SubstitutionReply:
         """Raises Refused, Unavailable."""
-        return await self._wish(replace(self._about, asked=asked))
+        return await self._ask_broker(replace(self._about, asked=asked))
 
     async def caught(self, asked: OutboundRequest, placeholder: str) -> None:
         """A placeholder stood in a body and was refused; this puts it on record."""
-        await self._wish(replace(self._about, asked=asked, caught=placeholder))
+        await self._ask_broker(replace(self._about, asked=asked, caught=placeholder))
 
-    async def _wish(self, wish: SubstitutionRequest) -> SubstitutionReply:
-        lender = next((each for each in reversed(self._asking) if each in self._lenders), "")
-        answer = await self._lenders.ask(lender, wish)
+    async def _ask_broker(self, request: SubstitutionRequest) -> SubstitutionReply:
+        broker = next((each for each in reversed(self._asking) if each in self._brokers), "")
+        answer = await self._brokers.ask(broker, request)
         if isinstance(answer, SubstitutionReply):
             return answer
         if answer.failed:
@@ -169,40 +170,21 @@ class RemoteSecrets:
 
         if self._revoked:
             raise Refused(Status.DENIED, "secret_revoked", "the secrets of this box were revoked")
-        lent = await self.ask(asked)
+        reply = await self.ask(asked)
 
         async def caught(held: bytes) -> None:
             await self.caught(asked, held.decode())
 
-        return Substitution(frozenset(lent.strip), lent.put, self._forbid, self._cleaner(lent), caught)
+        return Substitution(frozenset(reply.strip), reply.put, self._forbid, self._cleaner(reply), caught)
 
-    def _cleaner(self, lent: SubstitutionReply) -> Callable[[], Cleaner] | None:
+    def _cleaner(self, reply: SubstitutionReply) -> Callable[[], Cleaner] | None:
         from ringfence.core.secret import Secret  # noqa: PLC0415 - see above
-        from ringfence.secrets.redaction import RedactingStream, SecretMatcher  # noqa: PLC0415 - see above
+        from ringfence.secrets.redaction import CountingCleaner, RedactingStream, SecretMatcher  # noqa: PLC0415 - see above
 
-        if lent.known is None:
+        if reply.known is None:
             return None
-        if self._values is None or lent.known != self._known:
-            self._known = lent.known
-            self._values = SecretMatcher([Secret(name, value) for name, value in lent.known], shaped=False)
+        if self._values is None or reply.known != self._known:
+            self._known = reply.known
+            self._values = SecretMatcher([Secret(name, value) for name, value in reply.known], shaped=False)
         values = self._values
         return lambda: CountingCleaner(RedactingStream(values), self._removed)
-
-
-class CountingCleaner:
-    """Takes secrets out of an answer, and counts them."""
-
-    def __init__(self, stream: RedactingStream, removed: Counter[str]) -> None:
-        self._stream = stream
-        self._removed = removed
-
-    def feed(self, chunk: bytes) -> bytes:
-        return self._stream.feed(chunk)
-
-    def release(self) -> bytes:
-        return self._stream.release()
-
-    def finish(self) -> bytes:
-        rest = self._stream.finish()
-        self._removed.update(self._stream.rules)
-        return rest

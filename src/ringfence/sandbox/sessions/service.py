@@ -1,29 +1,28 @@
-"""What sessions can be asked to do: the verbs of a keeper, in this process (`manager`) or in another (`keeper/client`).
+"""The verbs of sessions: what can be asked of a keeper, in this process (`manager`) or in another (`keeper/client`).
 
 Every verb takes the owner first. A session of another owner is answered exactly like one that does not exist: Refused,
-`unknown_session`. A paused session is resumed by what needs it to run, where it may be; looking at it, its files
-included, needs nothing to run. All raise Refused, and Unavailable where nothing was done.
+`unknown_session`. A verb that needs a running session resumes a paused one, where that is allowed; looking at it, its
+files included, does not. All raise Refused, and Unavailable where nothing was done.
 """
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Literal, Protocol, Unpack
 
-from ringfence.core.box import FileFact, Stream
+from ringfence.core.box import FileFact
 from ringfence.core.brokering import SubstitutionDenial, SubstitutionReply, SubstitutionRequest
 from ringfence.core.sessions import (
     CellRequest,
     CommandRequest,
-    Failure,
     ForkProblem,
+    OnShown,
     Owner,
     ProcessLogs,
     ProcessState,
     SessionInfo,
     SessionSpec,
-    Shown,
     StepReport,
     Tell,
     Writing,
@@ -32,18 +31,6 @@ from ringfence.sandbox.files.watch import Changed
 from ringfence.sandbox.files.workspace import EntryInfo
 from ringfence.sandbox.sessions.snapshots import Snapshot
 from ringfence.sandbox.sessions.volumes import Volume
-
-OnShown = Callable[[Shown | Failure], None]
-
-
-def discard_output(stream: Stream, data: bytes) -> None:
-    """For `tell`, where the caller does not listen: nothing is sent before the end."""
-    return
-
-
-def discard_value(claim: Shown | Failure) -> None:
-    """Likewise for `shown`."""
-    return
 
 
 class SessionService(Protocol):
@@ -54,15 +41,15 @@ class SessionService(Protocol):
     async def create(self, owner: Owner, spec: SessionSpec) -> SessionInfo: ...
 
     async def info(self, owner: Owner, id: str) -> SessionInfo:
-        """Also of a session that has stopped, for a day."""
+        """A session; also one that has stopped within the last day."""
         ...
 
     async def list(self, owner: Owner) -> Sequence[SessionInfo]:
-        """Those that have not stopped."""
+        """Sessions that have not stopped."""
         ...
 
     async def past(self, owner: Owner) -> Sequence[SessionInfo]:
-        """Those that stopped within the last day, the latest last."""
+        """Sessions that stopped within the last day, the latest last."""
         ...
 
     async def state_of(self, owner: Owner, id: str) -> tuple[int, str]:
@@ -94,19 +81,21 @@ class SessionService(Protocol):
 
     # ── Secrets ──
 
-    def wishes(self, owner: Owner, lender: str) -> AsyncIterator[SubstitutionRequest]:
-        """A process that has secrets gets the requests of sessions for them, as long as it listens; `lender` is a
-        secret name of its own. It is registered once the first wish has come, which is empty."""
+    def substitution_requests(self, owner: Owner, broker: str) -> AsyncIterator[SubstitutionRequest]:
+        """The requests of sessions for secrets, for a broker that has them, as long as it listens.
+
+        `broker` is a secret name of its own. It is registered once the first request, which is empty, has come.
+        """
         ...
 
-    async def lend(self, owner: Owner, id: str, lender: str) -> None:
-        """From now on this lender is asked for the secrets of the session."""
+    async def use_broker(self, owner: Owner, id: str, broker: str) -> None:
+        """From now on the keeper asks this broker for the secrets of the session."""
         ...
 
-    async def settle(
-        self, owner: Owner, lender: str, number: int, answer: SubstitutionReply | SubstitutionDenial
+    async def answer_substitution(
+        self, owner: Owner, broker: str, number: int, answer: SubstitutionReply | SubstitutionDenial
     ) -> None:
-        """The answer to a wish. It is dropped where the request is gone."""
+        """The answer to a request. It is dropped where the request is gone."""
         ...
 
     # ── Background processes ──
@@ -120,11 +109,11 @@ class SessionService(Protocol):
     ) -> ProcessLogs: ...
 
     async def follow(self, owner: Owner, id: str, process: int, offsets: tuple[int, int], tell: Tell) -> ProcessState:
-        """Tell what it wrote from these offsets of stdout and stderr on, and what it writes, until it exits."""
+        """Hand on what it wrote from these offsets of stdout and stderr on, and what it writes, until it exits."""
         ...
 
     async def wait(self, owner: Owner, id: str, process: int, timeout: float | None) -> ProcessState:
-        """Until it exits or the timeout has passed. Cancelling leaves it running."""
+        """Wait until it exits or the timeout has passed. Cancelling leaves it running."""
         ...
 
     async def signal(self, owner: Owner, id: str, process: int, number: int) -> None: ...

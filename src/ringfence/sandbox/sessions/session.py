@@ -1,8 +1,8 @@
 """One session: a box that stays, with steps that run in it one after another, files, and background processes.
 
-A session is starting, running, paused, then stopped for good. Its timers stand still while it is paused. Whatever ends
-it, it ends once: volumes are saved, outputs kept, the box removed, the end recorded, in this order. Work that was begun
-here is finished even when its caller is gone.
+A session is starting, running, paused, then stopped for good. A pause stops its timers. It ends once, for whatever
+reason: volumes are saved, outputs kept, the box removed, the end recorded, in this order. Work that was begun here is
+finished even when its caller is gone.
 
 The public coroutines named as in `service` are the verbs: the manager finds the session for its owner and calls them.
 """
@@ -26,19 +26,20 @@ from ringfence.core.aio import fed, in_thread, shielded
 from ringfence.core.box import FileFact, Limits, Stream
 from ringfence.core.errors import Refused, RingfenceError, Unavailable
 from ringfence.core.sessions import (
+    BoxInterpreter,
     CellReport,
     CellRequest,
     Command,
-    Commanding,
     CommandRequest,
-    Interpreting,
-    Living,
+    OnShown,
     Owner,
     ProcessLogs,
     ProcessState,
     SessionInfo,
     SessionSpec,
+    StartedCommand,
     State,
+    StayingBox,
     StepReport,
     Tell,
     Why,
@@ -56,7 +57,6 @@ from ringfence.sandbox.sessions.contexts import Context, Contexts, cell_of
 from ringfence.sandbox.sessions.journal import SessionJournal
 from ringfence.sandbox.sessions.ports import Peer, PortForwards
 from ringfence.sandbox.sessions.remote_secrets import RemoteSecrets
-from ringfence.sandbox.sessions.service import OnShown
 from ringfence.sandbox.sessions.snapshots import FORK_PREFIX, Snapshot, Snapshots
 from ringfence.sandbox.sessions.volumes import VolumeMounts
 
@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _LAST_SIGNAL = 64
-_MOST_TOLD = 10
+_MOST_LISTED = 10
 _REASONS: dict[Why, str] = {
     "closed": "it was closed",
     "lifetime": "its lifetime was over",
@@ -95,7 +95,7 @@ def stopped(info: SessionInfo, besides: str = "") -> Refused:
 
 
 class Session:
-    """Methods raise Refused, Unavailable and StoreError."""
+    """One session of an owner. Methods raise Refused, Unavailable and StoreError."""
 
     def __init__(
         self, id_: str, owner: Owner, spec: SessionSpec, shared: SharedResources, on_end: Callable[[], None]
@@ -108,24 +108,24 @@ class Session:
         self.contexts = Contexts(id_)
         self.mounts = VolumeMounts()
         self.secrets: RemoteSecrets | None = None
-        """Where the box may use secrets."""
+        """Set where the box may use secrets."""
         self.in_use = UseCounter()
-        """While it is entered, the session is not idle."""
+        """The session is not idle while this is entered."""
         self._shared = shared
         self._tasks = shared.tasks
         self._on_end = on_end
         self._background = Processes(shared.tasks)
-        self._ports = PortForwards(id_, spec.stay.listening, self.in_use, self._reach, shared.peer)
+        self._ports = PortForwards(id_, spec.stay.listening, self.in_use, self._open_socket, shared.peer)
         self._watchers: set[Watcher] = set()
         self._lock = SharedLock()
-        """Shared by whatever starts something or writes files; exclusive for a pause and for a copy of everything."""
+        """Shared while something is started or files are written; exclusive for a pause and for snapshots."""
         self._created_at = _now()
         self._ended_at: str | None = None
         self._why: Why | None = None
         self._lifetime = PausableTimer(spec.lifetime_seconds, lambda: self._end_soon("lifetime"))
         self._paused = PausableTimer(shared.paused_seconds, lambda: self._end_soon("lifetime"))
         self._idle: asyncio.TimerHandle | None = None
-        self._box: Living | None = None
+        self._box: StayingBox | None = None
         self._workspace: Workspace | None = None
         self._frozen = False
         self._ending: asyncio.Task[SessionInfo] | None = None
@@ -162,18 +162,18 @@ class Session:
             isolation=box.isolation if box is not None else {},
             snapshot=spec.snapshot,
             network=tuple(host for rule in spec.network for host in rule.hosts),
-            lending=spec.lending,
+            secrets=spec.secrets,
             keeps=any(mount.mode == "rw" for mount in spec.volumes),
         )
 
     @property
-    def box(self) -> Living:
+    def box(self) -> StayingBox:
         self.check_live()
         assert self._box is not None
         return self._box
 
     def workspace(self) -> Workspace:
-        """By a descriptor that the caller closes: the session's own may be closed at any time."""
+        """The workspace by a new descriptor, which the caller closes: the session may close its own at any time."""
         self.check_live()
         assert self._workspace is not None
         return Workspace(os.dup(self._workspace.descriptor), self._workspace.owner)
@@ -187,18 +187,19 @@ class Session:
 
     # ── Start ──
 
-    def attach(self, box: Living) -> Workspace:
-        """Its box exists; files are put into this workspace before anything runs."""
+    def attach(self, box: StayingBox) -> Workspace:
+        """Take its box. The caller puts files into the workspace returned, before anything runs."""
         self._box = box
         try:
-            # A descriptor of our own: a box that dies closes its own, and what it wrote is still wanted.
+            # A descriptor of our own: a box that dies closes its own, and we still keep what it wrote.
             self._workspace = Workspace(os.dup(box.workspace), box.host_id)
             self.mounts.hold(box)
         except (OSError, KeyError) as problem:
             raise Unavailable("no_box", "the box was gone before anything could be put into it") from problem
         return self._workspace
 
-    def begin(self) -> None:
+    def mark_running(self) -> None:
+        """Its box is complete: start its timers."""
         box = self._box
         assert box is not None
         self.state = "running"
@@ -206,11 +207,11 @@ class Session:
         self._used()
         self._tasks.start(self._notice_end(box))
 
-    async def _notice_end(self, box: Living) -> None:
-        said = await box.ended()
+    async def _notice_end(self, box: StayingBox) -> None:
+        cause = await box.ended()
         if self._ending is None:
-            log.warning("the box of session %s is gone: %s", self.id, said)
-            await self.end("box_died", said)
+            log.warning("the box of session %s is gone: %s", self.id, cause)
+            await self.end("box_died", cause)
 
     async def extend(self, lifetime_seconds: float) -> SessionInfo:
         check_seconds("lifetime_seconds", lifetime_seconds)
@@ -221,7 +222,7 @@ class Session:
     # ── In use, idle ──
 
     def _used(self) -> None:
-        """Used just now; from now on it may be idle."""
+        """Note that it was used just now, and start to watch for idleness."""
         self.in_use.last = time.monotonic()
         if self._idle is None and self.spec.idle_seconds is not None:
             self._check_idle_in(self.spec.idle_seconds)
@@ -233,7 +234,7 @@ class Session:
         self._idle = asyncio.get_running_loop().call_later(seconds, self._check_idle)
 
     def _check_idle(self) -> None:
-        """All that a step costs for this is noting the time at which it ends."""
+        """A timer checks, so that a step only has to note the time at which it ended."""
         self._idle = None
         idle = self.spec.idle_seconds
         if idle is None or self.state != "running":
@@ -255,7 +256,7 @@ class Session:
     # ── Pause, resume ──
 
     async def pause(self) -> SessionInfo:
-        """Everything in it stands still, its timers included. Volumes are saved; if they cannot be, it goes on."""
+        """Stop everything in it, its timers included, and save volumes. If they cannot be saved, it goes on running."""
         await self._tasks.run(self._pause(only_idle=False))
         return self.info
 
@@ -298,7 +299,7 @@ class Session:
                 self._shared.journal.note("resumed", self.id, self.owner, self.step)
 
     async def _ensure_running(self) -> None:
-        """It runs when this returns: a paused session is resumed, where it may be."""
+        """Resume a paused session, where that is allowed. It runs when this returns."""
         while self.state != "running":
             self.check_live()
             if not self.spec.auto_resume:
@@ -307,7 +308,7 @@ class Session:
             await self._resume()
 
     async def _while_frozen(self, work: Callable[[Workspace], T]) -> T:
-        """Do something with its files, in a thread, while nothing in it moves; volumes are saved first."""
+        """Work on its files, in a thread, while all its processes are stopped. Volumes are saved first."""
         async with self._lock.exclusive():
             await self._note_folder()
             was_frozen = self._frozen
@@ -350,13 +351,13 @@ class Session:
     def _end_soon(self, why: Why) -> None:
         self._tasks.start(self.end(why))
 
-    async def end(self, why: Why, said: str = "") -> SessionInfo:
-        """Once, however often it is asked for. Raises StoreError where the end could not be recorded."""
+    async def end(self, why: Why, cause: str = "") -> SessionInfo:
+        """End it; later calls wait for the same end. Raises StoreError where the end could not be recorded."""
         if self._ending is None:
-            self._ending = self._tasks.start(self._end(why, said))
+            self._ending = self._tasks.start(self._end(why, cause))
         return await shielded(self._ending)
 
-    async def _end(self, why: Why, said: str) -> SessionInfo:
+    async def _end(self, why: Why, cause: str) -> SessionInfo:
         self.state = "stopped"
         self._ended_at = _now()
         self._why = why
@@ -365,7 +366,7 @@ class Session:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        trouble = [said] if said else []
+        trouble = [cause] if cause else []
         try:
             if self._box is not None:
                 if why != "failed":
@@ -381,8 +382,8 @@ class Session:
         await self._shared.journal.synced()
         return self.info
 
-    async def _keep_files(self, box: Living) -> list[str]:
-        """Returns what could not be kept."""
+    async def _keep_files(self, box: StayingBox) -> list[str]:
+        """Keep volumes and outputs. Returns what could not be kept."""
         with suppress(OSError, RingfenceError):
             box.pause()  # so that what is kept is of one moment
         trouble: list[str] = []
@@ -396,7 +397,7 @@ class Session:
             trouble.append(f"outputs were not kept: {problem}")
         return trouble
 
-    async def _remove(self, box: Living) -> list[str]:
+    async def _remove(self, box: StayingBox) -> list[str]:
         try:
             await box.end()
         except (OSError, RingfenceError) as problem:
@@ -412,12 +413,12 @@ class Session:
             return []
         most = self.spec.stay.limits.disk_bytes
         left_out = artifacts.keep(self.id, self.owner, self._workspace.descriptor, most)
-        return [f"{path} was not kept: {why}" for path, why in list(left_out.items())[:_MOST_TOLD]]
+        return [f"{path} was not kept: {why}" for path, why in list(left_out.items())[:_MOST_LISTED]]
 
     # ── Steps ──
 
     async def run(self, request: CellRequest, tell: Tell, shown: OnShown) -> StepReport:
-        """A cell, when its turn has come. Cancelling interrupts it."""
+        """Run a cell when its turn has come. Cancelling interrupts it."""
         cell = cell_of(request, self.spec.stay.limits)
         self.check_live()
         context = self.contexts.get(request.context)
@@ -426,16 +427,18 @@ class Session:
             async with context.turn:
                 interpreter, fresh = await self._interpreter(context)
                 number = self._begin_step(request.after_step)
-                before = self._seen()
+                before = self._look_at_mounts()
                 whole = Spool(self.workspace, cell.limits.capture_bytes, tell, wanted=request.keep_whole)
                 try:
                     report = await context.run(interpreter, cell, whole.tell, shown)
                 finally:
                     kept = whole.over()
-        return StepReport(self.id, number, self._told(report, before), context.name, fresh, self.state, kept)
+        return StepReport(
+            self.id, number, self._with_session_facts(report, before), context.name, fresh, self.state, kept
+        )
 
-    async def _interpreter(self, context: Context) -> tuple[Interpreting, bool]:
-        """In one's turn: the interpreter, and whether it was started just now."""
+    async def _interpreter(self, context: Context) -> tuple[BoxInterpreter, bool]:
+        """The interpreter of a context, and whether it was started just now. The caller has the context's turn."""
         while True:
             await self._ensure_running()
             if context.interpreter is not None and context.interpreter.alive:
@@ -449,13 +452,13 @@ class Session:
         return self.contexts.interrupt(context)
 
     async def command(self, request: CommandRequest, tell: Tell) -> StepReport:
-        """A command, to its end. Cancelling kills it."""
+        """Run a command to its end. Cancelling kills it."""
         limits = request.limits or self.spec.stay.limits
         whole = Spool(self.workspace, limits.capture_bytes, tell, wanted=request.keep_whole)
         with self.in_use:
             await self._ensure_running()
-            before = self._seen()
-            running, number = await self._start(request, limits, whole.tell)
+            before = self._look_at_mounts()
+            running, number = await self._start_command(request, limits, whole.tell)
             try:
                 report = await running.over()
             except asyncio.CancelledError:
@@ -464,9 +467,11 @@ class Session:
                 raise
             finally:
                 kept = whole.over()
-        return StepReport(self.id, number, self._told(CellReport(report), before), state=self.state, whole=kept)
+        return StepReport(
+            self.id, number, self._with_session_facts(CellReport(report), before), state=self.state, whole=kept
+        )
 
-    async def _start(self, request: CommandRequest, limits: Limits, tell: Tell) -> tuple[Commanding, int]:
+    async def _start_command(self, request: CommandRequest, limits: Limits, tell: Tell) -> tuple[StartedCommand, int]:
         if not request.argv:
             raise refusal("bad_command", "the command has no words; give at least the name of a program")
         command = Command(request.argv, request.limits or limits, request.env, request.cwd, request.stdin, request.pty)
@@ -485,12 +490,12 @@ class Session:
         self.step += 1
         return self.step
 
-    def _seen(self) -> guarded.Seen:
-        return guarded.look(self.spec.stay.mounts, self.box.held)
+    def _look_at_mounts(self) -> guarded.Seen:
+        return guarded.look(self.spec.stay.mounts, self.box.mounted)
 
-    def _told(self, report: CellReport, before: guarded.Seen) -> CellReport:
-        """With what was planted where programs of the host look, and the connections that were refused at its ports.
-        Where we took the box away during a step, the box did not fail."""
+    def _with_session_facts(self, report: CellReport, before: guarded.Seen) -> CellReport:
+        """Add what the session itself saw: files planted where programs of the host look for them, and connections
+        refused at its ports. A step during which we ended the box was cancelled; the box did not fail."""
         if found := guarded.planted(self.spec.stay.mounts, before):
             report = replace(report, report=replace(report.report, planted=found))
         if refused := self._ports.refused():
@@ -507,20 +512,20 @@ class Session:
         self.check_live()
         return await self._ports.open(port)
 
-    async def _reach(self) -> socket.socket:
+    async def _open_socket(self) -> socket.socket:
         """A socket in the box's network, not connected yet."""
         await self._ensure_running()
-        return await self.box.reach()
+        return await self.box.open_socket()
 
-    async def lend(self, lender: str) -> None:
+    async def use_broker(self, broker: str) -> None:
         self.check_live()
         if self.secrets is not None:
-            self.secrets.lent_by(lender)
+            self.secrets.use_broker(broker)
 
     # ── Background processes ──
 
     async def start(self, request: CommandRequest) -> ProcessState:
-        """A command that goes on when this returns; unless told otherwise, as long as the session may live."""
+        """Start a command in the background. By default it may run as long as the session exists."""
         listeners = set[Tell]()
         limits = self.spec.stay.limits
         limits = replace(
@@ -535,7 +540,7 @@ class Session:
 
         with self.in_use:
             self._background.check_room()
-            running, _ = await self._start(request, limits, tell)
+            running, _ = await self._start_command(request, limits, tell)
             return self._background.add(request.argv, running, listeners, self._used)
 
     async def processes(self) -> list[ProcessState]:
@@ -619,7 +624,7 @@ class Session:
         return list(facts)
 
     async def watch(self, path: str, recursive: bool) -> AsyncGenerator[Changed, None]:
-        """Until the session ends or the caller stops. A session that is only watched is idle."""
+        """Yield changes until the session ends or the caller stops. A session that is only watched is idle."""
         workspace = self.workspace()
         try:
             watcher = workspace.watch(path, recursive=recursive)
@@ -676,7 +681,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _memory(box: Living) -> int | None:
+def _memory(box: StayingBox) -> int | None:
     with suppress(OSError, KeyError):
         return box.memory()
     return None

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from ringfence.core.box import MIB
 from ringfence.core.errors import Refused, Unavailable
-from ringfence.core.sessions import Folder, Living, VolumeMount
+from ringfence.core.sessions import Folder, StayingBox, VolumeMount
 from ringfence.sandbox.files.blobstore import (
     Owner,
     TreeStore,
@@ -332,7 +332,7 @@ class VolumeMounts:
         self._mounts.append(_Mount(wanted, parts, volume))
         return Folder(full_path(parts), max_bytes, wanted.mode)
 
-    def hold(self, box: Living) -> None:
+    def hold(self, box: StayingBox) -> None:
         """Duplicate the descriptors of their folders: those of the box are closed with it."""
         if self._mounts:
             self._workspace = Workspace(os.dup(box.workspace), box.host_id)

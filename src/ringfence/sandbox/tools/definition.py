@@ -73,7 +73,7 @@ async def _undeclared(task: Task) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool: what it says of itself, takes and returns, and the function that carries it out."""
+    """One tool: its description, arguments and results, and the function that carries it out."""
 
     title: str
     mode: Mode
@@ -86,19 +86,19 @@ class Tool:
     """Properties of its structured content; they are always there unless `maybe` names them."""
     maybe: tuple[str, ...] = ()
     wide: Json = field(default_factory=dict)
-    """What a caller in this process may say besides."""
+    """Arguments for callers in this process only."""
     in_session: Json = field(default_factory=dict)
-    """Arguments that are there only where there are sessions, and only together with `session`."""
+    """Arguments that exist only where there are sessions, and only together with `session`."""
     one_of: tuple[str, ...] = ()
-    """Of these arguments exactly one."""
+    """Exactly one of these arguments must be given."""
     only_wide: bool = False
-    """For callers in this process alone."""
+    """Offered only to callers in this process."""
     if_declared: bool = False
     """Offered to an agent only where a contract is for it; to callers in this process always."""
     destructive: bool = False
     makes_box: bool = False
     runs: bool = False
-    """It has something run that may use whatever the box has. What goes on when a session is resumed was begun by an
+    """It starts something that may use all that the box has. What continues when a session is resumed was started by an
     earlier call, and is the effect of that one."""
     writes_files: bool = False
     own_clock: bool = False
@@ -107,12 +107,12 @@ class Tool:
     handler: Handler = _undeclared
 
     def __call__(self, handler: Handler) -> Tool:
-        """The tool with the function that this stands above."""
+        """Declare the function below as the handler."""
         return replace(self, name=handler.__name__, handler=handler)
 
     @property
     def needs_session(self) -> bool:
-        """All but the programs, which have a box of their own where no session is named."""
+        """Whether it is for a session; programs get a box of their own where no session is named."""
         return not (self.makes_box and self.runs)
 
     def body(self, offer: ToolOffer, *, wide: bool) -> Json:
@@ -153,7 +153,7 @@ class Tool:
 
 
 def _bounded(key: str, schema: Json, offer: ToolOffer) -> Json:
-    """An agent stays within what the operator allows; a caller in this process could as well edit that."""
+    """An agent is limited to what the operator allows; a caller in this process could edit that anyway."""
     lifetimes = offer.lifetimes
     most = {"lifetime_seconds": lifetimes.most_lifetime_seconds, "idle_seconds": lifetimes.most_idle_seconds}
     return {**schema, "maximum": most[key]} if key in most else schema
@@ -236,7 +236,7 @@ LISTEN: Json = {
         {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1, "maximum": 65_535}},
     ]
 }
-"""Whether its programs may wait for connections; ports by name: those that its owner can be shown."""
+"""Whether its programs may wait for connections; ports by name are those that can be forwarded to its owner."""
 ALLOW_PACKAGES: Json = {**PACKAGES, "description": "What its programs may install by themselves: names or patterns."}
 NETWORK: Json = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
 """A name under `networks:`, or places as HOST[:PORT]."""
@@ -313,7 +313,7 @@ STEP: Json = {
     "whole": {**TEXTS, "description": "Where in the session all of a stream lies that was cut."},
     "process": {"type": "integer", "description": "The number of a command in the background."},
 }
-"""What a result has besides, in a session."""
+"""Additional properties of a result in a session."""
 ENTRY: Json = {
     "type": "object",
     "properties": {"path": TEXT, "kind": TEXT, "bytes": COUNT, "modified": TEXT, "mode": NUMBER, "target": MAYBE},

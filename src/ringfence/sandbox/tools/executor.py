@@ -1,5 +1,5 @@
-"""Carries out a grant of one of our own tools: a box is made, its program run, and what was seen of it reported; or the
-keeper of sessions does something with a session."""
+"""Carries out a grant of one of our own tools: makes a box, runs its program and reports what was seen of it; or has
+the keeper of sessions do something with a session."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ringfence.core.box import NO_OUTSIDE, Outside
 from ringfence.core.brokering import SessionSecrets
 from ringfence.core.errors import Refused, Unavailable, beginning
 from ringfence.core.model import Answer, Call, Contract, Grant, Json, Principal, Status
-from ringfence.core.ports import Access, Backend, Packed, Packing, Route, Router, SecretBroker
+from ringfence.core.ports import Access, Backend, InstalledPackages, PackageInstaller, Route, Router, SecretBroker
 from ringfence.core.sessions import Owner, SessionInfo
 from ringfence.sandbox.tools import files, request, sessions
-from ringfence.sandbox.tools.lending import SecretLending
 from ringfence.sandbox.tools.request import Provision
 from ringfence.sandbox.tools.run import in_fresh_box
 from ringfence.sandbox.tools.screening import OutputScreen
+from ringfence.sandbox.tools.session_broker import SessionBroker
 from ringfence.sandbox.tools.task import Task, owner_of
 from ringfence.sandbox.tools.toolkit import KIT, makes_box, needs_session
 
@@ -36,16 +36,16 @@ class Executor:
     def __init__(
         self, backend: Backend, provision: Provision, keeper: Callable[[], SessionService] | None = None
     ) -> None:
-        """`keeper` finds the keeper of sessions, when it is wanted; None where there are no sessions."""
+        """`keeper` finds the keeper of sessions, when it is needed; None where there are no sessions."""
         self.backend = backend
         self.provision = provision
         self.screens: Callable[[], OutputScreen] = OutputScreen
-        """One for each call: its output passes through it."""
-        self.outward: Callable[[], Router] | None = None
+        """Makes a screen for each call, through which its output passes."""
+        self.router: Callable[[], Router] | None = None
         """Makes routes out of boxes, when one is wanted; None: there are none."""
-        self.lender: Callable[[], SecretBroker] | None = None
+        self.broker: Callable[[], SecretBroker] | None = None
         """Has the secrets that sessions use; None: there are none."""
-        self.packing: Callable[[], Packing] | None = None
+        self.installer: Callable[[], PackageInstaller] | None = None
         """Installs packages for boxes, when some are wanted; None: nothing can be installed."""
         self._keeper = keeper
         self._session_executor: SessionExecutor | None = None
@@ -83,13 +83,13 @@ class Executor:
     def _check_box(self, call: Call, contract: Contract) -> None:
         access = request.access(call, contract, self.provision)
         if access is not None:
-            self._route(access).check(access)
+            self._router_for(access).check(access)
             if access.installs is not None:
-                self._installer().desk(access.installs)
+                self._installer().index(access.installs)
         packages = request.packages(call, contract, self.provision)
         if packages:
             self._installer().check(packages)
-            # An agent has what the operator's patterns name.
+            # An agent gets what the operator's patterns name.
             asked = () if call.attached is not None else tuple(call.arguments.get("packages") or ())
             self._installer().check(asked, self.provision.installable)
 
@@ -98,7 +98,7 @@ class Executor:
         return {"backend": self.backend.name, "level": self.provision.level}
 
     async def run(self, grant: Grant) -> Answer:
-        """Once. Raises Unavailable where nothing was run."""
+        """Carry out a grant, once. Raises Unavailable where nothing was run."""
         screen = self.screens()
         try:
             if needs_session(grant.call, grant.contract):
@@ -111,31 +111,31 @@ class Executor:
 
     async def _run_in_box(self, grant: Grant, screen: OutputScreen) -> Answer:
         with beginning("the box"):
-            packed = await self._packed(grant)
-            wanted = request.spec(grant.call, grant.contract, self.provision.limits, await self._passage(grant))
-            wanted = wanted if packed is None else replace(wanted, packages=(packed.folder,))
+            installed = await self._installed(grant)
+            wanted = request.spec(grant.call, grant.contract, self.provision.limits, await self._route_of(grant))
+            wanted = wanted if installed is None else replace(wanted, packages=(installed.folder,))
             if grant.contract.commands is not None:
                 wanted = replace(wanted, programs=request.programs(grant))
-        return await in_fresh_box(self.backend, grant, wanted, packed, screen, self.isolation())
+        return await in_fresh_box(self.backend, grant, wanted, installed, screen, self.isolation())
 
     # ── What a box that is made has ──
 
-    async def _passage(self, grant: Grant) -> Route:
+    async def _route_of(self, grant: Grant) -> Route:
         access = request.access(grant.call, grant.contract, self.provision)
-        return Route() if access is None else await self._route(access).passage(access)
+        return Route() if access is None else await self._router_for(access).route(access)
 
-    async def _packed(self, grant: Grant) -> Packed | None:
+    async def _installed(self, grant: Grant) -> InstalledPackages | None:
         packages = request.packages(grant.call, grant.contract, self.provision)
-        return await self._installer().packed(packages) if packages else None
+        return await self._installer().install(packages) if packages else None
 
-    def _installer(self) -> Packing:
-        if self.packing is None:
+    def _installer(self) -> PackageInstaller:
+        if self.installer is None:
             raise Unavailable("no_packages", "nothing can be installed here")
-        return self.packing()
+        return self.installer()
 
-    def _route(self, access: Access) -> Router:
-        if self.outward is not None:
-            return self.outward()
+    def _router_for(self, access: Access) -> Router:
+        if self.router is not None:
+            return self.router()
         if access.secrets:
             raise Unavailable("no_secret", "there are no secrets here")
         raise Unavailable("no_network_control", "boxes have no network here")
@@ -143,30 +143,30 @@ class Executor:
     # ── Sessions ──
 
     def _sessions(self) -> SessionExecutor:
-        """Made when the first session is wanted: most boxes are for one run."""
+        """Made when the first session is needed: most boxes are for one run."""
         if self._session_executor is None:
             if self._keeper is None:
                 raise Unavailable("no_session", "there are no sessions here")
             self._session_executor = SessionExecutor(
-                self._keeper(), self.provision, self._passage, self._packed, self._lender
+                self._keeper(), self.provision, self._route_of, self._installed, self._broker
             )
         return self._session_executor
 
-    def _lender(self) -> SecretBroker:
-        """That of the configuration which is in force when it is asked for."""
-        if self.lender is None:
+    def _broker(self) -> SecretBroker:
+        """The broker of the configuration that is in force now."""
+        if self.broker is None:
             raise Unavailable("no_secret", "a session needs a secret, and there are none here")
-        return self.lender()
+        return self.broker()
 
     async def state_of(self, call: Call) -> tuple[int, str] | None:
-        """What an approval is bound to besides: the session's last step, and the digest of its files."""
+        """What an approval is also bound to: the session's last step, and the digest of its files."""
         session = call.arguments.get("session")
         if self._keeper is None or not isinstance(session, str):
             return None
         return await self._sessions().state_of(call.principal, session)
 
     async def outside(self, call: Call) -> Outside:
-        """What the box of the session has that this call is for. Raises Refused, Unavailable."""
+        """What the box of this call's session has. Raises Refused, Unavailable."""
         session = call.arguments.get("session")
         if self._keeper is None or not isinstance(session, str):
             return NO_OUTSIDE
@@ -187,10 +187,10 @@ class Executor:
 
 
 class _Reach(NamedTuple):
-    """What a session has of the outside, for as long as it lives."""
+    """What a session has of the outside, for as long as it exists."""
 
     network: tuple[str, ...]
-    lending: SessionSecrets | None
+    secrets: SessionSecrets | None
     outside: Outside
 
 
@@ -201,38 +201,38 @@ class SessionExecutor:
         self,
         keeper: SessionService,
         provision: Provision,
-        passage: Callable[[Grant], Awaitable[Route]],
-        packed: Callable[[Grant], Awaitable[Packed | None]],
-        lender: Callable[[], SecretBroker],
+        route: Callable[[Grant], Awaitable[Route]],
+        installed: Callable[[Grant], Awaitable[InstalledPackages | None]],
+        broker: Callable[[], SecretBroker],
     ) -> None:
-        """`passage` is the route out of a session that a grant opens, `packed` what is installed for it; `lender` has
-        the secrets that sessions use."""
+        """`route` makes the route out of a session that a grant opens, `installed` installs its packages, and `broker`
+        has the secrets that sessions use."""
         self._keeper = keeper
         self._provision = provision
-        self._passage = passage
-        self._packed = packed
-        self._lending = SecretLending(keeper, lender)
+        self._route_of = route
+        self._installed = installed
+        self._session_broker = SessionBroker(keeper, broker)
         self._known: dict[str, _Reach] = {}
 
     async def run(self, grant: Grant, isolation: Json, screen: OutputScreen) -> Answer:
-        """Once. Raises Refused, and Unavailable where nothing was done."""
+        """Carry out a grant, once. Raises Refused, and Unavailable where nothing was done."""
         task = Task(grant, self._keeper, self._provision, isolation, screen)
         if grant.call.kind == "resource":
             return await _in_time(task, files.read_resource)
         tool = KIT[grant.contract.tool]
         if tool is sessions.open_session:
             task = replace(
-                task, passage=await self._passage(grant), packed=await self._packed(grant), learn=self._learn
+                task, route=await self._route_of(grant), installed=await self._installed(grant), learn=self._learn
             )
         else:
-            await self._lend(task, tool)
+            await self._offer_secrets(task, tool)
         return await (tool.handler(task) if tool.own_clock else _in_time(task, tool.handler))
 
     async def state_of(self, principal: Principal, session: str) -> tuple[int, str]:
         return await self._keeper.state_of(owner_of(principal), session)
 
     async def outside(self, principal: Principal, session: str) -> Outside:
-        """What its box has of the outside, for as long as it lives."""
+        """What its box has of the outside, for as long as it exists."""
         return (await self._reach(owner_of(principal), session)).outside
 
     async def _reach(self, owner: Owner, session: str) -> _Reach:
@@ -245,30 +245,30 @@ class SessionExecutor:
             self._known.clear()
         writes = info.keeps or any(mount.get("mode") == "rw" for mount in info.isolation.get("mounts") or ())
         sets_up = (info.isolation.get("template") or {}).get("setup") == "user"
-        self._known[info.id] = _Reach(info.network, info.lending, Outside(bool(info.network), writes, sets_up))
+        self._known[info.id] = _Reach(info.network, info.secrets, Outside(bool(info.network), writes, sets_up))
 
-    async def _lend(self, task: Task, tool: Tool) -> None:
-        """What a session may use of secrets is decided anew before anything runs there. Raises Refused, Unavailable."""
+    async def _offer_secrets(self, task: Task, tool: Tool) -> None:
+        """Before anything runs in a session, decide anew which secrets it may use. Raises Refused, Unavailable."""
         forks = tool is sessions.fork_session
         runs = tool.runs or tool is sessions.resume_session
         if not forks and (not runs or "session" not in task.given):
             return
         reach = await self._reach(task.owner, task.session)
-        if reach.lending is not None:
-            apply = self._lending.ready if forks else self._lending.offer
-            await apply(task.owner, task.session, reach.network, reach.lending)
+        if reach.secrets is not None:
+            apply = self._session_broker.ready if forks else self._session_broker.offer
+            await apply(task.owner, task.session, reach.network, reach.secrets)
 
     async def resources(self, principal: Principal, *, templates: bool) -> Sequence[Json]:
         return files.resource_templates() if templates else await files.list_resources(self._keeper, principal)
 
     async def close(self) -> None:
-        """Let go of the keeper; sessions stay."""
-        await self._lending.close()
+        """Disconnect from the keeper; sessions stay."""
+        await self._session_broker.close()
         await self._keeper.close()
 
 
 async def _in_time(task: Task, handler: Handler) -> Answer:
-    """Within the contract's time; a caller in this process has a clock of its own."""
+    """Wait within the contract's time; a caller in this process has a clock of its own."""
     if task.wide:
         return await handler(task)
     contract = task.grant.contract

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _TO: Json = {**PATH, "description": "Where to, beneath /workspace."}
 _WORKSPACE = "/workspace"
 _TEXT_BYTES = 200_000
-"""Of a text, where the caller does not say how much."""
+"""The length of a text where the caller gives none."""
 _PIECE = MIB
 _MOST_LISTED = 1000
 _DEEPEST = 8
@@ -35,8 +35,8 @@ _MOST_PAST = 32
 
 
 def _entry(entry: EntryInfo) -> Json:
-    told: Json = {"name": entry.name, "path": entry.path, "kind": entry.kind, "bytes": entry.bytes}
-    return {**told, "modified": entry.modified.isoformat(), "mode": entry.mode, "target": entry.target}
+    result: Json = {"name": entry.name, "path": entry.path, "kind": entry.kind, "bytes": entry.bytes}
+    return {**result, "modified": entry.modified.isoformat(), "mode": entry.mode, "target": entry.target}
 
 
 @Tool(
@@ -59,8 +59,8 @@ async def list_files(task: Task) -> Answer:
     lines = [f"{each.kind} {each.path}" + (f" ({each.bytes} bytes)" if each.kind == "file" else "") for each in shown]
     if len(shown) < len(found):
         lines.append(f"[{len(found) - len(shown)} more: list a folder of it]")
-    told: Json = {"path": path, "entries": [_entry(each) for each in shown], "left_out": len(found) - len(shown)}
-    return task.answer(told, "\n".join(lines) or "There is nothing in it.")
+    result: Json = {"path": path, "entries": [_entry(each) for each in shown], "left_out": len(found) - len(shown)}
+    return task.answer(result, "\n".join(lines) or "There is nothing in it.")
 
 
 @Tool(
@@ -106,7 +106,7 @@ def _rest(about: Json) -> list[Json]:
 
 
 def _words(task: Task, mime: str, data: bytes, size: int) -> Answer:
-    """Less of it, until the result fits: it stands there twice."""
+    """Shorten it until the result fits: it stands there twice."""
     room = len(data) if "length" in task.given else min(len(data), _TEXT_BYTES)
     while True:
         part = data[: _whole(data[:room]) or room]
@@ -120,7 +120,7 @@ def _words(task: Task, mime: str, data: bytes, size: int) -> Answer:
 
 
 def _whole(data: bytes) -> int:
-    """How much of it ends with a whole character; the beginning of one more waits for the rest."""
+    """How many bytes end with a whole character; the beginning of one more waits for the rest."""
     for back in range(1, min(3, len(data)) + 1):
         if data[-back] >= 0xC0:
             needed = 2 if data[-back] < 0xE0 else 3 if data[-back] < 0xF0 else 4
@@ -138,7 +138,7 @@ def _blob(task: Task, mime: str, data: bytes, size: int) -> Answer:
 
 
 async def _poured(task: Task) -> Answer:
-    """Into what the caller has for it, piece by piece, however long it is."""
+    """Hand the file to the caller piece by piece, however long it is."""
     path = task.given["path"]
     at = task.given.get("offset", 0)
     left = task.given.get("length")
@@ -158,7 +158,7 @@ async def _poured(task: Task) -> Answer:
 
 
 class _Pour:
-    """Bytes on their way to a caller, without the secrets in them, and the digest of what came there."""
+    """Bytes on their way to a caller, without the secrets in them, and the digest of what arrives."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -229,7 +229,7 @@ async def _content(task: Task) -> bytes:
 
 
 async def _streamed(task: Task, path: str, how: Writing) -> FileFact:
-    """A file of any size: beside its place until it is whole."""
+    """Write a file of any size, beside its place until it is complete."""
     from ringfence.sandbox.files.paths import PART  # noqa: PLC0415 - the tools are declared long before a file is written
 
     folder, _, _ = path.rpartition("/")
@@ -290,7 +290,7 @@ async def make_folder(task: Task) -> Answer:
     writes_files=True,
 )
 async def copy_file(task: Task) -> Answer:
-    """From box to box, inside the keeper."""
+    """Copy from box to box, inside the keeper."""
     target = task.given.get("to_session", task.session)
     fact = await task.keeper.copy(task.owner, task.session, task.given["path"], target, task.given["to_path"])
     words = f"{fact.bytes} bytes are in {fact.path} of session {target}."
@@ -342,8 +342,8 @@ async def read_folder(task: Task) -> Answer:
 )
 async def write_folder(task: Task) -> Answer:
     facts = list(await task.keeper.unpack(task.owner, task.session, task.given["path"], pieces_of(task)))
-    told: Json = {"path": task.given["path"], "files": [file_json(fact) for fact in facts[:MOST_FILES]]}
-    return task.answer({**told, "count": len(facts)}, f"{len(facts)} files", given=facts[:MOST_FILES])
+    result: Json = {"path": task.given["path"], "files": [file_json(fact) for fact in facts[:MOST_FILES]]}
+    return task.answer({**result, "count": len(facts)}, f"{len(facts)} files", given=facts[:MOST_FILES])
 
 
 @Tool(
@@ -355,10 +355,10 @@ async def write_folder(task: Task) -> Answer:
     only_wide=True,
 )
 async def watch_files(task: Task) -> Answer:
-    """Until the caller has seen enough. They are told `None` when it has begun."""
+    """Watch until the caller has seen enough. The first notice is `None`: watching has begun."""
     tell = task.attached.changed
     if tell is None:
-        raise bad("a folder is watched by a caller that is told of each change")
+        raise bad("only a caller that takes notices of changes can watch a folder")
     recursive = bool(task.given.get("recursive"))
     async for change in task.keeper.watch(task.owner, task.session, task.given["path"], recursive):
         tell(None if change.kind == "begun" else change)
@@ -369,7 +369,7 @@ async def watch_files(task: Task) -> Answer:
 
 
 async def list_resources(keeper: SessionService, principal: Principal) -> list[Json]:
-    """All that this caller, and no other, may read."""
+    """All files that this caller may read."""
     owner = owner_of(principal)
     out: list[Json] = []
     past = list(await keeper.past(owner))[-_MOST_PAST:]
@@ -388,8 +388,8 @@ async def list_resources(keeper: SessionService, principal: Principal) -> list[J
 
 
 def resource_templates() -> Sequence[Json]:
-    told: Json = {"uriTemplate": TEMPLATE, "name": "Output of a session"}
-    return [{**told, "description": "A file that a session left in /workspace/output."}]
+    result: Json = {"uriTemplate": TEMPLATE, "name": "Output of a session"}
+    return [{**result, "description": "A file that a session left in /workspace/output."}]
 
 
 def _unknown(uri: str) -> Refused:
@@ -397,7 +397,7 @@ def _unknown(uri: str) -> Refused:
 
 
 async def read_resource(task: Task) -> Answer:
-    """One file, whole: MCP has no parts of a resource."""
+    """Read one whole file: MCP has no parts of a resource."""
     uri = str(task.given["uri"])
     found = located(uri)
     if found is None:
@@ -409,15 +409,16 @@ async def read_resource(task: Task) -> Answer:
     except Refused as exc:
         if exc.status is not Status.VALIDATION_FAILURE:
             raise
-        raise _unknown(uri) from None  # no such session, or not theirs, or no such file: all the same to them
+        # No such session, another owner's, or no such file: the caller must not see which.
+        raise _unknown(uri) from None
     if len(data) > most:
         text = f"{path} is longer than the {most} bytes that fit; read parts of it with read_file"
         raise Refused(Status.FAILED, "result_too_large", text)
     mime = type_of(path, data)
-    told: Json = {"uri": uri, "mimeType": mime}
+    result: Json = {"uri": uri, "mimeType": mime}
     words = None if mime.startswith("image/") and mime != "image/svg+xml" else as_text(data)
     if words is not None and len(words) * 6 < task.most_bytes:
-        told["text"] = words
+        result["text"] = words
     else:
-        told["blob"] = base64.b64encode(data).decode()
-    return Answer({"contents": [told]}, isolation=task.isolation, within=Within(session))
+        result["blob"] = base64.b64encode(data).decode()
+    return Answer({"contents": [result]}, isolation=task.isolation, within=Within(session))

@@ -1,4 +1,4 @@
-"""What the limits of a box may be, and how limits, signals and spans of time are said in words."""
+"""The limits that a caller may ask for, and limits, signals and durations in words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ringfence.core.box import MIB, Limits
 from ringfence.core.model import Json
 
-BOUNDS: Mapping[str, tuple[float, float]] = {
+CALLER_LIMITS: Mapping[str, tuple[float, float]] = {
     "wall_seconds": (0.001, 86_400),
     "cpu_seconds": (0.001, 86_400),
     "cpu_cores": (0.01, 1024),
@@ -21,13 +21,13 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "output_bytes": (0, 2**44),
     "capture_bytes": (0, 64 * MIB),
 }
-"""What each limit may be. Less makes no box, more is no limit."""
+"""What a caller may ask for. Less makes no box, more is no limit."""
 _FRACTIONS = frozenset({"wall_seconds", "cpu_seconds", "cpu_cores"})
 
 
 def limits_problem(limits: Limits) -> str | None:
     """What is wrong with limits that a caller asks for."""
-    for name, (least, most) in BOUNDS.items():
+    for name, (least, most) in CALLER_LIMITS.items():
         value = getattr(limits, name)
         if value is None and name in ("cpu_seconds", "file_bytes"):
             continue
@@ -38,7 +38,7 @@ def limits_problem(limits: Limits) -> str | None:
 
 
 def _between(name: str) -> str:
-    least, most = BOUNDS[name]
+    least, most = CALLER_LIMITS[name]
     return f"{'a number' if name in _FRACTIONS else 'a whole number'} from {least:g} to {most:g}"
 
 
@@ -46,7 +46,7 @@ def limits_schema() -> Json:
     """The JSON Schema of limits that a caller in this process asks for."""
     properties: Json = {
         name: {"type": "number" if name in _FRACTIONS else "integer", "minimum": least, "maximum": most}
-        for name, (least, most) in BOUNDS.items()
+        for name, (least, most) in CALLER_LIMITS.items()
     }
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
@@ -55,7 +55,7 @@ def limits_schema() -> Json:
 
 
 def limit_words(name: str, limits: Limits) -> str:
-    """How much of what, by the name of the limit."""
+    """A limit in words, by its name."""
     match name:
         case "memory":
             return f"{_mib(limits.memory_bytes)} of memory"

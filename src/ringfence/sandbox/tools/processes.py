@@ -1,4 +1,4 @@
-"""Tools for commands in the background of a session: what they wrote, how they ended, what they are told."""
+"""Tools for commands in the background of a session: output, end, input and signals."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def line(info: ProcessState) -> str:
 )
 async def list_processes(task: Task) -> Answer:
     found = await task.keeper.processes(task.owner, task.session)
-    told = [process_json(each) for each in found]
-    return task.answer({"processes": told}, "\n".join(map(line, found)) or "There are none.")
+    result = [process_json(each) for each in found]
+    return task.answer({"processes": result}, "\n".join(map(line, found)) or "There are none.")
 
 
 @Tool(
@@ -76,24 +76,24 @@ async def process_output(task: Task) -> Answer:
     at = (given.get("stdout_at", 0), given.get("stderr_at", 0))
     logs = await task.keeper.logs(task.owner, task.session, number, *at)
     stdout = logs.stdout
-    stderr = logs.stderr  # searched by the guard, or on the way to the caller that is told
-    told: Json = {"process": number, "running": logs.running}
+    stderr = logs.stderr  # the guard searches it, or the screen on its way to a caller that listens
+    result: Json = {"process": number, "running": logs.running}
     if task.attached.tell is not None and task.open:
         for stream, data in (("stdout", stdout), ("stderr", stderr)):
             task.attached.tell("stdout" if stream == "stdout" else "stderr", data)
-        return task.answer({**told, "stdout_at": logs.stdout_at, "stderr_at": logs.stderr_at}, "")
+        return task.answer({**result, "stdout_at": logs.stdout_at, "stderr_at": logs.stderr_at}, "")
     # What does not fit comes with the next call.
     room = max(1, (task.most_bytes - SPARE_BYTES) // _ESCAPED // 2)
     rest_out = len(stdout[room:])
     rest_err = len(stderr[room:])
-    told |= {"stdout_at": logs.stdout_at - rest_out, "stderr_at": logs.stderr_at - rest_err}
+    result |= {"stdout_at": logs.stdout_at - rest_out, "stderr_at": logs.stderr_at - rest_err}
     shown = [part[:room].decode("utf-8", "replace") for part in (stdout, stderr)]
     content = [text(shown[0])]
     if shown[1]:
         content.append(text(f"stderr:\n{shown[1]}"))
     if rest_out or rest_err:
         content.append(text(f"[{rest_out + rest_err} bytes more: ask again from stdout_at and stderr_at]"))
-    return task.answer({**told, "stdout": shown[0], "stderr": shown[1]}, "", content)
+    return task.answer({**result, "stdout": shown[0], "stderr": shown[1]}, "", content)
 
 
 @Tool(
@@ -111,7 +111,7 @@ async def process_output(task: Task) -> Answer:
     own_clock=True,
 )
 async def wait_process(task: Task) -> Answer:
-    """It takes as long as it takes for a caller in this process; an agent's call ends when its time is up."""
+    """Wait for it. A caller in this process may wait without end; an agent's call ends when its time is up."""
     given = task.given
     number = task.given["process"]
     seconds: float | None = given.get("seconds")

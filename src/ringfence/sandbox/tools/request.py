@@ -1,6 +1,6 @@
 """What a call of one of our own tools asks for: a box to be made, a session to be opened, or a step in one.
 
-What the arguments do not say, the contract says, and then the configuration. What makes no sense is refused before
+What the arguments leave open, the contract decides, and then the configuration. What makes no sense is refused before
 anything runs.
 """
 
@@ -12,19 +12,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ringfence.core.box import Attached, BoxSpec, Installs, Limits, Listening, Mount, Outside, Program, Programs
+from ringfence.core.box import (
+    MAX_SOURCE_BYTES,
+    Attached,
+    BoxSpec,
+    Installs,
+    Limits,
+    Listening,
+    Mount,
+    Outside,
+    Program,
+    Programs,
+)
 from ringfence.core.brokering import SessionSecrets
 from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Contract, Grant, Json, NetworkSpec, Status
-from ringfence.core.ports import Access, Packed, Route
+from ringfence.core.ports import Access, InstalledPackages, Route
 from ringfence.core.sessions import CellRequest, CommandRequest, SessionSpec, StaySpec, VolumeMount
 
-MAX_SOURCE_BYTES = 10 * 1024 * 1024
 _MAX_WORD_BYTES = 131_071
-"""The kernel starts no program with a longer word."""
+"""The kernel starts no program with a longer argument."""
 _SHORTEST_SECONDS = 0.001
 _NOTHING = Attached()
-_NO_WAY = Route()
+_NO_ROUTE = Route()
 _IN_A_SESSION = (
     "inputs",
     "packages",
@@ -40,15 +50,15 @@ _IN_A_SESSION = (
     "name",
     "metadata",
 )
-"""What belongs to the box, and not to one step."""
+"""Limits of the whole box, not of one step."""
 
 
-# ── What the configuration says ───────────────────────────────────────────────────────────────────
+# ── Settings ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLifetimes:
-    """How long sessions live where the caller does not say, and at most."""
+    """How long sessions exist: by default, and at most."""
 
     lifetime_seconds: float = 3600.0
     most_lifetime_seconds: float = 86_400.0
@@ -66,12 +76,12 @@ class BoxContents:
     installable: tuple[str, ...] = ()
     """Patterns of what may be installed besides."""
     inside: bool = False
-    """By programs in them, too."""
+    """Also by programs in them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provision:
-    """What boxes get where neither contract nor caller says more."""
+    """What boxes get where neither contract nor caller asks for more."""
 
     limits: Limits
     templates: Mapping[str, tuple[str, ...]]
@@ -79,9 +89,9 @@ class Provision:
     level: str = "process"
     """The isolation that the backend gives."""
     lives: SessionLifetimes | None = None
-    """How long sessions live; None where there are none."""
+    """How long sessions exist; None where there are none."""
     mounts: tuple[Mount, ...] = ()
-    """What every session sees besides: the code of servers that live in sessions."""
+    """What every session sees besides: the code of servers that run in sessions."""
     installable: tuple[str, ...] = ()
     """Patterns of the packages that an agent may have installed; a caller in this process may have any."""
     installs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -107,13 +117,13 @@ def template(call: Call, contract: Contract) -> str:
 
 
 def packages(call: Call, contract: Contract, given: Provision) -> tuple[str, ...]:
-    """What is to be installed for the box that this call makes: its template's, and what the caller wants besides."""
+    """The packages to be installed for the box of this call: its template's, and those that the caller asks for."""
     wanted = (*given.installs.get(template(call, contract), ()), *(call.arguments.get("packages") or ()))
     return tuple(dict.fromkeys(wanted))
 
 
 def outside(call: Call, contract: Contract) -> Outside:
-    """What the box that this call makes has of the outside. An index of packages that is ours is no part of that."""
+    """What the box of this call has of the outside, not counting our own package index."""
     network, places, secrets = _reach(call, contract)
     modes = [mount.mode for mount in _mounts(contract, call.arguments)]
     modes += [volume.get("mode", "rw") for volume in call.arguments.get("volumes") or ()]  # they outlive the session
@@ -121,7 +131,7 @@ def outside(call: Call, contract: Contract) -> Outside:
 
 
 def _reach(call: Call, contract: Contract) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Which network its box has, which places besides, and which secrets."""
+    """The network of its box, other places it may reach, and its secrets."""
     asked = call.arguments.get("network")
     network = asked if isinstance(asked, str) else contract.network
     places = tuple(asked) if isinstance(asked, list) else ()
@@ -129,9 +139,9 @@ def _reach(call: Call, contract: Contract) -> tuple[str, tuple[str, ...], tuple[
 
 
 def access(call: Call, contract: Contract, given: Provision) -> Access | None:
-    """What the box that this call makes is to have of the outside; None: nothing."""
+    """What the box of this call is to have of the outside; None: nothing."""
     network, places, secrets = _reach(call, contract)
-    # A caller in this process says what programs may install; for all others the operator does.
+    # A caller in this process decides what programs may install; for all others the operator does.
     inside = call.arguments.get("allow_packages") or given.inside.names
     if network == "denied" and not places and not secrets and not inside:
         return None
@@ -147,8 +157,8 @@ def access(call: Call, contract: Contract, given: Provision) -> Access | None:
     )
 
 
-def spec(call: Call, contract: Contract, defaults: Limits, passage: Route = _NO_WAY) -> BoxSpec:
-    """Whatever the arguments do not say, the contract and the configuration say. Raises Refused."""
+def spec(call: Call, contract: Contract, defaults: Limits, route: Route = _NO_ROUTE) -> BoxSpec:
+    """The box of a call. The contract and the configuration decide what the arguments leave open. Raises Refused."""
     check(call)
     given = call.arguments
     attached = call.attached or _NOTHING
@@ -156,7 +166,7 @@ def spec(call: Call, contract: Contract, defaults: Limits, passage: Route = _NO_
     return BoxSpec(
         program=_program(given, attached.stdin),
         limits=_limits(call, contract, defaults),
-        env={**passage.env, **(given.get("env") or {})},
+        env={**route.env, **(given.get("env") or {})},
         inputs=attached.inputs,
         output=attached.output,
         trees=tuple(map(Path, given.get("trees") or ())),
@@ -164,16 +174,16 @@ def spec(call: Call, contract: Contract, defaults: Limits, passage: Route = _NO_
         layout="fresh" if fresh else "shared",
         tenant=call.principal.tenant,
         mounts=_mounts(contract, given),
-        network=passage.serve,
-        installs=_installs(passage),
+        network=route.serve,
+        installs=_installs(route),
         listening=_listening(contract, given),
     )
 
 
 def asked_for(call: Call, contract: Contract) -> tuple[str, ...]:
-    """Programs that need approval, as far as the command may run them: it has their names in it.
+    """Programs that need approval and that the command may run, because their names are in it.
 
-    Hiding a name is of no use: a program that was not approved is not there.
+    Hiding a name is of no use: a program that was not approved is not in the box.
     """
     if contract.commands is None or not contract.commands.ask:
         return ()
@@ -187,7 +197,7 @@ def _names(text: str, program: str) -> bool:
 
 
 def programs(grant: Grant) -> Programs | None:
-    """What the box of this call has; programs that need approval are there where this very call was approved."""
+    """What the box of this call has; programs that need approval are in it where this very call was approved."""
     commands = grant.contract.commands
     if commands is None:
         return None
@@ -198,23 +208,25 @@ def programs(grant: Grant) -> Programs | None:
 
 
 def _listening(contract: Contract, given: Json) -> Listening:
-    """As the contract says, unless a caller in this process says otherwise."""
+    """As the contract says, unless a caller in this process asks for something else."""
     return Listening.of(given["listen"]) if "listen" in given else contract.listen
 
 
-def _installs(passage: Route) -> bool:
-    return any(rule.installs is not None for rule in passage.rules)
+def _installs(route: Route) -> bool:
+    return any(rule.installs is not None for rule in route.rules)
 
 
 def _mounts(contract: Contract, given: Json) -> tuple[Mount, ...]:
-    """Those of the contract, and those that a caller in this process wants besides."""
+    """Those of the contract, and those that a caller in this process asks for."""
     return (*contract.mounts, *(Mount(**mount) for mount in given.get("mounts") or ()))
 
 
 # ── Sessions and their steps ──────────────────────────────────────────────────────────────────────
 
 
-def session(grant: Grant, given: Provision, passage: Route = _NO_WAY, packed: Packed | None = None) -> SessionSpec:
+def session(
+    grant: Grant, given: Provision, route: Route = _NO_ROUTE, installed: InstalledPackages | None = None
+) -> SessionSpec:
     """The session that is to be opened. Raises Refused."""
     call = grant.call
     contract = grant.contract
@@ -233,8 +245,8 @@ def session(grant: Grant, given: Provision, passage: Route = _NO_WAY, packed: Pa
         setup=setup,
         tenant=call.principal.tenant,
         mounts=(*given.mounts, *_mounts(contract, wanted)),
-        packages=() if packed is None else (packed.folder,),
-        installs=_installs(passage),
+        packages=() if installed is None else (installed.folder,),
+        installs=_installs(route),
         listening=_listening(contract, wanted),
     )
     return SessionSpec(
@@ -246,8 +258,8 @@ def session(grant: Grant, given: Provision, passage: Route = _NO_WAY, packed: Pa
         snapshot=wanted.get("snapshot"),
         volumes=tuple(VolumeMount(**volume) for volume in wanted.get("volumes") or ()),
         retain=wanted.get("retain", "output"),
-        network=passage.rules,
-        lending=SessionSecrets(passage.loans, contract.name, call.id) if passage.loans else None,
+        network=route.rules,
+        secrets=SessionSecrets(route.brokered, contract.name, call.id) if route.brokered else None,
     )
 
 
@@ -265,7 +277,7 @@ def cell(grant: Grant, defaults: Limits) -> CellRequest:
 
 
 def command(grant: Grant, given: Provision) -> CommandRequest:
-    """A command in a session; one in the background runs as long as it likes, or its session does."""
+    """A command in a session. One in the background may run as long as its session."""
     wanted = grant.call.arguments
     attached = grant.call.attached or _NOTHING
     lasting = bool(wanted.get("background")) or attached.keys is not None
@@ -283,7 +295,7 @@ def command(grant: Grant, given: Provision) -> CommandRequest:
 
 
 def step_limits(grant: Grant, defaults: Limits) -> Limits:
-    """What one step may use, as far as the limit is not one of the whole box."""
+    """Limits of one step, without those of the whole box."""
     return _limits(grant.call, grant.contract, defaults)
 
 
@@ -306,7 +318,7 @@ def _limits(call: Call, contract: Contract, defaults: Limits) -> Limits:
 
 
 def _problems(given: Json) -> Iterator[str]:
-    """What no schema says. The values themselves are never repeated: this goes on record."""
+    """Problems that no schema finds. The values themselves are never repeated: this goes on record."""
     words = given.get("argv") or ()
     for name in ("code", "setup"):
         source = given.get(name) or ""
@@ -337,5 +349,5 @@ def _problems(given: Json) -> Iterator[str]:
 
 
 def _longer(text: str, most: int) -> bool:
-    """Encoded; a character is four bytes at most, so a short text is known without looking."""
+    """Whether it is longer when encoded. A character has at most four bytes, so a short text need not be encoded."""
     return len(text) * 4 > most and (len(text) > most or len(text.encode()) > most)

@@ -1,4 +1,4 @@
-"""Files of sessions as MCP knows them: by address, with a type that is told from what is in them."""
+"""Files of sessions as MCP knows them: by address, with a type that follows from their content."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _TEXTS |= {"svg": "image/svg+xml", "xml": "application/xml"}
 
 
 def address(session: str, path: str) -> str:
-    """Of a file in a session."""
+    """The address of a file in a session."""
     return f"{PREFIX}{quote(session, safe='')}/{quote(path.removeprefix(_WORKSPACE))}"
 
 
 def located(uri: str) -> tuple[str, str] | None:
-    """Session and path of an address of ours; None for any other."""
+    """The session and path of an address of ours; None for any other."""
     if not uri.startswith(PREFIX):
         return None
     session, _, rest = uri[len(PREFIX) :].partition("/")
     path = unquote(rest)
-    # The kernel would not let it out of the workspace; but only what is a result is a resource.
+    # The kernel would not let it out of the workspace; but only results are resources.
     if not session or not path.startswith("output/") or ".." in path.split("/"):
         return None
     return unquote(session), _WORKSPACE + path
 
 
 def type_of(path: str, data: bytes) -> str:
-    """By its first bytes; only for text its name says more. A box can name a file as it likes."""
+    """The type by the first bytes; the name only matters for text. A box can name a file as it likes."""
     for magic, mime in _MAGIC:
         if data.startswith(magic):
             return mime
@@ -50,7 +50,7 @@ def type_of(path: str, data: bytes) -> str:
 
 
 def as_text(data: bytes) -> str | None:
-    """Bytes as text, or None where they are none."""
+    """Bytes as text, or None where they are not text."""
     if b"\0" in data:
         return None
     try:

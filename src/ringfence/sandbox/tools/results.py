@@ -1,6 +1,6 @@
-"""What ran in a box, as a result: what it printed, showed and left, and how all that is kept within bounds.
+"""The results of programs in boxes: what they printed, showed and left, kept within bounds.
 
-What the program said of itself stands apart, under `claimed`.
+What the program claims of itself stands apart, under `claimed`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def judge(report: BoxReport) -> tuple[Status, str]:
-    """How a run counts: status and reason code."""
+    """The status and reason code of a run."""
     match report.ended:
         case "exited":
             return (Status.SUCCESS, "ok") if report.exit_status == 0 else (Status.FAILED, "exit_status")
@@ -53,9 +53,9 @@ class ResultParts:
     shown: tuple[Shown, ...] = ()
     error: Failure | None = None
     wide: bool = False
-    """For a caller in this process, which has every form of a value where it is claimed."""
+    """For a caller in this process, which gets every form of a claimed value."""
     whole: Mapping[Stream, str] = field(default_factory=dict)
-    """Where all of a stream lies that is cut here."""
+    """The files with all of a stream that is cut here."""
 
     @property
     def is_error(self) -> bool:
@@ -66,30 +66,30 @@ def of_step(step: StepReport, *, wide: bool) -> ResultParts:
     return ResultParts(step.cell.report, step, step.cell.results, step.cell.error, wide)
 
 
-def fitting(told: ResultParts, most: int) -> tuple[ResultParts, Json]:
+def fitting(parts: ResultParts, most: int) -> tuple[ResultParts, Json]:
     """The result, cut until it is no larger than the contract allows: first what was printed, then what was shown."""
-    result = _result(told)
-    report = told.report
+    result = _result(parts)
+    report = parts.report
     out = report.stdout
     err = report.stderr
     kept = len(out.head) + len(out.tail) + len(err.head) + len(err.tail)
-    for each in told.shown:
+    for each in parts.shown:
         kept += sum(map(len, each.data.values()))
-    kept += len(told.error.traceback) + len(told.error.value) if told.error is not None else 0
+    kept += len(parts.error.traceback) + len(parts.error.value) if parts.error is not None else 0
     if kept * _ESCAPED + len(report.files[:MOST_FILES]) * 5000 + SPARE_BYTES < most:
-        return told, result  # the usual case, known without looking
+        return parts, result  # the usual case, known without looking
     room = max(len(report.stdout.head + report.stdout.tail), len(report.stderr.head + report.stderr.tail))
     while len(canonical.dumps(result)) > most - SPARE_BYTES:
         if room > 0:
             room //= 2
             report = replace(report, stdout=cut(report.stdout, room), stderr=cut(report.stderr, room))
-            told = replace(told, report=report)
-        elif (less := _shown_less(told)) is not None:
-            told = less
+            parts = replace(parts, report=report)
+        elif (less := _shown_less(parts)) is not None:
+            parts = less
         else:
             break
-        result = _result(told)
-    return told, result
+        result = _result(parts)
+    return parts, result
 
 
 def cut(stream: Captured, room: int) -> Captured:
@@ -101,18 +101,18 @@ def cut(stream: Captured, room: int) -> Captured:
     return replace(stream, head=head[: room - half], tail=tail[len(tail) - half :] if half else b"")
 
 
-def _shown_less(told: ResultParts) -> ResultParts | None:
-    """Without the longest form of all that was shown; without the error's trace where nothing is shown any more."""
-    sizes = [(len(text), place, mime) for place, each in enumerate(told.shown) for mime, text in each.data.items()]
+def _shown_less(parts: ResultParts) -> ResultParts | None:
+    """Without the longest form of all that was shown; without the error's traceback where nothing is shown any more."""
+    sizes = [(len(text), place, mime) for place, each in enumerate(parts.shown) for mime, text in each.data.items()]
     if not sizes:
-        if told.error is None or not (told.error.traceback or told.error.value):
+        if parts.error is None or not (parts.error.traceback or parts.error.value):
             return None
-        return replace(told, error=Failure(told.error.name[:200], told.error.value[:200]))
+        return replace(parts, error=Failure(parts.error.name[:200], parts.error.value[:200]))
     size, place, mime = max(sizes)
-    old = told.shown[place]
+    old = parts.shown[place]
     data = {key: text for key, text in old.data.items() if key != mime}
     less = replace(old, data=data, cut={**old.cut, mime: size})
-    return replace(told, shown=(*told.shown[:place], less, *told.shown[place + 1 :]))
+    return replace(parts, shown=(*parts.shown[:place], less, *parts.shown[place + 1 :]))
 
 
 # ── Results ───────────────────────────────────────────────────────────────────────────────────────
@@ -122,44 +122,44 @@ def text(words: str) -> Json:
     return {"type": "text", "text": words}
 
 
-def _result(told: ResultParts) -> Json:
-    report = told.report
+def _result(parts: ResultParts) -> Json:
+    report = parts.report
     stdout = report.stdout.text
     stderr = report.stderr.text
     files = [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in report.files[:MOST_FILES]]
     structured: Json = {"stdout": stdout, "stderr": stderr, "exit_code": report.exit_status, "ended": report.ended}
     structured["files"] = files
-    content: list[Json] = [text(stdout)] if stdout or told.step is None else []
+    content: list[Json] = [text(stdout)] if stdout or parts.step is None else []
     if stderr:
         content.append(text(f"stderr:\n{stderr}"))
-    if told.step is not None:
+    if parts.step is not None:
         if report.stdout.truncated or report.stderr.truncated:
-            content += _pointers(told)
-        for each in told.shown:
+            content += _pointers(parts)
+        for each in parts.shown:
             content += _blocks(each)
-        if told.error is not None:
-            content.append(text(told.error.traceback or f"{told.error.name}: {told.error.value}"))
-        if told.step.context is not None and not told.step.cell.alive:
+        if parts.error is not None:
+            content.append(text(parts.error.traceback or f"{parts.error.name}: {parts.error.value}"))
+        if parts.step.context is not None and not parts.step.cell.alive:
             content.append(text("[the interpreter is gone, and its variables with it; the next call has a fresh one]"))
         if files:
-            content += _links(told.step.session, files)
-        structured |= _of_step(told, told.step)
+            content += _links(parts.step.session, files)
+        structured |= _of_step(parts, parts.step)
     result: Json = {"content": content or [text("")], "structuredContent": {**structured, "facts": {}}}
-    if told.is_error:
+    if parts.is_error:
         result["isError"] = True
     return result
 
 
-def _of_step(told: ResultParts, step: StepReport) -> Json:
-    told_of: Json = {"session": step.session, "step": step.step, "state": step.state}
-    if told.whole:
-        told_of["whole"] = dict(told.whole)
+def _of_step(parts: ResultParts, step: StepReport) -> Json:
+    structured: Json = {"session": step.session, "step": step.step, "state": step.state}
+    if parts.whole:
+        structured["whole"] = dict(parts.whole)
     if step.context is None:
-        return told_of
-    error = None if told.error is None else _error(told.error)
-    results = [_claimed(each, told.wide) for each in told.shown]
-    told_of |= {"context": step.context, "interpreter_alive": step.cell.alive, "fresh_interpreter": step.fresh}
-    return told_of | {"claimed": {"results": results, "error": error}}
+        return structured
+    error = None if parts.error is None else _error(parts.error)
+    results = [_claimed(each, parts.wide) for each in parts.shown]
+    structured |= {"context": step.context, "interpreter_alive": step.cell.alive, "fresh_interpreter": step.fresh}
+    return structured | {"claimed": {"results": results, "error": error}}
 
 
 def _error(error: Failure) -> Json:
@@ -190,12 +190,12 @@ def _blocks(each: Shown) -> Iterator[Json]:
         yield text(f"[too long to be shown: {forms}; save it in /workspace/output and read it with read_file]")
 
 
-def _pointers(told: ResultParts) -> Iterator[Json]:
-    """Where all of it is, for what was cut."""
-    for name, stream in (("stdout", told.report.stdout), ("stderr", told.report.stderr)):
+def _pointers(parts: ResultParts) -> Iterator[Json]:
+    """Where to find the whole of a stream that was cut."""
+    for name, stream in (("stdout", parts.report.stdout), ("stderr", parts.report.stderr)):
         if not stream.truncated:
             continue
-        path = told.whole.get("stdout" if name == "stdout" else "stderr")
+        path = parts.whole.get("stdout" if name == "stdout" else "stderr")
         if path is not None:
             yield text(f"[all of {name}, {stream.total} bytes, is in {path}; read parts of it with read_file]")
         else:
@@ -210,7 +210,7 @@ def _links(session: str, files: list[Json]) -> Iterator[Json]:
 
 
 def complete(result: Json, facts: Mapping[str, Any]) -> None:
-    """Put the facts into a result of ours that has a place for them, and say how it ended where it did not go well."""
+    """Put the facts into a result of ours that has a place for them, and explain a result that is an error."""
     structured = result.get("structuredContent")
     if isinstance(structured, dict) and "facts" in structured:
         structured["facts"] = dict(facts)

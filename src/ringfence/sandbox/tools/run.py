@@ -12,8 +12,16 @@ from ringfence.core.aio import to_the_end
 from ringfence.core.box import BoxReport, BoxSpec, Captured, Limits, Ran, Stream
 from ringfence.core.errors import Refused, RingfenceError
 from ringfence.core.model import Answer, Call, Grant, Json, Mode, Status
-from ringfence.core.ports import Backend, Packed
-from ringfence.core.sessions import CellReport, ProcessState, StepReport, Tell, Within
+from ringfence.core.ports import Backend, InstalledPackages
+from ringfence.core.sessions import (
+    CellReport,
+    ProcessState,
+    StepReport,
+    Tell,
+    Within,
+    discard_output,
+    discard_value,
+)
 from ringfence.sandbox.tools import request, results
 from ringfence.sandbox.tools.definition import (
     ALLOW_PACKAGES,
@@ -41,7 +49,7 @@ if TYPE_CHECKING:
 _INPUT = "/workspace/input/"
 _LONGEST_WAIT = 0.2
 
-# ── What they say of themselves ───────────────────────────────────────────────────────────────────
+# ── Descriptions ──────────────────────────────────────────────────────────────────────────────────
 
 _PYTHON_SESSION = (
     "With `session` (see open_session) it runs in that session's box instead, as a cell of a notebook does: variables,"
@@ -132,7 +140,7 @@ def _described(what: str, in_session: str, unless_commands: str = "") -> Callabl
 
 
 # ── The tools ─────────────────────────────────────────────────────────────────────────────────────
-# What is declared here is for a session; `in_fresh_box` runs the same where none is named.
+# These are for a session; `in_fresh_box` runs the same where no session is named.
 
 
 @Tool(
@@ -150,13 +158,11 @@ def _described(what: str, in_session: str, unless_commands: str = "") -> Callabl
     own_clock=True,
 )
 async def execute_python(task: Task) -> Answer:
-    """As a cell of the session's interpreter."""
-    from ringfence.sandbox.sessions.service import discard_value  # noqa: PLC0415 - loaded with the keeper, and not before
-
+    """Run Python as a cell of the session's interpreter."""
     await _check_layout(task)
     shown = (task.attached.shown if task.open else None) or discard_value
     cell = request.cell(task.grant, task.provision.limits)
-    step = await _once(task.keeper.run(task.owner, task.session, cell, _listener(task), shown))
+    step = await _run_step(task.keeper.run(task.owner, task.session, cell, _listener(task), shown))
     return await _answer(task, step)
 
 
@@ -186,7 +192,7 @@ async def run_shell(task: Task) -> Answer:
     if task.attached.keys is not None:
         return await _typed(task, task.attached.keys, _listener(task))
     command = request.command(task.grant, task.provision)
-    step = await _once(task.keeper.command(task.owner, task.session, command, _listener(task)))
+    step = await _run_step(task.keeper.command(task.owner, task.session, command, _listener(task)))
     return await _answer(task, step)
 
 
@@ -198,12 +204,17 @@ RUN_SHELL = run_shell.name
 
 
 async def in_fresh_box(
-    backend: Backend, grant: Grant, wanted: BoxSpec, packed: Packed | None, screen: OutputScreen, isolation: Json
+    backend: Backend,
+    grant: Grant,
+    wanted: BoxSpec,
+    installed: InstalledPackages | None,
+    screen: OutputScreen,
+    isolation: Json,
 ) -> Answer:
-    """The program of a call in the box `wanted`. `isolation` is what is known of it before it is made."""
+    """Run the program of a call in the box `wanted`. `isolation` is what is known of it before it is made."""
     call = grant.call
     contract = grant.contract
-    # What a contract redacts is not shown as it comes.
+    # Where a contract redacts, nothing is shown as it comes.
     as_it_comes = call.attached is not None and not contract.redact and contract.result.fields is None
     tell = screen.attached(call.attached).tell if call.attached is not None and as_it_comes else None
     try:
@@ -211,7 +222,7 @@ async def in_fresh_box(
     except ValueError as exc:
         raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such box can be made: {exc}") from None
     report = await screen.artifacts(screen.report(report), wanted.output)
-    report = report if packed is None else replace(report, packages=packed.packages)
+    report = report if installed is None else replace(report, packages=installed.packages)
     status, code = results.judge(report)
     ran = Ran(wanted.limits, report)
     isolation = report.isolation or isolation
@@ -235,7 +246,7 @@ def _inputs_differ(call: Call, report: BoxReport) -> bool:
 
 
 async def _check_layout(task: Task) -> None:
-    """A contract that wants a memory layout of its own gets it, or the call is refused."""
+    """Refuse the call where the contract requires a memory layout of its own and the session has none."""
     if task.grant.contract.memory_layout != "fresh":
         return
     info = await task.keeper.info(task.owner, task.session)
@@ -246,13 +257,13 @@ async def _check_layout(task: Task) -> None:
 
 async def _background(task: Task) -> Answer:
     info = await task.keeper.start(task.owner, task.session, request.command(task.grant, task.provision))
-    told = {"stdout": "", "stderr": "", "exit_code": None, "files": [], **process_json(info), "ended": "running"}
+    result = {"stdout": "", "stderr": "", "exit_code": None, "files": [], **process_json(info), "ended": "running"}
     words = f"{line(info)}\nIts output: process_output(session={task.session!r}, process={info.process})"
-    return task.answer(told, words)
+    return task.answer(result, words)
 
 
-async def _once(work: Coroutine[Any, Any, StepReport]) -> StepReport:
-    """A caller that gives up has the keeper stop it, and waits for that: `work` sees to it itself."""
+async def _run_step(work: Coroutine[Any, Any, StepReport]) -> StepReport:
+    """Wait for a step in a session. If the caller cancels, `work` has the keeper stop the step and waits for that."""
     try:
         return await work
     except ValueError as exc:
@@ -265,7 +276,7 @@ async def _answer(task: Task, seen: StepReport) -> Answer:
     status, code = results.judge(report)
     limits = await _limits(task, step)
     within = Within(step.session, step.step, step.context, step.state, step)
-    isolation = report.isolation or task.isolation  # the very object: what was written of it is known by that
+    isolation = report.isolation or task.isolation  # the very object: the record recognises it by that
     if report.ended == "infra":
         trouble = f": {'; '.join(report.trouble)}" if report.trouble else ""
         message = f"session {step.session} failed at step {step.step}{trouble}"
@@ -277,7 +288,7 @@ async def _answer(task: Task, seen: StepReport) -> Answer:
 
 
 async def _limits(task: Task, step: StepReport) -> Limits:
-    """Those of the step; where one of the box's was met, those of the session, too."""
+    """The limits of the step; where a limit of the box was met, those of the session, too."""
     own = request.step_limits(task.grant, task.provision.limits)
     if step.cell.report.limit in (None, "wall", "output"):
         return own
@@ -289,14 +300,12 @@ async def _limits(task: Task, step: StepReport) -> Limits:
 
 
 def _listener(task: Task) -> Tell:
-    """What a contract redacts is not heard as it comes."""
-    from ringfence.sandbox.sessions.service import discard_output  # noqa: PLC0415 - loaded with the keeper, and not before
-
+    """Where a contract redacts, output is not handed on as it comes."""
     return (task.attached.tell if task.open else None) or discard_output
 
 
 async def _whole(task: Task, step: StepReport, shown: BoxReport) -> Mapping[Stream, str]:
-    """Where all of a stream lies that is cut. What was captured whole and is cut only now is put there by us."""
+    """Where the whole of a stream lies that is cut. One that was captured whole and is cut only now, we put there."""
     out: dict[Stream, str] = {}
     streams: tuple[Stream, Stream] = ("stdout", "stderr")
     for stream in streams:
@@ -315,7 +324,7 @@ async def _whole(task: Task, step: StepReport, shown: BoxReport) -> Mapping[Stre
 
 
 async def _typed(task: Task, keys: AsyncIterator[bytes | tuple[int, int]], tell: Tell) -> Answer:
-    """A command that is typed into while it runs; when its caller goes, so does it."""
+    """Run a command that the caller types into; when the caller goes, the command ends."""
     keeper = task.keeper
     owner = task.owner
     session = task.session

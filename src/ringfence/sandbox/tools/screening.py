@@ -1,7 +1,7 @@
-"""What comes out of a box is searched for secrets before it is shown: streams as they come, what is captured, files.
+"""Searches the output of boxes for secrets before it is shown: streams as they come, captured output, files.
 
-Streams and texts are searched for known secrets and for what has the shape of one. Files are searched for known
-secrets alone, since a shape may be just what the program was to make, and keep their length.
+Streams and texts are searched for known secrets and for what has the shape of one. Files are searched for known secrets
+alone, since a shape may be just what the program was to make, and keep their length.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 from ringfence.core.box import Attached, BoxReport, Captured, FileFact, Stream
 from ringfence.core.errors import Unavailable
 from ringfence.core.sessions import CellReport, Failure, Shown, StepReport
-from ringfence.secrets.redaction import MOST_HELD, Redacted, TenantRedactor
-from ringfence.secrets.redaction import RedactingStream as Searched
+from ringfence.secrets.redaction import MOST_HELD, Redacted, RedactingStream, TenantRedactor
 
 _OUTPUT = "/workspace/output/"
 _PIECE = 1 << 20
@@ -27,13 +26,13 @@ _PATIENCE_SECONDS = 0.1
 
 
 class OutputScreen:
-    """What comes out of one call passes through it. What it removed is counted, by rule and by secret."""
+    """All output of one call passes through it. It counts what it removed, by rule and by secret."""
 
     def __init__(self, shown: TenantRedactor | None = None, kept: TenantRedactor | None = None) -> None:
         """`shown` is for what is read, `kept` for files."""
         self._shown = shown
         self._kept = kept
-        self._streams: dict[Stream, Searched] = {}
+        self._streams: dict[Stream, RedactingStream] = {}
         self._clocks: dict[Stream, asyncio.TimerHandle] = {}
         self._attached: Attached | None = None
         self.rules: dict[str, int] = {}
@@ -42,15 +41,15 @@ class OutputScreen:
     # ── As it comes ──
 
     def attached(self, attached: Attached) -> Attached:
-        """The same, with everything that its caller is told searched first."""
+        """The same, with everything for the caller searched first."""
         if self._shown is None or (attached.tell is None and attached.shown is None):
             return attached
         self._attached = attached
-        tell = None if attached.tell is None else self._told
+        tell = None if attached.tell is None else self._tell
         shown = None if attached.shown is None else self._was_shown
         return replace(attached, tell=tell, shown=shown)
 
-    def _told(self, stream: Stream, data: bytes) -> None:
+    def _tell(self, stream: Stream, data: bytes) -> None:
         assert self._shown is not None and self._attached is not None and self._attached.tell is not None
         searched = self._streams.get(stream)
         if searched is None:
@@ -76,7 +75,7 @@ class OutputScreen:
         self._attached.shown(quiet.failure(value) if isinstance(value, Failure) else quiet.value(value))
 
     def finish(self) -> None:
-        """No more comes: what waited goes on."""
+        """The output has ended: hand on what waited."""
         for clock in self._clocks.values():
             clock.cancel()
         for stream in tuple(self._streams):
@@ -140,8 +139,8 @@ class OutputScreen:
             clean_head = self._bytes(head)
             clean_tail = self._bytes(tail)
         else:
-            # Half a secret at either side of the gap is still half a secret. As much goes whatever stands there: how
-            # much is left must not tell what it was.
+            # Half a secret at either side of the gap is still half a secret. The same length is removed in every case:
+            # how much is left must not reveal what it was.
             room = values.reach - 1
             end = min(max(0, len(head) - room), values.begun(head, MOST_HELD))
             clean_head = self._counted(values.within(head, 0, end))
@@ -150,14 +149,12 @@ class OutputScreen:
             return stream
         kept = len(clean_head) + len(clean_tail)
         total = kept if whole else stream.total
-        digest = hashlib.sha256(
-            clean_head + clean_tail
-        ).hexdigest()  # that of the whole would tell a guess from another
+        digest = hashlib.sha256(clean_head + clean_tail).hexdigest()  # the digest of the whole would confirm a guess
         return Captured(clean_head, clean_tail, max(total, kept), digest)
 
     def _bytes(self, data: bytes) -> bytes:
         assert self._shown is not None
-        return self._counted(self._shown.redacted(data)) if self._shown.strikes(data) else data
+        return self._counted(self._shown.redacted(data)) if self._shown.matches(data) else data
 
     def _counted(self, found: Redacted) -> bytes:
         self._count(found.rules, found.secrets)
@@ -165,22 +162,22 @@ class OutputScreen:
 
     # ── Files ──
 
-    def file(self) -> Searched | None:
-        """For the bytes of one file; None where there is nothing to search for."""
+    def file(self) -> RedactingStream | None:
+        """A stream for the bytes of one file; None where there is nothing to search for."""
         return None if self._kept is None or self._kept.idle else self._kept.stream(masked=True)
 
-    def filed(self, searched: Searched) -> None:
+    def filed(self, searched: RedactingStream) -> None:
         self._count(searched.rules, searched.secrets)
 
     async def artifacts(self, report: BoxReport, folder: Path | None) -> BoxReport:
-        """Files that were copied to a folder of the host, and what is said of them. Raises Unavailable."""
+        """Search files that were copied to a folder of the host, and correct their facts. Raises Unavailable."""
         if folder is None or not report.files or self._kept is None or self._kept.idle:
             return report
         files = await asyncio.to_thread(lambda: tuple(self._artifact(fact, folder) for fact in report.files))
         return report if files == report.files else replace(report, files=files)
 
     def _artifact(self, fact: FileFact, folder: Path) -> FileFact:
-        # It was made by us, in a folder of the caller's own; a link put in its place since is not followed.
+        # We made it, in a folder of the caller's own; a link put in its place since is not followed.
         path = folder / fact.path.removeprefix(_OUTPUT)
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -201,8 +198,8 @@ class OutputScreen:
         self.filed(searched)
         return replace(fact, sha256=digest)
 
-    def _search(self, handle: int, writing: int | None) -> tuple[Searched, str]:
-        """All of a file; what goes is masked where it stands."""
+    def _search(self, handle: int, writing: int | None) -> tuple[RedactingStream, str]:
+        """Search all of a file; secrets are masked in place."""
         searched = self.file()
         assert searched is not None
         digest = hashlib.sha256()

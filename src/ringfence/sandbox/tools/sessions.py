@@ -1,4 +1,4 @@
-"""Tools for the life of sessions, and for the snapshots and volumes that outlive them."""
+"""Tools for sessions, from creation to end, and for the snapshots and volumes that outlive them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ringfence.sandbox.sessions.snapshots import Snapshot
     from ringfence.sandbox.sessions.volumes import Volume
 
-MOST_FORKS = 32
+MOST_FORKS_PER_CALL = 32
 _METADATA: Json = {
     **TEXTS,
     "additionalProperties": {"type": "string", "maxLength": 1000},
@@ -118,7 +118,7 @@ _MOST_PAST = 32
 )
 async def open_session(task: Task) -> Answer:
     try:
-        wanted = request.session(task.grant, task.provision, task.passage, task.packed)
+        wanted = request.session(task.grant, task.provision, task.route, task.installed)
         info = await task.keeper.create(task.owner, wanted)
         task.learn(info)
     except ValueError as exc:
@@ -222,20 +222,20 @@ async def snapshot_session(task: Task) -> Answer:
     "Fork a session",
     Mode.WRITE,
     "Open several sessions that begin with the files of this one. Variables and processes are not taken over."
-    " Each is told for itself: a session, or an error.",
-    {**ONE, "count": {"type": "integer", "minimum": 1, "maximum": MOST_FORKS}},
+    " Each is reported by itself: a session, or an error.",
+    {**ONE, "count": {"type": "integer", "minimum": 1, "maximum": MOST_FORKS_PER_CALL}},
     ("session", "count"),
     {"session": TEXT, "sessions": {"type": "array", "items": {"type": "object"}}},
 )
 async def fork_session(task: Task) -> Answer:
-    """One by one: that one could not be made says nothing of the others."""
+    """Fork one by one: each succeeds or fails by itself."""
     made = await task.keeper.fork(task.owner, task.session, task.given["count"])
-    told = [_fork(each, task.wide) for each in made]
+    forks = [_fork(each, task.wide) for each in made]
     lines = [f"{each.reason_code}: {each.message}" if isinstance(each, ForkProblem) else _line(each) for each in made]
     problems = [each for each in made if isinstance(each, ForkProblem)]
     if problems and len(problems) == len(made):
         raise Refused(Status.FAILED, problems[0].reason_code, f"none could be made: {problems[0].message}")
-    return task.answer({"sessions": told}, "\n".join(lines))
+    return task.answer({"sessions": forks}, "\n".join(lines))
 
 
 def _fork(made: SessionInfo | ForkProblem, wide: bool) -> Json:
@@ -258,9 +258,9 @@ async def interrupt_session(task: Task) -> Answer:
 
 
 @Tool(
-    "Let a session live longer",
+    "Extend a session",
     Mode.WRITE,
-    "Give a session so long to live, from now on.",
+    "Give a session this lifetime, counted from now.",
     {**ONE, "lifetime_seconds": {"type": "number", "exclusiveMinimum": 0}},
     ("session", "lifetime_seconds"),
     only_wide=True,
@@ -274,7 +274,7 @@ async def extend_session(task: Task) -> Answer:
     "Show a port of a session to its owner",
     Mode.WRITE,
     "Let what listens at a port of a session's box be reached on this machine's loopback, by its owner alone, until"
-    " the session ends. Nobody else gets in, and nothing gets out by it.",
+    " the session ends. No other user can connect, and the box reaches nothing by it.",
     {**ONE, "port": _PORT},
     ("session", "port"),
     {"session": TEXT, "host": TEXT, "port": NUMBER},
@@ -282,11 +282,11 @@ async def extend_session(task: Task) -> Answer:
 )
 async def expose_port(task: Task) -> Answer:
     port = await task.keeper.show(task.owner, task.session, task.given["port"])
-    told = f"Port {task.given['port']} of session {task.session} is 127.0.0.1:{port} on this machine."
-    return task.answer({"host": "127.0.0.1", "port": port}, told)
+    words = f"Port {task.given['port']} of session {task.session} is 127.0.0.1:{port} on this machine."
+    return task.answer({"host": "127.0.0.1", "port": port}, words)
 
 
-# ── Snapshots ───────────────────────────────────────────────────────────────────────────────────────
+# ── Snapshots ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @Tool("List snapshots", Mode.READ, "Snapshots, newest first.", {}, only_wide=True)
@@ -302,11 +302,16 @@ async def remove_snapshot(task: Task) -> Answer:
 
 
 def _snapshot(kept: Snapshot) -> Json:
-    told: Json = {"snapshot": kept.id, "name": kept.name, "bytes": kept.bytes, "files": kept.files}
-    return {**told, "created_at": kept.created_at}
+    return {
+        "snapshot": kept.id,
+        "name": kept.name,
+        "bytes": kept.bytes,
+        "files": kept.files,
+        "created_at": kept.created_at,
+    }
 
 
-# ── Volumes ─────────────────────────────────────────────────────────────────────────────────────────
+# ── Volumes ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @Tool(
@@ -345,6 +350,14 @@ async def remove_volume(task: Task) -> Answer:
 
 
 def _volume(volume: Volume) -> Json:
-    told: Json = {"name": volume.name, "owner": list(volume.owner), "max_bytes": volume.max_bytes, "mode": volume.mode}
-    told |= {"shared_with": list(volume.shared_with), "created_at": volume.created_at, "saved_at": volume.saved_at}
-    return {**told, "bytes": volume.bytes, "files": volume.files}
+    return {
+        "name": volume.name,
+        "owner": list(volume.owner),
+        "max_bytes": volume.max_bytes,
+        "mode": volume.mode,
+        "shared_with": list(volume.shared_with),
+        "created_at": volume.created_at,
+        "saved_at": volume.saved_at,
+        "bytes": volume.bytes,
+        "files": volume.files,
+    }

@@ -1,4 +1,4 @@
-"""What a handler is given: the grant of a call that is for a session, the keeper of sessions, and how to answer."""
+"""What a handler gets: the grant of a call for a session, the keeper of sessions, and ways to answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ringfence.core.box import MIB, Attached, FileFact
 from ringfence.core.errors import Refused
 from ringfence.core.model import Answer, Call, Grant, Json, Principal, Status
-from ringfence.core.ports import Packed, Route
+from ringfence.core.ports import InstalledPackages, Route
 from ringfence.core.record import plain
 from ringfence.core.sessions import Owner, SessionInfo, Within
 from ringfence.sandbox.tools.request import Provision
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ringfence.sandbox.tools.screening import OutputScreen
 
 _NOTHING = Attached()
-_NO_WAY = Route()
+_NO_ROUTE = Route()
 _PIECE = MIB
 _MOST = 64 * MIB
 
 
 def _forgotten(_: SessionInfo) -> None:
-    """The session that was opened need not be remembered."""
+    """Does not remember the session that was opened."""
 
 
 def owner_of(principal: Principal) -> Owner:
@@ -37,7 +37,7 @@ def owner_of(principal: Principal) -> Owner:
 
 @plain
 class Task:
-    """What is to be done, for which caller, by which keeper."""
+    """A call to be carried out, with its caller and the keeper."""
 
     grant: Grant
     keeper: SessionService
@@ -45,11 +45,11 @@ class Task:
     isolation: Json
     """As far as it is known without looking at the session."""
     screen: OutputScreen
-    """What comes out of the session passes it."""
-    passage: Route = _NO_WAY
-    """The way out of a session that is to be opened."""
-    packed: Packed | None = None
-    """What is installed for it."""
+    """The output of the session passes through it."""
+    route: Route = _NO_ROUTE
+    """The route out of a session that is to be opened."""
+    installed: InstalledPackages | None = None
+    """The packages that are installed for it."""
     learn: Callable[[SessionInfo], None] = _forgotten
     """Remembers what was opened, so that the keeper need not be asked for it."""
 
@@ -81,7 +81,7 @@ class Task:
 
     @property
     def open(self) -> bool:
-        """Whether anything may be seen as it comes: of what a contract removes something from, nothing may."""
+        """Whether output may be shown as it comes: not where a contract removes something from it."""
         contract = self.grant.contract
         return not contract.redact and contract.result.fields is None
 
@@ -92,31 +92,31 @@ class Task:
     def answer(
         self, structured: Json, words: str, content: Sequence[Json] = (), given: Sequence[FileFact] = ()
     ) -> Answer:
-        """It was done in the session that the call names."""
+        """The answer of a call that was carried out in its session."""
         within = Within(self.session, given=tuple(given))
         blocks = [*content] if content else [text(words)]
-        told = {"session": self.session, **structured, "facts": {}}
-        return Answer({"content": blocks, "structuredContent": told}, isolation=self.isolation, within=within)
+        structured = {"session": self.session, **structured, "facts": {}}
+        return Answer({"content": blocks, "structuredContent": structured}, isolation=self.isolation, within=within)
 
     def session_answer(self, info: SessionInfo, words: str) -> Answer:
-        """What a session is by now."""
-        packages = self.packed.packages if self.packed is not None else ()
+        """An answer with the present state of a session."""
+        packages = self.installed.packages if self.installed is not None else ()
         within = Within(info.id, info.step, state=info.state, packages=packages)
         structured = {**session_json(info, wide=self.wide), "facts": {}}
         isolation = dict(info.isolation) or self.isolation
         return Answer({"content": [text(words)], "structuredContent": structured}, isolation=isolation, within=within)
 
     def listing(self, structured: Json, words: str) -> Answer:
-        """What concerns no session in particular."""
-        told = {**structured, "facts": {}}
-        return Answer({"content": [text(words)], "structuredContent": told}, isolation=self.isolation)
+        """An answer that concerns no session in particular."""
+        structured = {**structured, "facts": {}}
+        return Answer({"content": [text(words)], "structuredContent": structured}, isolation=self.isolation)
 
 
-# ── What is in answers ────────────────────────────────────────────────────────────────────────────
+# ── Parts of answers ──────────────────────────────────────────────────────────────────────────────
 
 
 def session_json(info: SessionInfo, *, wide: bool = False) -> Json:
-    told: Json = {
+    structured: Json = {
         "session": info.id,
         "state": info.state,
         "template": info.template,
@@ -132,7 +132,7 @@ def session_json(info: SessionInfo, *, wide: bool = False) -> Json:
         "limits": asdict(info.limits),
         "network": list(info.network),
     }
-    return {**told, "isolation": dict(info.isolation)} if wide else told
+    return {**structured, "isolation": dict(info.isolation)} if wide else structured
 
 
 def file_json(fact: FileFact) -> Json:
@@ -143,7 +143,7 @@ def bad(words: str) -> Refused:
     return Refused(Status.VALIDATION_FAILURE, "bad_arguments", words)
 
 
-# ── Bytes beside the arguments, which name them by digest: what comes must be what was named ──────
+# ── Attached bytes: the arguments name them by digest, and what arrives must match ────────────────
 
 
 def _changed() -> Refused:
@@ -152,14 +152,14 @@ def _changed() -> Refused:
 
 
 async def data_of(task: Task) -> bytes:
-    """All of it at once. Raises Refused where it is not what was named."""
+    """Read all of it at once. Raises Refused where it does not match its digest."""
     if task.given["data"]["bytes"] > _MOST:
         raise Refused(Status.VALIDATION_FAILURE, "too_large", f"no more than {_MOST} bytes can be sent at once")
     return b"".join([piece async for piece in pieces_of(task)])
 
 
 async def pieces_of(task: Task) -> AsyncIterator[bytes]:
-    """Piece by piece; at the end Refused is raised where they were not what was named."""
+    """Yield the pieces; at the end raise Refused where they do not match their digest."""
     named = task.given["data"]
     given = task.attached.data
     size = 0

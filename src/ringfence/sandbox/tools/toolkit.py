@@ -1,4 +1,4 @@
-"""All our own tools together, and what is known of a call by its tool."""
+"""All our own tools together, and what follows from the tool of a call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringfence.sandbox.tools.definition import Tool, ToolOffer
 from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
 
 SERVER = "ringfence"
-"""Stands where others name the server of a tool; no server of a configuration can have this name."""
+"""Takes the place of a server's name; no server of a configuration can have this name."""
 KIT: Mapping[str, Tool] = {
     each.name: each
     for module in (run, sessions, files, processes)
@@ -22,19 +22,19 @@ KIT: Mapping[str, Tool] = {
 """By name, in the order in which they are declared and offered."""
 PROGRAMS = tuple(name for name, tool in KIT.items() if not tool.needs_session)
 BOX_MAKERS = tuple(name for name, tool in KIT.items() if tool.makes_box)
-"""The others are for a box that is there."""
+"""The tools that make a box; the others are for an existing one."""
 RUNS_IN_A_SESSION = tuple(name for name, tool in KIT.items() if tool.runs)
 FORKS_A_SESSION = sessions.fork_session.name
 WRITES_FILES = tuple(name for name, tool in KIT.items() if tool.writes_files)
 TOOLS = tuple(name for name, tool in KIT.items() if not tool.only_wide and not tool.if_declared)
 DECLARABLE = (*TOOLS, *(name for name, tool in KIT.items() if tool.if_declared))
-"""Those that a contract can be for; the last ones an agent has only where there is one."""
+"""Tools that a contract can be for; an agent has the last ones only where there is one."""
 WIDE_TOOLS = tuple(KIT)
 """Those for callers in this process as well."""
 
 
 def mode(tool: str) -> Mode:
-    """How much harm one of our own tools can do, by itself."""
+    """The risk of one of our own tools by itself."""
     return KIT[tool].mode
 
 
@@ -48,14 +48,14 @@ def definition(
 ) -> Definition:
     """The definition under which a capability of ours is offered.
 
-    `contents` is what its boxes have; `lives` is how long sessions live, None where there are none.
+    `contents` is what its boxes have; `lives` is how long sessions exist, None where there are none.
     """
     body = KIT[contract.tool].body(ToolOffer(contract, limits, contents, lives), wide=wide)
     return Definition(SERVER, contract.tool, canonical.definition_digest(body), body)
 
 
 def makes_box(call: Call, contract: Contract) -> bool:
-    """Whether the call makes a box, and is not for one that is there."""
+    """Whether the call makes a box, and is not for an existing one."""
     return contract.tool in BOX_MAKERS and not (contract.tool in PROGRAMS and "session" in call.arguments)
 
 

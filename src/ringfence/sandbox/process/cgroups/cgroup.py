@@ -5,7 +5,7 @@ A group stands for one box and is one folder in each hierarchy that we can use. 
 each controller has a hierarchy of its own; with v2 one folder has all roles; a host with v1 controllers usually has an
 empty v2 hierarchy beside them, which still serves `freezer`, `time` and `kill`.
 
-What a kernel does not tell is None. Everything here is synchronous, and cheap where it does not say otherwise.
+A value that the kernel does not report is None. Everything here is synchronous, and cheap unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ STALE_CACHE_BYTES = 8 * 1024 * 1024
 """A group that is used again gives back file cache beyond this much; below it that costs more than it is worth."""
 
 LEAST_PROCESSES = 2
-"""No box has fewer, so a peak that is no higher can stay: the next one will be at least as high."""
+"""No box has fewer, so a lower peak need not be reset: the next one will be at least as high."""
 
 HANDLES = 128
 _A_PAGE = 4000
-"""Bytes; of a longer list a single read gives only the beginning."""
+"""Bytes; one read gives only the beginning of a longer list."""
 log = logging.getLogger(__name__)
 
 KEPT = 128
 STALE_BYTES = 1024 * 1024
-"""Files of a box go with a delay; a group that is still charged for more of them is not given to another box."""
+"""Files of a box are freed with a delay; a group that is still charged for more of them is not given to another box."""
 _ROLES = ("memory", "pids", "cpu", "time")
 """What a box needs that is never paused."""
 
 _numbers = itertools.count(1)
-"""Of all groups that this process makes, whichever backend wants them."""
+"""For all groups that this process makes, in any backend."""
 
 
 @plain
 class Allowance:
-    """The limits of a group, kept to be set again."""
+    """The limits of a group, kept so that they can be set again."""
 
     memory_bytes: int
     hard_bytes: int
@@ -69,7 +69,7 @@ class Allowance:
 
 
 class Counted(NamedTuple):
-    """What a box came to; None where the kernel does not tell."""
+    """What a box has used; None where the kernel does not report it."""
 
     oom_kills: int | None
     pids_denied: int | None
@@ -79,7 +79,7 @@ class Counted(NamedTuple):
 
 @plain
 class _Before:
-    """What the kernel had already counted when a group was last made as good as new."""
+    """What the kernel had already counted when a group was last reset."""
 
     charged: int = 0
     oom_kills: int = 0
@@ -87,10 +87,10 @@ class _Before:
 
 
 class Group:
-    """One box's group."""
+    """The group of one box."""
 
     def __init__(self, name: str, folders: Mapping[str, CgroupFolder]) -> None:
-        """`folders`: where each role of this group lives. They must exist: `Cgroups.make` makes them."""
+        """`folders`: the folder of each role. They must exist: `Cgroups.make` makes them."""
         self.name = name
         self._folders = dict(folders)
         self.paths = tuple(dict.fromkeys(folder.path for folder in folders.values()))
@@ -100,14 +100,14 @@ class Group:
         self._counted: Counted | None = None
         self._files = CgroupFiles()
         self.pauses = False
-        """It was made with what stops processes, for a box that stays."""
+        """It can stop processes, for a box that stays."""
 
     def keep_files_open(self) -> None:
-        """Of a group that will be looked at again and again."""
+        """Keep files open, for a group that is read again and again."""
         self._files.keep()
 
     def limit(self, *, memory_bytes: int, hard_bytes: int, processes: int, cpu_cores: float) -> None:
-        """Set what the group may use. The kernel enforces `hard_bytes`; `memory_bytes` is for who watches `usage`."""
+        """Set what the group may use. The kernel enforces `hard_bytes`; `memory_bytes` is for watchers of `usage`."""
         self._allowance = Allowance(memory_bytes, hard_bytes, processes, cpu_cores)
         self._apply(self._allowance, self.paths)
 
@@ -121,10 +121,11 @@ class Group:
             limit_cpu(cpu.path, cpu.v2, limits.cpu_cores)
 
     def entrances(self) -> list[int]:
-        """Descriptors, to be given back with `entered`. A process with one thread that writes "0" into each is in.
+        """Descriptors, to be given back with `entered`. A process with one thread that writes "0" into each enters the
+        group.
 
-        To move a process, the kernel keeps the whole host from forking, which takes as long as all its cores need to
-        hear of it; a thread can move itself without that, where the hierarchy is of v1.
+        To move a process, the kernel keeps the whole host from forking until all cores have taken notice; with v1, a
+        thread can move itself without that.
         """
         opened: list[int] = []
         by_path = {folder.path: folder for folder in self._folders.values()}
@@ -141,12 +142,13 @@ class Group:
             self._files.done(descriptor)
 
     def add(self, pid: int) -> None:
-        """Take in a process, and with it all that it will start. Memory that it already has stays where it was."""
+        """Move a process into the group; its later children belong to it. Memory that it already has stays where it
+        was."""
         for path in self.paths:
             write(path + "/cgroup.procs", str(pid))
 
     def processes(self) -> frozenset[int]:
-        """Everything in the group now; what has ended and waits to be reaped does not count."""
+        """All processes in the group now, without those that wait to be reaped."""
         listed = (int(pid) for path in self.paths for pid in read(path + "/cgroup.procs").split())
         # 0 stands for a process that our pid namespace does not show.
         return frozenset(pid for pid in listed if pid)
@@ -159,28 +161,29 @@ class Group:
         path = folder.path + ("/cgroup.threads" if folder.v2 else "/tasks")
         listed = self._files.read(path) if folder.v2 else b""
         if not listed or len(listed) > _A_PAGE:
-            # Opened anew, to the end: of a list that was read a moment ago, v1 gives the same once more.
+            # Opened anew, to the end: v1 repeats a list that was read a moment ago.
             listed = read(path).encode()
         return [int(tid) for tid in listed.split() if tid != b"0"]
 
     def tasks_now(self) -> int | None:
-        """How many threads are in the group, what waits to be reaped included; None where the kernel does not count."""
+        """How many threads are in the group, including those that wait to be reaped; None where the kernel does not
+        count."""
         pids = self._folders.get("pids")
         return self._files.number(pids.path + "/pids.current") if pids is not None else None
 
     def is_empty(self) -> bool:
-        """Whether nothing is in it, nor waits to be reaped. False where the kernel does not count."""
+        """Whether nothing is in it or waits to be reaped. False where the kernel does not count."""
         pids = self._folders.get("pids")
         return pids is not None and self._files.number(pids.path + "/pids.current") == 0
 
     @property
     def counts_sockets(self) -> bool:
-        """Whether what waits in sockets is part of `usage`."""
+        """Whether data that waits in sockets is part of `usage`."""
         memory = self._folders.get("memory")
         return memory is not None and memory.v2
 
     def usage(self) -> int | None:
-        """Bytes in use now, without file cache that the kernel would give up for the asking."""
+        """Bytes in use now, without file cache that the kernel would give up at once."""
         memory = self._folders.get("memory")
         if memory is None:
             return None
@@ -194,11 +197,11 @@ class Group:
 
     @property
     def charged(self) -> int:
-        """Bytes that were still charged to it when it was made as good as new, file cache included."""
+        """Bytes that were still charged to it when it was reset, file cache included."""
         return self._before.charged
 
     def oom_kills(self) -> int | None:
-        """How many processes the kernel ended because the group met `hard_bytes`."""
+        """How many processes the kernel killed because the group met `hard_bytes`."""
         if memory := self._folders.get("memory"):
             place = memory.path + ("/memory.events" if memory.v2 else "/memory.oom_control")
             killed = self._files.field(place, b"oom_kill")
@@ -227,7 +230,7 @@ class Group:
         return None
 
     def count(self) -> Counted:
-        """All of this, of a box that is over: it is read once, and stays as it is."""
+        """All counters of a box that is over, read once."""
         if self._counted is None:
             peak = self.pids_peak()
             full = peak is None or self._allowance is None or peak >= self._allowance.processes
@@ -235,12 +238,12 @@ class Group:
         return self._counted
 
     def kill(self) -> None:
-        """End everything in the group; returns when all of it was told to."""
+        """Kill every process in the group. Returns when all of them have the signal."""
         if folder := self._folders.get("kill"):
             write(folder.path + "/cgroup.kill", "1")
         else:
             if pids := self._folders.get("pids"):
-                # Nothing is born while we count.
+                # Frozen, nothing can fork while we count.
                 write(pids.path + "/pids.max", "0")
             deadline = time.monotonic() + 1.0
             while self._signal_all() and time.monotonic() < deadline:
@@ -249,7 +252,7 @@ class Group:
         self._thaw_dying()
 
     def freeze(self) -> None:
-        """Stop everything in the group. It stands still once `frozen` says so, a fraction of a millisecond later."""
+        """Stop everything in the group. It has stopped once `frozen` says so, a fraction of a millisecond later."""
         self._set_frozen(True)
 
     def thaw(self) -> None:
@@ -263,12 +266,12 @@ class Group:
         return None
 
     def reset(self) -> None:
-        """Make the empty group as good as new for the next box, with the same limits.
+        """Reset the empty group for the next box, with the same limits.
 
-        Where memory has a v1 hierarchy the folders stay, but for that of `pids` if there was a crowd, since no kernel
-        sets its peak back: while file cache of a box lives, the kernel keeps a removed memory group in memory. With
-        v2 all is made anew. Close what holds files of the box open first: they are charged to it.
-        Raises OSError when something still lives in the group.
+        Where memory has a v1 hierarchy the folders stay, except that of `pids` if there were many, since no kernel
+        resets its peak: while file cache of a box exists, the kernel keeps a removed memory group in memory. With v2
+        all folders are made anew. Close what holds files of the box open first: they are charged to it.
+        Raises OSError when processes are left in the group.
         """
         memory = self._folders.get("memory")
         pids = self._folders.get("pids")
@@ -277,9 +280,9 @@ class Group:
             counted = self.count()
             crowded = (counted.pids_peak or 0) > LEAST_PROCESSES or counted.pids_denied
             renewed = (pids.path,) if pids is not None and pids.path != memory.path and crowded else ()
-        # Opened anew: of a list that was read a moment ago, v1 gives the same once more.
+        # Opened anew: v1 repeats a list that was read a moment ago.
         if not renewed and not self.is_empty() and read(self.paths[0] + "/cgroup.procs"):
-            raise OSError(errno.EBUSY, "processes still live in the group", self.name)
+            raise OSError(errno.EBUSY, "processes are still in the group", self.name)
         for path in renewed:
             self._files.forget(path)
             rmdir(path, patience=0.2)
@@ -311,7 +314,7 @@ class Group:
             for pid in islice(self.processes(), HANDLES):
                 with suppress(ProcessLookupError):
                     handles[pid] = os.pidfd_open(pid)
-            # A number may have passed to a stranger before its handle was opened; strangers are not in the group.
+            # Its number may have passed to another process before its handle was opened, one that is not in the group.
             for pid in self.processes() & handles.keys():
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
@@ -334,7 +337,7 @@ class Group:
                 write(folder.path + "/freezer.state", "FROZEN" if frozen else "THAWED")
 
     def _counted_before(self, memory: str) -> _Before:
-        """What counters of kept v1 folders begin with, since they cannot be set back."""
+        """Initial values of the counters of kept v1 folders, since they cannot be reset."""
         before = self._before
         counted = self.count()
         self._before = _Before()
@@ -349,20 +352,20 @@ class Group:
 
 
 class Cgroups:
-    """Where groups can be made on this host, by us."""
+    """The places on this host where we can make groups."""
 
     def __init__(self, folders: Mapping[str, CgroupFolder], why: Mapping[str, str], owner: GroupOwner) -> None:
         self.available = frozenset(role for role in LIMITING if role in folders)
         self.why = {role: why[role] for role in LIMITING if role not in folders}
-        """Why the others are not available."""
+        """Why the other roles are not available."""
         self.of_v1 = any(not folder.v2 for folder in folders.values())
-        """Whether some are of v1, which let in no process of another user."""
+        """Whether some folders are of v1, which let in no process of another user."""
         self._folders = dict(folders)
         self._owner = owner
 
     @classmethod
     def detect(cls, proc: str = "/proc", manager: Manager | None = None) -> Cgroups:
-        """Find out by trying, which takes about a millisecond. Never fails: what cannot be had is in `why`.
+        """Find out by trying, which takes about a millisecond. Never fails: what is not available is in `why`.
 
         With a `manager` of the host's groups, this process may be moved into a group of its own, which takes longer.
         """
@@ -377,7 +380,7 @@ class Cgroups:
         folders = {role: self._folders[role].below(inside) for role in wanted}
         there = folders.get("kill", folders.get("freezer"))
         if there is not None and there.v2 and "time" in folders:
-            folders["time"] = there  # it is made anyway, and counts, too
+            folders["time"] = there  # this folder is made anyway, and counts processor time, too
         group = Group(inside, folders)
         made: list[str] = []
         try:
@@ -392,9 +395,9 @@ class Cgroups:
         return group
 
     def left_behind(self) -> list[Group]:
-        """The groups, ours by name, whose maker lives no more.
+        """Groups, ours by name, whose maker has died.
 
-        A maker that was killed may have been in another group than we are, so all that is mounted is looked at.
+        A maker that was killed may have been in another group than we are, so all mounted hierarchies are searched.
         """
         groups: dict[str, dict[str, CgroupFolder]] = {}
         for mount, v2 in {folder.mount: folder.v2 for folder in self._folders.values()}.items():
@@ -405,10 +408,10 @@ class Cgroups:
 
 
 def sweep(cgroups: Cgroups) -> tuple[str, ...]:
-    """Remove the groups whose maker lives no more, ending what is still in them; returns the folders removed."""
+    """Remove the groups whose maker has died, killing what is still in them. Returns the folders removed."""
     removed: list[str] = []
     for group in cgroups.left_behind():
-        with suppress(OSError):  # another start may be sweeping too, and what stays is found again by the next
+        with suppress(OSError):  # another process may be sweeping too, and the next start finds what is left
             group.kill()
         with suppress(OSError):
             group.remove()
@@ -416,19 +419,19 @@ def sweep(cgroups: Cgroups) -> tuple[str, ...]:
     return tuple(removed)
 
 
-# ── Groups that serve one box after the other ──
-# To make one and set its limits costs more than to look at what it counted.
+# ── Groups that serve one box after the other ─────────────────────────────────────────────────────
+# Making one and setting its limits costs more than reading its counters.
 
 
 class GroupPool:
-    """Of one backend."""
+    """The groups of one backend."""
 
     def __init__(self, cgroups: Cgroups) -> None:
         self._cgroups = cgroups
         self._used: dict[Limits, deque[Group]] = {}
-        """The longest unused first: what a box left behind is gone by the time that its group is wanted again."""
+        """The longest unused first: what a box left behind is gone by the time its group is used again."""
         self._leaving: list[tuple[Group, Callable[[], object]]] = []
-        """Which could not be removed yet, and who wants to hear when they are."""
+        """Groups that could not be removed yet, and the function to call when they are."""
         self._closing = False
 
     @property
@@ -437,7 +440,7 @@ class GroupPool:
         return self._cgroups.of_v1
 
     def take(self, limits: Limits, *, pauses: bool = False) -> Group | None:
-        """An empty group under these limits; None where there can be none. Raises OSError."""
+        """An empty group with these limits; None where there can be none. Raises OSError."""
         self.remove_leaving()
         while not pauses and (used := self._used.get(limits)):
             group = used.popleft()
@@ -458,10 +461,10 @@ class GroupPool:
         return group
 
     def give_back(self, group: Group, limits: Limits, *, reaped: bool, removed: Callable[[], object]) -> None:
-        """Of a box that is gone. Once its first process was reaped, nothing is left in the group.
+        """Take back the group of a box that is gone. Once its first process was reaped, nothing is left in the group.
 
-        Raises OSError where something is. The group is then tried again whenever another is taken or given back, and
-        `removed` is called once it is gone.
+        Raises OSError where something is. Removal is then tried again whenever another group is taken or given back,
+        and `removed` is called once it is gone.
         """
         self.remove_leaving()
         if group.pauses or not reaped or self._closing or sum(map(len, self._used.values())) >= KEPT:
@@ -475,7 +478,7 @@ class GroupPool:
             self._used.setdefault(limits, deque()).append(group)
 
     def remove_leaving(self) -> bool:
-        """Try again to remove what stayed; True when nothing does any more."""
+        """Try again to remove groups that were left; True when none is."""
         for entry in list(self._leaving):
             group, removed = entry
             try:
@@ -487,14 +490,14 @@ class GroupPool:
         return not self._leaving
 
     def close(self) -> None:
-        """What is given back from now on is removed."""
+        """Remove all groups that are given back from now on."""
         self._closing = True
         for used in self._used.values():
             while used:
                 self._remove_unused(used.popleft())
 
     def _reusable(self, group: Group) -> bool:
-        """Make it as good as new; one that cannot be is removed."""
+        """Reset it; remove it if that fails."""
         try:
             group.reset()
             if group.charged <= STALE_BYTES or (group.usage() or 0) <= STALE_BYTES:

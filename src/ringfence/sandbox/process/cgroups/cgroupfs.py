@@ -1,4 +1,4 @@
-"""The files of a control group: how they are read and written, and how the bounds of v1 and v2 are put."""
+"""The files of a control group: reading, writing, and setting the limits of v1 and v2."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(path: str) -> str:
 
 
 class CgroupFiles:
-    """Files of one group that stay open: to open one takes longer than to read it. So many groups at a time."""
+    """Files of one group that stay open, for so many groups at a time: opening one takes longer than reading it."""
 
     _groups = 0
     MOST = 48
@@ -41,13 +41,13 @@ class CgroupFiles:
         self._open: dict[tuple[str, int], int] | None = None
 
     def keep(self) -> None:
-        """From now on, where not too many others do."""
+        """Keep files open from now on, unless too many groups do."""
         if self._open is None and CgroupFiles._groups < CgroupFiles.MOST:
             self._open = {}
             CgroupFiles._groups += 1
 
     def opened(self, path: str, flags: int) -> int:
-        """A descriptor that is closed by `forget`, if it is kept at all; else by the caller, by `done`."""
+        """A descriptor; `forget` closes it if it is kept, else the caller by `done`."""
         if self._open is None:
             return os.open(path, flags | os.O_CLOEXEC)
         found = self._open.get((path, flags))
@@ -82,7 +82,7 @@ class CgroupFiles:
         return int(rest.partition(b"\n")[0]) if found else None
 
     def forget(self, folder: str = "/") -> None:
-        """What lies in this folder, which is going to be removed."""
+        """Forget the files of a folder that is going to be removed."""
         if self._open is None:
             return
         for key in [key for key in self._open if key[0].startswith(folder)]:
@@ -128,7 +128,7 @@ def rmdir(path: str, patience: float) -> None:
 
 
 def limit_memory(path: str, v2: bool, most: int) -> None:
-    """Bound memory, and see to it that swap is no way around the bound."""
+    """Limit memory, and swap as well, so that it is no way around the limit."""
     if v2:
         write(path + "/memory.max", str(most))
         with suppress(FileNotFoundError):
@@ -150,8 +150,8 @@ def limit_memory(path: str, v2: bool, most: int) -> None:
 
 
 def limit_cpu(path: str, v2: bool, cores: float) -> None:
-    """Bound the share of the processors."""
-    # A quota of all cores there are would only cost what its bookkeeping costs.
+    """Limit the share of the processors."""
+    # A quota of all cores would only cost its bookkeeping.
     bounded = cores < (os.cpu_count() or 1)
     quota = max(1000, int(cores * CPU_PERIOD_US))
     if v2:
@@ -162,5 +162,5 @@ def limit_cpu(path: str, v2: bool, cores: float) -> None:
     except OSError as problem:
         if problem.errno != errno.EINVAL:
             raise
-        # v1 refuses more than a group above has; that one's bound then is the tighter one.
+        # v1 refuses more than a group above allows; that limit then is the tighter one.
         write(path + "/cpu.cfs_quota_us", "-1")

@@ -1,12 +1,12 @@
-"""Where control groups can be made: the hierarchies of this host, our own group in each, and whose a group is.
+"""Where control groups can be made: the hierarchies of this host, our own group in each, and the makers of groups.
 
-We make groups below the group that we were started in, so whatever bounds us bounds our boxes too. With cgroup v2 a
-group hands memory, pids and cpu down only while it holds no process itself, and the group that we are started in holds
-us. Where it is not the root, and the operator has not already handed them on, the supervisor moves: into a leaf of a
-group that was delegated to it, beside which the boxes have theirs. A service with `Delegate=` and a container have such
-a group; otherwise we ask systemd for a scope of our own, as container engines do.
+We make groups below the group that we were started in, so its limits hold for our boxes too. With cgroup v2 a group
+delegates memory, pids and cpu only while it holds no process itself, and the group that we are started in holds us.
+Where it is not the root, and the operator has not already delegated them, the supervisor moves: into a leaf of a group
+that was delegated to it, beside which the boxes have theirs. A service with `Delegate=` and a container have such a
+group; otherwise we ask systemd for a scope of our own, as container engines do.
 
-We move out of no group that an operator has bounded: what bounds us is to bound our boxes too.
+We leave no group that an operator has limited: limits for us must hold for our boxes too.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _BUSCTL = "/usr/bin/busctl"
 _SYSTEMCTL = "/usr/bin/systemctl"
 _LOOK_SECONDS = 0.002
 _ASK_SECONDS = 1.0
-"""After so long without having been moved, systemd is asked whether it still tries."""
-_BOUNDS = ("memory.max", "memory.high", "memory.swap.max", "cpu.max", "cpuset.cpus", "io.max")
+"""If we were not moved by then, systemd is asked whether it still tries."""
+_BOUND_FILES = ("memory.max", "memory.high", "memory.swap.max", "cpu.max", "cpuset.cpus", "io.max")
 _ROUNDS = 8
-"""Processes may be born while a group is emptied."""
+"""Processes may fork while a group is emptied."""
 V2_CONTROLLERS = ("memory", "pids", "cpu")
 V1_ROLES = {"memory": "memory", "pids": "pids", "cpu": "cpu", "cpuacct": "time", "freezer": "freezer"}
 NEEDED_FILES = {
@@ -51,7 +51,7 @@ NEEDED_FILES = {
     (True, "kill"): "cgroup.kill",
 }
 MOST_FOLDERS = 20_000
-"""A sweep looks at no more; cgroups of others can be many."""
+"""A sweep looks at no more; other programs may have many cgroups."""
 
 _GROUP = re.compile(r"ringfence-(\d{1,10})-(\d{1,20})\.(\d{1,20})-([A-Za-z0-9_.-]{1,64})")
 
@@ -65,12 +65,12 @@ class DelegationRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """What it means to move out of our own group into a scope of the manager's."""
+    """The consequences of moving from our own group into a scope of the manager."""
 
     slice: str | None
-    """The innermost slice that we stay in; None where the manager has no say in it."""
+    """The innermost slice that we stay in; None where the manager does not control it."""
     left: tuple[str, ...]
-    """The groups that we would not be in any more, and whose bounds would not hold for us."""
+    """The groups that we would leave, and whose limits would not hold for us."""
 
     @classmethod
     def of(cls, own: str, mount: str, user: int) -> Leaving:
@@ -83,7 +83,7 @@ class Leaving:
             start = parts.index(ours) + 1
             stays = start + _last_slice(parts[start:])
         else:
-            # The user's manager sits in the user's slice, whatever we were started by.
+            # The user's manager is in the user's slice, whatever started us.
             home = ["user.slice", f"user-{user}.slice"]
             stays = len(home) if parts[: len(home)] == home else 0
         inner = parts[stays - 1] if stays else ""
@@ -106,7 +106,7 @@ class Manager(Protocol):
 
 
 def delegated(own: str, mount: str) -> str | None:
-    """The path of a group that was given to us already, prepared for groups below it; None where there is none.
+    """The path of a group that was delegated to us already, prepared for groups below it; None where there is none.
 
     Raises Refused where there is one that cannot be prepared.
     """
@@ -140,7 +140,7 @@ def _marked(group: str) -> bool:
 
 
 def _may(group: str) -> bool:
-    """Whether it was delegated to this very user: to make groups below it, and to move processes."""
+    """Whether it was delegated to this user: to make groups below it, and to move processes."""
     try:
         return os.stat(group).st_uid == os.geteuid() and os.access(group + "/cgroup.procs", os.W_OK)
     except OSError:
@@ -166,7 +166,7 @@ def _leaf(group: str) -> str:
 
 
 def _empty(group: str) -> None:
-    """Move everything that sits in a group into its leaf: all of it is one service, or one container."""
+    """Move every process of a group into its leaf: all of them are one service, or one container."""
     try:
         leaf = _leaf(group)
         for _ in range(_ROUNDS):
@@ -182,9 +182,9 @@ def _empty(group: str) -> None:
 
 
 def bounded(leaving: Leaving) -> str | None:
-    """Which bound an operator has set on a group that we would leave."""
+    """A limit that an operator has set on a group that we would leave."""
     for group in leaving.left:
-        for name in _BOUNDS:
+        for name in _BOUND_FILES:
             with suppress(OSError):
                 value = read(f"{group}/{name}").split()
                 if value and value[0] != "max":
@@ -193,7 +193,7 @@ def bounded(leaving: Leaving) -> str | None:
 
 
 def _most_tasks(leaving: Leaving) -> int | None:
-    """The tightest number of processes of the groups that we leave: systemd bounds most by itself, and so do we."""
+    """Lowest limit of processes of the groups that we leave: systemd limits most of them by itself, as do we."""
     found = []
     for group in leaving.left:
         with suppress(OSError, ValueError):
@@ -202,7 +202,7 @@ def _most_tasks(leaving: Leaving) -> int | None:
 
 
 class Systemd:
-    """The manager of the user, or of the system where we are root."""
+    """Asks systemd: the manager of the user, or of the system where we are root."""
 
     def __init__(self, runtime: str = "/run", commands: tuple[str, str] = (_BUSCTL, _SYSTEMCTL)) -> None:
         self._runtime = runtime
@@ -219,7 +219,7 @@ class Systemd:
         ]
         count = 4
         tasks = _most_tasks(leaving)
-        # The limits of the slice that we were in are to hold on.
+        # The limits of the slice that we were in must still hold.
         for name, kind, value in (("Slice", "s", leaving.slice), ("TasksMax", "t", tasks)):
             if value is not None:
                 properties += [name, kind, str(value)]
@@ -276,11 +276,11 @@ class Systemd:
         except OSError as problem:
             raise DelegationRefused(f"{words[0]} cannot be started: {problem.strerror}") from None
         if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
-            raise DelegationRefused(f"systemd gave us no group of our own: {said[0]}")
+            errors = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
+            raise DelegationRefused(f"systemd gave us no group of our own: {errors[0]}")
 
 
-# ── The hierarchies of this host ──
+# ── The hierarchies of this host ──────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ class CgroupFolder:
 
 @dataclass(frozen=True, slots=True)
 class GroupOwner:
-    """A process, by what no later process has again: its number, when it started, and where that number counts."""
+    """A process, identified by what no later process has: its number, its start time, and its pid namespace."""
 
     pid: int
     start: int
@@ -310,7 +310,7 @@ class GroupOwner:
         return cls(pid, _start(pid) or 0, os.stat("/proc/self/ns/pid").st_ino)
 
     def group(self, name: str) -> str:
-        """How a group that this process makes is called."""
+        """The name of a group that this process makes."""
         called = f"ringfence-{self.pid}-{self.start}.{self.pid_namespace}-{name}"
         if _GROUP.fullmatch(called) is None:
             raise ValueError(f"{name!r} cannot be the name of a group")
@@ -318,12 +318,12 @@ class GroupOwner:
 
     @classmethod
     def of_group(cls, called: str) -> GroupOwner | None:
-        """Who made the group with this name; None if it is not one of ours."""
+        """The maker of the group with this name; None if it is not one of ours."""
         match = _GROUP.fullmatch(called)
         return cls(int(match[1]), int(match[2]), int(match[3])) if match else None
 
     def lives(self) -> bool:
-        """False only where this is certain: numbers of another pid namespace say nothing here."""
+        """False only where it is certain: numbers of another pid namespace mean nothing here."""
         if self.pid_namespace != os.stat("/proc/self/ns/pid").st_ino:
             return True
         try:
@@ -349,7 +349,7 @@ def _start(pid: int) -> int | None:
 
 
 def find(proc: str, probe: str, manager: Manager | None = None) -> tuple[dict[str, CgroupFolder], dict[str, str]]:
-    """Where each role can be had, and why the others cannot. A group named `probe` is made and removed on the way.
+    """Where each role is available, and why the others are not. A group named `probe` is made and removed on the way.
 
     This process may be moved, within what is delegated to it or by the `manager` of the groups; without one, never.
     """
@@ -429,7 +429,7 @@ _Served = tuple[set[str], dict[str, str]]
 def _served_by_v2(
     own: CgroupFolder, probe: str, proc: str, manager: Manager | None
 ) -> tuple[CgroupFolder, set[str], dict[str, str]]:
-    """Below our own group, or below one that is delegated to us; the folder is the one that groups are made in."""
+    """Below our own group, or below one that is delegated to us; the folder is where groups are made."""
     serves, why = _serves_v2(own, probe)
     if manager is None or {"memory", "pids"} <= serves or not _has_controllers(own):
         return own, serves, why
@@ -494,14 +494,14 @@ def _serves(folder: CgroupFolder, roles: set[str], probe: str, *, is_own: bool =
 
 
 def roles_of(folder: CgroupFolder) -> set[str]:
-    """What a group's folder can be used for, by the files that the kernel put there."""
+    """The roles that a group's folder can have, by the files that the kernel put there."""
     return {
         role for (v2, role), name in NEEDED_FILES.items() if v2 == folder.v2 and os.path.exists(f"{folder.path}/{name}")
     }
 
 
 def _serves_v2(folder: CgroupFolder, probe: str, *, is_own: bool = True) -> _Served:
-    """The same for v2, where the group has to hand its controllers on first."""
+    """The same for v2, where the group has to delegate its controllers first."""
     serves, why = _serves(folder, {"time", "freezer", "kill"}, probe, is_own=is_own)
     if not serves:
         return serves, {**why, **dict.fromkeys(V2_CONTROLLERS, why.get("freezer", ""))}
@@ -518,7 +518,8 @@ def _serves_v2(folder: CgroupFolder, probe: str, *, is_own: bool = True) -> _Ser
 
 
 def _hand_on(path: str) -> tuple[list[str], dict[str, str]]:
-    """Hand the controllers of our own v2 group on to groups below it: those newly handed on, and why not the others."""
+    """Delegate the controllers of our own v2 group to groups below it. Returns those newly delegated, and why not the
+    others."""
     there = read(path + "/cgroup.controllers").split()
     enabled = read(path + "/cgroup.subtree_control").split()
     handed_on = []
@@ -543,7 +544,7 @@ def _hand_on(path: str) -> tuple[list[str], dict[str, str]]:
 
 
 def left_behind(mount: str) -> Iterator[str]:
-    """The groups of a hierarchy that were made by processes that live no more."""
+    """The groups of a hierarchy whose makers have died."""
     waiting = [mount]
     looked_at = 0
     while waiting and looked_at < MOST_FOLDERS:

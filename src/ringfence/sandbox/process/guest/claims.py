@@ -1,4 +1,4 @@
-"""How a session's interpreter says what it claims, so that a supervisor can read it without trusting it.
+"""How a session's interpreter encodes its claims, so that a supervisor can read them without trusting them.
 
 A claim is one line of JSON text:
 
@@ -10,12 +10,12 @@ A claim is one line of JSON text:
 A message has one claim or several, joined by line breaks, and at most 60,000 bytes. A text that is too long for that is
 named in the `parts` of its claim, with its length in bytes of UTF-8, and follows in messages that begin with `+`: those
 of the first part, then those of the next. `cut` has the forms that were too long altogether, with their length: plain
-text is shortened and says so, other forms are left out.
+text is shortened with a note, other forms are left out.
 """
 
 from __future__ import annotations
 
-from _json import encode_basestring as quote
+from _json import encode_basestring
 
 from ringfence.sandbox.process.guest import display
 
@@ -32,9 +32,9 @@ _SHORT = 4_000
 _ROOM = 50_000
 _PER_CLAIM = 512
 _PER_FORM = 256
-"""What they cost beyond their texts: the supervisor has to keep them."""
+"""Their cost beyond their texts: the supervisor has to keep them."""
 _MARKER = 128
-"""Bytes for saying that a text was cut."""
+"""Bytes for the note that a text was cut."""
 MOST = {"name": 200, "value": 65_536, "traceback": 262_144}
 """Characters of an error."""
 
@@ -45,26 +45,26 @@ def messages(head: str, texts: dict[str, str], cut: dict[str, int] | None = None
     parts = []
     room = _ROOM
     for name, text in texts.items():
-        quoted = quote(text) if len(text) <= _SHORT else ""
+        quoted = encode_basestring(text) if len(text) <= _SHORT else ""
         size = len(quoted.encode("utf-8", "backslashreplace")) + len(name)
         if quoted and size <= room:
-            short.append(f"{quote(name)}:{quoted}")
+            short.append(f"{encode_basestring(name)}:{quoted}")
             room -= size
         else:
             parts.append((name, text.encode("utf-8", "backslashreplace")))
-    said = [head, f'"data":{{{",".join(short)}}}']
+    fields = [head, f'"data":{{{",".join(short)}}}']
     if parts:
-        said.append(f'"parts":[{",".join(f"[{quote(name)},{len(raw)}]" for name, raw in parts)}]')
+        fields.append(f'"parts":[{",".join(f"[{encode_basestring(name)},{len(raw)}]" for name, raw in parts)}]')
     if cut:
-        said.append(f'"cut":{{{",".join(f"{quote(name)}:{size}" for name, size in cut.items())}}}')
-    yield f"{','.join(said)}}}".encode("utf-8", "backslashreplace")
+        fields.append(f'"cut":{{{",".join(f"{encode_basestring(name)}:{size}" for name, size in cut.items())}}}')
+    yield f"{','.join(fields)}}}".encode("utf-8", "backslashreplace")
     for _, raw in parts:
         for start in range(0, len(raw), _MESSAGE - 1):
             yield b"+" + raw[start : start + _MESSAGE - 1]
 
 
 def fitting(forms: dict[str, str], most: int) -> tuple[dict[str, str], dict[str, int]]:
-    """What of the forms can be said in so many bytes, and how long the others were."""
+    """The forms that fit into so many bytes, and the lengths of the others."""
     fit = {}
     cut = {}
     left = most - _PER_CLAIM
@@ -83,22 +83,22 @@ def fitting(forms: dict[str, str], most: int) -> tuple[dict[str, str], dict[str,
     return fit, cut
 
 
-def cost(said: Iterable[bytes], forms: int) -> int:
-    return sum(map(len, said)) + _PER_CLAIM + _PER_FORM * forms
+def cost(encoded: Iterable[bytes], forms: int) -> int:
+    return sum(map(len, encoded)) + _PER_CLAIM + _PER_FORM * forms
 
 
 def described(exc: BaseException, cell: str, ours: frozenset[str]) -> dict[str, str]:
     """An error as the interpreter would show it, without the frames that are ours."""
-    # Before others ask for it, who would take an interrupt for a failure of the text.
+    # First, because callers further on would take an interrupt for a failure of the text.
     value = str("0" if isinstance(exc, SystemExit) and exc.code is None else exc)
     exc.__traceback__ = within(exc.__traceback__, cell, ours)
-    told = display.standard("traceback").TracebackException(type(exc), exc, exc.__traceback__, compact=True)
-    waiting = [told]
+    formatted = display.standard("traceback").TracebackException(type(exc), exc, exc.__traceback__, compact=True)
+    waiting = [formatted]
     while waiting:
         one = waiting.pop()
         one.stack[:] = [frame for frame in one.stack if frame.filename not in ours]
         waiting += [other for other in (one.__cause__, one.__context__, *(one.exceptions or ())) if other is not None]
-    return shortened({"name": _name(exc), "value": value, "traceback": "".join(told.format())})
+    return shortened({"name": _name(exc), "value": value, "traceback": "".join(formatted.format())})
 
 
 def shortened(error: dict[str, str]) -> dict[str, str]:
@@ -113,7 +113,7 @@ def shortened(error: dict[str, str]) -> dict[str, str]:
 
 
 def within(trace: TracebackType | None, cell: str, ours: frozenset[str]) -> TracebackType | None:
-    """A traceback from the cell on; or, if it never got there, what of it is not ours."""
+    """A traceback from the cell on; if it never got there, the part that is not ours."""
     first = trace
     while first is not None and first.tb_frame.f_code.co_filename != cell:
         first = first.tb_next
@@ -125,11 +125,11 @@ def within(trace: TracebackType | None, cell: str, ours: frozenset[str]) -> Trac
 
 
 def barely_described(exc: BaseException) -> dict[str, str]:
-    """When an error cannot be asked about itself, nor a traceback be made."""
+    """The description of an error that cannot be asked about itself, or has no usable traceback."""
     name = _name(exc)
     return {"name": name, "value": "", "traceback": f"{name}: <the error could not be described>\n"}
 
 
 def _name(exc: BaseException) -> str:
-    # Not asking the type itself, which may be anything.
+    # Without asking the type itself, which may be anything.
     return str(type.__getattribute__(type(exc), "__name__"))[: MOST["name"]]

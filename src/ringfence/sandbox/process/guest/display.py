@@ -1,7 +1,7 @@
-"""What a value looks like to others: its text, and the richer forms that it can give of itself.
+"""How values are shown: their text, and the richer forms that they offer.
 
-Everything is text in the end: what is binary is in base64, JSON is JSON text. Here runs in the box, in the middle of
-the user's code, so nothing that a value does is taken for granted; and what costs time to load is loaded on first use.
+Everything is text in the end: binary data is in base64, JSON is JSON text. This runs in the box, in the middle of the
+user's code, so it relies on nothing that a value does; and what takes time to load is loaded on first use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 BUILTINS = dict(vars(builtins))
-"""A cell may do to the builtins what it likes: functions of modules with this for theirs go on with what they know."""
+"""A cell may change the builtins: functions of modules that have this as theirs keep the original ones."""
 __builtins__ = BUILTINS  # type: ignore[assignment]
 
 _METHODS = (
@@ -41,7 +41,8 @@ _PATHS: list[str] = []
 
 
 def forms(value: object, figures: Figures) -> dict[str, str]:
-    """By MIME type. An error of `repr` is the caller's; a richer form that fails is left out, and stderr says so."""
+    """The forms of a value by MIME type. An error of `repr` goes to the caller; a richer form that fails is left out
+    with a note on stderr."""
     found: dict[str, str] = {"text/plain": repr(value)}
     kind = type(value)
     if kind in _TEXT_ALONE:
@@ -61,7 +62,7 @@ def forms(value: object, figures: Figures) -> dict[str, str]:
 
 
 def bundle(given: Any) -> dict[str, str]:
-    """Forms that the user's code put together by hand; `(forms, metadata)` is the other way to say it."""
+    """Forms that the user's code put together by hand; it may also return `(forms, metadata)`."""
     if isinstance(given, tuple) and given:
         given = given[0]
     if not isinstance(given, dict):
@@ -74,7 +75,7 @@ def bundle(given: Any) -> dict[str, str]:
 
 
 def remember_paths() -> None:
-    """While there are none of the user's among them."""
+    """Remember where modules are found, while no path of the user's is among them."""
     _PATHS[:] = sys.path
 
 
@@ -90,7 +91,7 @@ def standard(name: str) -> Any:
 
 
 class Figures:
-    """Those of matplotlib, if it was loaded: a cell's open ones are shown at its end, or when it says `plt.show()`."""
+    """Open figures of matplotlib, if it was loaded: they are shown at the end of a cell, or at `plt.show()`."""
 
     def __init__(self, show: Callable[[], None]) -> None:
         self.kinds: Sequence[str] = ("png",)
@@ -115,7 +116,7 @@ class Figures:
         return found
 
     def take(self) -> list[Any]:
-        """All that are open and were not shown yet; they are closed."""
+        """Take all open figures that were not shown yet, and close them."""
         pyplot = sys.modules.get("matplotlib.pyplot")
         shown, self._shown = self._shown, []
         if pyplot is None or not hasattr(pyplot, "get_fignums"):
@@ -126,7 +127,7 @@ class Figures:
         return [figure for figure in found if not any(figure is other for other in shown)]
 
     def adopt(self, pyplot: Any) -> None:
-        """There is no screen: what is to be shown is a result."""
+        """There is no screen: a figure to be shown becomes a result."""
 
         def show(*_: object, **__: object) -> None:
             """Show all open figures as results, and close them."""
@@ -136,7 +137,7 @@ class Figures:
 
 
 class Loading:
-    """Tells when a module is loaded: the first among the finders of modules, of which it finds none itself."""
+    """Calls back when a module is loaded: the first of the finders of modules, which finds none itself."""
 
     def __init__(self, wanted: dict[str, Callable[[Any], None]]) -> None:
         self._wanted = wanted
@@ -169,18 +170,18 @@ class Loading:
         loader.exec_module = exec_module
 
 
-# ── Small things ──
+# ── Helpers ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _ask(value: object, method: str) -> Any:
-    # Of the type: an instance that answers to every name would answer to this one, too.
+    # Asked of the type: an instance that answers to every name would answer to this one, too.
     if getattr(type(value), method, None) is None:
         return None
     try:
         return getattr(value, method)()
     except NotImplementedError:
         return None
-    except Exception as exc:  # a bug of the value's; its text is still there
+    except Exception as exc:  # a bug in the value; its text is still there
         _complain(method, exc)
         return None
 
@@ -220,7 +221,7 @@ def _json_text(value: object, *, exactly: bool = True) -> str | None:
         text: str = json.dumps(value, allow_nan=False, ensure_ascii=False)
         # Tuples and keys that are no text would come back as something else.
         return text if not exactly or json.loads(text) == value else None
-    except Exception:  # no JSON, then
+    except Exception:  # then it has no JSON form
         return None
 
 
@@ -229,7 +230,7 @@ def _is_binary(mime: str) -> bool:
 
 
 def _is_mime(name: object) -> bool:
-    """In the reader's form; what is none is not shown."""
+    """Whether it is a MIME type as `untrusted_reply` accepts it; a form with another name is not shown."""
     if not isinstance(name, str) or not 3 <= len(name) <= 100:
         return False
     kind, _, rest = name.partition("/")
@@ -241,5 +242,5 @@ def _is_mime(name: object) -> bool:
 def _complain(method: str, exc: BaseException) -> None:
     try:
         sys.stderr.write(f"{method} failed: {type(exc).__name__}: {exc}\n")
-    except Exception:  # there is no place left to say so
+    except Exception:  # there is nowhere left to report it
         return

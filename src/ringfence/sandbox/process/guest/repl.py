@@ -6,7 +6,7 @@ memory file with the source if that is too long for a message:
     {"kind": "cell", "id": 7, "name": "<cell 7>", "source": b"x + 1"}
 
 and, as wanted, `env` (variables for this cell alone; what the cell itself sets stays), `answer` (False: the value of
-the last expression is not shown) and `figures` (["png"] unless told; "svg"). What is said back, and how, is in
+the last expression is not shown) and `figures` (["png"] by default; "svg"). The replies are described in
 `claims`: results and at most one error while the cell runs, `done` when it has ended and all that it printed is
 written. Its stdout and stderr may still be held then: by us for a moment, and by processes that it left behind.
 
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
 __builtins__ = display.BUILTINS  # type: ignore[assignment]
 
 CLAIM_BYTES = 8 * 1024 * 1024
-"""All results of a cell together."""
+"""Bytes for all results of a cell together."""
 _FRAMES = 3 if sys.version_info >= (3, 12) else 4
-"""What of ours lies below a cell's own, from `serve` on; so much deeper it may recurse. 3.11 counts calls of `exec`."""
+"""Our frames below a cell's own, from `serve` on; it may recurse so much deeper. 3.11 counts calls of `exec`."""
 _COROUTINE = 0x80
 _LENGTH = bytearray(1)
 _NO_VALUE = object()
 _IN_A_ROW = 1000
 _HELD = 4096
 _MOST_KEPT = 4 * 1024 * 1024
-"""Bytes that are kept to be quoted; the oldest cells are forgotten first."""
+"""Bytes of source that are kept for tracebacks; the oldest cells are forgotten first."""
 _FUTURE = 0x1FE0000
-"""The flags of code that `from __future__ import` sets: they hold for later cells, too."""
+"""The code flags that `from __future__ import` sets: they hold for later cells, too."""
 _STREAM_NAMES = ("stdout", "stderr")
 
 
 def serve(channel: socket.socket, names: dict[str, object] | None = None, ready: bytes = b"") -> NoReturn:
-    """Run cells until the supervisor closes the channel; `names` are there from the beginning, `ready` is said then."""
+    """Run cells until the supervisor closes the channel. `names` are defined from the start; `ready` is sent first."""
     below = sys._getframe().f_back
     depth = 0
     while below is not None:
@@ -74,13 +74,13 @@ def serve(channel: socket.socket, names: dict[str, object] | None = None, ready:
         try:
             interpreter.step()
             failures = 0
-        except BaseException:  # a handler of some signal, set by a cell and called in our time: not an error of a cell
+        except BaseException:  # by a signal handler of a cell, called between cells: no error of a cell
             failures += 1
     _exit(1)
 
 
 class GuestCell:
-    """From its order to its end."""
+    """A cell, from its order to its end."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.id: int = order["id"]
@@ -104,15 +104,15 @@ class Repl:
         self._pid = getpid()
         self._main = _thread.get_ident()
         self._lock = _thread.allocate_lock()
-        """Threads display, too, and no claim goes into the middle of another."""
+        """Threads display, too, and claims must not interleave."""
         self._held = b""
         self._spare: list[int] = []
-        """Descriptors to be let go of when a cell has used up all others."""
+        """Spare descriptors, closed when a cell has used up all others."""
         self._cell: GuestCell | None = None
         self._busy = False
         """The user's code runs, and may be interrupted."""
         self._interrupted = False
-        """While one of these ran, in which nothing may be raised; the callers of the user's code look here."""
+        """A signal came while our own code ran, where nothing may be raised; callers of user code check this."""
         every: tuple[Any, ...] = (Repl.step, Repl._fail, Repl._claim, Repl._say)
         self._undisturbed = frozenset(method.__code__ for method in every)
         self._handler = self._on_interrupt
@@ -124,13 +124,13 @@ class Repl:
         self._streams = Streams()
         self._figures = display.Figures(self._show_figures)
         self._names: dict[str, Any] = runner.fresh_main("-c").__dict__
-        self._settle(depth)
+        self._prepare(depth)
 
     def begin_with(self, names: dict[str, object]) -> None:
         self._names.update(names)
 
-    def _settle(self, depth: int) -> None:
-        """Make this process a place to live in."""
+    def _prepare(self, depth: int) -> None:
+        """Prepare this process for cells."""
         display.remember_paths()
         sys.argv = [""]
         sys.path.insert(0, "")
@@ -143,7 +143,7 @@ class Repl:
             sys.modules["matplotlib"].use("Agg")
         display.Loading({"matplotlib.pyplot": self._figures.adopt, "linecache": self._sources.quote})
         os.register_at_fork(after_in_child=self._fall_silent)
-        # Others look whether the handler is the usual one, and put that back; so the usual one is ours.
+        # Libraries check whether the handler is the default one, and restore it; so the default one is ours.
         signals: list[Any] = [signal, sys.modules.get("signal", signal)]
         for module in signals:
             module.default_int_handler = self._handler
@@ -155,9 +155,9 @@ class Repl:
     # ── A cell ──
 
     def step(self) -> None:
-        """The next cell, from its order to its end; or the rest of one, if something came between."""
+        """Run the next cell from its order to its end, or the rest of one that was interrupted."""
         if (cell := self._cell) is None:
-            self._streams.lead_nowhere()  # which the supervisor does not wait for
+            self._streams.lead_nowhere()  # the supervisor does not wait for it
             cell = self._cell = self._next()
         if not cell.begun:
             cell.begun = True
@@ -167,11 +167,11 @@ class Repl:
                 self._run(cell)
                 self._show_figures()
                 cell.ok = True
-            except BaseException as exc:  # the cell's, whatever it is
+            except BaseException as exc:  # an error of the cell, whatever it is
                 self._fail(cell, exc)
         self._busy = False
         if getpid() != self._pid:
-            _exit(1)  # whichever way a child came here
+            _exit(1)  # a child that returned from a cell
         self._end(cell)
 
     def _next(self) -> GuestCell:
@@ -194,7 +194,7 @@ class Repl:
         self._figures.kinds = cell.figures
         self._set_env(cell)
         self._sources.keep(cell.name, cell.source)
-        self._names.pop("__warningregistry__", None)  # a line of another cell has warned, not of this one
+        self._names.pop("__warningregistry__", None)  # the warning was about a line of another cell
         value = None
         try:
             codes = self._sources.compile(cell.name, cell.source, shown=cell.answer)
@@ -215,7 +215,7 @@ class Repl:
             self._answer(value)
 
     async def _run_in_loop(self, codes: list[CodeType]) -> Any:
-        """A cell that awaits somewhere; the loop runs for the rest of it, too."""
+        """Run a cell that awaits; the event loop runs for the rest of it, too."""
         value = None
         for code in codes:
             value = eval(code, self._names)  # noqa: S307 - likewise
@@ -237,11 +237,11 @@ class Repl:
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait((task,)))
             if not task.cancelled():
-                task.exception()  # now the loop knows that it was seen
+                task.exception()  # now the loop knows that it was retrieved
             raise
 
     def _end(self, cell: GuestCell) -> None:
-        """Leave nothing of the cell that the next one would stumble over, and say that it has ended."""
+        """Clean up after the cell, and report that it has ended."""
         if signal.getsignal(signal.SIGINT) is not self._handler:
             signal.signal(signal.SIGINT, self._handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
@@ -254,7 +254,7 @@ class Repl:
             self._say([f'{{"t":"done","id":{cell.id},{how}}}'.encode()])
             self._cell = None
 
-    # ── What it claims ──
+    # ── Claims ──
 
     def display(self, *values: object, raw: bool = False, **_: object) -> None:
         """Show values as results of the running cell. `raw`: they are dicts from MIME type to content."""
@@ -264,7 +264,7 @@ class Repl:
             self._look_for_interrupt()
 
     def _answer(self, value: object) -> None:
-        if self._names.get("_", self._last) is self._last:  # else the user has a `_` of their own
+        if self._names.get("_", self._last) is self._last:  # otherwise the user has a `_` of their own
             self._names["_"] = self._last = value
         self._look_for_interrupt()
         self._claim(display.forms(value, self._figures), main=True)
@@ -276,7 +276,7 @@ class Repl:
 
     def _claim(self, forms: dict[str, str], *, main: bool) -> None:
         if getpid() != self._pid:
-            sys.stdout.write(f"{forms.get('text/plain', '')}\n")  # the supervisor does not listen to a child
+            sys.stdout.write(f"{forms.get('text/plain', '')}\n")  # the supervisor ignores messages of a child
             return
         with self._lock:
             cell = self._cell
@@ -287,9 +287,9 @@ class Repl:
                 cell.left_out += 1
                 return
             head = f'{{"t":"result","id":{cell.id},"main":{"true" if main else "false"}'
-            said = list(claims.messages(head, fit, cut))
-            cell.left -= claims.cost(said, len(fit) + len(cut))
-            self._say(said, hold=main)
+            messages = list(claims.messages(head, fit, cut))
+            cell.left -= claims.cost(messages, len(fit) + len(cut))
+            self._say(messages, hold=main)
 
     def _fail(self, cell: GuestCell, exc: BaseException) -> None:
         try:
@@ -327,13 +327,13 @@ class Repl:
             raise KeyboardInterrupt
 
     def _fall_silent(self) -> None:
-        """A child has nothing to say to the supervisor."""
+        """A child sends nothing to the supervisor."""
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
 
     def _leave(self, exc: BaseException | None, cell: GuestCell) -> NoReturn:
-        """What the interpreter does at the end of a child."""
+        """Do what the interpreter does at the end of a child."""
         status = 1
         try:
             if exc is None or isinstance(exc, SystemExit):
@@ -375,10 +375,10 @@ class Repl:
         if channel is None:
             _exit(1)
         try:
-            # A buffer for the longest order would be with us all the time.
+            # A buffer for the longest order would take memory all the time.
             size = channel.recv_into(_LENGTH, 1, socket.MSG_PEEK | socket.MSG_TRUNC)
             if not size:
-                _exit(0)  # the supervisor has no more use for us
+                _exit(0)  # the supervisor no longer needs us
             data, ancillary, _, _ = channel.recvmsg(size, socket.CMSG_SPACE(12), socket.MSG_CMSG_CLOEXEC)
         except OSError as exc:
             _give_up(exc)
@@ -387,19 +387,19 @@ class Repl:
             descriptors += memoryview(packed).cast("i")
         return marshal.loads(data), descriptors  # noqa: S302 - it comes from the supervisor
 
-    def _say(self, said: list[bytes], *, hold: bool = False) -> None:
-        """`hold`: what comes next is going to be said with it; waking the supervisor up once is enough."""
+    def _say(self, messages: list[bytes], *, hold: bool = False) -> None:
+        """`hold`: the next message is sent together with this one; waking the supervisor once is enough."""
         if self._held:
-            said[0] = self._held + b"\n" + said[0]
+            messages[0] = self._held + b"\n" + messages[0]
             self._held = b""
-        if hold and len(said) == 1 and len(said[0]) < _HELD:
-            self._held = said[0]
+        if hold and len(messages) == 1 and len(messages[0]) < _HELD:
+            self._held = messages[0]
             return
         channel = self._channel
         if channel is None:
             return
         try:
-            for message in said:
+            for message in messages:
                 channel.send(message)
         except OSError as exc:
             _give_up(exc)
@@ -412,18 +412,18 @@ def _give_up(exc: OSError) -> NoReturn:
     _exit(1)
 
 
-# ── The source of cells: how it becomes code, and how tracebacks quote it ──
+# ── The source of cells: how it becomes code, and how tracebacks quote it ─────────────────────────
 
 
 class Sources:
-    """Of all cells of an interpreter."""
+    """The sources of all cells of an interpreter."""
 
     def __init__(self) -> None:
         self._flags = _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._kept: dict[str, bytes] = {}
         self._size = 0
         self._linecache: Any = None
-        """Once it is loaded; for most sessions it never is."""
+        """The `linecache` module, once it is loaded; most sessions never load it."""
 
     def compile(self, name: str, source: bytes, *, shown: bool) -> list[CodeType]:
         """The statements; the last of them by itself if it is an expression whose value is to be shown."""
@@ -445,7 +445,7 @@ class Sources:
         return codes
 
     def keep(self, name: str, source: bytes) -> None:
-        """So that it can be quoted."""
+        """Keep the source, so that tracebacks can quote it."""
         self._size += len(source) - len(self._kept.pop(name, b""))
         self._kept[name] = source
         self._put(name, source)
@@ -455,7 +455,7 @@ class Sources:
             self._put(oldest, b"")
 
     def quote(self, linecache: Any) -> None:
-        """From now on lines may be asked for."""
+        """From now on lines can be asked for."""
         self._linecache = linecache
         for name, source in self._kept.items():
             self._put(name, source)
@@ -483,8 +483,8 @@ def _hint(exc: SyntaxError) -> None:
         exc.msg += " (there are no magic commands here; `commands.run` runs a shell command)"
 
 
-# ── Where it writes: into the running cell's pipes, and between cells nowhere; it reads nothing ──
-# What threads and child processes print while no cell runs is lost; it never fails, nor shows up in another cell.
+# ── Streams: the running cell's pipes, and between cells nowhere; there is no input ───────────────
+# Output of threads and child processes while no cell runs is lost; it never fails, nor shows up in another cell.
 
 
 class NoInput(io.TextIOBase):
@@ -508,7 +508,7 @@ class NoInput(io.TextIOBase):
         return 0
 
     def close(self) -> None:
-        """`exit()` closes what it finds here; the next cell is to be told the same as this one."""
+        """`exit()` closes what it finds here; the next cell must find the same as this one."""
 
 
 class Streams:
@@ -528,7 +528,7 @@ class Streams:
             self._own.append(stream)
 
     def lead_to(self, stdout: int, stderr: int) -> None:
-        """Into these, which are taken over."""
+        """Write to these descriptors, which are taken over."""
         self.flush()
         for number, descriptor in enumerate((stdout, stderr), 1):
             dup2(descriptor, number)
@@ -537,7 +537,7 @@ class Streams:
         self._mend()
 
     def lead_nowhere(self) -> None:
-        """All that was written until now has gone where it belonged."""
+        """Discard output from now on. Everything written so far has reached its cell."""
         self.flush()
         try:
             for number in (1, 2):
@@ -549,7 +549,7 @@ class Streams:
         self.flush()  # what could not be written does not belong to the next cell
 
     def spare(self) -> list[int]:
-        """Three descriptors that lead nowhere; none if there are no more."""
+        """Three descriptors of /dev/null; none if there are no more."""
         found: list[int] = []
         try:
             while len(found) < 3:
@@ -560,7 +560,7 @@ class Streams:
         return found
 
     def flush(self) -> None:
-        """All that was written is where it belongs."""
+        """Flush everything."""
         for stream in self._own:
             try:
                 stream.flush()
@@ -569,7 +569,7 @@ class Streams:
         runner.write_out_c(None)
 
     def _mend(self) -> None:
-        """A stream that a cell closed, unless it put another in its place."""
+        """Restore a stream that a cell closed, unless it put another in its place."""
         for number, name in enumerate(_STREAM_NAMES, 1):
             old = self._own[number - 1]
             if not _is_usable(old):
@@ -580,7 +580,7 @@ class Streams:
 
 
 def flush_what_is_there() -> None:
-    """Whatever the user's code has put in the place of the streams; so this is a part of its cell."""
+    """Flush what the user's code has put in the place of the streams; this is a part of its cell."""
     for name in _STREAM_NAMES:
         stream = getattr(sys, name, None)
         try:
@@ -599,7 +599,7 @@ def close_all(descriptors: list[int]) -> None:
 
 
 def _stream(number: int) -> io.TextIOBase:
-    # By lines, since a person may be watching. What UTF-8 cannot say is shown, not an error.
+    # By lines, since a person may be watching. What UTF-8 cannot encode is escaped, not an error.
     return open(number, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 

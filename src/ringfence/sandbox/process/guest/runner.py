@@ -29,14 +29,14 @@ else:
 
 write_out_c = ctypes.pythonapi.fflush
 FRAMES = 1 if sys.version_info >= (3, 12) else 2
-"""What of ours lies below the program's own; so much deeper it may recurse. 3.11 counts calls of `exec`, too."""
+"""Our frames below the program's own; it may recurse so much deeper. 3.11 counts calls of `exec`, too."""
 
 
 class GuestProgram:
-    """From its source to its exit status."""
+    """A program, from its source to its exit status."""
 
     def __init__(self) -> None:
-        """Everything that can be done before it is known."""
+        """Everything that can be done before the program is known."""
         self._source = b""
         self._shown = "<string>"
         self._status = 0
@@ -48,7 +48,7 @@ class GuestProgram:
         self._known = frozenset(sys.modules)
 
     def take(self, source: bytes, name: str, arguments: list[str]) -> GuestProgram:
-        """What is to be run, as if it had been started by this name, with these arguments."""
+        """Take the program, as if it had been started by this name, with these arguments."""
         self._source = source
         sys.argv = [name, *arguments]
         if name == "-c":
@@ -70,7 +70,7 @@ class GuestProgram:
     # ── An exception that was not caught ──
 
     def failed(self, exc: BaseException) -> None:
-        """Do what the interpreter does with it; our own frames left out."""
+        """Do what the interpreter does with it, without our own frames."""
         if isinstance(exc, SystemExit):
             self._status = exit_status(exc.code)
             return
@@ -106,17 +106,17 @@ class GuestProgram:
             sys.__excepthook__(type(exc), exc, exc.__traceback__)
 
     def _show_lines(self) -> None:
-        """So that tracebacks quote a program that is in no file, as the interpreter does from 3.13 on."""
+        """Let tracebacks quote a program that is in no file, as the interpreter does from 3.13 on."""
         if self._shown == "<string>" and sys.version_info >= (3, 13):
             import linecache  # noqa: PLC0415 - only for a program that failed
 
             lines = self._source.decode("utf-8", "replace").splitlines(keepends=True)
             linecache.cache[self._shown] = (len(self._source), None, lines, self._shown)
 
-    # ── The end ──
+    # ── End ──
 
     def finish(self) -> int:
-        """What the interpreter does at its end, without taking the whole interpreter apart. The exit status."""
+        """Do what the interpreter does at its end, without tearing it down. Returns the exit status."""
         threading = sys.modules.get("threading")
         if threading is not None:
             try:
@@ -127,7 +127,7 @@ class GuestProgram:
         written = _flush("stdout")
         _flush("stderr")
         if _thread._count():
-            _write_out_files()  # daemons go on; whatever is taken from them now, they would complain about
+            _write_out_files()  # daemon threads go on, and would complain about anything taken from them now
         else:
             self._take_apart()
         written = _flush("stdout", silently=not written) and written
@@ -139,7 +139,7 @@ class GuestProgram:
         return self._status if written else 120
 
     def _take_apart(self) -> None:
-        """Let go of all that the program made, in the interpreter's order: finalizers run, files are written out."""
+        """Clear all that the program made, in the interpreter's order: finalizers run, files are written out."""
         for name in ("last_exc", "last_type", "last_value", "last_traceback"):
             sys.__dict__.pop(name, None)
         gc.collect()
@@ -161,13 +161,13 @@ class GuestProgram:
 
 
 def put(source: bytes, name: str) -> None:
-    """Where a program expects to find itself, and tracebacks its lines."""
+    """Write the program where it expects to find itself, and tracebacks its lines."""
     with open(name, "wb") as file:
         file.write(source)
 
 
 def forget_ourselves() -> None:
-    """A program is not to find us among its modules."""
+    """Remove our own modules from those that a program can find."""
     for name in list(sys.modules):
         if name.partition(".")[0] == "ringfence":
             del sys.modules[name]
@@ -200,7 +200,7 @@ def exit_status(code: object) -> int:
 
 
 def _say(text: str) -> None:
-    """On stderr, whatever has become of it."""
+    """Write to stderr, whatever the program has made of it."""
     stream = getattr(sys, "stderr", None)
     if stream is None:
         os.write(2, text.encode("utf-8", "backslashreplace"))
@@ -208,7 +208,7 @@ def _say(text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
-    except Exception:  # there is no place left to say so
+    except Exception:  # there is nowhere left to report it
         return
 
 
@@ -221,11 +221,11 @@ def _write_out_files() -> None:
                 if type(found) is kind and not found.closed and found.writable():
                     found.flush()
             except (OSError, ValueError):
-                continue  # there is no place left to say so
+                continue  # there is nowhere left to report it
 
 
 def _clear(names: dict[str, object]) -> None:
-    """As the interpreter does it: what is private first."""
+    """Clear a module as the interpreter does: private names first."""
     for name in [name for name in names if name[:1] == "_" and name[1:2] != "_"]:
         names[name] = None
     for name in [name for name in names if name != "__builtins__"]:
@@ -233,7 +233,7 @@ def _clear(names: dict[str, object]) -> None:
 
 
 def _flush(name: str, *, silently: bool = False) -> bool:
-    """A standard stream; whatever the program has put in its place."""
+    """Flush a standard stream, or what the program has put in its place."""
     stream = getattr(sys, name, None)
     try:
         if stream is not None and not getattr(stream, "closed", False):

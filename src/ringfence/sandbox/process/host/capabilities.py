@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 
-from ringfence.core.box import CAN_DO_WITHOUT, MIB, BoxSpec, Layout, Limits
+from ringfence.core.box import CAN_DO_WITHOUT, MAX_SOURCE_BYTES, MIB, BoxSpec, Layout, Limits
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.sandbox.process.seccomp import syscalls
 from ringfence.sandbox.process.zygote import confine, landlock, template
 
-MAX_SOURCE = 10 * MIB
 _MAX_WORDS = 160 * 1024
-"""They go into a box in one message, whose length the kernel limits."""
-_BOUNDS = {
+"""They go into a box in one message, and the kernel limits its length."""
+_WORKABLE_LIMITS = {
     "wall_seconds": (0.001, 10**8),
     "cpu_seconds": (0.001, 10**8),
     "cpu_cores": (0.01, 8192),
@@ -34,15 +33,15 @@ _BOUNDS = {
     "output_bytes": (1, 2**46),
     "capture_bytes": (0, 2**31),
 }
-"""What a box can do with, and what a kernel can count to."""
+"""What a box can work with, and what a kernel can count to. Callers may ask for less: `tools.limits`."""
 _OPTIONAL = ("cpu_seconds", "file_bytes")
 MEANS = {"memory": "watchdog", "pids": "rlimit", "cpu": "affinity"}
-"""How a limit is held where no control group holds it."""
+"""What enforces a limit where no control group does."""
 _NO_PROTECTION = (
     *("entrance", "folder", "folders", "rooms", "mounts", "loopback", "input"),
     *("cores", "memory", "cpu_time"),
 )
-"""Steps that give a box something, or set a limit that is told of elsewhere."""
+"""Steps that give a box something, or set a limit that is reported elsewhere."""
 STEPS = (*template.STEPS, *confine.names())
 PROTECTIONS = tuple(name for name in STEPS if name not in _NO_PROTECTION)
 """By the names of the steps that make them."""
@@ -53,11 +52,12 @@ _UNDER_WAY = 2048
 
 
 def descriptors(wanted: int) -> tuple[int, int]:
-    """How many a box may have open, of as many as it is to have, and how many until it has sent us its own.
+    """How many descriptors a box may have open, and how many until it has sent us its own.
 
-    A user may have only so many on their way between processes as whoever sends one more may have open. A box of the
-    same user could fill that quota up to its own limit, and then nobody with no more than that could give another box
-    what it starts with. So this process, and every box until its program begins, may have more.
+    The kernel limits how many descriptors of a user are on their way between processes, by the open-file limit of the
+    sender. A box of the same user could fill that quota up to its own limit, and then no process with the same limit
+    could send another box the descriptors that it starts with. So this process, and every box until its program begins,
+    has a higher limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = wanted + _UNDER_WAY
@@ -86,11 +86,11 @@ class HostCapabilities:
     """This machine, as far as boxes are concerned."""
 
     missing: Mapping[str, str] = field(default_factory=dict)
-    """A protection, and why there is none."""
+    """Missing protections, and why."""
 
     @classmethod
     def detect(cls) -> HostCapabilities:
-        """What can be told at once. Whether namespaces and mounts are allowed, the first zygote finds out by trying."""
+        """What can be seen at once. The first zygote finds out by trying whether namespaces and mounts are allowed."""
         missing: dict[str, str] = {}
         machine = platform.machine()
         if sys.platform != "linux":
@@ -110,14 +110,14 @@ class HostCapabilities:
             name: why for name, why in self.missing.items() if name not in accepted or name not in CAN_DO_WITHOUT
         }
         if lacking:
-            told = "; ".join(f"{name}: {why}" for name, why in lacking.items())
+            missing = "; ".join(f"{name}: {why}" for name, why in lacking.items())
             hint = "".join(
                 f" To run without {name}, list it under sandbox.accept_missing."
                 for name in lacking
                 if name in CAN_DO_WITHOUT
             )
             hint += " `ringfence host` says what to do about it."
-            raise Unavailable("missing_protection", f"boxes would lack a protection on this host ({told}).{hint}")
+            raise Unavailable("missing_protection", f"boxes would lack a protection on this host ({missing}).{hint}")
 
     def isolation(self, seen: Json, tested: Tested, layout: Layout, means: Mapping[str, Json]) -> Json:
         """The `isolation` fact of a box; `seen` was read back from it, `tested` from another one on this host."""
@@ -140,7 +140,7 @@ class HostCapabilities:
 
 
 async def explained(test: Awaitable[Tested]) -> Tested:
-    """What came of looking at the first box. Where the kernel refused to make one: why, and what to do about it."""
+    """The result of looking at the first box. Where the kernel refused to make one: why, and what to do about it."""
     try:
         return await test
     except Unavailable as exc:
@@ -152,7 +152,7 @@ async def explained(test: Awaitable[Tested]) -> Tested:
 
 
 def read_back(pid: int) -> Json:
-    """What the kernel says of the box's first process, which the box itself cannot change."""
+    """What the kernel reports of the box's first process, which the box itself cannot change."""
     try:
         descriptor = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -178,7 +178,7 @@ def read_back(pid: int) -> Json:
 
 @cache
 def _depth() -> int:
-    """In how many pid namespaces we are, beside the first."""
+    """The number of nested pid namespaces that we are in."""
     return _text("/proc/self/status").partition("NSpid:\t")[2].partition("\n")[0].count("\t")
 
 
@@ -188,8 +188,8 @@ def check_spec(spec: BoxSpec, templates: Collection[str]) -> None:
     _check_limits(spec.limits)
     if spec.template not in templates:
         raise ValueError(f"there is no template {spec.template!r}; there are: {', '.join(sorted(templates))}")
-    if len(program.source) > MAX_SOURCE:
-        raise ValueError(f"the source is {len(program.source)} bytes long; at most {MAX_SOURCE} are taken")
+    if len(program.source) > MAX_SOURCE_BYTES:
+        raise ValueError(f"the source is {len(program.source)} bytes long; at most {MAX_SOURCE_BYTES} are taken")
     if b"\0" in program.source:
         raise ValueError("the source contains a NUL byte")
     if program.kind == "python" and program.name != "-c":
@@ -214,8 +214,8 @@ def check_spec(spec: BoxSpec, templates: Collection[str]) -> None:
 
 @lru_cache(maxsize=64)
 def _check_limits(limits: Limits) -> None:
-    """Most runs have the same; those that are refused are looked at each time."""
-    for name, (least, most) in _BOUNDS.items():
+    """Cached, since most runs have the same limits; refused ones are checked each time."""
+    for name, (least, most) in _WORKABLE_LIMITS.items():
         value = getattr(limits, name)
         # Not a number is neither below nor above anything.
         if not ((value is None and name in _OPTIONAL) or (value is not None and least <= value <= most)):
@@ -223,7 +223,7 @@ def _check_limits(limits: Limits) -> None:
 
 
 def _check_name(name: str) -> None:
-    """A program is put where it says it is, so that must be a place of its own."""
+    """A program is put where its name says, so that must be a place of its own."""
     folder, _, last = name.rpartition("/")
     taken = ("", ".", "..") if folder == "/workspace/tmp" else ("", ".", "..", "input", "output", "tmp")
     if folder not in ("/workspace", "/workspace/tmp") or last in taken or len(last.encode()) > 255:

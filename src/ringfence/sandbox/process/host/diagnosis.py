@@ -26,15 +26,15 @@ from ringfence.sandbox.process import ids
 from ringfence.sandbox.process.cgroups.cgroup import Cgroups
 from ringfence.sandbox.process.cgroups.hierarchy import Systemd
 from ringfence.sandbox.process.host import remedies
+from ringfence.sandbox.process.host.info import ALL_IDS, HostInfo, with_launcher
 from ringfence.sandbox.process.host.remedies import Cause, Remedy
-from ringfence.sandbox.process.host.surroundings import ALL_IDS, HostSurroundings, launched
 from ringfence.sandbox.process.ids import take_block
 from ringfence.sandbox.process.seccomp import syscalls
 
 _SOURCE_ROOT = str(Path(ringfence.__file__).parent.parent)
 _PROGRAM = str(Path(__file__).with_name("probe.py"))
 _SECONDS = 600.0
-"""A machine may be slow; a kernel that does not answer at all is not waited for."""
+"""Allows for a slow machine; a kernel that does not answer at all is not waited for."""
 State = Literal["ok", "weaker", "missing"]
 
 _OLDEST = (5, 12)
@@ -62,7 +62,7 @@ NAMES = {
     "landlock": "Landlock",
     "seccomp": "seccomp",
 }
-"""What each step of `probe` is a part of, as a person knows it."""
+"""The part that each step of `probe` belongs to, in words for a person."""
 _NEEDED = tuple(dict.fromkeys(name for name in NAMES.values()))
 _HELD_BY = {
     "memory": "a watchdog ends a box that uses too much, after the fact",
@@ -73,14 +73,14 @@ _HELD_BY = {
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """How a step of `probe` went; 0 is well."""
+    """The result of a step of `probe`; 0 is success."""
 
     number: int
     text: str = ""
 
 
 def try_steps() -> dict[str, StepResult]:
-    """Each step up to the first that failed."""
+    """The results of all steps up to the first that failed."""
     words: list[str] = []
     block = None
     if os.geteuid() == 0:
@@ -90,16 +90,16 @@ def try_steps() -> dict[str, StepResult]:
             return {"user_namespace": StepResult(0), "mapping": StepResult(errno.EPERM, exc.message)}
         words = [str(block.base), str(block.size)]
     try:
-        said = _output_of(launched([_interpreter(), "-I", _PROGRAM, _SOURCE_ROOT, *words]))
+        output = _output_of(with_launcher([_interpreter(), "-I", _PROGRAM, _SOURCE_ROOT, *words]))
     finally:
         if block is not None:
             block.release()
-    lines = (line.split("\t") for line in said.splitlines())
+    lines = (line.split("\t") for line in output.splitlines())
     return {line[0]: StepResult(int(line[1]), line[2]) for line in lines if len(line) == 3 and line[1].isdecimal()}
 
 
 def _interpreter() -> str:
-    """The one that zygotes run in: who is allowed what may depend on the program."""
+    """The interpreter that zygotes run in: rights may depend on the program."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
@@ -112,9 +112,9 @@ def _output_of(command: Sequence[str]) -> str:
 
 
 def mapped_by_helper(users: range, groups: range) -> str:
-    """What newuidmap and newgidmap say when they are to map these; nothing where they do it."""
+    """The complaint of newuidmap or newgidmap when they are to map these; empty where they do it."""
     with subprocess.Popen(
-        launched([_interpreter(), "-I", _PROGRAM, _SOURCE_ROOT, "hold"]),
+        with_launcher([_interpreter(), "-I", _PROGRAM, _SOURCE_ROOT, "hold"]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -132,7 +132,7 @@ def mapped_by_helper(users: range, groups: range) -> str:
 
 
 def range_of(path: Path, uid: int) -> range | None:
-    """What /etc/subuid or /etc/subgid hands to a user."""
+    """What /etc/subuid or /etc/subgid gives to a user."""
     try:
         lines = path.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -147,17 +147,17 @@ def range_of(path: Path, uid: int) -> range | None:
     return None
 
 
-# ── Findings ──
+# ── Findings ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that boxes need, or are better for."""
+    """One thing that boxes need, or profit from."""
 
     name: str
     state: State
     seen: str
-    """What was tried, and what came of it."""
+    """What was tried, with its result."""
     follows: str = ""
     """For boxes."""
     cause: Cause | None = None
@@ -176,7 +176,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    around: HostSurroundings
+    host: HostInfo
     findings: tuple[Finding, ...] = field(default=())
 
     @property
@@ -189,69 +189,69 @@ class Diagnosis:
 
     def sentence(self) -> str:
         """What is missing and what to do, for an error message."""
-        told = "; ".join(f"{finding.name}: {finding.seen}" for finding in self.missing)
-        options = remedies.options(self.causes, self.around)
+        missing = "; ".join(f"{finding.name}: {finding.seen}" for finding in self.missing)
+        options = remedies.options(self.causes, self.host)
         if options:
-            return f"{told}. Start the container with {options}; `ringfence host` says more"
+            return f"{missing}. Start the container with {options}; `ringfence host` says more"
         cures = [remedy for finding in self.missing for remedy in finding.remedies]
         if any(remedy.mends for remedy in cures):
-            return f"{told}. Run `ringfence host` to see what is missing, `{remedies.fix()}` to mend it"
+            return f"{missing}. Run `ringfence host` to see what is missing, `{remedies.fix()}` to mend it"
         commands = dict.fromkeys(remedy.command for remedy in cures if remedy.command)
         if commands:
-            return f"{told}. Run {' and '.join(f'`{command}`' for command in commands)}; `ringfence host` says more"
+            return f"{missing}. Run {' and '.join(f'`{command}`' for command in commands)}; `ringfence host` says more"
         pages = dict.fromkeys(remedy.page for remedy in cures if remedy.page)
-        return f"{told}. What to do: `ringfence host`, {', '.join(pages)}"
+        return f"{missing}. What to do: `ringfence host`, {', '.join(pages)}"
 
 
 def diagnose() -> Diagnosis:
-    """Of this host, for the user that we are. Takes a fraction of a second, starts programs, and may have this process
-    moved to a control group of its own, as for boxes."""
+    """Diagnose this host for our own user. Takes a fraction of a second, starts programs, and may move this process
+    into a control group of its own, as for boxes."""
     found = diagnose_refusals()
-    if found.around.machine not in syscalls.NUMBERS or found.around.system != "linux":
+    if found.host.machine not in syscalls.NUMBERS or found.host.system != "linux":
         return found
-    rest = [] if found.around.root else [_ids(found.around)]
-    rest += _groups(found.around, Cgroups.detect(manager=Systemd()).why)
+    rest = [] if found.host.root else [_ids(found.host)]
+    rest += _groups(found.host, Cgroups.detect(manager=Systemd()).why)
     return replace(found, findings=(*found.findings, *rest))
 
 
 def diagnose_refusals() -> Diagnosis:
-    """Only what boxes cannot do without."""
-    around = HostSurroundings.read()
-    if around.system != "linux" or around.machine not in syscalls.NUMBERS:
-        return Diagnosis(around, (_unsupported(around),))
-    return Diagnosis(around, (_kernel(around), *judge(try_steps(), around)))
+    """Diagnose only what boxes cannot do without."""
+    host = HostInfo.read()
+    if host.system != "linux" or host.machine not in syscalls.NUMBERS:
+        return Diagnosis(host, (_unsupported(host),))
+    return Diagnosis(host, (_kernel(host), *judge(try_steps(), host)))
 
 
 def explained(problem: Unavailable) -> Unavailable:
-    """A zygote's failure to start, with its cause and what to do about it."""
+    """Explain a zygote's failure to start: its cause, and what to do about it."""
     found = diagnose_refusals()
     if not found.missing:
         return Unavailable(problem.reason_code, f"{problem.message}. Run `ringfence host` to see what this host gives")
     return Unavailable("missing_protection", f"no box can be made on this host: {found.sentence()}")
 
 
-# ── Judging ──
+# ── Judging ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def judge(tried: Mapping[str, StepResult], around: HostSurroundings) -> list[Finding]:
-    """What boxes cannot do without, in the order in which it is needed; what was not tried is not told."""
+def judge(tried: Mapping[str, StepResult], host: HostInfo) -> list[Finding]:
+    """What boxes cannot do without, in the order in which it is needed; what was not tried is left out."""
     out: dict[str, Finding] = {}
     if not tried:
-        return [_missing("the attempt", "the program that tries it ended at once, or did not end", "unknown", around)]
+        return [_missing("the attempt", "the program that tries it ended at once, or did not end", "unknown", host)]
     for step, how in tried.items():
         name = NAMES[step]
         if name in out and out[name].state == "missing":
             continue
         if how.number:
-            cause = _cause(step, how.number, around)
-            out[name] = _missing(name, _seen(step, how, cause, around), cause, around)
+            cause = _cause(step, how.number, host)
+            out[name] = _missing(name, _seen(step, how, cause, host), cause, host)
         elif name not in out:
             out[name] = Finding(name, "ok", _DONE[name])
     causes = {finding.cause for finding in out.values()}
     if any(finding.state == "missing" for finding in out.values()):
-        for name, cause, seen in _expected(around):
+        for name, cause, seen in _expected(host):
             if cause not in causes and out.get(name, Finding(name, "ok", "")).state == "ok":
-                out[name] = _missing(name, seen, cause, around)
+                out[name] = _missing(name, seen, cause, host)
     return [out[name] for name in _NEEDED if name in out]
 
 
@@ -266,71 +266,71 @@ _DONE = {
 }
 
 
-def _missing(name: str, seen: str, cause: Cause, around: HostSurroundings) -> Finding:
+def _missing(name: str, seen: str, cause: Cause, host: HostInfo) -> Finding:
     follows = "no box can be made"
     if name == "Landlock":
         follows = "boxes lack their second line of defence for files, and are refused unless that is accepted"
-    return Finding(name, "missing", seen, follows, cause, remedies.of(cause, around))
+    return Finding(name, "missing", seen, follows, cause, remedies.of(cause, host))
 
 
-def _cause(step: str, number: int, around: HostSurroundings) -> Cause:
+def _cause(step: str, number: int, host: HostInfo) -> Cause:
     if step == "landlock":
-        return "container_seccomp" if around.filtered and number == errno.EPERM else "landlock"
+        return "container_seccomp" if host.filtered and number == errno.EPERM else "landlock"
     if number in (errno.ENOSPC, errno.EUSERS):
         return "max_namespaces"
-    if number in (errno.ENOSYS, errno.EINVAL) and not around.filtered:
-        return "chroot" if around.chrooted else "kernel" if step != "pivot" else "rootfs"
-    if step in ("proc", "box_proc", "shares") and around.covered:
+    if number in (errno.ENOSYS, errno.EINVAL) and not host.filtered:
+        return "chroot" if host.chrooted else "kernel" if step != "pivot" else "rootfs"
+    if step in ("proc", "box_proc", "shares") and host.covered:
         return "masked_proc"
     if step in ("user_namespace", "box_namespaces") and number in _REFUSED:
-        # Within a user namespace nobody is privileged in this kernel's eyes, and boxes of root are made in one, too.
-        refused = step == "box_namespaces" or not around.root
-        if refused and around.settings.get("kernel.unprivileged_userns_clone") == 0:
+        # Inside a user namespace no process is privileged for this kernel, and boxes of root are made in one, too.
+        refused = step == "box_namespaces" or not host.root
+        if refused and host.settings.get("kernel.unprivileged_userns_clone") == 0:
             return "userns_clone"
-        if around.chrooted:
+        if host.chrooted:
             return "chroot"
-    if step == "mapping" and around.root:
-        return "root_of_few" if around.mapped_ids < ALL_IDS else "no_setuid"
+    if step == "mapping" and host.root:
+        return "root_of_few" if host.mapped_ids < ALL_IDS else "no_setuid"
     # A filter answers EPERM or ENOSYS; security modules, but for a missing capability, EACCES.
-    if around.filtered and number in (errno.EPERM, errno.ENOSYS) and step != "mapping":
+    if host.filtered and number in (errno.EPERM, errno.ENOSYS) and step != "mapping":
         return "container_seccomp"
     if number in _REFUSED:
-        if around.label.startswith(_CONFINED) or around.label.endswith("(enforce)"):
+        if host.label.startswith(_CONFINED) or host.label.endswith("(enforce)"):
             return "container_apparmor"
-        if not around.root and around.settings.get("kernel.apparmor_restrict_unprivileged_userns"):
+        if not host.root and host.settings.get("kernel.apparmor_restrict_unprivileged_userns"):
             return "apparmor"
-        if around.selinux:
+        if host.selinux:
             return "selinux"
     return "unknown"
 
 
-def _expected(around: HostSurroundings) -> Iterable[tuple[str, Cause, str]]:
-    """What would be refused next: known, though the attempt did not come so far."""
-    if around.label.startswith(_CONFINED):
-        yield "mounts of a box's own", "container_apparmor", f"not tried; AppArmor's {_profile(around)} forbids mounts"
-    if around.covered:
-        seen = f"not tried; {_some(around.covered)} {'is' if len(around.covered) == 1 else 'are'} covered"
+def _expected(host: HostInfo) -> Iterable[tuple[str, Cause, str]]:
+    """What would be refused next: known, though the trial did not get so far."""
+    if host.label.startswith(_CONFINED):
+        yield "mounts of a box's own", "container_apparmor", f"not tried; AppArmor's {_profile(host)} forbids mounts"
+    if host.covered:
+        seen = f"not tried; {_some(host.covered)} {'is' if len(host.covered) == 1 else 'are'} covered"
         yield "/proc of a box's own", "masked_proc", seen
 
 
-def _seen(step: str, how: StepResult, cause: Cause, around: HostSurroundings) -> str:
-    said = f"{_WORDS.get(step, step.replace('_', ' '))}: {how.text.split(': ')[-1] or os.strerror(how.number)}"
+def _seen(step: str, how: StepResult, cause: Cause, host: HostInfo) -> str:
+    refusal = f"{_WORDS.get(step, step.replace('_', ' '))}: {how.text.split(': ')[-1] or os.strerror(how.number)}"
     why = {
         "userns_clone": "kernel.unprivileged_userns_clone is 0",
-        "max_namespaces": _too_few(around),
+        "max_namespaces": _too_few(host),
         "apparmor": "kernel.apparmor_restrict_unprivileged_userns is 1, and no profile allows it",
         "container_seccomp": "a seccomp filter from outside refuses it",
-        "container_apparmor": f"AppArmor's {_profile(around)} forbids it",
-        "masked_proc": f"{_some(around.covered)} {'is' if len(around.covered) == 1 else 'are'} covered",
+        "container_apparmor": f"AppArmor's {_profile(host)} forbids it",
+        "masked_proc": f"{_some(host.covered)} {'is' if len(host.covered) == 1 else 'are'} covered",
         "selinux": "SELinux is enforcing",
         "chroot": "we are in a chroot, where the kernel allows none",
-        "kernel": f"Linux {around.release} does not have it",
-        "landlock": _no_landlock(how.number, around),
-        "root_of_few": f"only {around.mapped_ids} user ids exist here, and boxes of root get others",
+        "kernel": f"Linux {host.release} does not have it",
+        "landlock": _no_landlock(how.number, host),
+        "root_of_few": f"only {host.mapped_ids} user ids exist here, and boxes of root get others",
         "no_setuid": "root lacks the capability CAP_SETUID or CAP_SETGID",
         "rootfs": "the root file system is the initial ramdisk",
     }.get(cause, "")
-    return f"{said} ({why})" if why else said
+    return f"{refusal} ({why})" if why else refusal
 
 
 _WORDS = {
@@ -353,76 +353,76 @@ _WORDS = {
 }
 
 
-def _too_few(around: HostSurroundings) -> str:
-    low = {name: value for name, value in around.settings.items() if name.startswith("user.max_") and value < 1000}
+def _too_few(host: HostInfo) -> str:
+    low = {name: value for name, value in host.settings.items() if name.startswith("user.max_") and value < 1000}
     return ", ".join(f"{name} is {value}" for name, value in low.items()) or "as many as are allowed exist already"
 
 
-def _no_landlock(number: int, around: HostSurroundings) -> str:
+def _no_landlock(number: int, host: HostInfo) -> str:
     if number == errno.EOPNOTSUPP:
         return "the kernel has it, but it is not among its active security modules"
-    return f"Linux {around.release} does not have it; 5.13 is the first"
+    return f"Linux {host.release} does not have it; 5.13 is the first"
 
 
-def _profile(around: HostSurroundings) -> str:
-    return around.label.split(" ")[0]
+def _profile(host: HostInfo) -> str:
+    return host.label.split(" ")[0]
 
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-# ── The rest of the host ──
+# ── The rest of the host ──────────────────────────────────────────────────────────────────────────
 
 
-def _unsupported(around: HostSurroundings) -> Finding:
-    if around.system != "linux":
-        seen = f"boxes are made of Linux; this is {around.system}"
+def _unsupported(host: HostInfo) -> Finding:
+    if host.system != "linux":
+        seen = f"boxes are made of Linux; this is {host.system}"
         cause = "not_linux"
     else:
-        seen = f"the system calls of {around.machine} are not known"
+        seen = f"the system calls of {host.machine} are not known"
         cause = "machine"
-    return _missing("system", seen, cause, around)  # type: ignore[arg-type]
+    return _missing("system", seen, cause, host)  # type: ignore[arg-type]
 
 
-def _kernel(around: HostSurroundings) -> Finding:
-    told = ", ".join(filter(None, (f"Linux {around.release}", around.machine, around.distribution)))
-    told += " under WSL" if around.wsl else ""
-    if around.engine is not None:
-        told += f", in a container ({around.engine}, by {around.engine_sign})"
-    if around.kernel < _OLDEST:
-        return _missing("system", f"{told}; boxes need Linux 5.12, and 5.13 for Landlock", "kernel", around)
-    return Finding("system", "ok", told)
+def _kernel(host: HostInfo) -> Finding:
+    system = ", ".join(filter(None, (f"Linux {host.release}", host.machine, host.distribution)))
+    system += " under WSL" if host.wsl else ""
+    if host.engine is not None:
+        system += f", in a container ({host.engine}, by {host.engine_sign})"
+    if host.kernel < _OLDEST:
+        return _missing("system", f"{system}; boxes need Linux 5.12, and 5.13 for Landlock", "kernel", host)
+    return Finding("system", "ok", system)
 
 
-def _ids(around: HostSurroundings) -> Finding:
+def _ids(host: HostInfo) -> Finding:
     """Whether an ordinary user's boxes can each be another user."""
     weaker = partial(Finding, "a user id for each box", "weaker")
     follows = "boxes share your own user id on the host, and what the kernel counts by user: inotify watches, keys"
     if shutil.which("newuidmap") is None or shutil.which("newgidmap") is None:
         return weaker(
-            "newuidmap or newgidmap is not installed", follows, "no_newuidmap", remedies.of("no_newuidmap", around)
+            "newuidmap or newgidmap is not installed", follows, "no_newuidmap", remedies.of("no_newuidmap", host)
         )
-    users, groups = (range_of(Path(f"/etc/{name}"), around.uid) for name in ("subuid", "subgid"))
+    users, groups = (range_of(Path(f"/etc/{name}"), host.uid) for name in ("subuid", "subgid"))
     if users is None or groups is None:
         seen = f"/etc/{'subuid' if users is None else 'subgid'} has no range for you"
-        return weaker(seen, follows, "no_subids", remedies.of("no_subids", around))
+        return weaker(seen, follows, "no_subids", remedies.of("no_subids", host))
     problem = mapped_by_helper(users, groups)
     if problem:
-        return weaker(problem, follows, "newuidmap_refused", remedies.of("newuidmap_refused", around))
-    if around.kernel < ids.LENDS_SINCE:
-        seen = f"Linux {around.release} mounts no tmpfs with mapped ids; 6.3 is the first"
-        return weaker(seen, follows, "kernel", remedies.of("kernel", around))
+        return weaker(problem, follows, "newuidmap_refused", remedies.of("newuidmap_refused", host))
+    if host.kernel < ids.LENDS_SINCE:
+        seen = f"Linux {host.release} mounts no tmpfs with mapped ids; 6.3 is the first"
+        return weaker(seen, follows, "kernel", remedies.of("kernel", host))
     return Finding("a user id for each box", "ok", "newuidmap and newgidmap mapped your range")
 
 
-def _groups(around: HostSurroundings, why: Mapping[str, str]) -> list[Finding]:
+def _groups(host: HostInfo, why: Mapping[str, str]) -> list[Finding]:
     out = []
     for role, held in _HELD_BY.items():
         name = f"{role} limits by the kernel"
         if role in why:
-            cause = remedies.cause_of_groups(around)
-            out.append(Finding(name, "weaker", why[role], held, cause, remedies.of(cause, around)))
+            cause = remedies.cause_of_groups(host)
+            out.append(Finding(name, "weaker", why[role], held, cause, remedies.of(cause, host)))
         else:
             out.append(Finding(name, "ok", "a control group was made"))
     return out

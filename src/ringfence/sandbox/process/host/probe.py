@@ -43,7 +43,7 @@ def main(words: list[str]) -> None:
 
 
 def _as_root(base: str, size: str) -> None:
-    """Several ids can only be mapped from outside: by us, for a child that waits for it."""
+    """Map several ids, which is only possible from outside: we map them for a child that waits."""
     asked, ask = os.pipe()
     answered, answer = os.pipe()
     child = os.fork()
@@ -57,7 +57,7 @@ def _as_root(base: str, size: str) -> None:
             os.setgroups([])
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
-            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or our own files below /proc are the host's root's
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # otherwise our own files below /proc belong to the host's root
 
         _try(_steps(mapped))
         os._exit(0)
@@ -89,11 +89,11 @@ def _try(steps: Iterable[Step]) -> None:
 
 
 def _say(name: str, number: int, text: str) -> None:
-    os.write(1, f"{name}\t{number}\t{text}\n".encode())  # at once: the next step may be our last
+    os.write(1, f"{name}\t{number}\t{text}\n".encode())  # at once: the next step may end us
 
 
 def _steps(mapped: Act) -> list[Step]:
-    """In the order of the zygote's, and then of a box's; each with those that it needs."""
+    """The steps in the order of the zygote's, then of a box's; each with those that it needs."""
     own = ("mapping",)
     return [
         ("user_namespace", (), lambda: kernel.unshare(kernel.NEWUSER)),
@@ -131,7 +131,7 @@ def _map_own(inside: int = 0) -> None:
 
 
 def _mount() -> None:
-    place = template.begin()
+    place = template.make_place()
     kernel.mount("template", place, "tmpfs", _NO_PRIVILEGES, "mode=0755,size=64m,nr_inodes=16k")
     for name in ("usr", "proc"):
         os.mkdir(f"{place}/{name}", 0o755)
@@ -141,7 +141,7 @@ def _mount() -> None:
 
 
 def _go_on_in(spaces: int) -> None:
-    """In a child, which is in the new pid namespace; nothing is left to do here but to wait for it."""
+    """Run the steps in a child, which is in the new pid namespace, and wait for it."""
     kernel.unshare(spaces)
     child = os.fork()
     if child:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from ringfence.core.model import Json
-from ringfence.sandbox.process.host.surroundings import ALL_IDS, LAUNCHER, HostSurroundings
+from ringfence.sandbox.process.host.info import ALL_IDS, LAUNCHER, HostInfo
 from ringfence.sandbox.process.ids import ranges
 
 Cause = Literal[
@@ -67,20 +67,20 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One way out; where there are several, the first is the best."""
+    """One remedy; where there are several, the first is the best."""
 
     text: str
     command: str = ""
-    """For a shell: of root where it begins with sudo, else of the user."""
+    """For a shell: as root where it begins with sudo, else as the user."""
     page: str = ""
     mends: bool = False
     """`ringfence host --fix` does it."""
     option: str = ""
-    """What the container that we are in is to be started with."""
+    """The option that the engine must start our container with."""
 
     def as_json(self) -> Json:
-        said = {"text": self.text, "command": self.command, "page": self.page}
-        return {**said, "mends": self.mends, "option": self.option}
+        fields = {"text": self.text, "command": self.command, "page": self.page}
+        return {**fields, "mends": self.mends, "option": self.option}
 
 
 @cache
@@ -122,34 +122,34 @@ _OPTIONS: Mapping[str, Mapping[Cause, str]] = {
     },
     "lxc": dict.fromkeys(("container_apparmor", "apparmor", "masked_proc"), "security.nesting=true"),
 }
-"""Of the engine, for what it takes from the containers that it starts."""
+"""Options of the engine that give back what it takes from its containers."""
 
 
-def options(causes: Iterable[Cause], around: HostSurroundings) -> str:
-    """All that a container has to be started with; nothing where we are in none, or no option helps."""
-    if around.engine is None:
+def options(causes: Iterable[Cause], host: HostInfo) -> str:
+    """All options that the container must be started with; none where we are in no container, or no option helps."""
+    if host.engine is None:
         return ""
-    known = _OPTIONS.get("docker" if around.engine == "dev container" else around.engine, {})
+    known = _OPTIONS.get("docker" if host.engine == "dev container" else host.engine, {})
     found = list(dict.fromkeys(known[cause] for cause in causes if cause in known))
-    if around.engine == "dev container" and found:
+    if host.engine == "dev container" and found:
         words = ", ".join(f'"{word}"' for option in found for word in option.split(" "))
         return f'"runArgs": [{words}] in devcontainer.json'
-    return ("; " if around.engine == "kubernetes" else " ").join(found)
+    return ("; " if host.engine == "kubernetes" else " ").join(found)
 
 
-def of(cause: Cause, around: HostSurroundings) -> tuple[Remedy, ...]:
-    """The page is always among them."""
-    if around.engine is not None and (option := options((cause,), around)):
-        page = _page("what else to know of boxes in such a container", _ANCHORS[around.engine])
+def of(cause: Cause, host: HostInfo) -> tuple[Remedy, ...]:
+    """The remedies of a cause; a page is always among them."""
+    if host.engine is not None and (option := options((cause,), host)):
+        page = _page("what else to know of boxes in such a container", _ANCHORS[host.engine])
         return (Remedy(f"start the container with {option}", option=option), page)
-    found = [make(around) for make in _MAKERS[cause]]
-    if around.engine is not None and cause in _OF_CONTAINERS:
-        found.append(_page("boxes in such a container", _ANCHORS[around.engine]))
+    found = [make(host) for make in _MAKERS[cause]]
+    if host.engine is not None and cause in _OF_CONTAINERS:
+        found.append(_page("boxes in such a container", _ANCHORS[host.engine]))
     return tuple(found)
 
 
 _OF_CONTAINERS = ("container_apparmor", "container_seccomp", "groups", "kernel", "masked_proc", "selinux", "unknown")
-"""What a container may be the reason for."""
+"""Causes that a container may have."""
 _ANCHORS = {
     "docker": "docker",
     "podman": "podman",
@@ -165,25 +165,25 @@ def _page(text: str, anchor: str) -> Remedy:
     return Remedy(text, page=f"{PAGE}#{anchor}" if anchor else PAGE)
 
 
-def _setting(name: str, value: int) -> Callable[[HostSurroundings], Remedy]:
+def _setting(name: str, value: int) -> Callable[[HostInfo], Remedy]:
     return lambda _: Remedy("set it, also for the next boot", f"sudo sysctl -w {name}={value}", mends=True)
 
 
-def _max_namespaces(around: HostSurroundings) -> Remedy:
-    low = too_low(around)
+def _max_namespaces(host: HostInfo) -> Remedy:
+    low = too_low(host)
     if not low:
         return _page("as many as this user may have exist already: find out whose they are", "user-namespaces")
     pairs = " ".join(f"{name}={NAMESPACES}" for name in low)
     return Remedy("set it, also for the next boot", f"sudo sysctl -w {pairs}", mends=True)
 
 
-def too_low(around: HostSurroundings) -> list[str]:
-    """Limits that a few boxes use up."""
-    return [name for name, value in around.settings.items() if name.startswith("user.max_") and value < 1000]
+def too_low(host: HostInfo) -> list[str]:
+    """Limits that a few boxes would use up."""
+    return [name for name, value in host.settings.items() if name.startswith("user.max_") and value < 1000]
 
 
-def _profile(around: HostSurroundings) -> Remedy:
-    if around.github:
+def _profile(host: HostInfo) -> Remedy:
+    if host.github:
         return Remedy(
             "a runner is thrown away after the job, so this is enough in a step of it",
             "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
@@ -191,7 +191,7 @@ def _profile(around: HostSurroundings) -> Remedy:
     return Remedy("install Ringfence's AppArmor profile", fix(), mends=True)
 
 
-def _install(around: HostSurroundings) -> Remedy:
+def _install(host: HostInfo) -> Remedy:
     found = installer()
     if found is None:
         return Remedy("install newuidmap and newgidmap (package uidmap, or shadow)")
@@ -199,7 +199,7 @@ def _install(around: HostSurroundings) -> Remedy:
 
 
 def installer(root: Path = Path("/")) -> tuple[str, ...] | None:
-    """What installs newuidmap here."""
+    """The command that installs newuidmap here."""
     for program, words in _INSTALLERS.items():
         if any((root / folder / program).exists() for folder in ("usr/bin", "bin", "sbin", "usr/sbin")):
             return (program, *words)
@@ -215,14 +215,14 @@ _INSTALLERS = {
 }
 
 
-def cause_of_groups(around: HostSurroundings, root: Path = Path("/")) -> Cause:
-    """Why limits are not the kernel's, for a user of systemd; elsewhere there is only a page to read."""
-    if not (around.systemd and around.unified) or around.root:
+def cause_of_groups(host: HostInfo, root: Path = Path("/")) -> Cause:
+    """Why the kernel does not enforce limits, for a user of systemd; elsewhere there is only a page to read."""
+    if not (host.systemd and host.unified) or host.root:
         return "groups"
-    manager = root / f"sys/fs/cgroup/user.slice/user-{around.uid}.slice/user@{around.uid}.service"
+    manager = root / f"sys/fs/cgroup/user.slice/user-{host.uid}.slice/user@{host.uid}.service"
     if not manager.is_dir():
         return "no_user_manager"
-    if not (root / f"run/user/{around.uid}/bus").exists():
+    if not (root / f"run/user/{host.uid}/bus").exists():
         return "no_user_bus"
     try:
         given = (manager / "cgroup.controllers").read_text("ascii").split()
@@ -234,7 +234,7 @@ def cause_of_groups(around: HostSurroundings, root: Path = Path("/")) -> Cause:
 _READ: Mapping[Cause, tuple[str, str]] = {
     "chroot": ("user namespaces cannot be made in a chroot; use a container, or unshare with pivot_root", "chroot"),
     "container_apparmor": ("the profile that we are started in has to allow user namespaces and mounts", "apparmor"),
-    "container_seccomp": ("whoever starts us filters system calls: a service's SystemCallFilter=, say", "seccomp"),
+    "container_seccomp": ("what starts us filters system calls: a service's SystemCallFilter=, say", "seccomp"),
     "groups": ("how limits are held on such a host, and what gives them to the kernel", "control-groups"),
     "kernel": ("a newer kernel", "kernels"),
     "landlock": ("add landlock to the kernel parameter lsm=, or accept that it is missing", "landlock"),
@@ -250,15 +250,15 @@ _READ: Mapping[Cause, tuple[str, str]] = {
 }
 
 
-def _reading(text: str, anchor: str) -> Callable[[HostSurroundings], Remedy]:
+def _reading(text: str, anchor: str) -> Callable[[HostInfo], Remedy]:
     return lambda _: _page(text, anchor)
 
 
-_MAKERS: Mapping[Cause, tuple[Callable[[HostSurroundings], Remedy], ...]] = {
+_MAKERS: Mapping[Cause, tuple[Callable[[HostInfo], Remedy], ...]] = {
     **{cause: (_reading(*words),) for cause, words in _READ.items()},
     "apparmor": (
         _profile,
-        lambda around: _page("what is refused, and to whom", "github-actions" if around.github else "ubuntu"),
+        lambda host: _page("what is refused, and to whom", "github-actions" if host.github else "ubuntu"),
     ),
     "userns_clone": (
         _setting("kernel.unprivileged_userns_clone", 1),
@@ -285,15 +285,15 @@ _MAKERS: Mapping[Cause, tuple[Callable[[HostSurroundings], Remedy], ...]] = {
 }
 
 
-# ── Changes to the host, for `ringfence host --fix` ──
+# ── Changes to the host, for `ringfence host --fix` ───────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class WriteFile:
-    """A file of the system's, whole."""
+    """A whole file of the system."""
 
     path: str
-    """From the root on, without it."""
+    """Relative to the root."""
     text: str
     why: str
     mode: int = 0o644
@@ -311,7 +311,7 @@ class WriteFile:
 
 @dataclass(frozen=True, slots=True)
 class RunCommand:
-    """A command."""
+    """A command to be run."""
 
     words: tuple[str, ...]
     why: str
@@ -323,34 +323,32 @@ class RunCommand:
 
 Change = WriteFile | RunCommand
 Runner = Callable[[Sequence[str]], str]
-"""Runs a command; what went wrong, or nothing."""
+"""Runs a command. Returns what went wrong, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Whom it is done for."""
+    """The user that a change is made for."""
 
     uid: int
     name: str
 
     @classmethod
     def named(cls, text: str) -> User:
-        """By name or number. Raises LookupError."""
+        """Find a user by name or number. Raises LookupError."""
         found = pwd.getpwuid(int(text)) if text.isdecimal() else pwd.getpwnam(text)
         return cls(found.pw_uid, found.pw_name)
 
 
-def plan(
-    causes: Collection[Cause], around: HostSurroundings, user: User | None, root: Path = Path("/")
-) -> list[Change]:
-    """What would help, in the order in which it is done; nothing for what has no cure on the host itself."""
-    changes: list[Change] = [*_settings(causes, around, root)]
+def plan(causes: Collection[Cause], host: HostInfo, user: User | None, root: Path = Path("/")) -> list[Change]:
+    """The changes that would help, in their order; none for causes without a remedy on the host itself."""
+    changes: list[Change] = [*_settings(causes, host, root)]
     if "apparmor" in causes:
         changes += _profile_changes(root)
     if "no_newuidmap" in causes and (words := installer(root)) is not None:
         changes.append(RunCommand(words, "newuidmap and newgidmap give each box a user id of its own"))
     # Where only some ids exist, in a container, there are none to give.
-    if user is not None and user.uid and {"no_subids", "no_newuidmap"} & set(causes) and around.mapped_ids == ALL_IDS:
+    if user is not None and user.uid and {"no_subids", "no_newuidmap"} & set(causes) and host.mapped_ids == ALL_IDS:
         changes += _ids(user, root)
     if "delegation" in causes:
         changes += _delegation(root)
@@ -359,12 +357,12 @@ def plan(
     return changes
 
 
-def _settings(causes: Collection[Cause], around: HostSurroundings, root: Path) -> Iterator[WriteFile]:
+def _settings(causes: Collection[Cause], host: HostInfo, root: Path) -> Iterator[WriteFile]:
     wanted: dict[str, int] = {}
     if "userns_clone" in causes:
         wanted["kernel.unprivileged_userns_clone"] = 1
     if "max_namespaces" in causes:
-        wanted |= dict.fromkeys(too_low(around), NAMESPACES)
+        wanted |= dict.fromkeys(too_low(host), NAMESPACES)
     if not wanted:
         return
     before = _text(root / SETTINGS)
@@ -401,7 +399,7 @@ def _ids(user: User, root: Path) -> Iterator[Change]:
             yield WriteFile(f"etc/{name}", "", "ranges are kept in it, and there is none yet")
     span = f"{first}-{first + _SUBIDS - 1}"
     words = ("usermod", "--add-subuids", span, "--add-subgids", span, user.name)
-    yield RunCommand(words, f"{_SUBIDS} ids that nobody else has, for the boxes of {user.name}")
+    yield RunCommand(words, f"{_SUBIDS} ids that no other user has, for the boxes of {user.name}")
 
 
 def _delegation(root: Path) -> Iterator[Change]:
@@ -411,14 +409,14 @@ def _delegation(root: Path) -> Iterator[Change]:
 
 
 def _manager(user: User, root: Path, *, running: bool) -> Iterator[RunCommand]:
-    """One of the user's own, and a bus to ask it on."""
+    """Start a manager of the user's own, with a bus to reach it."""
     if (root / "usr/bin/apt-get").exists() and not (root / "usr/lib/systemd/user/dbus.socket").exists():
         yield RunCommand(("apt-get", "install", "-y", "dbus-user-session"), "the user's manager is asked over a bus")
     if running:
         words = ("systemctl", "--user", f"--machine={user.name}@", "start", "dbus.socket")
         yield RunCommand(words, "starts the bus of the manager that runs already")
     else:
-        why = f"a manager of {user.name}'s own hands out control groups, also when nobody is logged in"
+        why = f"a manager of {user.name}'s own hands out control groups, also when that user is not logged in"
         yield RunCommand(("loginctl", "enable-linger", user.name), why)
 
 
@@ -429,7 +427,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-# ── Doing it ──
+# ── Making changes ────────────────────────────────────────────────────────────────────────────────
 
 
 def run(words: Sequence[str]) -> str:
@@ -437,12 +435,12 @@ def run(words: Sequence[str]) -> str:
         ran = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     except OSError as exc:
         return f"{words[0]}: {exc.strerror}"
-    said = (ran.stderr.strip() or ran.stdout.strip()).splitlines()
-    return "" if ran.returncode == 0 else (said[-1] if said else f"{words[0]} ended with {ran.returncode}")
+    lines = (ran.stderr.strip() or ran.stdout.strip()).splitlines()
+    return "" if ran.returncode == 0 else (lines[-1] if lines else f"{words[0]} ended with {ran.returncode}")
 
 
 def make(change: Change, root: Path = Path("/"), run: Runner = run) -> str:
-    """Do it. What went wrong, or nothing."""
+    """Make the change. Returns what went wrong, or nothing."""
     if isinstance(change, RunCommand):
         return run(change.words)
     path = root / change.path
@@ -452,8 +450,8 @@ def make(change: Change, root: Path = Path("/"), run: Runner = run) -> str:
             return ""
         for folder in reversed([each for each in path.parents if not each.exists()]):
             folder.mkdir()
-            folder.chmod(0o755)  # whatever our own mask says: others are to find what is in it
-        # Whole or not at all, and never through a link that lies there.
+            folder.chmod(0o755)  # whatever our own umask is: other users must be able to read it
+        # Atomically, and never through a link in its place.
         new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, change.mode)
         try:

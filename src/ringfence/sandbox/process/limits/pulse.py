@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.75
-"""How often the processor time of an idle box is asked for."""
+"""How often the processor time of an idle box is read."""
 BUSY_SECONDS = 0.02
-"""How often one that works is looked at: what it takes beyond its limit before that is seen is bounded by this."""
+"""How often a working box is looked at; this bounds what it can take beyond its limit before we see it."""
 FIRST_SECONDS = 0.01
 WORTH_A_LOOK_MS = 1.0
-"""Processor time that is not worth a look; it adds up until it is."""
+"""Processor time that needs no look; it adds up until it does."""
 _BREATH = 3.0
-"""So many times what a look cost, others have their turn."""
+"""After a look, other boxes come first for so many times its cost."""
 _BUSY_SHARE = 0.02
-"""Of one core, between two looks; below it a box counts as idle."""
+"""A share of one core between two looks; a box that uses less counts as idle."""
 _CALM_LOOKS = 5
-"""After so many looks at a box that did next to nothing, it is idle."""
+"""A box is idle after so many looks at which it had done next to nothing."""
 
 
 class Pulse:
@@ -42,7 +42,7 @@ class Pulse:
             self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._beat)
 
     def remove(self, rhythm: Rhythm) -> None:
-        self._idle.discard(rhythm)  # the timer finds out by itself: boxes come and go more often than it beats
+        self._idle.discard(rhythm)  # the timer stops by itself: boxes come and go more often than it fires
 
     def _beat(self) -> None:
         self._timer = None
@@ -51,12 +51,12 @@ class Pulse:
         for rhythm in list(self._idle):
             try:
                 rhythm.stir()
-            except OSError as problem:  # of one box, which is just ending
+            except OSError as problem:  # one box that is just ending
                 log.debug("a box could not be looked at: %s", problem)
 
 
 class Rhythm:
-    """When one box is looked at."""
+    """Decides when one box is looked at."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Rhythm:
         look: Callable[[], object],
         busy_seconds: Callable[[], float] = lambda: BUSY_SECONDS,
     ) -> None:
-        """`worked_ms` is the processor time of all that runs there; None where only a look can tell."""
+        """`worked_ms` is the processor time of all that runs there; None where only a look can show it."""
         self._pulse = pulse
         self._worked_ms = worked_ms
         self._look = look
@@ -77,14 +77,14 @@ class Rhythm:
         self._took = 0.0
 
     def start(self) -> None:
-        """Something was begun there: look soon."""
+        """Something was started there: look soon."""
         self.stop()
         self._asked_at = time.monotonic()
         self._calm = 0
         self._timer = asyncio.get_running_loop().call_later(FIRST_SECONDS, self._busy)
 
     def rest(self) -> None:
-        """Nothing that we know of runs there."""
+        """Nothing that we started runs there."""
         self.stop()
         self._pulse.add(self)
 
@@ -95,7 +95,7 @@ class Rhythm:
             self._timer = None
 
     def _busy(self) -> None:
-        # What it takes to look at many processes is theirs, and not that of other boxes: they have their turn first.
+        # The cost of looking at many processes is paid by this box: others come first.
         pause = max(self._busy_seconds(), self._took * _BREATH)
         self._timer = asyncio.get_running_loop().call_later(pause, self._busy)
         share, worth = self._ask()
@@ -106,7 +106,7 @@ class Rhythm:
             self._look_now()
 
     def stir(self) -> None:
-        """At the slow timer: look where something was done, and look often where much was."""
+        """Called by the slow timer: look where something was done, and look often where much was."""
         share, worth = self._ask()
         if share > _BUSY_SHARE:
             self._pulse.remove(self)
@@ -116,21 +116,21 @@ class Rhythm:
             self._look_now()
 
     def _look_now(self) -> None:
-        # Our own processor time: that others keep the machine busy is no reason to look away for longer.
+        # Our own processor time: a machine that others keep busy is no reason to look less often.
         began = time.thread_time()
-        # As it was asked for before: what is done while we look may be done where we have looked already.
+        # The value from before the look: work during it may be where we have already looked.
         self._seen_ms = self._asked_ms
         self._look()
         self._took = time.thread_time() - began
 
     def _ask(self) -> tuple[float, bool]:
-        """What share of a core was used since this was last asked, and whether that makes a look worthwhile."""
+        """The share of a core used since the last call, and whether that makes a look worthwhile."""
         now = time.monotonic()
         worked = self._worked_ms()
         if worked is None:
             return 1.0, True
         passed_ms = max(1e-6, now - self._asked_at) * 1000.0
-        # What has ended takes its time with it: a sum that falls says as much as one that grows.
+        # A process that ends takes its time with it: a sum that falls means as much as one that grows.
         share = abs(worked - self._asked_ms) / passed_ms
         self._asked_at = now
         self._asked_ms = worked

@@ -1,9 +1,8 @@
-"""Of memory that several processes share, what each of them has, where no control group counts it.
+"""Each process's part of the memory that several share, where no control group counts it.
 
-The kernel goes through all of a process's memory to tell, and waits for its changes. A box can make that slow:
-many processes with many areas each. So one look takes only so long, others have their turn before the next one, and it
-goes on where the last one stopped. Meanwhile a process counts with what was last told of it, and what it has taken
-since then.
+The kernel walks through all memory of a process to say it, and waits for its changes. A box can make that slow:
+many processes with many areas each. So one look takes only so long, there is a pause before the next one, and it
+goes on where the last one stopped. Meanwhile a process counts with its last reading, and what it has taken since then.
 """
 
 from __future__ import annotations
@@ -24,45 +23,47 @@ Memory = tuple[int, int]
 """Of its own, and shared."""
 
 
-class _Told(NamedTuple):
+class _Reading(NamedTuple):
+    """What the kernel last said of a process."""
+
     resident: Memory
     """What it had then, shared or not."""
     part: Memory
 
 
 class Parts:
-    """Of one box."""
+    """The memory of the processes of one box."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, spent: Callable[[], float] = time.thread_time
     ) -> None:
         self._clock = clock
         self._spent = spent
-        self._told: dict[int, _Told] = {}
-        """The longest ago first."""
+        self._readings: dict[int, _Reading] = {}
+        """The oldest first."""
         self._next = float("-inf")
 
     def added_up(self, resident: Mapping[int, Memory]) -> Memory:
-        """What these processes have together, of each of which it is told what it alone would seem to have."""
-        for pid in self._told.keys() - resident.keys():
-            del self._told[pid]
-        fresh = [pid for pid in resident if pid not in self._told]
+        """What these processes have together; `resident` is what each has when shared pages count for everyone."""
+        for pid in self._readings.keys() - resident.keys():
+            del self._readings[pid]
+        fresh = [pid for pid in resident if pid not in self._readings]
         began = self._spent()
         if self._clock() >= self._next:
-            for pid in (*fresh, *list(self._told)):
+            for pid in (*fresh, *list(self._readings)):
                 # A process can close its maps to us (PR_SET_DUMPABLE); then all that it sees counts as its own.
-                told = _Told(resident[pid], _part(pid) or resident[pid])
-                self._told.pop(pid, None)
-                self._told[pid] = told
+                reading = _Reading(resident[pid], _part(pid) or resident[pid])
+                self._readings.pop(pid, None)
+                self._readings[pid] = reading
                 took = self._spent() - began
                 if took > _LONGEST:
                     self._next = self._clock() + took * _REST
                     break
-        unknown = {pid: _Told(resident[pid], (0, 0)) for pid in fresh if pid not in self._told}
-        self._told = unknown | self._told  # as a child is made, all that it has is its parent's
-        now = [(resident[pid], told) for pid, told in self._told.items()]
-        own = sum(told.part[0] + max(0, has[0] - told.resident[0]) for has, told in now)
-        return own, sum(told.part[1] + max(0, has[1] - told.resident[1]) for has, told in now)
+        unknown = {pid: _Reading(resident[pid], (0, 0)) for pid in fresh if pid not in self._readings}
+        self._readings = unknown | self._readings  # as a child is made, all that it has is its parent's
+        now = [(resident[pid], reading) for pid, reading in self._readings.items()]
+        own = sum(reading.part[0] + max(0, has[0] - reading.resident[0]) for has, reading in now)
+        return own, sum(reading.part[1] + max(0, has[1] - reading.resident[1]) for has, reading in now)
 
 
 def _part(pid: int) -> Memory | None:

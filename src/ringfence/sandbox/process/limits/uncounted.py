@@ -1,8 +1,8 @@
 """Kernel memory that a box takes, and that neither its control group nor the accounts of its processes show.
 
-A program makes the kernel keep things for it: datagrams that were not read, locks on parts of files, descriptors to
-be waited for. Where nothing counts them, they are counted here, by what /proc tells of them, and only where there are
-so many that it matters.
+A program makes the kernel keep things for it: datagrams that were not read, locks on parts of files, descriptors to be
+waited for. Where nothing else counts them, we count them here, by what /proc shows, and only where there are so many
+that it matters.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from functools import cache
 from pathlib import Path
 
 _FEW_DATAGRAM_SOCKETS = 8
-"""What these can hold is not worth reading more than how many there are."""
+"""So few sockets cannot hold enough to be worth reading one by one."""
 _STREAM_BYTES = 512 << 10
-"""What a TCP connection of a box can hold, both ways: by itself the kernel enlarges its buffers no further."""
+"""The most that a TCP connection of a box can hold, both ways: the kernel enlarges its buffers no further by itself."""
 _LOCK_BYTES = 256
 _FEW_LOCKS = 1000
 _MOST_LOCKS = 20_000
-"""Of one box: no honest program has as many, and the kernel's list is read only so far."""
+"""In one box: no honest program has as many, and the kernel's list is read only so far."""
 _LINE_BYTES = 64
 _LOCKS_SECONDS = 0.2
-"""How old an answer may be: the list is one for the whole host."""
+"""How old the list may be: it is one for the whole host."""
 _BREATH = 3.0
-"""So many times as long as reading it took, the list is not read again."""
+"""For so many times as long as reading it took, the list is not read again."""
 _WATCH_BYTES = 1024
-"""Some 200 in truth. They count for more, so that few have to be read before a box has too many."""
+"""About 200 in truth. They count for more, so that few have to be read before a box has too many."""
 _FEW_WATCHERS = 8
 MOST_WATCHERS = 256
-"""Instances of epoll in one box, where nothing else bounds what they hold."""
+"""Epoll instances of one box, where nothing else limits what they hold."""
 _READ_BYTES = 1 << 18
 _REST = 20.0
-"""So many times as long as a count took, there is no other."""
+"""For so many times as long as a count took, there is no other."""
 
 
 def datagrams(pid: int) -> int:
@@ -80,7 +80,7 @@ def _queues(path: str) -> list[str]:
 
 
 class Locks:
-    """How many locks on parts of files processes have, of all on this host."""
+    """The number of locks on parts of files that processes hold, of all on this host."""
 
     def __init__(self, path: str = "/proc/locks") -> None:
         self._path = path
@@ -92,7 +92,7 @@ class Locks:
         now = time.monotonic()
         if now >= self._next:
             self._listed = self._read()
-            # A list that some box has made long must not keep us busy.
+            # A box can make the list long, and that must not keep us busy.
             self._next = now + max(_LOCKS_SECONDS, (time.monotonic() - now) * _BREATH)
         if self._listed.count(b"\n") < _FEW_LOCKS:
             return 0
@@ -114,14 +114,14 @@ class Locks:
 
 
 class Watched:
-    """How many descriptors the processes of one box have given to epoll, to be waited for."""
+    """The number of descriptors that the processes of one box watch with epoll."""
 
     def __init__(self) -> None:
         self._next = 0.0
         self._bytes = 0
 
     def held(self, watchers: int, pids: Iterable[int], limit: int) -> int:
-        """Bytes; `watchers` is how many instances of epoll there may be, and `limit` where counting may end.
+        """Bytes; `watchers` is the largest possible number of epoll instances, and counting may end at `limit`.
 
         A user has only so many watches on the host, so that an eighth of all counts as the whole limit.
         """
@@ -131,8 +131,8 @@ class Watched:
         if now >= self._next:
             each = max(_WATCH_BYTES, limit * 8 // _most_watches())
             count = 0
-            for told in instances(pids):
-                count += told.count(b"tfd:")
+            for fdinfo in instances(pids):
+                count += fdinfo.count(b"tfd:")
                 if count * each > limit:
                     break
             self._bytes = count * each
@@ -141,28 +141,29 @@ class Watched:
 
 
 def instances(pids: Iterable[int]) -> Iterator[bytes]:
-    """Of epoll: what the kernel tells about each, once for every process that has it.
+    """The fdinfo of each epoll instance, once for every process that has it.
 
-    What a descriptor is a link in /proc would say, but only to its own user; who that is, a box's ids may hide.
+    A link in /proc names the kind of a descriptor, but only to its own user, which may be another because of the
+    ids of boxes.
     """
     for pid in pids:
         with contextlib.suppress(OSError):
             for number in os.listdir(f"/proc/{pid}/fdinfo"):
                 with contextlib.suppress(OSError):  # it was closed meanwhile
                     with open(f"/proc/{pid}/fdinfo/{number}", "rb", buffering=0) as file:
-                        told = file.read(_READ_BYTES)
-                    if b"tfd:" in told or _essence(told) == _empty_one():
-                        yield told
+                        fdinfo = file.read(_READ_BYTES)
+                    if b"tfd:" in fdinfo or _essence(fdinfo) == _empty_one():
+                        yield fdinfo
 
 
-def _essence(told: bytes) -> list[bytes]:
-    """Without position and flags: where it lives, and what only its own kind tells."""
-    return [line for line in told.splitlines() if not line.startswith((b"pos:", b"flags:"))]
+def _essence(fdinfo: bytes) -> list[bytes]:
+    """Without position and flags: the inode, and the lines of this kind of descriptor."""
+    return [line for line in fdinfo.splitlines() if not line.startswith((b"pos:", b"flags:"))]
 
 
 @cache
 def _empty_one() -> list[bytes]:
-    """What is told of an epoll that waits for nothing: they all live at the same place."""
+    """The fdinfo of an epoll instance that watches nothing: they all have the same inode."""
     with select.epoll() as own:
         return _essence(Path(f"/proc/self/fdinfo/{own.fileno()}").read_bytes())
 

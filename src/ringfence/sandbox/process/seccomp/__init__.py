@@ -1,1 +1,1 @@
-"""System calls: which a box may make, the filter that says so, and what becomes of those it was refused."""
+"""System calls: which a box may make, the filter that enforces it, and how refused calls are answered and counted."""

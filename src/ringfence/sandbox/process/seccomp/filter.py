@@ -29,11 +29,11 @@ from ringfence.sandbox.process.seccomp.verdicts import (
 __all__ = ["Ruling", "Which", "compile_filter", "name_of", "verdict"]
 
 _IN_MEMORY = ("memfd_create", "shmget", "semget", "msgget")
-"""Makers of memory that belongs to no process."""
+"""Calls that make memory that belongs to no process."""
 
 
 class Which(TypedDict, total=False):
-    """What a filter may do otherwise than the usual one."""
+    """How a filter may differ from the usual one."""
 
     memfd: bool
     """False: no memory that belongs to no process."""
@@ -46,7 +46,7 @@ class Which(TypedDict, total=False):
     terminals: bool
     """True: programs may make use of a terminal that they are given."""
     notify: bool
-    """False: the filter itself answers what the supervisor would have heard of."""
+    """False: the filter itself refuses, instead of the supervisor."""
 
 
 def _policy(which: Which) -> Mapping[str, Ruling | ArgRule]:
@@ -69,7 +69,7 @@ def _policy(which: Which) -> Mapping[str, Ruling | ArgRule]:
 
 
 def verdict(machine: str, name: str, args: Sequence[int], **which: Unpack[Which]) -> Ruling:
-    """What such a filter says to a call with these six arguments."""
+    """The verdict of such a filter for a call with these six arguments."""
     judgement = _policy(which)[name] if name in numbers_of(machine) else ENOSYS
     return judgement.judge(args) if isinstance(judgement, ArgRule) else judgement
 

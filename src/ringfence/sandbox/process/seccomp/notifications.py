@@ -1,6 +1,6 @@
 """Answers the system calls that the kernel asks the supervisor about (seccomp user notifications).
 
-It counts them and says no, unless a program wants to wait for connections where only its own box can make any, or to
+It counts and refuses them, unless a program wants to wait for connections where only its own box can make any, or to
 share memory within its limit, or to wait for descriptors with one more epoll.
 """
 
@@ -30,27 +30,27 @@ _SEND = 0xC0182101  # _IOWR('!', 1, struct seccomp_notif_resp)
 _VALID = 0x40082102  # _IOW('!', 2, __u64)
 _CONTINUE = 1  # SECCOMP_USER_NOTIF_FLAG_CONTINUE
 MAX_DENIALS = 20_000
-"""Each costs the supervisor a moment; a program that goes on like this has no honest purpose."""
+"""Each costs the supervisor a moment; no honest program makes so many."""
 _AT_ONCE = 64
 _LONG = 0.05
-"""Seconds: after a look at a whole box that took longer, others have their turn."""
+"""Seconds: after a look at a whole box that took longer, other boxes come first."""
 _BREATH = 3.0
-"""So many times as long as it took, it is not looked at again."""
+"""For so many times as long as the look took, the box is not looked at again."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MACHINE = os.uname().machine
 
 
-# ── Waiting for connections ──
+# ── Waiting for connections ───────────────────────────────────────────────────────────────────────
 # It is refused in a box, but for sockets that are files, which programs of one box have for each other. The filter sees
 # a number where the socket is meant, and what that number stands for can change while we look. So we take a copy of the
 # socket, look at that, and do to it what was asked for: nothing that the program does meanwhile makes it another.
 
 
 def listen(caller: int, args: Sequence[int], still_asks: Callable[[], bool], owner: int | None = None) -> int:
-    """What the caller, a thread, is told: 0, or the number of an error.
+    """Listen on behalf of the caller, a thread. Returns 0 or an error number for it.
 
-    `still_asks` says whether it waits for the answer still: else its number may be another's by now. Clients
-    are told that the socket is `owner`'s, where that is not our own user.
+    `still_asks` says whether the caller still waits: otherwise its number may belong to another thread by now. Clients
+    see `owner` as the user of the socket, where that is not our own.
     """
     descriptor = args[0] & 0xFFFFFFFF
     backlog = args[1] & 0xFFFFFFFF
@@ -63,7 +63,7 @@ def listen(caller: int, args: Sequence[int], still_asks: Callable[[], bool], own
             return errno.EACCES
         copy = kernel.call("pidfd_getfd", handle, descriptor, 0)
     except OSError as exc:
-        # Where the kernel does not let us have a copy, we cannot know what it is.
+        # Where the kernel gives us no copy, we cannot know what it is.
         return errno.EBADF if exc.errno == errno.EBADF else errno.EACCES
     finally:
         os.close(handle)
@@ -76,7 +76,7 @@ def _opened(caller: int) -> int:
     except OSError as exc:
         if exc.errno != errno.EINVAL:
             raise
-    # A kernel before 6.9 has handles of processes alone.
+    # A kernel before 6.9 has handles for processes only.
     lines = Path(f"/proc/{caller}/status").read_text(encoding="ascii", errors="replace").splitlines()
     return os.pidfd_open(next(int(line.split()[1]) for line in lines if line.startswith("Tgid:")))
 
@@ -103,8 +103,8 @@ def _on_copy(copy: int, backlog: int, owner: int | None) -> int:
 def _as_owner(owner: int, act: Callable[[], object]) -> None:
     """Raises OSError. The kernel keeps the effective ids of the thread that listens, and shows them to clients.
 
-    They are those of a thread of its own, by system calls that change no other: there is nothing to set back. Its real
-    ids stay ours, so that processes of that id may do nothing to it.
+    They are set for a thread of its own, by system calls that change no other thread: there is nothing to set back. Its
+    real ids stay ours, so that processes of that id have no rights over it.
     """
     problems: list[OSError] = []
 
@@ -131,25 +131,25 @@ def _as_owner(owner: int, act: Callable[[], object]) -> None:
         raise problems[0]
 
 
-# ── Refused, and counted ──
+# ── Counting and refusing ─────────────────────────────────────────────────────────────────────────
 
 
 class Account:
-    """Memory that a box has shared among its processes, where no control group counts it.
+    """Memory that a box shares among its processes, where no control group counts it.
 
-    How much of a mapping is left when a part of it is unmapped cannot be told: so it is given back only when no
-    process has any of it left.
+    When a part of a mapping is unmapped, we cannot see how much is left: so memory is given back only when no process
+    has any of it left.
     """
 
     def __init__(self, most: int, reclaim: Callable[[], object] = lambda: None) -> None:
-        """`reclaim` sets `taken` and `watchers` back where less is left."""
+        """`reclaim` lowers `taken` and `watchers` where less is left."""
         self._most = most
         self._reclaim_now = reclaim
         self._next = float("-inf")
         self.taken = 0
         self.refused = False
         self.watchers = 0
-        """Instances of epoll, as many as there can be."""
+        """The largest possible number of epoll instances."""
 
     def take(self, size: int) -> bool:
         size = -(-size // _PAGE) * _PAGE
@@ -162,7 +162,7 @@ class Account:
         return True
 
     def _reclaim(self) -> None:
-        """Who asks for what it cannot have must not keep us busy: looking takes as long as the box makes it."""
+        """A program that asks for too much must not keep us busy: a look takes as long as the box makes it."""
         began = time.monotonic()
         if began >= self._next:
             self._reclaim_now()
@@ -171,7 +171,7 @@ class Account:
                 self._next = began + took * (1 + _BREATH)
 
     def watch(self) -> bool:
-        """Whether there may be one more instance of epoll."""
+        """Whether there may be one more epoll instance."""
         if self.watchers >= MOST_WATCHERS:
             self._reclaim()
         if self.watchers >= MOST_WATCHERS:
@@ -181,25 +181,25 @@ class Account:
 
 
 class Denials:
-    """Of one box."""
+    """The refused system calls of one box."""
 
     def __init__(self, descriptor: int | None, account: Account, owner: int | None = None) -> None:
-        """`owner` is who the box is on the host, where that is not our own user."""
+        """`owner` is the user id of the box on the host, where that is not our own."""
         self._account = account
         self._owner = owner
         self.descriptor = descriptor
         """None where a box was made without the filter that asks."""
         self._poll: select.poll | None = None
         self.total = 0
-        """What was asked, whatever the answer, but for memory that was let be shared."""
+        """All questions, whatever the answer, except for shared memory that was granted."""
         self.by_name: dict[str, int] = {}
         self.late: dict[str, int] = {}
-        """Of these, apart: those of tasks that no step which runs has to do with."""
+        """Refused calls of tasks that belong to no running step; not in `by_name`."""
         self.is_late: Callable[[int], bool] = lambda _: False
-        """Whether a task, by its number, is such a one."""
+        """Whether a task, by its number, belongs to no running step."""
 
     def answer(self) -> bool:
-        """Refuse what waits. False once no process is left that could ask."""
+        """Answer the questions that wait. False once no process is left that could ask."""
         for _ in range(_AT_ONCE):
             events = self._events()
             if not events & select.POLLIN:
@@ -214,22 +214,22 @@ class Denials:
                 return False
             identity, caller, _, number = struct.unpack_from("=QIIi", question)
             name = filter.name_of(_MACHINE, number)
-            told = errno.EPERM
+            error = errno.EPERM
             goes_on = 0
             if name == "listen":
-                told = self._weighed(identity, caller, question)
+                error = self._weighed(identity, caller, question)
             elif name == "mmap":
-                # Its arguments are in registers, so what goes on is what was asked for.
+                # Its arguments are in registers, so the kernel continues with exactly these.
                 fits = self._account.take(struct.unpack_from("=6Q", question, 32)[1])
-                told, goes_on = (0, _CONTINUE) if fits else (errno.ENOMEM, 0)
+                error, goes_on = (0, _CONTINUE) if fits else (errno.ENOMEM, 0)
             elif name in verdicts.WATCHERS:
-                told, goes_on = (0, _CONTINUE) if self._account.watch() else (errno.EMFILE, 0)
+                error, goes_on = (0, _CONTINUE) if self._account.watch() else (errno.EMFILE, 0)
             self.total += not goes_on
-            if told in (errno.EPERM, errno.EACCES):
+            if error in (errno.EPERM, errno.EACCES):
                 counted = self.late if self.is_late(caller) else self.by_name
                 counted[name] = counted.get(name, 0) + 1
-            with contextlib.suppress(OSError):  # who asked is gone
-                fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, -told, goes_on))
+            with contextlib.suppress(OSError):  # the caller is gone
+                fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, -error, goes_on))
         return True
 
     @property

@@ -1,7 +1,7 @@
 """System call numbers by name, for the machines that a box can run on.
 
 A line is its first number and the names that follow it upwards. Since 2019 new calls get one number on every machine.
-Calls that no longer exist are named too, so that a refusal can be told by name. Complete up to Linux 7.2; what comes
+Calls that no longer exist are named too, so that a refusal can name them. Complete up to Linux 7.2; what comes
 later is unknown here and therefore absent in a box.
 """
 

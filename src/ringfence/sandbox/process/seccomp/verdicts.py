@@ -17,12 +17,12 @@ WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What becomes of a call."""
+    """What happens to a call."""
 
     action: Literal["allow", "notify", "errno"]
-    """`notify`: the supervisor hears of it and answers, nearly always no; `errno`: answered by the filter itself."""
+    """`notify`: the supervisor answers, and nearly always refuses; `errno`: the filter itself answers."""
     errno: int = 0
-    """What the caller is told."""
+    """The error number for the caller."""
 
 
 ALLOW = Ruling("allow")
@@ -36,12 +36,12 @@ DONE = Ruling("errno", 0)
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """One argument is among these values. Of an `int` the kernel reads the lower half alone, and so does this."""
+    """One argument is among these values. The kernel reads only the lower half of an `int`, and so does this."""
 
     index: int
     among: Sequence[int]
     mask: int = WORD
-    """The bits that count."""
+    """The bits that are compared."""
     wide: bool = False
     """The argument has 64 bits, and the upper half must be zero."""
 
@@ -53,7 +53,7 @@ class Arg:
 
 @dataclass(frozen=True, slots=True)
 class ArgCase:
-    """If all of this holds, then that."""
+    """A verdict that applies if all these conditions hold."""
 
     when: tuple[Arg, ...]
     then: Ruling
@@ -61,7 +61,7 @@ class ArgCase:
 
 @dataclass(frozen=True, slots=True)
 class ArgRule:
-    """A call that is judged by its arguments: the first case that holds, or else."""
+    """A call that is judged by its arguments: by the first case that holds, else by the default."""
 
     cases: tuple[ArgCase, ...]
     otherwise: Ruling
@@ -70,7 +70,7 @@ class ArgRule:
         return next((case.then for case in self.cases if all(arg.holds(args) for arg in case.when)), self.otherwise)
 
 
-# --- Calls that are judged by their number alone: the reason, then the names. ---
+# ── Calls that are judged by their number alone: the reason, then the names ───────────────────────
 
 _ALLOWED = {
     "files: what can be reached, and how, is for the mounts and Landlock to say": """
@@ -86,7 +86,7 @@ _ALLOWED = {
         poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd
         eventfd2 signalfd signalfd4 timerfd_create timerfd_settime timerfd_gettime inotify_init inotify_init1
         inotify_add_watch inotify_rm_watch""",
-    "memory of one's own; how much is for the limits to say": """
+    "memory of the process itself; the limits say how much": """
         brk munmap mprotect mremap msync mincore mlock mlock2 munlock mlockall munlockall membarrier mseal
         pkey_mprotect pkey_alloc pkey_free map_shadow_stack getrandom""",
     "processes and threads of the box: its process namespace holds no others": """
@@ -99,7 +99,7 @@ _ALLOWED = {
     "clocks and timers: to read and to be woken": """
         time gettimeofday clock_gettime clock_getres clock_nanosleep nanosleep alarm getitimer setitimer timer_create
         timer_settime timer_gettime timer_getoverrun timer_delete times""",
-    "who one is: with no capability and one mapped user there is nobody else to become": """
+    "the user: with no capability and one mapped id a process cannot become another": """
         getuid geteuid getgid getegid getresuid getresgid getgroups setuid setgid setreuid setregid setresuid setresgid
         setfsuid setfsgid setgroups capget capset""",
     "asking about the machine, and taking less of it": """
@@ -114,12 +114,12 @@ _ALLOWED = {
         mq_timedreceive mq_notify mq_getsetattr""",
     "confining oneself further, which can never loosen": """
         landlock_create_ruleset landlock_add_rule landlock_restrict_self""",
-    "the host's own tracing: only a trampoline that the kernel put there gets through, anyone else a signal": """
+    "the host's own tracing: only a trampoline that the kernel put there gets through, a program gets a signal": """
         uretprobe uprobe""",
 }
 
 _WEIGHED = {
-    "whose socket it is no register says: the supervisor takes a copy, and does it where only the box can connect": """
+    "no register shows the kind of the socket: the supervisor takes a copy and listens on that, for the box alone": """
         listen""",
 }
 
@@ -158,12 +158,15 @@ _ABSENT = {
 }
 
 _PLAIN = {
-    "which cores a box has is one of its limits; honest programs try, so nobody is told": (EPERM, "sched_setaffinity"),
+    "which cores a box has is one of its limits; honest programs try, so it is not counted": (
+        EPERM,
+        "sched_setaffinity",
+    ),
     "its policy is in memory, where no filter can look": (EPERM, "sched_setattr"),
     "would write out the host's disks; a box has none of its own to write out": (DONE, "sync syncfs"),
 }
 
-# --- Calls that are judged by their arguments. ---
+# ── Calls that are judged by their arguments ──────────────────────────────────────────────────────
 
 _NAMESPACES = 0x7E020000  # CLONE_NEW…; the one for time has no room in clone's flags
 _BESIDE = 0x8000  # CLONE_PARENT: a child of the zygote, which did not make it
@@ -195,7 +198,8 @@ _SOCKET = (
 _SOCKET_OPTIONS = (
     # SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and …_EBPF are programs for the kernel.
     ArgCase((Arg(1, (1,)), Arg(2, (26, 50, 51, 52))), NOTIFY),
-    # SO_LINGER makes whoever closes the socket last wait, which may be the supervisor. Who asked is told it was done.
+    # SO_LINGER makes the process that closes the socket last wait, which may be the supervisor. The caller
+    # gets success.
     ArgCase((Arg(1, (1,)), Arg(2, (13,))), DONE),
     ArgCase((Arg(1, (1,)),), ALLOW),
     # Not the tables of the firewall, which begin at 64.
@@ -210,7 +214,7 @@ _SOCKET_OPTIONS = (
 _IOCTLS = (
     0x5401,  # TCGETS: is this a terminal?
     0x540F,  # TIOCGPGRP
-    0x5410,  # TIOCSPGRP: where there is no terminal, a bad descriptor is told as one
+    0x5410,  # TIOCSPGRP: where there is no terminal, a bad descriptor gets its usual error
     0x5411,  # TIOCOUTQ
     0x5413,  # TIOCGWINSZ
     0x541B,  # FIONREAD
@@ -228,7 +232,7 @@ _IOCTLS = (
 # TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD: typing into, or taking over, a terminal.
 _TERMINAL_TRICKS = (0x5412, 0x541C, 0x541D, 0x5423)
 
-# What one does with a terminal of one's own: to set how it treats keys, to wait for what is under way, to be in front.
+# Setting how the program's own terminal treats keys, waiting for pending output, choosing the job in front.
 _TERMINAL = (
     *(0x5402, 0x5403, 0x5404),  # TCSETS, TCSETSW, TCSETSF
     *(0x402C542B, 0x402C542C, 0x402C542D),  # TCSETS2, TCSETSW2, TCSETSF2
@@ -249,10 +253,10 @@ _PRCTLS = (
     *(38, 39),  # PR_{SET,GET}_NO_NEW_PRIVS
     40,  # PR_GET_TID_ADDRESS
     *(41, 42),  # PR_{SET,GET}_THP_DISABLE
-    47,  # PR_CAP_AMBIENT: raises only what one has
+    47,  # PR_CAP_AMBIENT: raises only what the process has
     *(50, 51, 63, 64),  # PR_{SVE,SME}_{SET,GET}_VL: widths of vectors
     52,  # PR_GET_SPECULATION_CTRL
-    *(54, 60, 61),  # PR_PAC_…: keys of one's own pointers
+    *(54, 60, 61),  # PR_PAC_…: keys of its own pointers
     *(55, 56),  # PR_{SET,GET}_TAGGED_ADDR_CTRL
     *(65, 66),  # PR_{SET,GET}_MDWE
     68,  # PR_GET_MEMORY_MERGE
@@ -274,8 +278,8 @@ _ARCH_PRCTLS = (
 
 
 _OFD_LOCKS = ArgCase((Arg(1, (37, 38)),), EINVAL)
-# F_NOTIFY tells what the host and other boxes do in folders that all of them see; who watches files has inotify.
-# With no event at all (bit 31 only says "again and again") it ends a watch, which nobody has.
+# F_NOTIFY reports what the host and other boxes do in folders that all of them see; programs that watch files have
+# inotify. With no event at all (bit 31 only means "repeatedly") it ends a watch, which no program has.
 _FOLDER_SIGNALS = (ArgCase((Arg(1, (1026,)), Arg(2, (0,), 0x7FFFFFFF)), ALLOW), ArgCase((Arg(1, (1026,)),), EINVAL))
 
 
@@ -289,22 +293,23 @@ def _ioctl(*cases: ArgCase) -> ArgRule:
 
 
 def _node(index: int) -> ArgRule:
-    # No device of any kind: also the empty one that anybody may make, which to an overlay means that a file is gone.
+    # No device of any kind: not even the empty one that any user may make, which an overlay takes for a
+    # removed file.
     return _only(index, _NODES, NOTIFY, _FILE_KIND)
 
 
 _CHECKED = {
-    # A table of descriptors that outlives whoever put locks in it would hold locks that are nobody's (CLONE_FILES
-    # without CLONE_THREAD).
+    # A table of descriptors that outlives the process that put locks in it would hold locks without an owner
+    # (CLONE_FILES without CLONE_THREAD).
     "clone": ArgRule(
         (ArgCase((Arg(0, (0x400,), 0x10400),), EINVAL), ArgCase((Arg(0, (0,), _NAMESPACES | _BESIDE),), ALLOW)), NOTIFY
     ),
     "socket": ArgRule(_SOCKET, NOTIFY),
     "socketpair": ArgRule(_SOCKET[:1], NOTIFY),
-    # Not SO_PEERPIDFD: who listens on a unix socket is the supervisor, and of that one a box has no handle.
+    # Not SO_PEERPIDFD: the listener of a unix socket is the supervisor, of which a box must have no handle.
     "getsockopt": ArgRule((ArgCase((Arg(1, (1,)), Arg(2, (77,))), Ruling("errno", errno.ENOPROTOOPT)),), ALLOW),
     "setsockopt": ArgRule(_SOCKET_OPTIONS, Ruling("errno", errno.ENOPROTOOPT)),
-    # A box has no devices, and whatever is none answers so.
+    # A box has no devices; what is no device answers the same.
     "ioctl": _ioctl(ArgCase((Arg(1, _IOCTLS),), ALLOW)),
     "prctl": ArgRule(
         (ArgCase((Arg(0, _PRCTLS),), ALLOW), ArgCase((Arg(0, (_PR_SET_MM, _PR_SCHED_CORE, _PR_SET_PTRACER)),), NOTIFY)),
@@ -326,10 +331,10 @@ _CHECKED = {
     "mmap": _only(3, (0,), Ruling("errno", errno.ENOMEM), 0x40000),
     "shmget": _only(2, (0,), Ruling("errno", errno.ENOMEM), 0x800),
     "memfd_create": _only(1, (0,), EINVAL, WORD ^ 0x1B),
-    # Not MADV_MERGEABLE: pages shared with strangers tell what is in them.
+    # Not MADV_MERGEABLE: sharing pages with other users reveals what is in them.
     "madvise": ArgRule((ArgCase((Arg(2, (12,)),), EINVAL),), ALLOW),
-    # Not F_SETLEASE and F_SETDELEG: whoever writes to a file of the host's would wait for the box.
-    # Not F_OFD_SETLK and F_OFD_SETLKW: whose such a lock is the kernel tells nobody, so nobody could count them.
+    # Not F_SETLEASE and F_SETDELEG: a process that writes to a file of the host would wait for the box. Not F_OFD_SETLK
+    # and F_OFD_SETLKW: the kernel does not name the owner of such a lock, so we could not count them.
     "fcntl": ArgRule(
         (ArgCase((Arg(1, (1024, 1040)),), Ruling("errno", errno.EACCES)), _OFD_LOCKS, *_FOLDER_SIGNALS), ALLOW
     ),
@@ -350,17 +355,17 @@ def _judged() -> Mapping[str, Ruling | ArgRule]:
 
 
 POLICY = _judged()
-"""What becomes of every known call, by name."""
+"""The verdict of every known call, by name."""
 
 SHARED_MAPPING = Ruling("notify", errno.ENOMEM)
-"""The supervisor adds up how much of it a box makes, and lets it be within the memory that the box may use."""
+"""The supervisor adds up how much of it a box makes, and allows it within the box's memory limit."""
 
 WATCHERS = ("epoll_create", "epoll_create1")
 
 UNCOUNTED: Mapping[str, Ruling | ArgRule] = MappingProxyType(
     {
         **dict.fromkeys(("memfd_create", "shmget", "semget", "msgget"), ENOSYS),
-        # A ruleset takes any number of rules, megabytes behind one descriptor, and nothing tells how many.
+        # A ruleset takes any number of rules, megabytes behind one descriptor, and nothing shows how many.
         "landlock_create_ruleset": ENOSYS,
         # Memory that is shared, and of no file, stays when it is unmapped from all but one page: no file of any
         # process tells how much there is (MAP_SHARED with MAP_ANONYMOUS). Huge pages as in `POLICY`.
@@ -373,8 +378,8 @@ UNCOUNTED: Mapping[str, Ruling | ArgRule] = MappingProxyType(
             ),
             ALLOW,
         ),
-        # Buffers stay as large as the host makes them by itself; who asks for more (SO_SNDBUF, SO_RCVBUF) is told what
-        # the kernel tells everybody who asks for too much, namely nothing.
+        # Buffers stay as large as the host makes them by itself; a request for more (SO_SNDBUF, SO_RCVBUF) is ignored
+        # without an error, as the kernel does with requests for too much.
         "setsockopt": ArgRule(
             (ArgCase((Arg(1, (1,)), Arg(2, (7, 8))), DONE), *_SOCKET_OPTIONS), Ruling("errno", errno.ENOPROTOOPT)
         ),
@@ -392,24 +397,24 @@ UNCOUNTED: Mapping[str, Ruling | ArgRule] = MappingProxyType(
         **dict.fromkeys(WATCHERS, Ruling("notify", errno.EMFILE)),
     }
 )
-"""Instead of those of `POLICY`, where no control group counts memory: what no process's own account would show."""
+"""Replaces verdicts of `POLICY` where no control group counts memory, for memory that no process's account shows."""
 
 LISTENING: Mapping[str, Ruling | ArgRule] = MappingProxyType({"listen": ALLOW})
-"""Instead of those of `POLICY`, in a box whose programs may wait for connections."""
+"""Replaces verdicts of `POLICY` in a box whose programs may wait for connections."""
 
 TERMINALS: Mapping[str, Ruling | ArgRule] = MappingProxyType(
     {
-        # To take a terminal that controls somebody else already (another argument) is not even asked for.
+        # Taking a terminal from another session (another argument) is not offered.
         "ioctl": _ioctl(
             ArgCase((Arg(1, (*_IOCTLS, *_TERMINAL)),), ALLOW),
             ArgCase((Arg(1, (_TIOCSCTTY,)), Arg(2, (0,), wide=True)), ALLOW),
         )
     }
 )
-"""Instead of those of `POLICY`, in a box whose commands may be given a terminal."""
+"""Replaces verdicts of `POLICY` in a box whose commands may have a terminal."""
 
 
-# --- In a box that writes to folders of the host: a file that gives its owner's rights away would stay there. ---
+# ── In a box that writes to folders of the host: a file that gives its owner's rights away would stay there ──
 
 _MARKS = 0o6000  # set-user-id, set-group-id
 _CREATES = 0o100 | 0o20000000  # O_CREAT, and what tells O_TMPFILE from O_DIRECTORY; else the mode is not looked at
@@ -443,4 +448,4 @@ UNMARKED: Mapping[str, Ruling | ArgRule] = MappingProxyType(
         "mknodat": _node_unmarked(2),
     }
 )
-"""Instead of those of `POLICY`."""
+"""Replaces verdicts of `POLICY`."""

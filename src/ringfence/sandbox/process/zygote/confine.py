@@ -1,7 +1,7 @@
 """How a box is closed, as one list of steps. Used inside the zygote.
 
 The order matters, and each step says why it stands where it does. A step puts down the system calls that it needs; the
-process that is to run the program makes them all before it is told what to run: from the last step on there is no
+process that is to run the program makes them all before it gets its order: from the last step on there is no
 privilege left in it to give away.
 """
 
@@ -36,30 +36,26 @@ INPUT = WORKSPACE + b"/input"
 MOUNTS = b"/m"
 """Where the zygote has what its boxes are to see elsewhere, each under its number."""
 _MS_NOEXEC = 8
-_HERE = -100
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
-_EMPTY_PATH = 0x1000
-_RECURSIVE = 0x8000
-_CLONE = 1
 
 
 # Plain classes: what the zygote loads, every box is a copy of, and `dataclasses` alone doubles the cost of a fork.
 
 
 class BuildSite(SyscallPlan):
-    """Boxes of one kind in the making: what was ordered, and what is to be done for it."""
+    """The plan of boxes of one kind: what was ordered, and the system calls for it."""
 
     def __init__(self, shape: dict[str, Any], spaces: int, entrances: int) -> None:
         super().__init__(entrances)
         self.open_files = 0
-        """What remains to be set when it has sent its descriptors, if anything."""
+        """The limit to be set once it has sent its descriptors; 0: none."""
         self.shape = shape
         self.spaces = spaces
         """Namespaces of the first process that are to be entered."""
         self.own_id = False
         """No other box has its id on the host, nor has its zygote."""
-        self.lends = False
-        """What is written in it belongs to the supervisor's user, who could not reach what belongs to another."""
+        self.idmaps_workspace = False
+        """An id-mapped mount shows its files as the supervisor's user's: that user could not reach another's."""
         self.filter: kernel.Filter | None = None
         self.landlock_version = 0
         self.last_capability = 0
@@ -73,13 +69,13 @@ class ConfineStep:
         self.why = why
         self.act = act
         self.rests_on = rests_on
-        """Without that one this one cannot be done either."""
+        """The step without which this one cannot be done."""
         self.once = once
-        """For the whole box; a process that enters it later finds it done."""
+        """Done once for the whole box, not by processes that enter it later."""
 
 
 class Namespace:
-    """Made with the box's first process, all at once; every process of the box enters it."""
+    """A namespace that is made with the box's first process; every process of the box enters it."""
 
     def __init__(self, name: str, flag: int, why: str) -> None:
         self.name = name
@@ -106,21 +102,21 @@ def _mapping(site: BuildSite) -> None:
 
 
 def own(first: int, outer: int) -> dict[str, bytes]:
-    """What is in a box's plan that no other box has: by its first process, and who it is outside of it."""
+    """The values of a box's plan that no other box has, from its first process and its id outside."""
     files = {name: b"/proc/%d/%s" % (first, name.encode()) for name in ("setgroups", "uid_map", "gid_map", "ns/user")}
     return {**files, "deny": b"deny", "map": b"%d %d 1" % (INSIDE_ID, outer)}
 
 
 def _enter(site: BuildSite) -> None:
-    # Who makes a file system from outside of the box's user namespace may still say whose its files are.
-    site.call("setns", HANDLE, site.spaces & ~kernel.NEWUSER if site.lends else site.spaces)
-    for name in ("setfsgid", "setfsuid") if site.lends else ():
+    # A file system that is made from outside of the box's user namespace can still be given an owner.
+    site.call("setns", HANDLE, site.spaces & ~kernel.NEWUSER if site.idmaps_workspace else site.spaces)
+    for name in ("setfsgid", "setfsuid") if site.idmaps_workspace else ():
         site.call(name, INSIDE_ID)
 
 
 def _identity(site: BuildSite) -> None:
-    if site.lends:
-        _lend_workspace(site)
+    if site.idmaps_workspace:
+        _idmap_workspace(site)
         site.call("setns", HANDLE, kernel.NEWUSER)
     site.call("setresgid", INSIDE_ID, INSIDE_ID, INSIDE_ID)
     site.call("setresuid", INSIDE_ID, INSIDE_ID, INSIDE_ID)
@@ -266,7 +262,7 @@ def _landlock(site: BuildSite) -> None:
     ]
     devices = [(b"/dev", landlock.DEVICE)]
     if site.shape["data_bytes"]:
-        # No control group counts memory: who can write to /dev/zero can share what it maps from there, unseen.
+        # No control group counts memory: a program that can write to /dev/zero could share memory unseen.
         writable = (b"/dev/null", b"/dev/full", b"/dev/random", b"/dev/urandom")
         devices = [(b"/dev", landlock.DEVICE & ~landlock.WRITE_FILE)]
         devices += [(path, landlock.READ_FILE | landlock.WRITE_FILE) for path in writable]
@@ -288,11 +284,11 @@ def _seccomp(site: BuildSite) -> None:
     site.descriptors["denials"] = site.taken(site.call("seccomp", 1, 8, kernel.address(site.filter)))
 
 
-# ── The places of a box: its workspace, its inputs, and what it sees of the host besides ──
+# ── The places of a box: its workspace, its inputs, and what it sees of the host besides ──────────
 
 
 def _workspace_flags(site: BuildSite) -> int:
-    """Where only named programs may run, nothing that was written in the box is one."""
+    """noexec where only named programs may run: nothing that was written in the box is one."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     return flags | _MS_NOEXEC if site.shape.get("noexec") else flags
 
@@ -301,7 +297,7 @@ def _workspace(site: BuildSite) -> None:
     limits = b"mode=0755,size=%d,nr_inodes=%d" % (site.shape["disk_bytes"], site.shape["inodes"])
     site.call("mount", b"workspace", WORKSPACE, b"tmpfs", _workspace_flags(site), limits)
     for name in (b"/input", b"/output", b"/tmp"):
-        site.call("mkdirat", _HERE, WORKSPACE + name, 0o755)
+        site.call("mkdirat", kernel.AT_FDCWD, WORKSPACE + name, 0o755)
     site.descriptors["workspace"] = site.open(WORKSPACE, _OPEN_FOLDER)
 
 
@@ -311,7 +307,7 @@ def _input(site: BuildSite) -> None:
 
 
 def _mount_points(site: BuildSite) -> None:
-    """For what is mounted in the workspace, which is empty but for what we put into it."""
+    """Make the folders and files that mounts in the workspace go to."""
     made = {WORKSPACE, *(WORKSPACE + name for name in (b"/input", b"/output", b"/tmp"))}
     covered: list[bytes] = []
     for at, _, folder in site.shape.get("mounts", ()):
@@ -326,16 +322,16 @@ def _mount_points(site: BuildSite) -> None:
                 continue
             made.add(each)
             if depth < len(parts) or folder:
-                site.call("mkdirat", _HERE, each, 0o755)
+                site.call("mkdirat", kernel.AT_FDCWD, each, 0o755)
             else:
                 site.close(site.open(each, os.O_CREAT | os.O_WRONLY))
 
 
 def _mounts(site: BuildSite) -> None:
     for number, (at, _, _) in enumerate(site.shape.get("mounts", ())):
-        # Where it goes may lie in a folder of the host's: no link there is followed.
+        # Its target may lie in a folder of the host: no link there is followed.
         how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, 0x04)  # RESOLVE_NO_SYMLINKS
-        target = site.taken(site.call("openat2", _HERE, TEMPLATE + at.encode(), how, len(how)))
+        target = site.taken(site.call("openat2", kernel.AT_FDCWD, TEMPLATE + at.encode(), how, len(how)))
         source = MOUNTS + b"/%d" % number
         place = b"/proc/self/fd/%d" % target
         site.call("mount", source, place, None, kernel.MS_BIND | kernel.MS_REC, None)
@@ -354,7 +350,7 @@ def _folders(site: BuildSite) -> None:
         for depth in range(1, len(parts) + 1):
             path = b"/".join((WORKSPACE, *parts[:depth]))
             if path not in made:
-                site.call("mkdirat", _HERE, path, 0o755)
+                site.call("mkdirat", kernel.AT_FDCWD, path, 0o755)
                 made.add(path)
         limits = b"mode=0755,size=%d,nr_inodes=%d" % (size, site.shape["inodes"])
         site.call("mount", b"volume", path, b"tmpfs", _workspace_flags(site), limits)
@@ -364,33 +360,33 @@ def _folders(site: BuildSite) -> None:
             _set_mount(site, path, kernel.ATTR_RDONLY)
 
 
-def _lend_workspace(site: BuildSite) -> None:
-    """Show the workspace once more, over itself, so that its owner outside and the box are one user.
+def _idmap_workspace(site: BuildSite) -> None:
+    """Mount the workspace once more, over itself, so that its owner outside and the box are one user.
 
     The supervisor's descriptors lead to what is underneath: there the same files belong to its own user.
     """
     space = site.open_text("ns/user", os.O_RDONLY)
-    flags = _CLONE | os.O_CLOEXEC | _RECURSIVE
-    copy = site.taken(site.call("open_tree", _HERE, WORKSPACE, flags))
+    flags = kernel.OPEN_TREE_CLONE | os.O_CLOEXEC | kernel.AT_RECURSIVE
+    copy = site.taken(site.call("open_tree", kernel.AT_FDCWD, WORKSPACE, flags))
     wanted = struct.pack("QQQQ", kernel.ATTR_IDMAP, 0, 0, space)
-    site.call("mount_setattr", copy, b"", _EMPTY_PATH | _RECURSIVE, wanted, len(wanted))
-    site.call("move_mount", copy, b"", _HERE, WORKSPACE, 4)  # MOVE_MOUNT_F_EMPTY_PATH
+    site.call("mount_setattr", copy, b"", kernel.AT_EMPTY_PATH | kernel.AT_RECURSIVE, wanted, len(wanted))
+    site.call("move_mount", copy, b"", kernel.AT_FDCWD, WORKSPACE, kernel.MOVE_MOUNT_F_EMPTY_PATH)
     site.close(copy)
     site.close(space)
 
 
 def _set_mount(site: BuildSite, path: bytes, attributes: int) -> None:
     wanted = struct.pack("QQQQ", attributes, 0, 0, 0)
-    site.call("mount_setattr", _HERE, path, 0, wanted, len(wanted))
+    site.call("mount_setattr", kernel.AT_FDCWD, path, 0, wanted, len(wanted))
 
 
-# ── The list ──
+# ── The list ──────────────────────────────────────────────────────────────────────────────────────
 
 
 STEPS = (
     ConfineStep(
         "mapping",
-        "from outside: inside there would be nobody yet who may; one id, and it is not the host's root",
+        "from outside: inside, no process has the right yet; one id, and it is not the host's root",
         _mapping,
         rests_on="user_namespace",
         once=True,
@@ -507,8 +503,8 @@ def flags(without: frozenset[str]) -> int:
     return sum(space.flag for space in NAMESPACES if space.name not in without)
 
 
-def _lending() -> list[ConfineStep]:
-    """A process that makes file systems whose files are to belong to another enters the user namespace only then."""
+def _steps_with_idmap() -> list[ConfineStep]:
+    """The steps, but the user namespace is entered only after the file systems were made for another owner."""
     steps = {step.name: step for step in STEPS}
     late = [steps.pop("identity"), steps.pop("shares")]
     after = list(steps).index("folders") + 1
@@ -516,8 +512,8 @@ def _lending() -> list[ConfineStep]:
 
 
 def plan(site: BuildSite, without: frozenset[str], *, fresh: bool) -> BuildSite:
-    """Every step in turn; in a box that is not fresh, those of a process alone."""
-    for step in _lending() if site.lends else STEPS:
+    """Plan every step in turn; in a box that is not fresh, only the steps of a process."""
+    for step in _steps_with_idmap() if site.idmaps_workspace else STEPS:
         if step.name in without or step.rests_on in without or (step.once and not fresh):
             continue
         site.step = step.name

@@ -33,6 +33,11 @@ ATTR_NODEV = 4
 ATTR_NOEXEC = 8
 ATTR_IDMAP = 0x00100000
 MNT_DETACH = 2
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+OPEN_TREE_CLONE = 1
+MOVE_MOUNT_F_EMPTY_PATH = 4
 
 PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
@@ -152,7 +157,7 @@ def call(name: str, *arguments: int | bytes | None) -> int:
 
 
 def arguments() -> tuple[int, int]:
-    """Where the kernel finds the words that /proc shows as this process's command line, and how long they are."""
+    """The address and length of the words that /proc shows as this process's command line."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     start = int(fields[45])
@@ -161,7 +166,7 @@ def arguments() -> tuple[int, int]:
 
 
 def overwrite(place: tuple[int, int], text: bytes) -> None:
-    """Put a text there, cut or filled up with zeros. The interpreter has copies of its own of the words."""
+    """Overwrite that place with a text, cut or filled up with zeros. The interpreter has copies of its own."""
     address, size = place
     if size:
         ctypes.memmove(address, text[: size - 1].ljust(size, b"\0"), size)
@@ -176,12 +181,12 @@ def prctl(option: int, second: int = 0, third: int = 0) -> int:
 
 
 def fork_beside(flags: int) -> int:
-    """Fork into new namespaces, as a child of our own parent; 0 there. For a process with a single thread."""
+    """Fork into new namespaces, as a child of our own parent; returns 0 there. For a process with a single thread."""
     return _forked(lambda: _syscall(c_long(NUMBERS["clone"]), c_long(flags | _SAME_PARENT | SIGCHLD), *_NOTHING))
 
 
 def fork() -> int:
-    """As `os.fork`, which also looks how many threads there are, in a file of the kernel's. For a process with one."""
+    """As `os.fork`, which also counts threads by reading a file of the kernel. For a process with one thread."""
     return _forked(_fork)
 
 
@@ -211,14 +216,14 @@ def mount(source: str | None, target: str, kind: str | None = None, flags: int =
 def set_mount(path: str, attributes: int, *, recursive: bool = False) -> None:
     """Set flags of a mount, of all beneath it too."""
     wanted = struct.pack("QQQQ", attributes, 0, 0, 0)
-    call("mount_setattr", -100, path.encode(), 0x8000 if recursive else 0, wanted, len(wanted))
+    call("mount_setattr", AT_FDCWD, path.encode(), AT_RECURSIVE if recursive else 0, wanted, len(wanted))
 
 
 def open_path(path: str) -> int:
-    """A descriptor that only stands for what is there; no link on the way is followed. Raises OSError."""
+    """An O_PATH descriptor; no link on the way is followed. Raises OSError."""
     how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, 0x02 | 0x04)  # RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS
     try:
-        return call("openat2", -100, os.fsencode(path), how, len(how))
+        return call("openat2", AT_FDCWD, os.fsencode(path), how, len(how))
     except OSError as exc:
         raise OSError(exc.errno, os.strerror(exc.errno or 0), path) from None
 
@@ -230,7 +235,7 @@ def bind(source: str, target: str, attributes: int) -> None:
 
 
 def pivot(root: str) -> None:
-    """Make `root` the root, and let go of all that was mounted before."""
+    """Make `root` the root, and unmount everything that was mounted before."""
     os.chdir(root)
     call("pivot_root", b".", b".")
     call("umount2", b".", MNT_DETACH)
@@ -247,7 +252,7 @@ def new_session_keyring() -> None:
 
 
 def session_keyring() -> int:
-    """Its number; 0 where there is none."""
+    """The number of the session keyring; 0 where there is none."""
     try:
         return call("keyctl", 0, -3, 0)
     except OSError:
@@ -278,7 +283,7 @@ def address(structure: ctypes.Structure) -> int:
 
 
 def set_flags(**values: int) -> None:
-    """Set `sys.flags`: programs go by them, and pass them on to what they start; how we were started is ours alone."""
+    """Set `sys.flags`: programs read them, and pass them on to what they start; how we were started is ours alone."""
     api = ctypes.pythonapi
     flags = ctypes.py_object(sys.flags)
     names = type(sys.flags).__match_args__

@@ -29,10 +29,10 @@ IOCTL_DEV = 1 << 15
 READ = EXECUTE | READ_FILE | READ_DIR
 WORK = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_SYM
 WORK |= REFER | TRUNCATE
-"""Everything one does in a folder of one's own; no device nodes. Newer kernels let anybody make the empty ones all the
-same, so those are seccomp's to refuse."""
+"""Everything a program does in a folder of its own; no device nodes. Newer kernels let any user make the empty ones all
+the same, so seccomp refuses those."""
 CHANGE = EXECUTE | READ_FILE | WRITE_FILE | TRUNCATE
-"""What one does to a single file."""
+"""What a program does to a single file."""
 DEVICE = READ_FILE | WRITE_FILE | READ_DIR
 
 # What a later version adds is not handled, and so allowed as before; the newest that is known here is asked for.
@@ -45,7 +45,7 @@ PATH_BENEATH = 1
 
 
 def version() -> int:
-    """What this kernel offers; 0 where it offers nothing."""
+    """The version that this kernel offers; 0 for none."""
     try:
         return kernel.call("landlock_create_ruleset", None, 0, 1)
     except (OSError, KeyError):
@@ -53,14 +53,14 @@ def version() -> int:
 
 
 def attributes(offered: int) -> bytes:
-    """Of a ruleset: handled_access_fs, handled_access_net (from version 4), scoped (from version 6)."""
+    """The attributes of a ruleset: handled_access_fs, handled_access_net (from version 4), scoped (from version 6)."""
     scoped = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if offered >= 6 else 0
     size = 24 if offered >= 6 else 16 if offered >= 4 else 8
     return struct.pack("QQQ", _RIGHTS_BY_VERSION[min(offered, 5)], 0, scoped)[:size]
 
 
 def restriction(offered: int) -> int:
-    """Flags (from version 7): a refusal is no line in the host's log, which a box could fill."""
+    """Flags (from version 7): a refusal makes no line in the host's log, which a box could fill."""
     return _LOG_SAME_EXEC_OFF | _LOG_SUBDOMAINS_OFF if offered >= 7 else 0
 
 

@@ -4,8 +4,8 @@ It never sees what a box is to run: orders go straight from the supervisor into 
 through here. `start` is the program that it is started as.
 
 Every box is a copy of this process, so it loads as little as it can: the C modules beneath `socket` and `signal` where
-those would do, and `marshal` for what the supervisor, whom it trusts, tells it. What it says itself is plain words,
-since the supervisor must be able to read it without trusting the sender.
+those would do, and `marshal` for messages of the supervisor, which it trusts. Its own messages are plain words, since
+the supervisor must be able to read them without trusting the sender.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SPACES = kernel.NEWUSER | kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWNET | kernel.NEWCGROUP
-_SETTLED_AFTER = 8
-"""Boxes. Where so many were wanted, more will be."""
+_FREEZE_AFTER = 8
+"""Boxes. After so many, more are likely to come."""
 _MOST_SITES = 16
 _REHEARSALS = 4
-"""So often the interpreter has to see code before it has settled on how to run it, and writes no more into it."""
+"""So often must the interpreter see code before it is specialised and not written to any more."""
 _RUN = "/run"
 _FOLDER = "/run/ringfence"
 _BACKLOG = 512
@@ -42,7 +42,7 @@ _CHUNK = 1 << 20
 
 
 def serve(control: int) -> socket.socket:
-    """Be a zygote until the supervisor is gone. Returns only where a program is to run: the way to the supervisor."""
+    """Be a zygote until the supervisor is gone. Returns only in a box: the channel to the supervisor."""
     zygote = Zygote(socket.socket(fileno=_make_room(control)))
     zygote.prepare()
     return zygote.serve()
@@ -59,11 +59,11 @@ class Zygote:
         self._boxes: dict[int, _Box] = {}
         """By the ids of their processes."""
         self._staying: dict[int, _Box] = {}
-        """Those that more processes may be started in, by their numbers."""
+        """Boxes that more processes may be started in, by their numbers."""
         self._sites: dict[bytes, confine.BuildSite] = {}
         self._last_capability = 0
         self._made = 0
-        self._settled = False
+        self._objects_frozen = False
         self._pins = memory.Pins()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._first = native.First()
@@ -72,10 +72,10 @@ class Zygote:
         self._supervisor = os.pidfd_open(os.getppid())
         """Another process may have inherited the supervisor's end of the control socket, and keep it open."""
 
-    # ── Once ──
+    # ── Start ──
 
     def prepare(self) -> None:
-        """Build all that boxes share, and say so."""
+        """Build all that boxes share, and report it."""
         config, descriptors = worker.receive(self._control)
         with open(descriptors[0], "rb") as file:
             self._filter = kernel.prepare_filter(file.read())
@@ -95,7 +95,7 @@ class Zygote:
         if config["image"]:
             import warnings  # noqa: F401, PLC0415 - `os` needs it to look for a program, and soon cannot find it
         held, mounts = self._enter(config["trees"], template.mounts(wanted, clones))
-        self._settle_in()
+        self._become_first_process()
         without = frozenset(config["without"])
         if not config["image"]:
             template.build(held, mounts, without, choice)
@@ -131,13 +131,13 @@ class Zygote:
         gc.freeze()
         gc.disable()
         if config["preload"]:
-            self._settle()  # boxes of this kind are dear, and their zygote is slow to start anyway
+            self._freeze_objects()  # boxes of this kind are dear, and their zygote is slow to start anyway
         self._say(" ".join(["ready", str(self._landlock), *seen]))
 
     def _enter(
         self, trees: list[str], mounts: list[template.Mounted]
     ) -> tuple[list[template.HeldTree], list[template.Mounted]]:
-        """Into a user namespace in which the host's root does not exist."""
+        """Enter a user namespace in which the host's root does not exist."""
         user = os.getuid()
         group = os.getgid()
         kernel.unshare(_SPACES)
@@ -158,10 +158,10 @@ class Zygote:
         _write("/proc/self/oom_score_adj", "1000")  # boxes go first when the whole machine runs out of memory
         return held, mounts
 
-    def _settle_in(self) -> None:
-        """Go on as the first process of a pid namespace: with that one the kernel ends everything in it.
+    def _become_first_process(self) -> None:
+        """Go on as the first process of a pid namespace: the kernel ends everything in it with that one.
 
-        To enter a box's, and return, one must have capabilities over one's own, too.
+        To enter the namespace of a box and return takes capabilities over our own as well.
         """
         zygote = kernel.fork_beside(kernel.NEWPID)
         if zygote:
@@ -170,10 +170,10 @@ class Zygote:
             os._exit(0)
         self._own = os.pidfd_open(os.getpid())
 
-    # ── For every box ──
+    # ── Orders ──
 
     def serve(self) -> socket.socket:
-        """Until the supervisor is gone. Returns in a process that a program is to run in: its way to the supervisor."""
+        """Serve until the supervisor is gone. Returns in a process that is to run a program: its channel."""
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -192,26 +192,26 @@ class Zygote:
 
     def _improve(self) -> None:
         """Make boxes cheaper, a little after each one."""
-        if not self._settled:
-            if self._made >= _SETTLED_AFTER:
-                self._settle()
+        if not self._objects_frozen:
+            if self._made >= _FREEZE_AFTER:
+                self._freeze_objects()
         elif self._pins.wanted and self._sites:
             site = next(reversed(self._sites.values()))
             try:
                 memory.share_code()
                 self._pins.call_witness(lambda: worker.bear_witness(site))
-            except Exception:  # whatever it was: boxes get no cheaper, and that is all
+            except Exception:  # any failure only means that boxes get no cheaper
                 self._pins.wanted = False
 
-    def _settle(self) -> None:
-        """For a single box that would take longer than it saves."""
-        self._settled = True
+    def _freeze_objects(self) -> None:
+        """Take all objects from the collector. For a single box that would take longer than it saves."""
+        self._objects_frozen = True
         gc.unfreeze()
         memory.make_everything_immortal()
         gc.freeze()
 
     def _obey(self, order: dict[str, Any], given: list[int]) -> socket.socket | None:
-        """Make a box, or one more process in a box that is there. Returns in that process."""
+        """Make a box, or one more process in a box. Returns its channel in that process, else None."""
         if "request" in order:
             self._serve_request(order, given)
             return None
@@ -219,7 +219,7 @@ class Zygote:
         process = order.get("process", 0)
         box = None
         try:
-            box = self._found(order) if process == 0 else self._staying[number]
+            box = self._make_first_process(order) if process == 0 else self._staying[number]
             site = self._site(order, box, len(given) - 1, fresh=process == 0)
             who = order["slot"] if self._own_ids else 0
             site.prepare([given[0], box.handle, *given[1:]], confine.own(box.first, who))
@@ -236,11 +236,11 @@ class Zygote:
         self._made += 1
         self._boxes[pid] = box
         box.inside[pid] = process
-        self._tell(box, pid)
+        self._report_process(box, pid)
         return None
 
     def _serve_request(self, order: dict[str, Any], given: list[int]) -> None:
-        """Something for a box that waits to be told what to run."""
+        """Do something for a box that exists."""
         if order["request"] == "end":
             self._end(order["box"])
             return
@@ -258,13 +258,13 @@ class Zygote:
         worker.close(given)
 
     def _end(self, number: int) -> None:
-        """A box that has not told the supervisor how to end it."""
+        """End a box of which the supervisor has no handle yet."""
         for box in self._boxes.values():
             if box.number == number and box.first:
                 os.kill(box.first, 9)
 
-    def _found(self, order: dict[str, Any]) -> _Box:
-        """A box that has only its first process yet."""
+    def _make_first_process(self, order: dict[str, Any]) -> _Box:
+        """Start the first process of a box."""
         spaces = confine.flags(frozenset(order["without"]))
         first = self._first.start(spaces)
         try:
@@ -280,14 +280,14 @@ class Zygote:
         return box
 
     def _give_up(self, box: _Box) -> None:
-        """One that could not be made: only we know of its first process."""
+        """Remove a box that could not be made: the supervisor does not know its first process."""
         os.kill(box.first, 9)
         os.close(box.handle)
         self._staying.pop(box.number, None)
         box.stays = False
 
     def _site(self, order: dict[str, Any], box: _Box, entrances: int, *, fresh: bool) -> confine.BuildSite:
-        """What has to be done in it; boxes of one kind share it."""
+        """The plan of the order; boxes of one kind share it."""
         key = marshal.dumps((order["shape"], order["without"], entrances, fresh))
         site = self._sites.get(key)
         if site is None:
@@ -298,12 +298,12 @@ class Zygote:
             site.landlock_version = self._landlock
             site.last_capability = self._last_capability
             site.own_id = self._own_ids
-            site.lends = self._own_ids and not self._root and fresh
+            site.idmaps_workspace = self._own_ids and not self._root and fresh
             self._sites[key] = confine.plan(site, frozenset(order["without"]), fresh=fresh)
         return site
 
     def _fork_into(self, box: _Box) -> int:
-        """A process in the pid namespace of the box, 0 there; the others it enters by itself."""
+        """Fork into the pid namespace of the box; returns 0 there. The process enters the other namespaces itself."""
         if self._pins.look():
             worker.copied[0] = True
         if not box.spaces & kernel.NEWPID:
@@ -313,11 +313,11 @@ class Zygote:
         try:
             pid = kernel.fork()
         finally:
-            if pid:  # also where it failed, as it does in a box that is just ending: the next one is another's
+            if pid:  # also where the fork failed, as in a box that is just ending
                 kernel.call("setns", self._own, kernel.NEWPID)
         return pid
 
-    def _tell(self, box: _Box, pid: int) -> None:
+    def _report_process(self, box: _Box, pid: int) -> None:
         if box.stays:
             handle = os.pidfd_open(pid)
             self._say(f"process {box.number} {box.inside[pid]}", [handle])
@@ -333,20 +333,20 @@ class Zygote:
             box = self._boxes.pop(pid, None)
             if box is None:
                 self._pins.lost(pid)
-                continue  # no process of ours: whatever it is, it must not be our end
+                continue  # not a process that we started: it must not end us
             if pid == box.first:
                 box.first = 0
                 for each in box.inside:
                     os.kill(each, 9)  # the kernel did it, but for a box without a pid namespace
             else:
-                self._left(box, pid, status, usage)
+                self._report_exit(box, pid, status, usage)
             if not box.first and not box.inside:
                 self._say(f"ended {box.number} {box.last}")
                 if box.stays:
                     del self._staying[box.number]
                     os.close(box.handle)
 
-    def _left(self, box: _Box, pid: int, status: int, usage: resource.struct_rusage) -> None:
+    def _report_exit(self, box: _Box, pid: int, status: int, usage: resource.struct_rusage) -> None:
         cpu = usage.ru_utime + usage.ru_stime
         blocks = usage.ru_inblock + usage.ru_oublock
         number = box.inside.pop(pid)
@@ -354,18 +354,18 @@ class Zygote:
         if box.stays:
             self._say(f"left {box.number} {number} {box.last}")
         elif box.first:
-            os.kill(box.first, 9)  # and so all that the program has left
+            os.kill(box.first, 9)  # and with it all that the program left behind
 
     def _say(self, text: str, descriptors: list[int] | None = None) -> None:
         worker.send(self._control, text, descriptors or [])
 
 
 class _Box:
-    """One that lives."""
+    """A box that exists."""
 
     def __init__(self, number: int, spaces: int, first: int) -> None:
         self.number = number
-        """Which the supervisor gave it."""
+        """Given by the supervisor."""
         self.spaces = spaces
         self.first = first
         """The id of its first process, until that is reaped."""
@@ -373,9 +373,9 @@ class _Box:
         self.inside: dict[int, int] = {}
         """Further processes that were started here: id to the number that the supervisor gave them."""
         self.stays = False
-        """Until it is killed; another one goes with its program."""
+        """It stays until it is killed; other boxes end with their program."""
         self.last = "0 0 0 0"
-        """How the process ended that ended last."""
+        """The exit of the process that ended last."""
 
 
 def _make_room(control: int) -> int:
@@ -399,39 +399,39 @@ def _nothing(number: int, frame: object) -> None:
     """A handler must exist for the wake-up descriptor to be written."""
 
 
-# ── Once, before there is a box ──
+# ── Start ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _take_ids(lender: native.First | None) -> str:
-    """Be root of our own user namespace, where ids were mapped, and nobody outside of it.
+def _take_ids(first: native.First | None) -> str:
+    """Become root of our own user namespace, where ids were mapped, with no rights outside of it.
 
-    `lender`: where an ordinary user's boxes have them, tries what boxes then do, so that their files are that user's.
-    Returns why it cannot be.
+    `first`: for boxes of an ordinary user, try the id-mapped mount that makes their files that user's.
+    Returns why it is not possible.
     """
     try:
         os.setgroups([])
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
-        if lender is not None:
+        if first is not None:
             kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-            _try_lending(lender)
+            _try_idmapped_tmpfs(first)
     except OSError as exc:
         return f"ids were mapped, and are of no use: {exc.strerror}"
     return ""
 
 
-def _try_lending(first: native.First) -> None:
-    """A tmpfs that shows the files of one id as another's."""
+def _try_idmapped_tmpfs(first: native.First) -> None:
+    """Make a tmpfs and map its ids. Raises OSError where the kernel cannot."""
     pid = first.start(kernel.NEWUSER)
     try:
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{pid}/{name}", "w", encoding="ascii") as file:
                 file.write(f"{INSIDE_ID} 1 1")
         space = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        kernel.mount("lent", template.BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV)
-        copy = kernel.call("open_tree", -100, template.BASE.encode(), 1 | os.O_CLOEXEC)  # OPEN_TREE_CLONE
+        kernel.mount("idmapped", template.BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV)
+        copy = kernel.call("open_tree", kernel.AT_FDCWD, template.BASE.encode(), kernel.OPEN_TREE_CLONE | os.O_CLOEXEC)
         wanted = struct.pack("QQQQ", kernel.ATTR_IDMAP, 0, 0, space)
-        kernel.call("mount_setattr", copy, b"", 0x1000, wanted, len(wanted))  # AT_EMPTY_PATH
+        kernel.call("mount_setattr", copy, b"", kernel.AT_EMPTY_PATH, wanted, len(wanted))
         kernel.call("umount2", template.BASE.encode(), kernel.MNT_DETACH)
         worker.close([copy, space])
     finally:
@@ -448,7 +448,7 @@ def _preload(name: str) -> None:
 
 
 def _run_setup(source: str) -> None:
-    """The operator's own code, of a template: what it makes, every session of the template begins with."""
+    """Run the operator's set-up code of a template; every session of the template starts with its names."""
     with template.Inside():
         exec(compile(source, "<template>", "exec", dont_inherit=True), worker.names)  # noqa: S102 - the operator's
     worker.names.pop("__builtins__", None)
@@ -461,15 +461,15 @@ def _require_one_thread() -> None:
 
 
 def _reset_signals() -> None:
-    """Whatever the supervisor ignored or blocked; what the interpreter itself handles stays as it is."""
+    """Undo what the supervisor ignored or blocked; handlers of the interpreter stay."""
     for number in signal.valid_signals():
         if signal.getsignal(number) == signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-# ── For a box that is there already ──
-# Nothing that runs in the box has a hand in it: the zygote has no number there.
+# ── Requests for a box that exists ────────────────────────────────────────────────────────────────
+# Nothing that runs in the box can interfere: the zygote has no number there.
 
 
 def _listen_in_box(handle: int, port: int) -> socket.socket:
@@ -482,7 +482,7 @@ def _listen_in_box(handle: int, port: int) -> socket.socket:
 
 
 def _socket_in_box(handle: int) -> socket.socket:
-    """A socket in the network namespace of a box, where it stays in any process's hands. Raises OSError."""
+    """A socket in the network namespace of a box, whichever process uses it. Raises OSError."""
     own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         kernel.call("setns", handle, kernel.NEWNET)
@@ -498,11 +498,11 @@ def _return_to_network(own: int) -> None:
     try:
         kernel.call("setns", own, kernel.NEWNET)
     except OSError:
-        os._exit(1)  # what is forked from now on would begin in the namespace of a box
+        os._exit(1)  # everything forked from now on would start in the namespace of a box
 
 
 def _install_certificates(handle: int, given: int) -> None:
-    """Put what this descriptor has to read where a box looks for whom to trust. Raises OSError."""
+    """Copy the file `given` to where a box looks for trusted authorities. Raises OSError."""
     pid = os.fork()
     if pid:
         if status := os.waitpid(pid, 0)[1]:

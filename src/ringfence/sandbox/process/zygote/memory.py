@@ -36,19 +36,19 @@ else:
 
 _PAGE = resource.getpagesize()
 _MOST = 2048
-"""Pages. They are copied for every box, so many would cost more than they save."""
+"""Pages. They are copied for every box, so too many would cost more than they save."""
 _PRESENT = 1 << 63
 _OF_FILE = 1 << 61
 _OURS_ALONE = 1 << 56
 _ROUNDS = 2
-"""The first one itself changes what is free, and so where things are put from then on."""
+"""The first one itself changes what is free, and so where objects are placed from then on."""
 _REGISTER_BUFFERS = 0
 _PARAMETERS = 120
 """Bytes that the kernel takes and gives when a ring is made."""
 _PATIENCE = 64
 """Boxes. A witness that is not ready by then never will be."""
 _LONGEST = 256 * 1024 * 1024
-"""A mapping that is longer is not looked through: no box is made meanwhile."""
+"""A longer mapping is skipped: no box can be made meanwhile."""
 _KILL = 9
 _STOP = 19
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -57,11 +57,11 @@ _LASTS = 1 << 31
 """The lower half of a count is at least this where the object is never freed."""
 
 
-# ── Objects that are never freed ──
+# ── Objects that are never freed ──────────────────────────────────────────────────────────────────
 
 
 def make_everything_immortal() -> int:
-    """All that can be reached. How many there are; 0 where this interpreter has no such objects."""
+    """Make everything that can be reached immortal. Returns how many; 0 where the interpreter has no such objects."""
     lasting = c_uint32.from_address(id(None)).value
     if lasting < _LASTS:
         return 0
@@ -76,7 +76,7 @@ def make_everything_immortal() -> int:
         count += 1
         waiting += gc.get_referents(item)
         if isinstance(item, CodeType):
-            # The collector is not told of what these refer to.
+            # The collector does not see what these refer to.
             waiting += (item.co_consts, item.co_names, item.co_linetable)
             waiting += (item.co_filename, item.co_name, item.co_qualname)
     if _trim is not None:
@@ -84,7 +84,7 @@ def make_everything_immortal() -> int:
     return count
 
 
-# ── Pages that are copied at the fork ──
+# ── Pages that are copied at the fork ─────────────────────────────────────────────────────────────
 
 
 class Pins:
@@ -92,16 +92,16 @@ class Pins:
 
     def __init__(self) -> None:
         self.wanted = False
-        """Whether they are still to be found out, and that is worth it."""
+        """Whether they are still to be found, and that is worth it."""
         self._witness = 0
         self._looks = 0
         """Since the witness was called."""
         self._rounds = 0
         self._held: set[int] = set()
-        """Addresses of what is pinned."""
+        """Addresses of pinned pages."""
 
     def call_witness(self, act: Callable[[], object]) -> None:
-        """Fork one, which does what a box does, and then stands still. Raises OSError."""
+        """Fork a witness, which does what a box does and then waits. Raises OSError."""
         self.wanted = False
         self._looks = 0
         self._rounds += 1
@@ -120,7 +120,7 @@ class Pins:
             self._witness = 0
 
     def look(self) -> bool:
-        """Just before each box is forked. Whether pages were pinned now."""
+        """Called just before each box is forked. Returns whether pages were pinned now."""
         if not self._witness:
             return False
         self._looks += 1
@@ -136,7 +136,7 @@ class Pins:
             if len(self._held) + len(pages) > _MOST:
                 return False
             _pin(pages)
-        except Exception:  # whatever it was: boxes get no cheaper, and that is all
+        except Exception:  # any failure only means that boxes get no cheaper
             self._dismiss()
             return False
         self._held.update(pages)
@@ -145,8 +145,8 @@ class Pins:
 
     def _found(self) -> list[int]:
         there, written = _pages(os.getpid())
-        _, said = _pages(self._witness)
-        return sorted((written | (said & there)) - self._held)
+        _, by_witness = _pages(self._witness)
+        return sorted((written | (by_witness & there)) - self._held)
 
     def _dismiss(self) -> None:
         witness, self._witness = self._witness, 0
@@ -176,7 +176,7 @@ def share_code() -> None:
 
 
 def _mapped(process: int | str) -> list[tuple[int, int, str]]:
-    """From where to where, and how; only what is in memory, page by page.
+    """Mappings: start, end, and rights; only what is in memory, page by page.
 
     Of a huge page all would be copied for the sake of a small part.
     """
@@ -204,8 +204,8 @@ def _pages(process: int) -> tuple[set[int], set[int]]:
             if rights != "rw-p" or last - first > _LONGEST:
                 continue
             file.seek(first // _PAGE * 8)
-            told = file.read((last - first) // _PAGE * 8)
-            for number, (word,) in enumerate(struct.iter_unpack("=Q", told)):
+            entries = file.read((last - first) // _PAGE * 8)
+            for number, (word,) in enumerate(struct.iter_unpack("=Q", entries)):
                 if word & (_PRESENT | _OF_FILE) == _PRESENT:
                     there.add(first + number * _PAGE)
                     if word & _OURS_ALONE:
@@ -214,7 +214,7 @@ def _pages(process: int) -> tuple[set[int], set[int]]:
 
 
 def _ranges(pages: Iterable[int]) -> list[tuple[int, int]]:
-    """Where each begins, and how long it is."""
+    """Contiguous ranges: start and length."""
     found: list[tuple[int, int]] = []
     for page in pages:
         if found and sum(found[-1]) == page:
@@ -225,7 +225,7 @@ def _ranges(pages: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _pin(pages: list[int]) -> None:
-    """For as long as this process lives. Raises OSError."""
+    """Pin pages for as long as this process lives. Raises OSError."""
     parts = _ranges(pages)
     vectors = b"".join(struct.pack("=QQ", *part) for part in parts)
     parameters = ctypes.create_string_buffer(_PARAMETERS)

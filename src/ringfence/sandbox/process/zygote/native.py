@@ -63,7 +63,7 @@ _EXECUTE = 4
 _PRIVATE = 2
 _ANONYMOUS = 0x20
 _WORDS = 8
-"""Of a call in memory: its number, six arguments, its result."""
+"""Layout of a call in memory: its number, six arguments, its result."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = c_void_p
@@ -71,7 +71,7 @@ _libc.mmap.argtypes = [c_void_p, ctypes.c_size_t, c_int, c_int, c_int, c_long]
 
 
 def _place(code: str) -> int:
-    """Its address. From a file, so that there is no moment at which it is both writable and to be executed."""
+    """Map code and return its address. From a file, so that it is never writable and executable at once."""
     file = os.memfd_create("code", os.MFD_CLOEXEC)
     try:
         data = bytes.fromhex(code)
@@ -88,7 +88,7 @@ def _mapped(address: int) -> int:
 
 
 class First:
-    """Makes first processes. All of them use one stack: each writes there what the others wrote."""
+    """Starts first processes. All of them use one stack: each writes there what the others wrote."""
 
     def __init__(self) -> None:
         self._entrance = c_void_p(_place(FIRST[os.uname().machine]))
@@ -97,8 +97,8 @@ class First:
         self._everything = signal.valid_signals()
 
     def start(self, spaces: int) -> int:
-        """In these new namespaces. Its process id."""
-        # What it inherits blocked, no handler of the interpreter's is called for, in memory that is not its own.
+        """Start one in these new namespaces. Returns its process id."""
+        # Block signals, which it inherits: no handler of the interpreter's may run in memory that is not its own.
         before = signal.pthread_sigmask(signal.SIG_SETMASK, self._everything)
         try:
             pid = int(_libc.clone(self._entrance, self._stack, c_int(spaces | _SHARE_MEMORY | _SIGCHLD), None))
@@ -126,13 +126,13 @@ class Calls:
         self._words[index * _WORDS + 1 + argument] = value
 
     def make(self) -> int:
-        """Until one fails. The index of that one, or how many there are."""
+        """Make calls until one fails. Returns the index of that one, or the number of calls."""
         return int(self._make(*self._arguments))
 
     def result(self, index: int) -> int:
-        """Of a call that was made; below zero, an error number."""
+        """The result of a call that was made; below zero, an error number."""
         return self._words[index * _WORDS + _WORDS - 1]
 
     def put(self, index: int, result: int) -> None:
-        """As if it had been made."""
+        """Set the result as if the call had been made."""
         self._words[index * _WORDS + _WORDS - 1] = result

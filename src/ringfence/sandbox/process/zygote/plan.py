@@ -1,11 +1,11 @@
-"""System calls that a process is going to make, put down beforehand. Used inside the zygote.
+"""System calls that a process is going to make, listed beforehand. Used inside the zygote.
 
 The zygote makes a plan once for all boxes of a kind. What differs from box to box are a few numbers, which are put in
 before the fork; then the process that is to run the program makes all the calls at once, without its interpreter.
 
 Descriptors have numbers that are known in advance, since the kernel always takes the lowest free one: the plan begins
 by moving what was given to fixed places and closing everything else. That they are what was foreseen is looked at
-again afterwards, before the supervisor is told that there is a box.
+again afterwards, before the supervisor learns that there is a box.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 CHANNEL = 100
 HANDLE = 101
 ENTRANCES = 102
-"""Where these are, once the plan has begun: the way to the supervisor, the first process, the control group."""
+"""Descriptors, once the plan has begun: the channel to the supervisor, the first process, the control group."""
 PLACES = range(CHANNEL, ENTRANCES + 16)
 """All of them. Nothing else may be there: it would be written over before it was moved."""
 _STANDARD = 3
-_HERE = -100
 _LAST = 0xFFFFFFFF
 
 
@@ -38,7 +37,7 @@ class SyscallPlan:
         """For the supervisor."""
         self.entrances = list(range(ENTRANCES, ENTRANCES + entrances))
         self.step = ""
-        """Whatever is called now is part of this step."""
+        """The step that calls are added to."""
         self._calls: list[tuple[int, ...]] = []
         self._steps: list[str] = []
         self._kept: list[object] = []
@@ -53,10 +52,10 @@ class SyscallPlan:
         self.call("close_range", _STANDARD, CHANNEL - 1, 0)
         self.call("close_range", ENTRANCES + entrances, _LAST, 0)
 
-    # ── Putting down ──
+    # ── Planning ──
 
     def call(self, name: str, *arguments: int | bytes | None) -> int:
-        """Its index."""
+        """Add a call. Returns its index."""
         words = [argument if isinstance(argument, int) else self._address(argument) for argument in arguments]
         self._calls.append((kernel.NUMBERS[name], *words))
         self._steps.append(self.step)
@@ -70,11 +69,11 @@ class SyscallPlan:
         return number
 
     def open(self, path: bytes, flags: int) -> int:
-        return self.taken(self.call("openat", _HERE, path, flags | os.O_CLOEXEC, 0))
+        return self.taken(self.call("openat", kernel.AT_FDCWD, path, flags | os.O_CLOEXEC, 0))
 
     def open_text(self, path: str, flags: int) -> int:
-        """By name; what it is, each box is given."""
-        return self.taken(self.call("openat", _HERE, self._text(path), flags | os.O_CLOEXEC, 0))
+        """Open a path that is given for each box, under this name."""
+        return self.taken(self.call("openat", kernel.AT_FDCWD, self._text(path), flags | os.O_CLOEXEC, 0))
 
     def close(self, descriptor: int) -> None:
         self.call("close", descriptor)
@@ -86,20 +85,20 @@ class SyscallPlan:
         self.close(descriptor)
 
     def write_text(self, path: str, data: str) -> None:
-        """Both of them by name; what they are, each box is given."""
+        """Write text to a path; both are given for each box, under these names."""
         descriptor = self.open_text(path, os.O_WRONLY)
         self._lengths[self.call("write", descriptor, self._text(data), 0)] = data
         self.close(descriptor)
 
     def reads(self, descriptor: int, expected: bytes) -> None:
-        """Read it back, and look at it afterwards."""
+        """Read a value back; it is compared afterwards."""
         buffer = ctypes.create_string_buffer(64)
         self._kept.append(buffer)
         self.call("pread64", descriptor, ctypes.addressof(buffer), 63, 0)
         self._checks[self.step] = lambda: buffer.value.strip() == expected
 
     def done_is_seen(self) -> None:
-        """The kernel says of these calls whether they were of use."""
+        """The results of these calls show that the step was done."""
         self._checks[self.step] = lambda: True
 
     def _text(self, name: str) -> int:
@@ -117,7 +116,7 @@ class SyscallPlan:
     # ── Carrying out ──
 
     def prepare(self, given: list[int], texts: dict[str, bytes]) -> None:
-        """For one box, in the zygote: its channel, first process and control group, and what else is its own."""
+        """Fill in, in the zygote, what differs for this box: its channel, first process, control group, and texts."""
         if self._ready is None:
             self._ready = Calls(self._calls)
         for index, descriptor in enumerate(given):
@@ -128,12 +127,12 @@ class SyscallPlan:
             self._ready.set(index, 2, len(texts[name]))
 
     def carry_out(self) -> list[str]:
-        """In the box. Returns the steps that were read back. Raises OSError, with the step's name."""
+        """Make the calls, in the box. Returns the steps that were read back. Raises OSError with the step's name."""
         assert self._ready is not None
         return self._looked_at(self._ready.make())
 
     def rehearse(self) -> list[str]:
-        """As if all calls had been made."""
+        """Go on as if all calls had been made."""
         assert self._ready is not None
         for index in range(len(self._calls)):
             self._ready.put(index, self._foreseen.get(index, 0))

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 STEPS = {
     "keyring": "the session keyring is inherited and may hold credentials; this one is empty, and keyctl is refused",
-    "host_name": "the host's own name says who it is; a box's own namespace begins as a copy of the zygote's",
+    "host_name": "the host's name would identify it; a box's own namespace starts as a copy of the zygote's",
     "umask": "whatever the supervisor's was",
     "no_core_dump": "memory must not end up on disk",
     "queues": "message queues and pending signals are not seen as the box's memory everywhere",
     "priority": "no box goes before others, whatever the supervisor may do",
-    "trees_read_only": "nothing of the host's is writable, whoever owns it; no setuid file in it counts, no device",
+    "trees_read_only": "nothing of the host's is writable, whatever its owner; no setuid file in it counts, no device",
     "own_devices": "five harmless device nodes; the host's /dev has disks, terminals and doors to the kernel",
 }
-"""What is done once for all boxes of a zygote, which they inherit; the rest is `confine.STEPS`."""
+"""Done once for all boxes of a zygote, which inherit it; the rest is `confine.STEPS`."""
 HOST_NAME = "box"
 CERTIFICATES = "/run/ringfence/ca.pem"
 """Where a box finds the certificate authorities that it is to trust for TLS."""
@@ -49,9 +49,6 @@ _ETC = (
     "ssl/openssl.cnf",
 )
 _MS_MOVE = 8192
-_CLONE = 1
-_RECURSIVE = 0x8000
-_EMPTY_PATH = 4
 _LIMITS = {
     "no_core_dump": ((resource.RLIMIT_CORE, 0),),
     "queues": (
@@ -63,7 +60,7 @@ _LIMITS = {
 _OURS = f"{BASE}/ours"
 _IMAGE = f"{BASE}/image"
 _IMAGE_FOLDERS = ("etc", "dev", "proc", "workspace", "run", "var")
-# What a layer says of itself in attributes of its files is not gone by.
+# Attributes in which a layer describes itself are ignored.
 _OVERLAY_OPTIONS = f"lowerdir={_OURS}:{_IMAGE},redirect_dir=nofollow,metacopy=off,index=off,xino=off"
 _LARGEST_FILE = 4 * 1024 * 1024
 WRITTEN = {
@@ -76,16 +73,16 @@ WRITTEN = {
 }
 """Files of /etc in every box, whatever its root is."""
 _FOR_PIP = {
-    # Else it would look for its index for a minute, and then say that there is no network.
+    # Otherwise pip would look for its index for a minute, and then report that there is no network.
     "pip.conf": "[global]\nno-index = true\nfind-links ="
     " /nothing_is_installed_from_within_a_box/unless_sandbox.install_inside_is_set_and_sandbox.allow_packages_has_it\n"
-    # Some interpreters are marked as their system's own, and pip would say that instead.
+    # Some interpreters are marked as their system's own, and pip would complain about that instead.
     "break-system-packages = true\n",
 }
 
 
 def inherit(without: frozenset[str]) -> list[str]:
-    """What a process passes on to all that it forks. Returns what was read back, where only we can."""
+    """Set what a process passes on to all that it forks. Returns what was read back, where only we can."""
     seen: list[str] = []
     if "keyring" not in without:
         before = kernel.session_keyring()
@@ -109,7 +106,7 @@ def inherit(without: frozenset[str]) -> list[str]:
 
 
 def _queue_up() -> None:
-    """Like every other process: a supervisor that goes before others does not take its boxes along."""
+    """Have the priority of every other process: boxes do not inherit a higher one of the supervisor."""
     if os.sched_getscheduler(0) not in (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     if os.getpriority(os.PRIO_PROCESS, 0) < 0:
@@ -117,7 +114,7 @@ def _queue_up() -> None:
 
 
 def _leave_some() -> None:
-    """What boxes use of these counts for the supervisor's user: all of a zygote's have half of what that user has."""
+    """Limit what counts for the supervisor's user: the boxes of a zygote get half of what that user has."""
     for name in ("instances", "watches"):
         with open(f"/proc/sys/fs/inotify/max_user_{name}", encoding="ascii") as most:
             half = int(most.read()) // 2
@@ -126,7 +123,7 @@ def _leave_some() -> None:
 
 
 def give_up(text: str) -> NoReturn:
-    """Said at once: an interpreter that ends may let go of the supervisor's socket before it says why."""
+    """Report a problem at once: an interpreter that exits may close the supervisor's socket before it reports it."""
     os.write(2, f"{text}\n".encode())
     raise SystemExit(1)
 
@@ -140,17 +137,17 @@ class HeldTree:
 
 
 class Mounted:
-    """A folder or file of the host's that boxes are to see somewhere, perhaps to write to."""
+    """A folder or file of the host that boxes see somewhere, perhaps to write to."""
 
     def __init__(self, words: list[Any], clone: int | None) -> None:
         self.host, self.at, self.writable, self.folder = words[:4]
         self._identity = tuple(words[4:6])
         self._clone = clone
-        """A mount that is attached nowhere yet, where the supervisor may make one."""
+        """A detached mount, where the supervisor may make one."""
         self._descriptor = -1
 
     def hold(self) -> None:
-        """While it is in sight; it must be what the supervisor looked at."""
+        """Open it while it is in sight; it must be what the supervisor looked at."""
         if self._clone is None:
             self._descriptor = kernel.open_path(self.host)
             found = os.fstat(self._descriptor)
@@ -163,14 +160,16 @@ class Mounted:
         else:
             os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o644))
         if self._clone is not None:
-            kernel.call("move_mount", self._clone, b"", -100, target.encode(), 4)  # MOVE_MOUNT_F_EMPTY_PATH
+            kernel.call(
+                "move_mount", self._clone, b"", kernel.AT_FDCWD, target.encode(), kernel.MOVE_MOUNT_F_EMPTY_PATH
+            )
             os.close(self._clone)
         else:
             kernel.bind(f"/proc/self/fd/{self._descriptor}", target, _NO_PRIVILEGES if self.writable else _READ_ONLY)
             os.close(self._descriptor)
 
     def make_room(self, place: str) -> None:
-        """Where boxes mount it, outside of what is each box's own."""
+        """Make its mount point in the template; those in the workspace are made in each box."""
         if self.at.startswith("/workspace/"):
             return
         target = f"{place}{self.at}"
@@ -184,7 +183,7 @@ def mounts(wanted: list[list[Any]], clones: list[int]) -> list[Mounted]:
 
 
 def hold(paths: list[str]) -> list[HeldTree]:
-    """Open every tree before its path is out of reach: it may lie below a folder that only its owner may enter."""
+    """Open every tree while its path can be reached: it may lie below a folder that only its owner may enter."""
     system = [f"/{name}" for name in _SYSTEM if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
     wanted: list[str] = []
     for path in sorted({*system, *paths}):
@@ -196,8 +195,8 @@ def hold(paths: list[str]) -> list[HeldTree]:
 def build(
     held: list[HeldTree], mounted: list[Mounted], without: frozenset[str], choice: dict[str, Any] | None = None
 ) -> None:
-    """Make the template and make everything else disappear; `choice`: all but these programs, too."""
-    place = begin()
+    """Make the template and hide everything else; `choice`: also all programs but these."""
+    place = make_place()
     kernel.mount("template", place, "tmpfs", _NO_DEVICES, "mode=0755,size=64m,nr_inodes=16k")
     _skeleton(place, [*(tree.path for tree in held), *(mount.at for mount in mounted)])
     for tree in held:
@@ -214,10 +213,10 @@ def build(
 def build_from_image(image: Mounted, mounted: list[Mounted], without: frozenset[str]) -> None:
     """Likewise, with the tree of a container image as the root, and nothing of the host's system in it.
 
-    The image lies beneath a few folders and files of ours, both read-only, as layers of one file system: whatever has
-    one of our names in the image (a file, a link that leads elsewhere) is not there, and no link of it is followed.
+    The image lies beneath a few folders and files of ours, both read-only, as layers of one file system: an entry of
+    the image with one of our names (a file, a link that leads elsewhere) is hidden, and no link of it is followed.
     """
-    place = begin()
+    place = make_place()
     os.mkdir(_OURS, 0o755)
     kernel.mount("ours", _OURS, "tmpfs", _NO_DEVICES, "mode=0755,size=1m,nr_inodes=4k")
     for name in _IMAGE_FOLDERS:
@@ -239,8 +238,8 @@ def build_from_image(image: Mounted, mounted: list[Mounted], without: frozenset[
     _finish(place, mounted, without)
 
 
-def begin() -> str:
-    """Where the template is to be, in a file system that is ours alone."""
+def make_place() -> str:
+    """Make the place for the template, in a file system that is ours alone."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("zygote", BASE, "tmpfs", _NO_DEVICES, "mode=0755,size=1m,nr_inodes=256")
     os.mkdir(f"{BASE}/proc", 0o755)
@@ -250,7 +249,7 @@ def begin() -> str:
 
 
 def _make_mount_points(place: str, mounted: list[Mounted], trees: list[str]) -> None:
-    """For mounts that lie in no other one, and in no tree: those have the room already."""
+    """Make mount points for mounts that lie in no other one and in no tree: those contain the mount point already."""
     covered = list(trees)
     for mount in mounted:
         if not any(mount.at.startswith(f"{outer}/") for outer in covered):
@@ -259,7 +258,7 @@ def _make_mount_points(place: str, mounted: list[Mounted], trees: list[str]) -> 
 
 
 def _finish(place: str, mounted: list[Mounted], without: frozenset[str], *, noexec: bool = False) -> None:
-    """Have at hand what boxes mount by themselves, and let go of all the rest."""
+    """Prepare what boxes mount by themselves, and unmount all the rest."""
     os.mkdir(f"{BASE}{MOUNTS.decode()}", 0o755)
     for number, mount in enumerate(mounted):
         mount.attach(f"{BASE}{MOUNTS.decode()}/{number}")
@@ -291,10 +290,10 @@ def _skeleton(place: str, paths: list[str]) -> None:
 
 
 def _link(place: str, paths: list[str]) -> None:
-    """What programs write to whatever they are told, and their own streams; `paths` are what boxes are to see."""
+    """Link the places that programs write to by default, and their own streams; `paths` are what boxes see."""
     for name in ("tmp", "dev/shm", "var/tmp"):
         if any(f"{path}/".startswith(f"/{name}/") for path in paths):
-            os.mkdir(f"{place}/{name}", 0o755)  # it has to hold something of the host's, so it is no place to write to
+            os.mkdir(f"{place}/{name}", 0o755)  # it holds something of the host, so programs cannot write there
         else:
             os.symlink("/workspace/tmp", f"{place}/{name}")
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
@@ -308,7 +307,7 @@ def _write(place: str, files: dict[str, str]) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    """Small and public things are copied: a mount for each would have to be made again for every box."""
+    """Copy small public files: a mount for each would have to be made again for every box."""
     try:
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         if os.path.islink(source):
@@ -321,7 +320,7 @@ def _copy(source: str, target: str) -> None:
             with open(source, "rb") as old, open(target, "wb") as new:
                 new.write(old.read())
     except OSError:
-        return  # not there, or not for all users: then not for boxes either
+        return  # missing, or not readable by all users: then not by boxes either
 
 
 def _devices(place: str) -> None:
@@ -331,7 +330,7 @@ def _devices(place: str) -> None:
         kernel.bind(f"/dev/{name}", target, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NOEXEC)
 
 
-# ── Where only named programs may run ──
+# ── Where only named programs may run ─────────────────────────────────────────────────────────────
 
 
 def _show_named_programs(place: str, choice: dict[str, Any]) -> None:
@@ -361,8 +360,8 @@ def _fill_programs(staging: str, folder: str, entries: list[list[str]]) -> None:
 
 
 def seal(choice: dict[str, Any], without: frozenset[str]) -> None:
-    """When all that the zygote itself loads is loaded: from now on nothing is executed from trees in which any code may
-    be, nor mapped as code, which is the loader's way."""
+    """Once the zygote has loaded all that it needs: nothing is executed any more from trees that may hold any code, nor
+    mapped as code, as the loader would."""
     if not choice["sealed"] or "noexec" in without:
         return
     place = TEMPLATE.decode()
@@ -370,20 +369,24 @@ def seal(choice: dict[str, Any], without: frozenset[str]) -> None:
     for path in choice["sealed"]:
         kernel.bind(f"{place}{path}", f"{place}{path}", kernel.ATTR_NOEXEC)
     for path, clone in spared:
-        kernel.call("move_mount", clone, b"", -100, f"{place}{path}".encode(), _EMPTY_PATH)
+        kernel.call(
+            "move_mount", clone, b"", kernel.AT_FDCWD, f"{place}{path}".encode(), kernel.MOVE_MOUNT_F_EMPTY_PATH
+        )
         os.close(clone)
 
 
 def _clone_mount(path: str) -> int:
-    """As it is mounted now, and attached nowhere."""
-    return kernel.call("open_tree", -100, path.encode(), _CLONE | _RECURSIVE | os.O_CLOEXEC)
+    """A detached copy of the mount as it is now."""
+    return kernel.call(
+        "open_tree", kernel.AT_FDCWD, path.encode(), kernel.OPEN_TREE_CLONE | kernel.AT_RECURSIVE | os.O_CLOEXEC
+    )
 
 
-# ── For a moment inside ──
+# ── Paths as in a box ─────────────────────────────────────────────────────────────────────────────
 
 
 class Inside:
-    """For a moment, paths mean what they mean in a box: imports find the interpreter's own files."""
+    """Within this, paths mean what they mean in a box: imports find the interpreter's own files."""
 
     def __enter__(self) -> None:
         self._outside = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

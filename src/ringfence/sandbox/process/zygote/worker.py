@@ -1,4 +1,4 @@
-"""The process of a box that runs a program: closed up, it waits to be told what. Used inside the zygote's children."""
+"""The process of a box that runs a program: once confined, it waits for its order. Runs in the zygote's children."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REHEARSAL = "import builtins\nfor _ in (): print(_)\n"
 
 
 def close_up(site: confine.BuildSite) -> socket.socket:
-    """In the process that is to run a program. Returns its way to the supervisor."""
+    """Confine the process that is to run a program. Returns its channel to the supervisor."""
     try:
         seen = site.carry_out()
         channel = _announced(socket.socket(fileno=CHANNEL), site.descriptors, seen)
@@ -40,7 +40,7 @@ def close_up(site: confine.BuildSite) -> socket.socket:
     except OSError as exc:
         send(socket.socket(fileno=CHANNEL), f"failed {exc}", [])
         os._exit(1)
-    except BaseException:  # nothing of ours may go on in a process that should have been a box
+    except BaseException:  # a process that is not confined must not go on
         os._exit(1)
 
 
@@ -56,20 +56,20 @@ def _announced(channel: socket.socket, descriptors: dict[str, int], seen: list[s
 
 _cells: list[ModuleType] = []
 copied = [False]
-"""Whether what boxes write was copied when they were forked, so that none of them has to rehearse."""
+"""Whether the pages that boxes write to were copied at the fork, so that no box has to rehearse."""
 names: dict[str, object] = {}
-"""What the set-up code of a template made: a session's interpreters begin with it."""
+"""Names that the set-up code of a template made; a session's interpreters start with them."""
 
 
 def load_cells() -> None:
-    """In a zygote whose boxes stay; other boxes would only carry it along."""
+    """Load `repl` in a zygote whose boxes stay; other boxes do not need it."""
     from ringfence.sandbox.process.guest import repl  # noqa: PLC0415 - likewise
 
     _cells.append(repl)
 
 
 def program(channel: socket.socket) -> runner.GuestProgram:
-    """What to run, in the process that it is to run in. Does not return for a command, nor for a session's cells."""
+    """Receive the order and prepare its program. Does not return for a command, nor for a session's cells."""
     _begin()
     ready = None if _cells else runner.GuestProgram()
     order, descriptors = receive(channel)
@@ -104,19 +104,19 @@ def program(channel: socket.socket) -> runner.GuestProgram:
 
 
 def _begin() -> None:
-    # A zygote's own words say where we are installed.
+    # The arguments of the zygote name the folder that we are installed in.
     kernel.overwrite(_ARGUMENTS, b"python3")
     sys.orig_argv = [sys.executable]
     if not copied[0]:
         rehearse()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed()  # boxes are forks of one process: what was random in it must not be the same in all
+        numpy.random.seed()  # boxes are forks of one process and must not share its random state
     gc.enable()
 
 
 def rehearse() -> None:
-    """Do everything once for nothing: pages that a program is going to write are copied while no run waits."""
+    """Do everything once, so that pages that a program is going to write are copied while no run waits."""
     marshal.loads(marshal.dumps({"kind": "", "argv": [""], "env": {"A": "b"}}))  # noqa: S302 - a constant
     os.environ["A"] = "b"
     del os.environ["A"]
@@ -126,7 +126,7 @@ def rehearse() -> None:
 
 
 def bear_witness(site: confine.BuildSite) -> None:
-    """All that a box does, with a program that does nothing. It is in no box: what was preloaded does not run."""
+    """Do all that a box does, with a program that does nothing. There is no box, so preloaded code must not run."""
     signal.alarm(_WITNESS_SECONDS)  # until it stands still
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reads, writes = os.pipe()
@@ -144,7 +144,7 @@ def bear_witness(site: confine.BuildSite) -> None:
 
 
 def _exec_interpreter(channel: socket.socket, order: dict[str, Any], given: list[int]) -> None:
-    """Become another interpreter, which serves cells: at 3 it finds its code, at 4 its way to the supervisor."""
+    """Exec another interpreter, which serves cells: descriptor 3 is its code, 4 its channel to the supervisor."""
     send(channel, "begun", [])
     for descriptor, place in ((given[3], 3), (channel.detach(), 4)):
         os.dup2(descriptor, place)
@@ -155,11 +155,11 @@ def _exec_interpreter(channel: socket.socket, order: dict[str, Any], given: list
 
 
 def _take_terminal() -> None:
-    """The one it was given controls it, and no other process: it can say which of its jobs is in front."""
+    """Make the terminal that it was given its controlling one, so that it can choose the job in front."""
     try:
         kernel.call("ioctl", 0, _TIOCSCTTY, 0)
     except OSError:
-        return  # then it has one that no keys come from
+        return  # then the terminal delivers no signals
 
 
 def _execute(argv: list[str], folder: str) -> None:
@@ -177,11 +177,11 @@ def _execute(argv: list[str], folder: str) -> None:
         os._exit(127 if isinstance(exc, FileNotFoundError) else 126)
 
 
-# ── Messages ──
+# ── Messages ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """An order of the supervisor's, whom we trust, and what came with it."""
+    """An order of the supervisor, which we trust, and the descriptors that came with it."""
     # A buffer for the longest order would cost every box more than asking first.
     size = channel.recv_into(_LENGTH, 1, socket.MSG_PEEK | socket.MSG_TRUNC)
     data, ancillary, _, _ = channel.recvmsg(size, socket.CMSG_SPACE(32)) if size else (b"", [], 0, None)
@@ -194,7 +194,7 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def send(channel: socket.socket, text: str, descriptors: list[int]) -> None:
-    """In plain words, since the supervisor must be able to read it without trusting the sender."""
+    """Send plain words, since the supervisor must be able to read them without trusting the sender."""
     packed = struct.pack(f"{len(descriptors)}i", *descriptors)
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if descriptors else []
     channel.sendmsg([text.encode()[:_MESSAGE_BYTES]], ancillary)

@@ -1,4 +1,4 @@
-"""Secrets of this process for sessions of the keeper: what a session wants is heard, decided here, and answered."""
+"""The broker of this process for sessions of a keeper: it decides each request of a session for a secret."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
 log = logging.getLogger("ringfence")
 
 
-class SecretLending:
-    """Lends secrets to all sessions of one keeper."""
+class SessionBroker:
+    """Answers the requests for secrets of all sessions of one keeper."""
 
-    def __init__(self, keeper: SessionService, lender: Callable[[], SecretBroker]) -> None:
-        """`lender` finds the secrets of the configuration in force."""
+    def __init__(self, keeper: SessionService, broker: Callable[[], SecretBroker]) -> None:
+        """`broker` finds the secrets of the configuration in force."""
         self._keeper = keeper
-        self._lender = lender
+        self._broker = broker
         self._name = ""
         self._listening: asyncio.Task[None] | None = None
         self._begun: asyncio.Future[None] | None = None
         self._answers: set[asyncio.Task[None]] = set()
 
-    async def offer(self, owner: Owner, session: str, network: tuple[str, ...], lending: SessionSecrets) -> None:
-        """Before anything runs there: each secret can be had now, and from now on we are asked for it.
+    async def offer(self, owner: Owner, session: str, network: tuple[str, ...], secrets: SessionSecrets) -> None:
+        """Check that each secret can be had now; from now on the keeper asks us for them.
 
         Raises Refused, Unavailable.
         """
-        await self.ready(owner, session, network, lending)
+        await self.ready(owner, session, network, secrets)
         await self._listen(owner)
-        await self._keeper.lend(owner, session, self._name)
+        await self._keeper.use_broker(owner, session, self._name)
 
-    async def ready(self, owner: Owner, session: str, network: tuple[str, ...], lending: SessionSecrets) -> None:
-        await self._lender().ready(
+    async def ready(self, owner: Owner, session: str, network: tuple[str, ...], secrets: SessionSecrets) -> None:
+        await self._broker().ready(
             Access(
                 places=network,
-                secrets=tuple(loan.name for loan in lending.loans),
+                secrets=tuple(secret.name for secret in secrets.brokered),
                 tenant=owner.tenant,
-                capability=lending.capability,
+                capability=secrets.capability,
                 agent=owner.agent,
-                call_id=lending.call_id,
+                call_id=secrets.call_id,
                 session=session,
             )
         )
@@ -62,7 +62,7 @@ class SecretLending:
         if tasks:
             await asyncio.wait(tasks)
 
-    # ── What is wished for ──
+    # ── Requests of sessions ──
 
     async def _listen(self, owner: Owner) -> None:
         if self._listening is None or self._listening.done() or self._begun is None:
@@ -73,28 +73,28 @@ class SecretLending:
 
     async def _hear(self, owner: Owner, name: str, begun: asyncio.Future[None]) -> None:
         try:
-            async for wish in self._keeper.wishes(owner, name):
+            async for request in self._keeper.substitution_requests(owner, name):
                 if not begun.done():
                     begun.set_result(None)
-                elif wish.number:
-                    task = asyncio.get_running_loop().create_task(self._answer(owner, name, wish))
+                elif request.number:
+                    task = asyncio.get_running_loop().create_task(self._answer(owner, name, request))
                     self._answers.add(task)
                     task.add_done_callback(self._answers.discard)
         except RingfenceError as problem:
-            log.info("no session is lent secrets by us any more: %s", problem)
+            log.info("no session gets secrets from this process any more: %s", problem)
         finally:
             if not begun.done():
                 begun.set_exception(Unavailable("no_secret", "the keeper of sessions does not take secrets from us"))
                 begun.exception()  # the caller that waited may be gone
 
-    async def _answer(self, owner: Owner, name: str, wish: SubstitutionRequest) -> None:
-        answer = await self._decided(wish)
+    async def _answer(self, owner: Owner, name: str, request: SubstitutionRequest) -> None:
+        answer = await self._decided(request)
         with suppress(RingfenceError):  # then it is not waited for any more
-            await self._keeper.settle(owner, name, wish.number, answer)
+            await self._keeper.answer_substitution(owner, name, request.number, answer)
 
-    async def _decided(self, wish: SubstitutionRequest) -> SubstitutionReply | SubstitutionDenial:
+    async def _decided(self, request: SubstitutionRequest) -> SubstitutionReply | SubstitutionDenial:
         try:
-            return await self._lender().lend(wish)
+            return await self._broker().substitute(request)
         except Refused as problem:
             return SubstitutionDenial(problem.reason_code, problem.message)
         except Unavailable as problem:

@@ -1,4 +1,4 @@
-"""What is known of a host before anything is tried on it: its settings, its security modules, the container we are in.
+"""Facts about this host that need no trial: its settings, its security modules, the container we are in.
 
 Nothing here decides whether a box can be made. It only names the cause where the kernel has refused something.
 """
@@ -17,7 +17,7 @@ from typing import Literal
 Engine = Literal["docker", "podman", "kubernetes", "dev container", "lxc", "systemd-nspawn", "container"]
 
 ALL_IDS = 2**32 - 1
-"""How many there are outside of any user namespace."""
+"""The number of ids outside of any user namespace."""
 _ENGINE_OF_CONTAINER: Mapping[str, Engine] = {
     "docker": "docker",
     "podman": "podman",
@@ -51,36 +51,36 @@ LAUNCHER = "/usr/local/libexec/ringfence/zygote"
 """Installed by `ringfence host --fix` where AppArmor allows user namespaces only to programs with a profile: Ubuntu."""
 
 
-def launched(command: Sequence[str]) -> list[str]:
-    """How a zygote is started. The profile is attached to the launcher, and what that executes stays in it."""
+def with_launcher(command: Sequence[str]) -> list[str]:
+    """The command of a zygote. AppArmor attaches the profile to the launcher, and what it executes keeps it."""
     return [LAUNCHER, *command] if os.geteuid() != 0 and os.access(LAUNCHER, os.X_OK) else [*command]
 
 
 @dataclass(frozen=True, slots=True)
-class HostSurroundings:
-    """Read once; `read` takes another root folder for tests."""
+class HostInfo:
+    """The settings of a host, read once. `read` takes another root folder for tests."""
 
     system: str = "linux"
     machine: str = "x86_64"
     release: str = "6.1.0"
     uid: int = 1000
     settings: Mapping[str, int] = field(default_factory=dict)
-    """Of sysctl, those that are there."""
+    """The sysctl settings that exist here."""
     modules: tuple[str, ...] = ()
-    """Active security modules, where the kernel tells."""
+    """Active security modules, where the kernel names them."""
     label: str = ""
-    """What AppArmor or SELinux calls us."""
+    """Our label of AppArmor or SELinux."""
     selinux: bool = False
-    """Enforcing."""
+    """SELinux is enforcing."""
     filtered: bool = False
-    """Our system calls pass a seccomp filter that is not ours."""
+    """A seccomp filter that is not ours filters our system calls."""
     no_new_privileges: bool = False
     covered: tuple[str, ...] = ()
     """Paths below /proc that something else is mounted on, or that are read-only."""
     mapped_ids: int = ALL_IDS
     """How many user ids exist here; fewer than all in a user namespace."""
     engine: Engine | None = None
-    """Of the container that we are in."""
+    """The engine of the container that we are in."""
     engine_sign: str = ""
     github: bool = False
     chrooted: bool = False
@@ -103,7 +103,7 @@ class HostSurroundings:
         return "microsoft" in self.release.lower()
 
     @classmethod
-    def read(cls, root: Path = Path("/"), uid: int | None = None) -> HostSurroundings:
+    def read(cls, root: Path = Path("/"), uid: int | None = None) -> HostInfo:
         text = _reader(root)
         status = text("proc/self/status")
         environment = _variables(text("proc/self/environ"))
@@ -155,7 +155,7 @@ def _variables(text: str) -> dict[str, str]:
 
 
 def _engine(root: Path, environment: Mapping[str, str]) -> tuple[Engine | None, str]:
-    """Which, and by what it was recognised. Each looks after its own kind of container; a pod is told first."""
+    """The engine and the sign that it was recognised by. A pod is looked for first."""
     text = _reader(root)
     if "KUBERNETES_SERVICE_HOST" in environment or (root / "run/secrets/kubernetes.io").is_dir():
         return "kubernetes", "its service account, or KUBERNETES_SERVICE_HOST"
@@ -178,7 +178,7 @@ def _engine(root: Path, environment: Mapping[str, str]) -> tuple[Engine | None, 
 
 
 def _covered(mounts: str) -> tuple[str, ...]:
-    """What hides a part of /proc: the kernel shows a new one only to processes that see all of one already."""
+    """Mounts that hide a part of /proc: the kernel allows a new one only to processes that see all of one already."""
     out = []
     for line in mounts.splitlines():
         words = line.split()
