@@ -19,7 +19,7 @@ from ringfence.compose.runs import make_executor
 from ringfence.core.errors import Unavailable
 from ringfence.sandbox.tools.toolkit import TOOLS
 from ringfence.store import Reader
-from tests import tooling
+from tests import tooling, warm
 
 Body = dict[str, Any]
 
@@ -45,8 +45,7 @@ def ringfence(*arguments: str | Path) -> list[str]:
 
 def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
     """One verb of the command line, run to its end."""
-    command = ringfence(*arguments)
-    return subprocess.run(command, cwd=cwd, timeout=timeout, capture_output=True, text=True, check=False)
+    return warm.run(ringfence(*arguments), cwd=cwd, timeout=timeout)
 
 
 def server(script: str, *arguments: str) -> str:

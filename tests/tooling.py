@@ -24,6 +24,8 @@ from typing import NoReturn
 
 import pytest
 
+from tests import warm
+
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
 NODE_MODULES = ROOT / ".tools" / "npm" / "node_modules"
@@ -133,7 +135,7 @@ def free_port() -> int:
 class Started:
     """A process started by a test, with everything that it wrote."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | warm.WarmProcess
     log: Path
 
     @property
@@ -243,6 +245,26 @@ def wait_for_port(port: int, timeout: float = PATIENCE) -> None:
         time.sleep(0.02)
 
 
+def _start(
+    command: Sequence[str | Path], log: int, env: Mapping[str, str], cwd: Path | None
+) -> subprocess.Popen[bytes] | warm.WarmProcess:
+    if not warm.can_start(command):
+        return subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    try:
+        return warm.start(command, stdin=nothing, stdout=log, stderr=log, env=env, cwd=cwd, new_session=True)
+    finally:
+        os.close(nothing)
+
+
 @contextmanager
 def start_process(
     command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
@@ -252,15 +274,7 @@ def start_process(
     `env` is added to the environment of the tests.
     """
     with tempfile.NamedTemporaryFile(prefix="ringfence-test-", suffix=".log") as log:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **(env or {})},
-            cwd=cwd,
-            start_new_session=True,
-        )
+        process = _start(command, log.fileno(), {**os.environ, **(env or {})}, cwd)
         started = Started(process, Path(log.name))
         try:
             yield started
