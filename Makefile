@@ -4,8 +4,8 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup run test quick bench hosts lint clean
 
-# Tests run in this many processes.
-JOBS ?= 2
+# Tests run in this many processes: one more than two cores, because some of them wait.
+JOBS ?= 3
 PYTHON := .venv/bin/python
 
 help:

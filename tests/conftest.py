@@ -30,6 +30,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_LONGEST = (
+    "doctor/test_placement.py",
+    "durability/test_kill.py",
+    "doctor/test_kept.py",
+    "docs/test_servers.py",
+    "compose/test_packages.py",
+    "test_othersystem.py",
+    "mcp/test_conformance.py",
+    "cli/init/test_images.py",
+    "doctor/test_inimage.py",
+)
+"""Files of tests that take a minute and more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first: at the end, one of them would keep one worker busy and the others idle."""
+    order = {tooling.ROOT / "tests" / name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
 def pytest_unconfigure() -> None:
     if _measured is not None:
         _measured.stop()
