@@ -331,6 +331,22 @@ def test_in_definitions_and_in_what_people_see_it_is_escaped() -> None:
     assert guard.listed(fine) == fine
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"files": [{"path": "/workspace/output/\u200bx"}]},
+        {"skipped": {"\u200bx": "a link"}},
+        {"late": {"files": [{"path": "\u200bx"}]}},
+        {"planted": [".git/hooks/\u200bx"]},
+        {"network": {"denied": [{"host": "\u200bx"}]}},
+    ],
+    ids=lambda facts: next(iter(facts)),
+)
+def test_names_that_a_program_chose_pass_the_guard_wherever_they_stand_in_facts(facts: Json) -> None:
+    guarded = Guard(Schemas().result_problem).facts(facts)
+    assert "\u200b" not in str(guarded) and "\\u{200b}" in str(guarded).replace("\\\\", "\\")
+
+
 def test_what_has_keys_that_would_look_the_same_is_refused() -> None:
     guard = Guard(Schemas().result_problem)
     alike = {"a\u200b": 1, r"a\u{200b}": 2}

@@ -175,6 +175,7 @@ def test_files_are_on_record_by_salted_digest_and_not_by_the_name_that_a_program
     told = read(journal.finished(made, Outcome(Status.SUCCESS, "ok"), facts))["facts"]
     assert "SECRET" not in str(told) and "abab" not in str(told) and "ef" not in str(told["output"].values())
     assert (len(told["files"]), told["skipped"], told["output"]["stdout_bytes"]) == (100, 1, 3)
+    assert (told["files_left_out"], "inputs_left_out" in told) == (200, False)
     assert set(told["inputs"][0]) == {"bytes", "digest"}
     assert told["inputs"][0]["digest"] == canonical.salted_bytes(("ab" * 32).encode(), made.salt)
     assert facts["files"] == files, "what the caller gets is not touched"

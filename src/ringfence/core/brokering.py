@@ -48,8 +48,8 @@ class SessionSecrets:
 
     brokered: tuple[BrokeredSecret, ...]
     capability: str | None = None
-    """The call that opened the session."""
     call_id: str | None = None
+    """The call that opened the session."""
 
 
 @dataclass(frozen=True, slots=True)

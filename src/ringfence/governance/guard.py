@@ -36,6 +36,8 @@ FOREIGN = "foreign_keys"
 
 _MOST_HITS = 1000
 """A text that a pattern matches more often is withheld whole: each hit costs another search of the rest."""
+_CHOSEN = ("files", "skipped", "trouble", "late", "planted")
+"""Facts that hold names which a program in a box chose."""
 _ASKED = ("allowed", "denied", "failed")
 """What of the `network` fact names hosts that a program in a box asked for."""
 MESSAGE_CHARACTERS = 4000
@@ -205,7 +207,7 @@ class Guard:
     def facts(self, facts: Json) -> Json:
         """Facts with names in them that a program in a box chose: of its files, and of the hosts that it asked for."""
         asked = facts.get("network") or {}
-        chosen = facts.get("files") or facts.get("skipped") or facts.get("trouble") or any(map(asked.get, _ASKED))
+        chosen = any(map(facts.get, _CHOSEN)) or any(map(asked.get, _ASKED))
         return self.listed(facts) if chosen else facts
 
     def listed(self, item: Json) -> Json:

@@ -44,7 +44,7 @@ goes on record."""
 
 _NAME_LENGTH = 1000
 """Characters. What is longer is cut when it is clean: half a secret is no longer recognised."""
-_MOST_FILES = 100
+_MOST_RECORDED_FILES = 100
 _MOST_PARTS = 256
 
 
@@ -266,10 +266,12 @@ def _unlinked(facts: Json, state: CallState) -> Json:
         out["output"] = {name: None if name.endswith("sha256") else value for name, value in output.items()}
     for part in ("inputs", "files"):
         if facts.get(part):
-            out[part] = [_file(entry, salt) for entry in facts[part][:_MOST_FILES]]
+            out[part] = [_file(entry, salt) for entry in facts[part][:_MOST_RECORDED_FILES]]
+            if left_out := len(facts[part]) - len(out[part]):
+                out[f"{part}_left_out"] = left_out + facts.get(f"{part}_left_out", 0)
     late = facts.get("late")
     if late and late.get("files"):
-        out["late"] = {**late, "files": [_file(entry, salt) for entry in late["files"][:_MOST_FILES]]}
+        out["late"] = {**late, "files": [_file(entry, salt) for entry in late["files"][:_MOST_RECORDED_FILES]]}
     if facts.get("skipped"):
         out["skipped"] = len(facts["skipped"])
     return out
