@@ -356,6 +356,20 @@ def nothing() -> None:
     """Nobody waits for the group to be gone."""
 
 
+@contextmanager
+def process_in(group: Group) -> Iterator[None]:
+    """A process that waits in the group while the block lasts."""
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    try:
+        group.add(pid)
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def live_in(group: Group, children: int = 0) -> None:
     """One process that enters by itself, as a box does, with so many below it at the same time."""
     entrances = group.entrances()
@@ -394,18 +408,10 @@ def test_a_box_for_one_run_enters_without_stopping_the_host(groups: GroupPool) -
 def test_a_group_in_which_something_lives_is_not_used_again(groups: GroupPool) -> None:
     group = taken(groups)
     group.keep_files_open()
-    group.reset()  # which looks, and sees nobody
-    pid = os.fork()
-    if pid == 0:
-        signal.pause()
-    try:
-        group.add(pid)
-        with pytest.raises(OSError):
-            group.reset()
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        group.remove(patience=5)
+    group.reset()  # which looks, and sees no process
+    with process_in(group), pytest.raises(OSError):
+        group.reset()
+    group.remove(patience=5)
 
 
 @needed
@@ -453,18 +459,11 @@ def test_nothing_is_left_when_they_are_closed(groups: GroupPool) -> None:
 @needed
 def test_a_group_that_is_not_empty_yet_is_removed_later(groups: GroupPool) -> None:
     group = taken(groups)
-    told: list[str] = []
-    pid = os.fork()
-    if pid == 0:
-        signal.pause()
-    try:
-        group.add(pid)
+    events: list[str] = []
+    with process_in(group):
         with pytest.raises(OSError):
-            groups.give_back(group, LIMITS, reaped=False, removed=lambda: told.append("removed"))
-        assert not groups.remove_leaving() and told == []
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+            groups.give_back(group, LIMITS, reaped=False, removed=lambda: events.append("removed"))
+        assert not groups.remove_leaving() and events == []
 
     def gone() -> bool:
         other = taken(groups)
@@ -472,7 +471,7 @@ def test_a_group_that_is_not_empty_yet_is_removed_later(groups: GroupPool) -> No
         return not any(os.path.exists(path) for path in group.paths)
 
     until(gone)
-    assert told == ["removed"] and groups.remove_leaving()
+    assert events == ["removed"] and groups.remove_leaving()
 
 
 def test_where_there_are_no_control_groups_there_is_none() -> None:
