@@ -134,7 +134,7 @@ def test_changes_are_shown_made_and_looked_at(made: list[str], capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert made[-1] == "write 1 to /proc/sys/kernel/unprivileged_userns_clone"
     assert "write /etc/sysctl.d/60-ringfence.conf" in shown and f"done: {made[-1]}" in shown
-    assert shown.index("To mend it:") < shown.index("done:") < shown.index("Afterwards:")
+    assert shown.index("To fix it:") < shown.index("done:") < shown.index("Afterwards:")
 
 
 @pytest.mark.parametrize("answer", [True, False])

@@ -171,7 +171,7 @@ def _name(uid: int) -> str:
         return str(uid)
 
 
-# ── Mending ──
+# ── Fixing ──
 
 
 def _fix(report: Json, whom: remedies.User | None, *, yes: bool) -> Json | None:
@@ -187,7 +187,7 @@ def _fix(report: Json, whom: remedies.User | None, *, yes: bool) -> Json | None:
         every = all(finding["state"] == "ok" for finding in report["findings"])
         print("\nThere is nothing to fix here." if every else "\nNone of this can be fixed from here.")
         return None
-    shown = "\n".join(["\nTo mend it:", *(_shown(change) for change in changes)])
+    shown = "\n".join(["\nTo fix it:", *(_shown(change) for change in changes)])
     if not root:
         print(safe(shown, lines=True), flush=True)
         common.fail(f"\nThat takes root: {remedies.fix()}")

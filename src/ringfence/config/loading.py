@@ -318,7 +318,7 @@ def _shown(draft: Draft, name: str, path: Path) -> str:
 def _take_file(found: _Rules, path: Path, file: str, named_at: Where) -> None:
     text, problems = yaml.read_file(path, file)
     if text is None:
-        # What is not there has no lines; the place to mend is where it was named.
+        # What is not there has no lines; the place to change is where it was named.
         unreadable = all(problem.line == 1 and problem.column == 1 for problem in problems)
         if unreadable:
             for problem in problems:

@@ -152,7 +152,7 @@ def test_an_error_ends_with_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None
     told = diagnosis.explained(Unavailable("no_zygote", "no box can be made on this host: PermissionError"))
     assert told.reason_code == "missing_protection"
     assert "kernel.unprivileged_userns_clone is 0" in told.message
-    assert told.message.endswith(f"Run `ringfence host` to see what is missing, `{remedies.fix()}` to mend it")
+    assert told.message.endswith(f"Run `ringfence host` to see what is missing, `{remedies.fix()}` to fix it")
     monkeypatch.setattr(diagnosis, "diagnose_refusals", lambda: Diagnosis(HOST, tuple(judge(ALL, HOST))))
     told = diagnosis.explained(Unavailable("no_zygote", "it died"))
     assert (told.reason_code, told.message[:7]) == ("no_zygote", "it died") and "ringfence host" in told.message

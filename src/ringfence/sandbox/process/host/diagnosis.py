@@ -195,7 +195,7 @@ class Diagnosis:
             return f"{missing}. Start the container with {options}; `ringfence host` says more"
         cures = [remedy for finding in self.missing for remedy in finding.remedies]
         if any(remedy.mends for remedy in cures):
-            return f"{missing}. Run `ringfence host` to see what is missing, `{remedies.fix()}` to mend it"
+            return f"{missing}. Run `ringfence host` to see what is missing, `{remedies.fix()}` to fix it"
         commands = dict.fromkeys(remedy.command for remedy in cures if remedy.command)
         if commands:
             return f"{missing}. Run {' and '.join(f'`{command}`' for command in commands)}; `ringfence host` says more"

@@ -85,7 +85,7 @@ class Remedy:
 
 @cache
 def fix() -> str:
-    """The command that mends what can be mended. By its path where sudo would not find it: in a virtual environment."""
+    """The command that fixes what can be fixed. By its path where sudo would not find it: in a virtual environment."""
     beside = Path(sys.executable).with_name("ringfence")
     if shutil.which("ringfence", path=_SEARCHED_BY_SUDO) is not None or not beside.exists():
         return "sudo ringfence host --fix"
