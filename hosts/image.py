@@ -70,12 +70,14 @@ def root_image(guest: Guest, finish: Callable[[Path], None]) -> Path:
         make_ext4(whole, tree, _MEGABYTES)
         finish(whole)
     else:
-        # In a mount namespace of its own: what is mounted on the way goes with it, however it ends.
+        # From here on the tree changes: an installation that is broken off starts anew. In a mount namespace of its
+        # own: what is mounted on the way goes with it, however it ends.
+        unpacked.unlink()
         run(["unshare", "--mount", "chroot", tree, "/settle.sh"], log=log)
         make_ext4(whole, tree, _MEGABYTES)
     whole.rename(image)
     run(["rm", "-rf", "--one-file-system", tree])
-    unpacked.unlink()
+    unpacked.unlink(missing_ok=True)
     return image
 
 
