@@ -18,7 +18,7 @@ import anyio
 import pytest
 
 from ringfence.compose.backends import make_backend
-from ringfence.compose.keeper import capacity_rules, keeper_launch, keeper_of, settings_digest
+from ringfence.compose.keeper import keeper_launch, keeper_of, keeper_rules, settings_digest
 from ringfence.config import SandboxSettings
 from ringfence.core.box import MIB, Limits
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
@@ -232,9 +232,9 @@ async def test_boxes_with_less_protection_are_another_keepers(state: Path) -> No
 
 
 def test_what_a_keeper_is_told_is_what_the_configuration_says() -> None:
-    rules = capacity_rules(replace(SETTINGS, max_sessions=3, max_sessions_memory_mb=2, session_queue_seconds=1.0))
+    rules = keeper_rules(replace(SETTINGS, max_sessions=3, max_sessions_memory_mb=2, session_queue_seconds=1.0))
     assert (rules.max_sessions, rules.max_memory_bytes, rules.queue_seconds) == (3, 2 * MIB, 1.0)
-    assert capacity_rules(SETTINGS).max_memory_bytes is None
+    assert keeper_rules(SETTINGS).max_memory_bytes is None
     assert settings_digest(SETTINGS) != settings_digest(replace(SETTINGS, templates={"mine": ("numpy",)}))
     with pytest.raises(Unavailable, match="does not exist"):
         make_backend(replace(SETTINGS, backend="chroot"))

@@ -235,7 +235,7 @@ def fit_for(reason: str) -> Taken:
 
 def unasked_scheme(patch: pytest.MonkeyPatch) -> None:
     """The proxy itself takes every request for one over TLS; what the broker is told stays as it is."""
-    real = ProxyExchange._brokered
+    real = ProxyExchange._given
 
     async def brokered(self: ProxyExchange, *given: Any) -> Any:
         scheme, self._scheme = self._scheme, "https"
@@ -245,7 +245,7 @@ def unasked_scheme(patch: pytest.MonkeyPatch) -> None:
         finally:
             self._scheme = scheme
 
-    patch.setattr(ProxyExchange, "_brokered", brokered)
+    patch.setattr(ProxyExchange, "_given", brokered)
 
 
 async def anywhere(self: BoxBroker, asked: Any, here: list[Any]) -> list[Any]:

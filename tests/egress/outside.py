@@ -186,14 +186,14 @@ async def box(
     resolve: Names | None = None,
     trust: ssl.SSLContext | None = None,
     limits: ProxyLimits | None = None,
-    broker: Substitute | None = None,
+    substitute: Substitute | None = None,
 ) -> AsyncIterator[Box]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     facts: list[EgressFact] = []
     egress = Egress(resolve or Names(), trust or NOBODY, limits)
     compiled = rules if isinstance(rules, Rules) else Rules(rules)
-    attached = await egress.attach(listener, compiled, facts.append, broker=broker)
+    attached = await egress.attach(listener, compiled, facts.append, substitute=substitute)
     inside = Box(attached, port, facts)
     try:
         yield inside

@@ -176,7 +176,7 @@ async def test_a_secret_is_never_put_into_a_request_in_clear() -> None:
     async def broker(asked: OutboundRequest) -> Substitution:
         return Substitution(put={"Authorization": "Bearer REAL"})
 
-    async with answering(Server()) as server, box([OPEN], LOCAL, broker=broker) as inside:
+    async with answering(Server()) as server, box([OPEN], LOCAL, substitute=broker) as inside:
         assert reason(await inside.say(get(server.port))) == "secret_in_clear"
         assert server.connections == 0
 
@@ -187,7 +187,7 @@ async def test_a_broker_may_refuse_or_have_nothing() -> None:
             raise Refused(Status.DENIED, "placeholder", "not for this host")
         raise Unavailable("vault", "the vault does not answer")
 
-    async with answering(Server()) as server, box([OPEN], LOCAL, broker=broker) as inside:
+    async with answering(Server()) as server, box([OPEN], LOCAL, substitute=broker) as inside:
         refused, failed = await inside.say(get(server.port, "/refused")), await inside.say(get(server.port))
         assert (status(refused), reason(refused), status(failed), reason(failed)) == (403, "placeholder", 502, "vault")
         assert server.connections == 0
@@ -197,7 +197,7 @@ async def test_a_broken_broker_lets_nothing_out() -> None:
     async def broker(asked: OutboundRequest) -> Substitution:
         raise ZeroDivisionError
 
-    async with answering(Server()) as server, box([OPEN], LOCAL, broker=broker) as inside:
+    async with answering(Server()) as server, box([OPEN], LOCAL, substitute=broker) as inside:
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
         assert await inside.say(get(server.port)) == b""
         assert [(f["verdict"], f["reason"]) for f in inside.facts] == [("failed", "internal")]

@@ -124,7 +124,7 @@ async def watching(asked: OutboundRequest) -> Substitution:
 async def test_what_is_refused_after_a_part_of_it_was_sent_is_denied_and_sent(
     said: Callable[[Box, Listener], Awaitable[None]], rule: NetworkRule, expected: tuple[str, str]
 ) -> None:
-    async with listening() as outside, box([rule], LOCAL, broker=watching) as inside:
+    async with listening() as outside, box([rule], LOCAL, substitute=watching) as inside:
         await said(inside, outside)
         network = await told(inside)
     place = {"host": "api.example", "port": outside.port, "count": 1}

@@ -120,7 +120,7 @@ async def test_answers_pass_through_it_whatever_their_framing(framing: str) -> N
 
     rule = NetworkRule("open", ("api.example",), addresses=LOOPBACK)
     playing = Server(answers[framing], closes=framing == "close")
-    async with answering(playing) as server, box([rule], LOCAL, broker=broker) as inside:
+    async with answering(playing) as server, box([rule], LOCAL, substitute=broker) as inside:
         line = f"GET http://api.example:{server.port}/ HTTP/1.1\r\nHost: api.example:{server.port}\r\n\r\n"
         answer = await inside.say(line.encode())
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and b"Transfer-Encoding: chunked" in answer

@@ -504,7 +504,7 @@ async def test_a_broker_puts_the_secret_in_and_takes_the_callers_own_off() -> No
         return Substitution(strip=frozenset({"x-placeholder"}), put={"Authorization": "Bearer REAL"})
 
     rule = NetworkRule("api", ("api.example",), addresses=LOOPBACK, terminate=True)
-    async with serves(Server()) as server, box([rule], LOCAL, TRUST, broker=broker) as inside:
+    async with serves(Server()) as server, box([rule], LOCAL, TRUST, substitute=broker) as inside:
         host = f"api.example:{server.port}"
         client = await tunnelled(inside, host, trusting(inside.attached.authority))
         await client.ask(get("/a?b", host=host, extra="authorization: Bearer FAKE\r\nX-Placeholder: p\r\nX-Own: y\r\n"))
@@ -525,7 +525,7 @@ async def test_a_secret_that_is_more_than_a_line_goes_nowhere() -> None:
     async def broker(request: OutboundRequest) -> Substitution:
         return Substitution(put={"Authorization": "a\r\nHost: b"})
 
-    async with serves(Server()) as server, box([READ], LOCAL, TRUST, broker=broker) as inside:
+    async with serves(Server()) as server, box([READ], LOCAL, TRUST, substitute=broker) as inside:
         host = f"api.example:{server.port}"
         client = await tunnelled(inside, host, trusting(inside.attached.authority))
         assert reason(await client.ask(get(host=host))) == "bad_secret"

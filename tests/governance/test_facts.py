@@ -13,12 +13,13 @@ import pytest
 from ringfence.core import canonical
 from ringfence.core.box import MIB, BoxReport, Captured, FileFact, Limits, Ran, Usage
 from ringfence.core.model import Contract, Decision, Effect, Mode, Status, Transport
-from ringfence.core.sessions import Within
+from ringfence.core.sessions import CellReport, StepReport, Within
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects, possible_effects
 from ringfence.governance.facts import Ending, build, effect, explanation
 from ringfence.sandbox.tools.results import judge
 from tests.boxing import report
 from tests.making import READ, WRITE, call
+from tests.tooling import ROOT
 
 KEYS = [
     "call_id", "decision_id", "rules", "contract_digest", "started_at", "wall_ms", "ended", "exit_status", "signal",
@@ -378,3 +379,23 @@ def test_what_was_put_into_a_session_is_told_by_digest() -> None:
     assert facts["effect"] == "none"
     reading = ending(contract=replace(BOX, mode=Mode.READ), within=Within("box_1"))
     assert explanation(reading).endswith("it only reads, so nothing was changed")
+
+
+def test_the_page_of_facts_names_every_fact() -> None:
+    full = report(
+        files=tuple(FileFact(f"/workspace/output/{number}", 1, "0" * 64) for number in range(1001)),
+        packages=({"name": "six", "version": "1"},),
+        commands="enforced",
+        forged=True,
+        late={"cpu_ms": 1.0},
+        planted=("/srv/.envrc",),
+        skipped={"output/pipe": "it is a pipe"},
+        trouble=("the box took long to end",),
+        isolation={"backend": "process"},
+    )
+    cell = CellReport(report("exited"))
+    within = Within("s_1", 2, "main", report=StepReport("s_1", 2, cell, "main"))
+    facts = build(ending(contract=BOX, ran=Ran(Limits(), full), within=within))
+    page = (ROOT / "docs/facts.md").read_text()
+    assert [name for name in facts if f"`{name}`" not in page] == []
+    assert set(facts) > {*KEYS, "session", "claimed", "late", "packages", "planted", "commands", "forged", "skipped"}

@@ -38,7 +38,7 @@ from ringfence.core.sessions import (
     StepReport,
     Tell,
 )
-from ringfence.sandbox.sessions.capacity import CapacityRules
+from ringfence.sandbox.sessions.capacity import KeeperRules
 from ringfence.sandbox.sessions.manager import SessionManager
 from tests import tooling
 
@@ -343,7 +343,7 @@ async def fake_sessions(folder: Path, **rules: Any) -> AsyncIterator[FakeSession
     """Looks, at the end, that nothing is left: no box, no task, no descriptor."""
     tasks, descriptors = asyncio.all_tasks(), open_descriptors()
     backend = FakeBackend()
-    manager = await SessionManager.open(backend, folder, CapacityRules(**rules))
+    manager = await SessionManager.open(backend, folder, KeeperRules(**rules))
     yield FakeSessions(manager, backend, folder)
     await manager.close()
     for box in backend.boxes:  # who has a real one open has its files, too, until then

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ringfence.cli.terminal import safe
 from ringfence.core.box import Stream
+from ringfence.core.system import write_all
 
 _CHUNK = 65536
 _NUMBERS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
@@ -53,7 +54,7 @@ class Sink:
             if self.broken:
                 continue
             try:
-                _write(_NUMBERS[item[0]], self._shown(*item))
+                write_all(_NUMBERS[item[0]], self._shown(*item))
             except OSError:
                 # The reader is gone, as with `| head`: the program need not run on.
                 self.broken = True
@@ -65,12 +66,6 @@ class Sink:
             return data
         text = decoder.decode(data).replace("\r\n", "\n")
         return safe(text, lines=True).encode("utf-8", "replace")
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 class StdinPipe:
@@ -94,7 +89,7 @@ class StdinPipe:
     def _work(self) -> None:
         try:
             while chunk := os.read(0, _CHUNK):
-                _write(self._end, chunk)
+                write_all(self._end, chunk)
         except OSError:
             pass  # the program is over, or our stdin cannot be read
         os.close(self._end)

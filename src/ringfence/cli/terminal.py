@@ -10,6 +10,7 @@ from typing import Any
 
 from ringfence.core import invisible
 from ringfence.core.errors import Unavailable
+from ringfence.core.system import write_all
 
 _TERMINAL = "/dev/tty"
 MARGIN = "    | "
@@ -98,11 +99,6 @@ def confirm(shown: str, question: str) -> bool:
         raise Unavailable("no_terminal", "there is no terminal here to ask a person on; run this in one") from None
     with open(descriptor, "r+b", buffering=0) as terminal:
         text = f"{within(shown, _columns(descriptor))}\n{question} [y/N] "
-        _write(descriptor, text.encode("utf-8", "backslashreplace"))
+        write_all(descriptor, text.encode("utf-8", "backslashreplace"))
         answer = terminal.readline(_LONGEST_ANSWER)
     return answer.decode("utf-8", "replace").strip().lower() in ("y", "yes")
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from ringfence.config.settings import Config
 from ringfence.core.box import MIB, Mount, Stream
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import SYSTEM, ServerSpec
+from ringfence.core.system import write_all
 
 if TYPE_CHECKING:
     from ringfence.sandbox.servers.boxed_server import BoxedServer
@@ -151,7 +151,7 @@ class WrapRequest:
 
 async def run_server(wanted: WrapRequest, configured: Config) -> int:
     """Run the server until it ends; returns the exit code."""
-    from ringfence.compose.runs import Runs  # noqa: PLC0415 - likewise
+    from ringfence.compose.runs import Runs  # noqa: PLC0415 - `--help` need not load it
     from ringfence.compose.servers import boxes_of  # noqa: PLC0415 - `--help` need not load it
 
     server = replace(wanted.server, network=wanted.network, limits=wanted.limits, listens=wanted.listens)
@@ -194,16 +194,10 @@ async def _pass_on(server: BoxedServer, stream: Stream) -> None:
     while chunk := await server.receive(stream):
         try:
             # If the client does not read, only this stream waits.
-            await anyio.to_thread.run_sync(_write, _NUMBERS[stream], chunk)
+            await anyio.to_thread.run_sync(write_all, _NUMBERS[stream], chunk)
         except OSError:
             server.signal(signal.SIGTERM)  # the client is gone
             return
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from ringfence.identity import peer_uid
 from ringfence.sandbox.keeper.client import KeeperClient
 from ringfence.sandbox.keeper.codec import from_json, pack, to_json, unpack
 from ringfence.sandbox.keeper.process import KeeperFolder, KeeperLaunch, KeeperProcess
-from ringfence.sandbox.sessions.capacity import CapacityRules
+from ringfence.sandbox.sessions.capacity import KeeperRules
 from ringfence.sandbox.sessions.manager import ServeBy, SessionManager
 from ringfence.sandbox.sessions.remote_secrets import RemoteSecrets
 
@@ -77,9 +77,9 @@ def settings_digest(settings: SandboxSettings) -> str:
     return canonical.digest(made_of)
 
 
-def capacity_rules(settings: SandboxSettings) -> CapacityRules:
+def keeper_rules(settings: SandboxSettings) -> KeeperRules:
     memory = settings.max_sessions_memory_mb
-    return CapacityRules(
+    return KeeperRules(
         max_sessions=settings.max_sessions,
         max_memory_bytes=None if memory is None else memory * MIB,
         max_cores=settings.max_sessions_cpu_cores,
@@ -123,7 +123,7 @@ def main() -> None:
         backend = make_backend(settings)
         try:
             state = Path(folder).parent
-            rules = capacity_rules(settings)
+            rules = keeper_rules(settings)
             serve = _serve_by(_installer(state, backend, settings))
             yield await SessionManager.open(backend, state / "sessions", rules, serve, peer_uid)
         finally:

@@ -113,7 +113,7 @@ class _Presented:
         self._removed: Counter[str] = Counter()
 
     @property
-    def broker(self) -> Substitute:
+    def substitute(self) -> Substitute:
         return self._put
 
     @property

@@ -46,7 +46,7 @@ def access(settings: Config, executor: Executor | str, router: Callable[[], Rout
     The executor's sessions see what the servers need that live in them.
     """
     from ringfence.upstream.host_process import HostLauncher  # noqa: PLC0415 - for a gateway alone
-    from ringfence.upstream.pool import ServerAccess  # noqa: PLC0415 - likewise
+    from ringfence.upstream.pool import ServerAccess  # noqa: PLC0415 - for a gateway alone
 
     boxes: BoxLauncher | Unavailable
     if isinstance(executor, str):

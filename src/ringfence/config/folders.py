@@ -75,7 +75,7 @@ _HOMES = ("/home", "/Users")
 
 
 def declared(mount: Mount, base: Path, writable: Sequence[str] = ()) -> Mount:
-    """The mount with the real path of its folder. Raises ValueError where it may not be."""
+    """The mount with the real path of its folder. Raises ValueError if the folder may not be mounted."""
     host = real_path(str(paths.resolve(mount.host, base)), writable)
     why = touches_credentials(host)
     if why is not None and not mount.unsafe:
@@ -94,7 +94,7 @@ def real_path(path: str, writable: Iterable[str] = ()) -> str:
         if part == "..":
             found = os.path.dirname(found) if found else ""
             continue
-        if part == "." or not part:
+        if part == ".":
             continue
         step = f"{found}/{part}"
         if not os.path.islink(step):
@@ -102,7 +102,7 @@ def real_path(path: str, writable: Iterable[str] = ()) -> str:
             continue
         links += 1
         if links > 40:
-            raise ValueError(f"{path} leads round in a circle of links")
+            raise ValueError(f"{path} is a loop of links")
         if any(within(step, folder) for folder in writable):
             raise ValueError(f"{step} is a link in a folder that a box may write to; it is not followed")
         target = os.readlink(step)
@@ -170,14 +170,14 @@ def _writable(config: Config) -> Iterator[tuple[Path, str]]:
             yield folder, f"server {name!r}"
 
 
-def _given_folders(server: ServerSpec, home: Path) -> Iterator[Path]:
+def _given_folders(server: ServerSpec, config_folder: Path) -> Iterator[Path]:
     """The folders that a command in no box is pointed at: those among its arguments, and its working folder.
 
     A command that runs beside the configuration only by default was not pointed at that folder.
     """
     if not server.command or server.cwd is None:
         return
-    if Path(server.cwd) != home:
+    if Path(server.cwd) != config_folder:
         yield Path(server.cwd)
     for argument in server.command[1:]:
         text = argument.rpartition("=")[2] if argument.startswith("-") else argument

@@ -1,4 +1,4 @@
-"""A `ringfence.yaml` written for a person to read and to go on with: its text, and a first contract for each tool.
+"""Writes a `ringfence.yaml` for a person to read and edit: its text, and a first contract for each tool.
 
 Whatever comes from elsewhere is quoted. What a server says about its tool is a hint for the draft and for nothing else:
 policy never sees it.
@@ -113,7 +113,7 @@ def _escaped(character: str) -> str:
 
 
 def _comments(remarks: Iterable[str], margin: str) -> list[str]:
-    # Of several lines each is a comment; of characters that only seem to end one, none is left.
+    # Each line becomes a comment of its own; characters that some programs take for a line end are made visible.
     return [f"{margin}# {invisible.visible(line)}".rstrip() for remark in remarks for line in remark.split("\n")]
 
 

@@ -370,7 +370,7 @@ class BoxReport:
     forged: bool = False
     """Its interpreter reported that it was done, and went on: the supervisor ended it."""
     late: Mapping[str, Any] | None = None
-    """What was done meanwhile, and since the step before, by what earlier steps left running: no part of this one."""
+    """What processes left by earlier steps did since the previous step; it is not part of this step."""
     planted: tuple[str, ...] = ()
     """In folders that it may write to, made or changed by any program: files that programs of the host obey or run."""
     trouble: tuple[str, ...] = ()

@@ -57,6 +57,13 @@ def same_network(process: int) -> bool:
         return False
 
 
+def process_fields(process: int | str) -> list[str]:
+    """What /proc says of a process in one line, from its state on. The name before that may contain anything,
+    parentheses too. Raises OSError."""
+    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+
+
 @cache
 def interpreter() -> Path:
     """The interpreter of boxes, by its real path: a virtual environment's is a link to it."""
@@ -120,6 +127,13 @@ def lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of it, however little the system takes at a time. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def write_at(descriptor: int, data: bytes, offset: int) -> int:

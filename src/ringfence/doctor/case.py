@@ -66,12 +66,12 @@ class Trial:
     limits: Limits
     props: Props
     claim: Json | None = None
-    """What the program said last. Believed when it admits to have done harm."""
+    """The last line of the program. Believed if it admits having done harm."""
     after: Json | None = None
-    """What the program said that ran afterwards, in a box of its own."""
+    """The last line of the program that ran afterwards, in a box of its own."""
     after_report: BoxReport | None = None
     beside: Json | None = None
-    """What the box said that lived meanwhile."""
+    """What the neighbouring box said, which lived at the same time."""
     seen: Json = field(default_factory=dict)
     """What the harness saw of the box from outside while it lived."""
 
@@ -108,7 +108,7 @@ class Case:
     env: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, bytes] = field(default_factory=dict)
     output_files: int = 10_000
-    """So many are collected at most."""
+    """How many are collected at most."""
     stdin: bytes = b""
     then: str = ""
     """A second program, in a box of its own, when the first is gone."""

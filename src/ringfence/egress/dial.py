@@ -25,17 +25,17 @@ Dial = Callable[[str, int, ssl.SSLContext | None, str | None], Awaitable[Streams
 """Opens a connection to an address in numbers and a port; with TLS, for a server of this name. Raises OSError."""
 
 _TRIED_MOST = 4
-_LOOKUPS_MOST = 4
+_MOST_LOOKUPS = 4
 _BUFFER = 128 * 1024
 
 
 # Threads of their own: names that are slow to resolve must not hold up whatever else waits for a thread.
-_LOOKUPS = ThreadPoolExecutor(16, "lookup")
+_RESOLVERS = ThreadPoolExecutor(16, "lookup")
 
 
 async def system_resolve(name: str) -> Sequence[str]:
     ask = partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
-    found = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, ask)
+    found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, ask)
     return [str(answer[4][0]) for answer in found]
 
 
@@ -50,7 +50,7 @@ class Dialler:
         self._resolve = resolve
         self._limits = limits
         self._dial = dial
-        self._lookups = asyncio.Semaphore(_LOOKUPS_MOST)
+        self._lookups = asyncio.Semaphore(_MOST_LOOKUPS)
 
     async def addresses(self, host: Host, named: Iterable[Range], rule: str = "") -> list[Address]:
         """What may be dialled for this host; one answer that may not refuses all of them. Raises Forbidden, Failed."""

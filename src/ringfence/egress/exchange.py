@@ -46,7 +46,7 @@ class EgressContext:
     authority: Authority | None
     """None where no rule has TLS end here."""
     trust: ssl.SSLContext
-    broker: Substitute | None = None
+    substitute: Substitute | None = None
 
     async def connect(self, place: Endpoint, rule: NetworkRule, entry: LedgerEntry, *, tls: bool) -> OutsideWire:
         """Raises Forbidden, Failed."""
@@ -176,7 +176,7 @@ class ProxyExchange:
         rule = verdict.granted
         meter = self._context.meters[rule.name]
         meter.admit(request.framing.length)
-        given = await self._brokered(request, place, target, rule)
+        given = await self._given(request, place, target, rule)
         without = given.strip | {name.lower() for name in given.put} | {"host", "expect"}
         kept = http1.end_to_end(request.headers, without)
         headers = (("Host", place.header(self._scheme)), *kept, *given.put.items())
@@ -207,9 +207,9 @@ class ProxyExchange:
             raise Malformed("target", str(error)) from error
         return place, http1.origin_form(target)
 
-    async def _brokered(self, request: HttpRequest, place: Endpoint, target: str, rule: NetworkRule) -> Substitution:
+    async def _given(self, request: HttpRequest, place: Endpoint, target: str, rule: NetworkRule) -> Substitution:
         given = Substitution()
-        if self._context.broker is not None:
+        if self._context.substitute is not None:
             asked = OutboundRequest(
                 scheme=self._scheme,
                 host=place.host.text,
@@ -220,7 +220,7 @@ class ProxyExchange:
                 rule=rule.name,
             )
             try:
-                given = await self._context.broker(asked)
+                given = await self._context.substitute(asked)
             except Refused as error:
                 raise Forbidden(rule.name, error.reason_code, error.message) from error
             except Unavailable as error:

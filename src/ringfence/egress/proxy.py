@@ -62,7 +62,7 @@ class Egress:
         rules: Rules,
         on_fact: Callable[[EgressFact], None],
         authority: Authority | None = None,
-        broker: Substitute | None = None,
+        substitute: Substitute | None = None,
     ) -> BoxProxy:
         """Serves this listener until closed; it belongs to us from here on. Raises Unavailable."""
         signing = authority or (Authority() if any(rule.inspects for rule in rules.all) else None)
@@ -77,7 +77,7 @@ class Egress:
             limits=self._limits,
             authority=signing,
             trust=self._trust,
-            broker=broker,
+            substitute=substitute,
         )
         attached = BoxProxy(context)
         await attached.listen(listener)

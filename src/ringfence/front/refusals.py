@@ -1,8 +1,8 @@
-"""Requests that are refused before they are calls: all of them are on record, whatever their sender and number.
+"""Requests that are refused before they become calls. All of them are recorded, whoever sends them and however many.
 
-Of a caller who is known each is a record of its own. Before that, and from a known caller who floods, they are counted:
-by user, reason and minute, with the first and the last. How many records can come of them is bounded either way, so
-that no sender can make the log grow by being refused.
+Each refusal of an identified caller gets its own record. Refusals of unidentified callers, and of identified callers
+who flood us, are counted by user, reason and minute, with the times of the first and the last. The number of records is
+bounded either way, so no sender can make the log grow by being refused.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = logging.getLogger("ringfence.front")
 
 KIND = "request_refused"
 SECONDS = 60.0
-"""How long what is counted is counted together."""
+"""Refusals within this time share one count."""
 _MOST_KINDS = 64
-"""Users and reasons that are counted apart at a time; the others are counted as one."""
+"""Pairs of user and reason that have counts of their own at one time; the others share one."""
 _REASONS = {
     PARSE_ERROR: "not_json",
     INVALID_REQUEST: "invalid_request",
@@ -62,28 +62,28 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class _Several:
+class _Repeated:
     first: float
     last: float
     count: int = 1
 
 
 class _Account:
-    """Refusals of one sort of callers that wait to be recorded, and how many records they may still have."""
+    """Refusals of one kind of caller that are not recorded yet, and how many records they may still make."""
 
     def __init__(self, burst: int, per_minute: float) -> None:
         self._most = float(burst)
         self._per_second = per_minute / 60.0
         self._left = float(burst)
         self._at = time.monotonic()
-        self._waiting: dict[Refusal, _Several] = {}
+        self._waiting: dict[Refusal, _Repeated] = {}
 
     @property
     def is_idle(self) -> bool:
         return not self._waiting
 
     def take(self) -> bool:
-        """One record, if there may be one now."""
+        """Use up one record. False if none is left now."""
         now = time.monotonic()
         self._left = min(self._most, self._left + (now - self._at) * self._per_second)
         self._at = now
@@ -96,8 +96,8 @@ class _Account:
         now = time.time()
         if refused not in self._waiting and len(self._waiting) >= _MOST_KINDS:
             refused = replace(refused, reason="other", uid=None, principal=None)
-        several = self._waiting.setdefault(refused, _Several(now, now, 0))
-        several.last, several.count = now, several.count + 1
+        repeated = self._waiting.setdefault(refused, _Repeated(now, now, 0))
+        repeated.last, repeated.count = now, repeated.count + 1
 
     def due(self, *, everything: bool) -> list[Json]:
         """Bodies of records that may be written now; the others wait, and are counted on."""
@@ -129,7 +129,7 @@ class Refusals:
             self.count(refused)
         elif self._known.take():
             now = time.time()
-            await self._write([_body(refused, _Several(now, now)) | ({} if method is None else {"method": method})])
+            await self._write([_body(refused, _Repeated(now, now)) | ({} if method is None else {"method": method})])
         else:
             self._known.add(refused)
             self._noted.set()
@@ -156,7 +156,7 @@ class Refusals:
             log.error("refused requests could not be recorded: %s", exc)
 
 
-def _body(refused: Refusal, several: _Several) -> Json:
+def _body(refused: Refusal, repeated: _Repeated) -> Json:
     who = refused.principal
     return {
         "origin": refused.origin,
@@ -165,7 +165,7 @@ def _body(refused: Refusal, several: _Several) -> Json:
         "principal": None
         if who is None
         else {"tenant": who.tenant, "agent": who.agent, "person": who.person, "kind": who.kind},
-        "count": several.count,
-        "first": several.first,
-        "last": several.last,
+        "count": repeated.count,
+        "first": repeated.first,
+        "last": repeated.last,
     }

@@ -71,14 +71,14 @@ def tool_result(outcome: Outcome, call: Call, version: str = MODERN) -> Json:
     if outcome.result is not None:
         result = outcome.result
         if outcome.within is not None and version < _LINKS_SINCE:
-            result = {**result, "content": [_unlinked(block) for block in result["content"]]}
+            result = {**result, "content": [_link_as_text(block) for block in result["content"]]}
         return with_meta(result, outcome, call)
     text = f"{outcome.message} [{outcome.status}/{outcome.reason_code}, call {_ident(outcome, call)}]"
     return with_meta({"content": [{"type": "text", "text": text}], "isError": True}, outcome, call)
 
 
-def _unlinked(block: Json) -> Json:
-    """What a client of before cannot read as it is."""
+def _link_as_text(block: Json) -> Json:
+    """A resource link as text, for clients older than links."""
     if block.get("type") != "resource_link":
         return block
     return {"type": "text", "text": f"[{block['name']}: {block['uri']}]"}
@@ -122,7 +122,7 @@ def stamp(result: Json, method: str, server_info: Json) -> Json:
 
 
 def unstamp(result: Json) -> Json:
-    """A server of 2026-07-28 behind us, a client of before in front: its envelope is not theirs."""
+    """Remove the envelope of 2026-07-28 from a server's result, for a client that speaks an older version."""
     for key in ("resultType", "ttlMs", "cacheScope"):
         result.pop(key, None)
     return result

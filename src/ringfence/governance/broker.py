@@ -177,6 +177,10 @@ class BoxSecrets:
         return tuple(rules) if self.broker is None else tuple(replace(rule, terminate=True) for rule in rules)
 
     @property
+    def substitute(self) -> BoxBroker | None:
+        return self.broker
+
+    @property
     def removed(self) -> int:
         """How often a value was taken out of an answer before the box saw it."""
         return 0 if self.broker is None else self.broker.removed.total()

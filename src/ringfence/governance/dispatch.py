@@ -57,7 +57,7 @@ class Dispatcher:
     def check(self, call: Call, contract: Contract, decision: Decision) -> None:
         """Refuse what could not be carried out as asked, before a person is asked for approval."""
         if contract.transport is Transport.SANDBOXED_EXEC:
-            self._boxes(contract).check(call, contract)  # and where policy wants a sandbox, this is one
+            self._require_executor(contract).check(call, contract)  # and where policy wants a sandbox, this is one
             return
         if contract.transport is not Transport.MCP:
             raise Unavailable("no_transport", f"transport {contract.transport} is not available")
@@ -81,7 +81,7 @@ class Dispatcher:
             where = "runs elsewhere" if spec.url is not None else "lives in the agent's own box"
             text = f"{contract.name}: {why}, and its server {spec.name} {where}"
             raise Refused(Status.DENIED, "sandbox_impossible", text)
-        self._boxes(contract)
+        self._require_executor(contract)
 
     def _check_mounts(self, contract: Contract, spec: ServerSpec) -> None:
         self._check_sandbox(contract, spec, "its contract names mounts")
@@ -133,7 +133,7 @@ class Dispatcher:
             raise Unavailable("no_secret", f"{contract.name} needs a secret, and there are none here")
         return self.targets.router()
 
-    def _boxes(self, contract: Contract) -> Executor:
+    def _require_executor(self, contract: Contract) -> Executor:
         if self.executor is None:
             raise Unavailable("no_backend", f"{contract.name} needs a sandbox, and no sandbox backend is available")
         return self.executor
@@ -141,21 +141,21 @@ class Dispatcher:
     def isolation(self, contract: Contract) -> Json:
         """The `isolation` fact of whatever would carry this out."""
         if contract.transport is Transport.SANDBOXED_EXEC:
-            return self._boxes(contract).isolation()
+            return self._require_executor(contract).isolation()
         return self._upstreams.isolation(contract.server or "")
 
     async def state(self, call: Call, contract: Contract) -> tuple[int, str] | None:
         """The last step of a call's session, and the digest of its files. Raises Refused, Unavailable."""
         if contract.transport is not Transport.SANDBOXED_EXEC:
             return None
-        return await self._boxes(contract).state_of(call)
+        return await self._require_executor(contract).state_of(call)
 
     async def outside(self, call: Call, contract: Contract) -> Outside:
         """What the session of a call has outside, where the call makes anything happen. Raises Refused, Unavailable."""
         happens = contract.tool in (*RUNS_IN_A_SESSION, *WRITES_FILES, FORKS_A_SESSION)
         if contract.transport is not Transport.SANDBOXED_EXEC or not happens:
             return NO_OUTSIDE
-        return await self._boxes(contract).outside(call)
+        return await self._require_executor(contract).outside(call)
 
     async def run(self, grant: Grant, channel: Channel) -> Answer:
         """Carry out a grant once; again only where nothing was sent, or where the contract says `idempotent`."""
@@ -189,7 +189,7 @@ class Dispatcher:
         contract = grant.contract
         call = grant.call
         if contract.transport is Transport.SANDBOXED_EXEC:
-            return await self._boxes(contract).run(grant)
+            return await self._require_executor(contract).run(grant)
         seen: list[Json | None] = []
         mounts = _mounts(contract, self.targets.servers.get(contract.server or ""))
         request = UpstreamRequest(

@@ -1,8 +1,7 @@
 """What a call may change outside, known before it runs: one function of the call and its contract.
 
-The *started* record and whether it waits for the disk, the `effect` of the facts and both explanations go by it, so
-they cannot contradict each other. What was seen later can only narrow it: a box that was seen to send nothing sent
-nothing.
+The *started* record and whether it waits for the disk, the `effect` in the facts and both explanations use it, so they
+cannot contradict each other. Later observations can only narrow it: a box that we saw send nothing has sent nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ NO_EFFECTS = PossibleEffects()
 
 
 def possible_effects(call: Call, contract: Contract, session: Outside = NO_OUTSIDE) -> PossibleEffects:
-    """`session` is what the box of the session has that the call names."""
+    """`session` is what the box of the call's session can reach outside."""
     if contract.transport is not Transport.SANDBOXED_EXEC:
         return NO_EFFECTS if contract.mode is Mode.READ else PossibleEffects(acts=True)
     # What runs in a box is whatever the caller sent, so here the box says what is possible, and not the mode.

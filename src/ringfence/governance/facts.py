@@ -24,7 +24,7 @@ from ringfence.sandbox.tools.limits import limit_words, signal_words, span
 _NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE})
 _WITHHELD = frozenset({"result_too_large", "bad_output", "invalid_result"})
 _MOST_FILES = 1000
-_MOST_DENIALS = 5
+_MOST_SHOWN = 5
 _UNSEEN_NETWORK: Json = {"allowed": None, "denied": None, "bytes_in": None, "bytes_out": None}
 _NO_NETWORK: Json = {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
 _ENDED = {
@@ -334,9 +334,9 @@ def _refused_calls(ending: Ending) -> str:
     denials = ending.ran.report.denials if ending.ran is not None else {}
     if not denials:
         return ""
-    shown = [f"{name} ({count})" for name, count in islice(denials.items(), _MOST_DENIALS)]
-    if len(denials) > _MOST_DENIALS:
-        shown.append(f"{len(denials) - _MOST_DENIALS} more")
+    shown = [f"{name} ({count})" for name, count in islice(denials.items(), _MOST_SHOWN)]
+    if len(denials) > _MOST_SHOWN:
+        shown.append(f"{len(denials) - _MOST_SHOWN} more")
     return f"refused system calls: {', '.join(shown)}"
 
 
@@ -347,8 +347,8 @@ def _network(ending: Ending) -> str:
     said = []
     for which, word in (("allowed", "reached"), ("denied", "denied"), ("failed", "failed to reach")):
         places = [f"{entry['host']}:{entry['port']} ({entry['count']})" for entry in network.get(which, ())]
-        if len(places) > _MOST_DENIALS:
-            places = [*places[:_MOST_DENIALS], f"{len(places) - _MOST_DENIALS} more"]
+        if len(places) > _MOST_SHOWN:
+            places = [*places[:_MOST_SHOWN], f"{len(places) - _MOST_SHOWN} more"]
         if places:
             said.append(f"{word} {', '.join(places)}")
     return f"network: {'; '.join(said)}" if said else ""

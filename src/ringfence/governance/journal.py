@@ -247,7 +247,7 @@ def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
         "attempts": state.attempts,
         **({"secrets": dict(state.secrets)} if state.secrets else {}),
     }
-    recorded = _unlinked(facts, state)
+    recorded = _for_record(facts, state)
     if SHARED not in about:  # it got nowhere, so it is short, and said in full
         if recorded.get("isolation"):
             recorded["isolation"] = state.isolation
@@ -256,7 +256,7 @@ def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
     return {**about, **ended, "facts": recorded, SHARED: [*about[SHARED], part]}
 
 
-def _unlinked(facts: Json, state: CallState) -> Json:
+def _for_record(facts: Json, state: CallState) -> Json:
     """Facts as they go on record: without plain digests, which could be tried against guesses, and without names that
     a program in a box chose for its files."""
     out = dict(facts)

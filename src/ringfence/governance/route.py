@@ -36,7 +36,7 @@ class RouteSecrets(Protocol):
     """The secrets of one box, as its route has them."""
 
     @property
-    def broker(self) -> Substitute | None: ...
+    def substitute(self) -> Substitute | None: ...
 
     @property
     def removed(self) -> int:
@@ -138,10 +138,10 @@ class ProxyServer:
         return self._served(Rules([NetworkRule(INSTALLS, (f"{INDEX_HOST}:80",), installs=Installs(()))], index))
 
     def _served(self, compiled: Rules, handed: RouteSecrets | None = None) -> Serve:
-        broker = None if handed is None else handed.broker
+        substitute = None if handed is None else handed.substitute
 
         async def serve(listener: socket) -> ServedRoute:
-            attached = await self.egress.attach(listener, compiled, _unheard, broker=broker)
+            attached = await self.egress.attach(listener, compiled, _unheard, substitute=substitute)
             within = tuple(host for host in _WITHIN if not compiled.name(names.host(host)))
             return ProxyRoute(attached, within, handed, compiled.index)
 

@@ -126,7 +126,7 @@ class Result:
 
     def _repr_html_(self) -> str | None:
         import base64  # noqa: PLC0415 - only notebooks ask for it
-        import html  # noqa: PLC0415 - likewise
+        import html  # noqa: PLC0415 - only notebooks ask for it
 
         if self.html is not None:
             return _FRAME.format(html.escape(self.html, quote=True))

@@ -30,7 +30,7 @@ _UNNAMED = "SELECT chain, settled, named FROM chains WHERE named IS NOT NULL AND
 
 
 def last_of_all(connection: sqlite3.Connection) -> Json | None:
-    """The last record of all chains, for the opening that names it; it is named then."""
+    """The last record of all chains, for the opening record that names it. It counts as named from then on."""
     row = connection.execute("SELECT chain, seq, hash FROM records ORDER BY id DESC LIMIT 1").fetchone()
     if row is None:
         return None
@@ -65,7 +65,7 @@ def _mark(connection: sqlite3.Connection, name: str, seq: int, *, ended: bool) -
 
 
 def forget_named(connection: sqlite3.Connection, part: tuple[str, int, int]) -> None:
-    """Records that go are not there any more to name the ends of others, which are to be named anew."""
+    """Pruned records no longer name the ends of other chains, so these ends have to be named again."""
     rows = connection.execute(
         f"SELECT text FROM records WHERE chain = ? AND seq BETWEEN ? AND ? AND kind IN ('{OPENED}', '{CLOSED}',"  # noqa: S608
         f" '{ENDS}')",

@@ -8,13 +8,13 @@ import pytest
 
 from ringfence.core.box import Limits
 from ringfence.core.errors import Unavailable
-from ringfence.sandbox.sessions.capacity import MOST_WAITING, Capacity, CapacityRules
+from ringfence.sandbox.sessions.capacity import MOST_WAITING, Capacity, KeeperRules
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_first_come_first_served_however_large() -> None:
-    room = Capacity(CapacityRules(max_memory_bytes=10, queue_seconds=600))
+    room = Capacity(KeeperRules(max_memory_bytes=10, queue_seconds=600))
     small, large = Limits(memory_bytes=4), Limits(memory_bytes=8)
     await room.enter("a", small)
     await room.enter("b", small)
@@ -38,7 +38,7 @@ async def test_first_come_first_served_however_large() -> None:
 
 
 async def test_who_gives_up_makes_room_for_the_next() -> None:
-    room = Capacity(CapacityRules(max_sessions=1, queue_seconds=0.1))
+    room = Capacity(KeeperRules(max_sessions=1, queue_seconds=0.1))
     await room.enter("a", Limits())
     gone = asyncio.create_task(room.enter("b", Limits()))
     await asyncio.sleep(0)
@@ -61,7 +61,7 @@ async def test_who_gives_up_makes_room_for_the_next() -> None:
 
 
 async def test_the_line_is_not_endless() -> None:
-    room = Capacity(CapacityRules(max_sessions=1, queue_seconds=600))
+    room = Capacity(KeeperRules(max_sessions=1, queue_seconds=600))
     await room.enter("a", Limits())
     waiting = [asyncio.create_task(room.enter(f"b{n}", Limits())) for n in range(MOST_WAITING)]
     await asyncio.sleep(0)

@@ -15,7 +15,7 @@ import pytest
 from ringfence.core.box import MIB, Limits
 from ringfence.core.errors import Refused, RingfenceError, StoreError, Unavailable
 from ringfence.core.sessions import Owner, SessionSpec, StaySpec
-from ringfence.sandbox.sessions.capacity import CapacityRules
+from ringfence.sandbox.sessions.capacity import KeeperRules
 from ringfence.sandbox.sessions.manager import SessionManager
 from tests.sandbox.fake_sessions import (
     COLLEAGUE,
@@ -184,7 +184,7 @@ async def test_memory_and_cores_count_together(tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match="250 MiB"):
             await here.create(stay=stay)
         await here.create(stay=StaySpec(limits=Limits(memory_bytes=50 * MIB)))
-        with pytest.raises(Unavailable, match="can never be had"):
+        with pytest.raises(Unavailable, match="never fits"):
             await here.create(stay=StaySpec(limits=Limits(memory_bytes=300 * MIB)))
         await here.manager.end(ME, boxes[0])
         await here.create(stay=stay)
@@ -242,7 +242,7 @@ async def test_a_house_that_closes_ends_its_sessions(tmp_path: Path) -> None:
         assert (await running).cell.report.ended == "cancelled"
         with pytest.raises(Unavailable, match="being stopped"):
             await here.create()
-        again = await SessionManager.open(FakeBackend(), tmp_path, CapacityRules())
+        again = await SessionManager.open(FakeBackend(), tmp_path, KeeperRules())
         assert (await again.info(ME, box)).why == "killed"
         assert await again.read(ME, box, "output/a", 0, None) == b"kept"
         await again.close()
@@ -250,7 +250,7 @@ async def test_a_house_that_closes_ends_its_sessions(tmp_path: Path) -> None:
 
 async def test_one_keeper_at_a_time_has_the_place(here: FakeSessions) -> None:
     with pytest.raises(Unavailable, match="another keeper") as problem:
-        await SessionManager.open(FakeBackend(), here.folder, CapacityRules())
+        await SessionManager.open(FakeBackend(), here.folder, KeeperRules())
     assert problem.value.reason_code == "in_use"
 
 
@@ -258,4 +258,4 @@ async def test_one_keeper_at_a_time_has_the_place(here: FakeSessions) -> None:
 async def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)
     with pytest.raises(StoreError):
-        await SessionManager.open(FakeBackend(), tmp_path / "closed" / "state", CapacityRules())
+        await SessionManager.open(FakeBackend(), tmp_path / "closed" / "state", KeeperRules())

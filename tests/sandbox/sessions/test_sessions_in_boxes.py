@@ -30,7 +30,7 @@ from ringfence.sandbox.process import interpreter
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.host.diagnosis import diagnose_refusals
 from ringfence.sandbox.process.live import LiveBox
-from ringfence.sandbox.sessions.capacity import CapacityRules
+from ringfence.sandbox.sessions.capacity import KeeperRules
 from ringfence.sandbox.sessions.manager import SessionManager
 from tests import tooling
 from tests.sandbox.fake_sessions import ME, STRANGER, open_descriptors, unheard, unseen, until
@@ -81,7 +81,7 @@ async def home(tmp_path: Path, _boxes: None) -> AsyncIterator[Home]:
     backend = ProcessBackend(depth=0)
     before = open_descriptors()
     groups = looking.groups(os.getpid())
-    manager = await SessionManager.open(backend, tmp_path / "state", CapacityRules())
+    manager = await SessionManager.open(backend, tmp_path / "state", KeeperRules())
     yield Home(manager, tmp_path / "state")
     await manager.close()
     await backend.close()

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ringfence.core.system import process_fields
 from ringfence.sdk import engine
 
 _PAUSE_SECONDS = 0.05
@@ -62,7 +63,7 @@ def row(name: str, seconds: list[float], base: Row | None = None) -> Row:
 
 def cpu_seconds(pid: int, *, with_reaped: bool = False) -> float:
     """User and system time of a process; with that of all it has waited for, if wanted."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+    fields = process_fields(pid)
     return sum(int(word) for word in fields[11 : 15 if with_reaped else 13]) / os.sysconf("SC_CLK_TCK")
 
 

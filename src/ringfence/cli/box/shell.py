@@ -21,6 +21,7 @@ from ringfence.cli.box.shared import IdArgument, finish, sandbox
 from ringfence.cli.terminal import safe
 from ringfence.config import paths
 from ringfence.core.box import Attached, Stream
+from ringfence.core.system import write_all
 from ringfence.sdk.execution import command_result
 
 _DAY = 86_400
@@ -66,7 +67,7 @@ async def _shell(config_path: Path | None, id: str, command: str) -> int:
     screen = TerminalFilter()
 
     def show(stream: Stream, data: bytes) -> None:
-        _write(screen.shown(data))
+        write_all(1, screen.shown(data))
 
     async with sandbox(config_path, id) as box:
         await box.info()  # if there is no such box, or it has ended, fail before the terminal is touched
@@ -84,12 +85,6 @@ def _size() -> tuple[int, int]:
     return max(columns, 1), max(rows, 1)
 
 
-def _write(data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(1, view) :]
-
-
 @contextmanager
 def _raw() -> Iterator[None]:
     """Every key goes to the box, Ctrl-C too; the terminal is as it was when this is over, however it ends."""
@@ -98,7 +93,7 @@ def _raw() -> Iterator[None]:
     try:
         yield
     finally:
-        _write(AFTERWARDS.encode())
+        write_all(1, AFTERWARDS.encode())
         # Discard what was typed or answered meanwhile.
         termios.tcsetattr(0, termios.TCSAFLUSH, before)
 

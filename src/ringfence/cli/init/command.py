@@ -112,7 +112,7 @@ def _fetch(path: Path) -> None:
 async def _fetched(path: Path) -> bool:
     """Fetch the packages of every server into the cache; whether each came out as it is pinned. Raises ConfigError."""
     from ringfence.compose import packages  # noqa: PLC0415 - only --fetch makes boxes
-    from ringfence.packages.install import InstallRequest  # noqa: PLC0415 - likewise
+    from ringfence.packages.install import InstallRequest  # noqa: PLC0415 - only --fetch makes boxes
 
     settings = config.load(path)
     well = True

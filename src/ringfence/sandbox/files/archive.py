@@ -23,6 +23,7 @@ from typing import Literal
 
 from ringfence.core.box import MIB, FileFact
 from ringfence.core.errors import Refused
+from ringfence.core.system import write_all
 from ringfence.sandbox.files.acted_upon import WHY, is_acted_upon
 from ringfence.sandbox.files.paths import (
     CREATE,
@@ -212,9 +213,7 @@ def _put_file(folder: int, owner: int | None, member: TarMember, reader: TarRead
         digest = hashlib.sha256()
         for piece in reader.content():
             digest.update(piece)
-            rest = memoryview(piece)
-            while rest:
-                rest = rest[os.write(target, rest) :]
+            write_all(target, piece)
         os.fchmod(target, member.mode)
         os.utime(target, (member.modified, member.modified))
     finally:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringfence.core.errors import StoreError, Unavailable
+from ringfence.core.system import write_all
 from ringfence.sandbox.files.paths import refusal
 from ringfence.sandbox.files.tree import PIECE, TreeNode, digest
 
@@ -242,9 +243,7 @@ def _place(pieces: str, name: str) -> str:
 def _write(path: Path | str, data: bytes, *, sync: bool) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        write_all(descriptor, data)
         if sync:
             os.fsync(descriptor)
     finally:

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 from ringfence.core.box import FileFact
+from ringfence.core.system import write_all
 from ringfence.sandbox.files.acted_upon import WHY, is_acted_upon
 from ringfence.sandbox.files.paths import CREATE, FOLDER, READ, kind, opened, shown, unfit
 
@@ -56,9 +57,8 @@ class Copy:
             if self._most is not None and self.size > self._most:
                 raise LeftOut("it grew while it was read, beyond what may be collected")
             self.digest.update(chunk)
-            rest = memoryview(chunk)
-            while target is not None and rest:
-                rest = rest[os.write(target, rest) :]
+            if target is not None:
+                write_all(target, chunk)
 
     def _read(self) -> bytes:
         try:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ringfence.core.box import FileFact, Input
+from ringfence.core.system import write_all
 from ringfence.sandbox.files.collect import DEEPEST, LONGEST_PATH, Copy, LeftOut
 from ringfence.sandbox.files.paths import CREATE, FOLDER, READ, acting_as, kind, opened, shown, unfit
 
@@ -120,9 +121,7 @@ def _put(source: int, folder: int, parts: tuple[str, ...], facts: list[FileFact]
 
 def _put_bytes(data: bytes, folder: int, parts: tuple[str, ...], owner: int | None) -> FileFact:
     with _created(parts[-1], folder, owner) as target:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(target, rest) :]
+        write_all(target, data)
         os.fchmod(target, 0o644)
     return FileFact("/".join((INPUT, *parts)), len(data), hashlib.sha256(data).hexdigest())
 

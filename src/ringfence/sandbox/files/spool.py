@@ -14,6 +14,7 @@ from secrets import token_hex
 from ringfence.core.box import Stream
 from ringfence.core.errors import Refused
 from ringfence.core.sessions import Tell
+from ringfence.core.system import write_all
 from ringfence.sandbox.files.paths import CREATE, acting_as, full_path, made_folder
 from ringfence.sandbox.files.workspace import Workspace
 
@@ -65,7 +66,7 @@ class _File:
                 self._descriptor = self._open()
                 data, self._waiting = b"".join(self._waiting), None
             if self._descriptor >= 0:
-                _write(self._descriptor, data)
+                write_all(self._descriptor, data)
         except (OSError, Refused):
             self._give_up()
 
@@ -94,9 +95,3 @@ class _File:
         os.close(self._descriptor)
         self._descriptor = -1
         return full_path((_FOLDER, self._name))
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]

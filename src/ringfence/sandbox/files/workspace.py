@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 
 from ringfence.core.box import MIB, FileFact
 from ringfence.core.errors import Refused
+from ringfence.core.system import write_all
 from ringfence.sandbox.files.archive import pack_folder, unpack_into
 from ringfence.sandbox.files.paths import (
     CREATE,
@@ -273,9 +274,7 @@ def _write(descriptor: int, parts: tuple[str, ...], pieces: Iterable[bytes]) -> 
     for piece in pieces:
         size += len(piece)
         digest.update(piece)
-        rest = memoryview(piece)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        write_all(descriptor, piece)
     return FileFact(full_path(parts), size, digest.hexdigest())
 
 

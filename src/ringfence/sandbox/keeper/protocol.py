@@ -32,7 +32,7 @@ _GENERATION = 3
 """Of the message format; the digest covers the types inside."""
 _NOT_SENT = frozenset(("close",))
 """Concerns the client's own connection."""
-_READING = {
+_SAFE_TO_LOSE = {
     *("info", "list", "past", "state_of", "processes", "logs", "follow", "wait"),
     *("read", "entries", "stat", "pack", "watch", "snapshots", "volumes"),
     *("substitution_requests", "use_broker", "answer_substitution"),  # they change nothing that outlives a keeper
@@ -63,7 +63,7 @@ class Verb:
     @property
     def only_reads(self) -> bool:
         """Whether nothing was done if the answer is lost."""
-        return self.name in _READING
+        return self.name in _SAFE_TO_LOSE
 
     @property
     def can_be_repeated(self) -> bool:
@@ -205,6 +205,6 @@ class IsolationReceived:
             self._last.pop(session, None)
             self._last[session] = report[_ISOLATION]
         except (TypeError, LookupError):
-            raise WireError("a step that is none") from None
+            raise WireError("the answer to a step is malformed") from None
         if len(self._last) > 2 * MOST_REMEMBERED:
             del self._last[next(iter(self._last))]  # the keeper forgot it long ago

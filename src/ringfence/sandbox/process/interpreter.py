@@ -168,7 +168,7 @@ class Interpreter:
         self._running = step
         step.reported = cell.reported
         step.on_stop = lambda: self._stop(over)
-        step.on_time = lambda: claims.done and self._allow_grace(step, over)
+        step.on_timeout = lambda: claims.done and self._allow_grace(step, over)
 
         def on_message(data: bytes) -> None:
             if claims.done:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringfence.core.box import FileFact
+from ringfence.core.system import process_fields
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.watch import descendants
 
@@ -252,8 +253,7 @@ def tasks(box: Box, first: int) -> list[int]:
 
 
 def _reaped_ms(pid: int) -> float:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        words = file.read().rpartition(b")")[2].split()
+    words = process_fields(pid)
     return (int(words[13]) + int(words[14])) * _TICKS_MS
 
 

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from ringfence.core.system import process_fields
+
 T = TypeVar("T")
 
 _LOOKS = 6
-"""Looks at a process within the time that it may do nothing."""
+"""How often a process is looked at within the time that it may be idle."""
 _MOST = 20
-"""A process that uses so many times that of processor time is not slow but loops."""
+"""A process that uses this many times its idle time of processor time is looping, not slow."""
 _SLOWEST = 100.0
 IDLE_SECONDS = 30.0
 _USUAL_SECONDS = 1.0
@@ -82,7 +84,7 @@ def group(leader: int) -> list[int]:
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[2]) == leader:
+            if int(process_fields(name)[2]) == leader:
                 found.append(int(name))
         except (OSError, ValueError, IndexError):
             continue  # it ended meanwhile
@@ -103,7 +105,7 @@ def _look(processes: Iterable[int]) -> tuple[int, bool]:
     wants = False
     for process in processes:
         try:
-            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            state = process_fields(process)
             worked += _nanoseconds(process, state)
         except (OSError, ValueError, IndexError):
             continue  # it is gone, and another has taken over

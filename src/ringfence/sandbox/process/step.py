@@ -100,7 +100,7 @@ class Step:
         """What else runs in the box, if anything does."""
         self._denied = dict(member.denials.by_name)
         self._denials = member.denials.total
-        self.on_time: Callable[[], bool] = lambda: False
+        self.on_timeout: Callable[[], bool] = lambda: False
         """Called when its time is up. True: the callee ends the step."""
         self.clock = StepClock(limits.wall_seconds, self._time_is_up)
         member.on_denial = self._look_at_denials
@@ -129,7 +129,7 @@ class Step:
     # ── Its end ──
 
     def _time_is_up(self) -> None:
-        if not self.on_time():
+        if not self.on_timeout():
             self.stop("timeout", "wall")
 
     def stop(self, ended: Ended, limit: Limit | None) -> None:

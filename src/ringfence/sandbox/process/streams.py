@@ -12,6 +12,7 @@ from functools import partial
 
 from ringfence.core.box import Captured, Limits, Stream
 from ringfence.core.sessions import Tell
+from ringfence.core.system import write_all
 from ringfence.sandbox.process.box import Hub
 
 _CHUNK = 65536
@@ -207,9 +208,7 @@ def memory_file(data: bytes) -> int:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     descriptor = _unexecutable("payload")
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        write_all(descriptor, data)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     finally:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ringfence.core.box import Ended, Limit, Limits
+from ringfence.core.system import process_fields
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.limits import uncounted
 from ringfence.sandbox.process.limits.pulse import Rhythm, worked_ms
@@ -306,7 +307,7 @@ def _in_sockets(pid: int) -> int:
 
 def _cpu_ms(pid: int) -> tuple[float, float]:
     """Processor time of a process itself, and of the children that it has waited for."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    words = process_fields(pid)
     tick = 1000.0 / os.sysconf("SC_CLK_TCK")
     return (int(words[11]) + int(words[12])) * tick, (int(words[13]) + int(words[14])) * tick
 

@@ -13,14 +13,14 @@ MOST_WAITING = 128
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityRules:
+class KeeperRules:
     """What a keeper may hold. Paused sessions count: they still have their memory."""
 
     max_sessions: int = 32
     max_memory_bytes: int | None = None
     """The memory limits of all sessions together."""
     max_cores: float | None = None
-    """Likewise their cores."""
+    """The cores of all sessions together."""
     queue_seconds: float = 5.0
     """How long a caller waits for capacity."""
     retain_seconds: float = 86_400.0
@@ -34,7 +34,7 @@ class CapacityRules:
 class Capacity:
     """First come, first served: small sessions do not starve a large one."""
 
-    def __init__(self, rules: CapacityRules) -> None:
+    def __init__(self, rules: KeeperRules) -> None:
         self._rules = rules
         self._inside: dict[str, Limits] = {}
         self._line: deque[tuple[str, Limits, asyncio.Future[None]]] = deque()
@@ -42,7 +42,7 @@ class Capacity:
     async def enter(self, id_: str, limits: Limits) -> None:
         """Reserve capacity for a session, until it leaves. Raises Unavailable."""
         if lacking := self._lacking({}, limits):
-            raise Unavailable("capacity", f"a session of this size can never be had: {lacking}")
+            raise Unavailable("capacity", f"a session of this size never fits: {lacking}")
         if not self._line and not self._lacking(self._inside, limits):
             self._inside[id_] = limits
             return
@@ -84,12 +84,12 @@ class Capacity:
         rules = self._rules
         together = [*inside.values(), limits]
         if len(together) > rules.max_sessions:
-            return f"{rules.max_sessions} sessions are all that may be at one time (max_sessions)"
+            return f"{rules.max_sessions} sessions at most may exist at one time (max_sessions)"
         if rules.max_memory_bytes is not None and sum(each.memory_bytes for each in together) > rules.max_memory_bytes:
             most = rules.max_memory_bytes // MIB
-            return f"{most} MiB are all that sessions may have together (max_sessions_memory_mb)"
+            return f"{most} MiB at most for all sessions together (max_sessions_memory_mb)"
         if rules.max_cores is not None and sum(each.cpu_cores for each in together) > rules.max_cores:
-            return f"{rules.max_cores:g} cores are all that sessions may have together (max_sessions_cpu_cores)"
+            return f"{rules.max_cores:g} cores at most for all sessions together (max_sessions_cpu_cores)"
         return ""
 
     def _full(self, limits: Limits) -> Unavailable:

@@ -125,4 +125,4 @@ def cell_of(request: CellRequest, limits: Limits) -> Cell:
     try:
         return Cell(request.source.encode(), request.limits or limits, request.env)
     except UnicodeEncodeError:
-        raise refusal("bad_source", "the source has half of a surrogate pair in it, which is no text") from None
+        raise refusal("bad_source", "the source contains half of a surrogate pair, which is not text") from None

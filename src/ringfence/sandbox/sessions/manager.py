@@ -33,11 +33,11 @@ from ringfence.sandbox.files.paths import parts_of, refusal
 from ringfence.sandbox.files.watch import Changed
 from ringfence.sandbox.files.workspace import Entries, EntryInfo, Workspace
 from ringfence.sandbox.sessions.artifacts import Artifacts
-from ringfence.sandbox.sessions.capacity import Capacity, CapacityRules
+from ringfence.sandbox.sessions.capacity import Capacity, KeeperRules
 from ringfence.sandbox.sessions.concurrency import DetachedTasks
 from ringfence.sandbox.sessions.contexts import DEFAULT
+from ringfence.sandbox.sessions.forwarding import Peer
 from ringfence.sandbox.sessions.journal import SessionJournal
-from ringfence.sandbox.sessions.ports import Peer
 from ringfence.sandbox.sessions.remote_secrets import RemoteSecrets, SecretBrokers
 from ringfence.sandbox.sessions.session import Session, SharedResources, check_seconds, stopped, then_close
 from ringfence.sandbox.sessions.snapshots import FORK_PREFIX, Snapshot, SnapshotList, Snapshots
@@ -80,7 +80,7 @@ class SessionManager:
         self,
         backend: SessionBackend,
         folder: Path,
-        rules: CapacityRules,
+        rules: KeeperRules,
         serve: ServeBy | None = None,
         peer: Peer | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ class SessionManager:
         cls,
         backend: SessionBackend,
         folder: Path,
-        rules: CapacityRules,
+        rules: KeeperRules,
         serve: ServeBy | None = None,
         peer: Peer | None = None,
     ) -> SessionManager:
@@ -384,15 +384,15 @@ class SessionManager:
 
     # ── Secrets ──
 
-    async def substitution_requests(self, owner: Owner, broker: str) -> AsyncGenerator[SubstitutionRequest, None]:
-        async with aclosing(self._brokers.substitution_requests(broker)) as requests:
+    async def substitution_requests(self, owner: Owner, broker_id: str) -> AsyncGenerator[SubstitutionRequest, None]:
+        async with aclosing(self._brokers.substitution_requests(broker_id)) as requests:
             async for request in requests:
                 yield request
 
     async def answer_substitution(
-        self, owner: Owner, broker: str, number: int, answer: SubstitutionReply | SubstitutionDenial
+        self, owner: Owner, broker_id: str, number: int, answer: SubstitutionReply | SubstitutionDenial
     ) -> None:
-        self._brokers.answer_substitution(broker, number, answer)
+        self._brokers.answer_substitution(broker_id, number, answer)
 
     # ── Snapshots, forks, volumes ──
 

@@ -56,31 +56,31 @@ class SecretBrokers:
         self._brokers: dict[str, _BrokerConnection] = {}
         self._numbers = itertools.count(1)
 
-    def __contains__(self, broker: str) -> bool:
-        return broker in self._brokers
+    def __contains__(self, broker_id: str) -> bool:
+        return broker_id in self._brokers
 
-    async def substitution_requests(self, broker: str) -> AsyncGenerator[SubstitutionRequest, None]:
-        if broker in self._brokers:
+    async def substitution_requests(self, broker_id: str) -> AsyncGenerator[SubstitutionRequest, None]:
+        if broker_id in self._brokers:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", "this broker listens already")
-        listening = self._brokers[broker] = _BrokerConnection()
+        listening = self._brokers[broker_id] = _BrokerConnection()
         try:
             yield SubstitutionRequest(0)
             while True:
                 yield await listening.requests.get()
         finally:
-            del self._brokers[broker]
+            del self._brokers[broker_id]
             for waiting in listening.waiting.values():
                 if not waiting.done():
                     waiting.set_result(_gone())
 
-    def answer_substitution(self, broker: str, number: int, answer: SubstitutionReply | SubstitutionDenial) -> None:
-        listening = self._brokers.get(broker)
+    def answer_substitution(self, broker_id: str, number: int, answer: SubstitutionReply | SubstitutionDenial) -> None:
+        listening = self._brokers.get(broker_id)
         waiting = None if listening is None else listening.waiting.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
-    async def ask(self, broker: str, request: SubstitutionRequest) -> SubstitutionReply | SubstitutionDenial:
-        listening = self._brokers.get(broker)
+    async def ask(self, broker_id: str, request: SubstitutionRequest) -> SubstitutionReply | SubstitutionDenial:
+        listening = self._brokers.get(broker_id)
         if listening is None:
             return _gone()
         if len(listening.waiting) >= _MOST_WAITING:
@@ -126,11 +126,11 @@ class RemoteSecrets:
 
     # ── Whom to ask ──
 
-    def use_broker(self, broker: str) -> None:
+    def use_broker(self, broker_id: str) -> None:
         """Raises Unavailable for one that does not listen."""
-        if broker not in self._brokers:
+        if broker_id not in self._brokers:
             raise Unavailable("no_secret", _gone().message)
-        self._asking = [each for each in self._asking if each in self._brokers and each != broker] + [broker]
+        self._asking = [each for each in self._asking if each in self._brokers and each != broker_id] + [broker_id]
 
     async def ask(self, asked: OutboundRequest) -> SubstitutionReply:
         """Raises Refused, Unavailable."""
@@ -141,8 +141,8 @@ class RemoteSecrets:
         await self._ask_broker(replace(self._about, asked=asked, caught=placeholder))
 
     async def _ask_broker(self, request: SubstitutionRequest) -> SubstitutionReply:
-        broker = next((each for each in reversed(self._asking) if each in self._brokers), "")
-        answer = await self._brokers.ask(broker, request)
+        broker_id = next((each for each in reversed(self._asking) if each in self._brokers), "")
+        answer = await self._brokers.ask(broker_id, request)
         if isinstance(answer, SubstitutionReply):
             return answer
         if answer.failed:
@@ -152,8 +152,8 @@ class RemoteSecrets:
     # ── Requests of the box ──
 
     @property
-    def broker(self) -> Substitute:
-        return self._broker
+    def substitute(self) -> Substitute:
+        return self._substitute
 
     @property
     def removed(self) -> int:
@@ -165,7 +165,7 @@ class RemoteSecrets:
         self._known = ()
         self._values = None
 
-    async def _broker(self, asked: OutboundRequest) -> Substitution:
+    async def _substitute(self, asked: OutboundRequest) -> Substitution:
         from ringfence.egress.substitution import Substitution  # noqa: PLC0415 - see above
 
         if self._revoked:

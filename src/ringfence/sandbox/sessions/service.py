@@ -81,19 +81,19 @@ class SessionService(Protocol):
 
     # ── Secrets ──
 
-    def substitution_requests(self, owner: Owner, broker: str) -> AsyncIterator[SubstitutionRequest]:
+    def substitution_requests(self, owner: Owner, broker_id: str) -> AsyncIterator[SubstitutionRequest]:
         """The requests of sessions for secrets, for a broker that has them, as long as it listens.
 
         `broker` is a secret name of its own. It is registered once the first request, which is empty, has come.
         """
         ...
 
-    async def use_broker(self, owner: Owner, id: str, broker: str) -> None:
+    async def use_broker(self, owner: Owner, id: str, broker_id: str) -> None:
         """From now on the keeper asks this broker for the secrets of the session."""
         ...
 
     async def answer_substitution(
-        self, owner: Owner, broker: str, number: int, answer: SubstitutionReply | SubstitutionDenial
+        self, owner: Owner, broker_id: str, number: int, answer: SubstitutionReply | SubstitutionDenial
     ) -> None:
         """The answer to a request. It is dropped where the request is gone."""
         ...

@@ -54,8 +54,8 @@ from ringfence.sandbox.sessions.artifacts import Artifacts
 from ringfence.sandbox.sessions.background import CAPTURED_BYTES, Processes
 from ringfence.sandbox.sessions.concurrency import DetachedTasks, PausableTimer, SharedLock, UseCounter
 from ringfence.sandbox.sessions.contexts import Context, Contexts, cell_of
+from ringfence.sandbox.sessions.forwarding import Peer, PortForwards
 from ringfence.sandbox.sessions.journal import SessionJournal
-from ringfence.sandbox.sessions.ports import Peer, PortForwards
 from ringfence.sandbox.sessions.remote_secrets import RemoteSecrets
 from ringfence.sandbox.sessions.snapshots import FORK_PREFIX, Snapshot, Snapshots
 from ringfence.sandbox.sessions.volumes import VolumeMounts
@@ -517,10 +517,10 @@ class Session:
         await self._ensure_running()
         return await self.box.open_socket()
 
-    async def use_broker(self, broker: str) -> None:
+    async def use_broker(self, broker_id: str) -> None:
         self.check_live()
         if self.secrets is not None:
-            self.secrets.use_broker(broker)
+            self.secrets.use_broker(broker_id)
 
     # ── Background processes ──
 

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from ringfence.core.system import process_fields
 from ringfence.sandbox.process.cgroups.cgroupfs import read, write
 
 LEAF = "ringfence-supervisor"
@@ -340,12 +341,10 @@ class GroupOwner:
 def _start(pid: int) -> int | None:
     """When the process started, in ticks since boot; 0 for one that has ended and was not reaped yet."""
     try:
-        stat = read(f"/proc/{pid}/stat")
+        fields = process_fields(pid)
     except OSError:
         return None
-    # The name stands in parentheses and may contain anything, parentheses too.
-    after_name = stat[stat.rindex(")") + 2 :].split()
-    return 0 if after_name[0] in "ZX" else int(after_name[19])
+    return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 def find(proc: str, probe: str, manager: Manager | None = None) -> tuple[dict[str, CgroupFolder], dict[str, str]]:

@@ -197,7 +197,7 @@ def _as_text(mime: str, value: Any, method: str) -> str | None:
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):  # (form, metadata)
             return _as_text(mime, value[0], method)
         text = _json_text(value, exactly=False)
-    except Exception as exc:  # likewise
+    except Exception as exc:  # code of the program may raise anything
         _complain(method, exc)
         return None
     if text is None:

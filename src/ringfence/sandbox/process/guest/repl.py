@@ -48,7 +48,7 @@ CLAIM_BYTES = 8 * 1024 * 1024
 _FRAMES = 3 if sys.version_info >= (3, 12) else 4
 """Our frames below a cell's own, from `serve` on; it may recurse so much deeper. 3.11 counts calls of `exec`."""
 _COROUTINE = 0x80
-_LENGTH = bytearray(1)
+_PEEKED = bytearray(1)
 _NO_VALUE = object()
 _IN_A_ROW = 1000
 _HELD = 4096
@@ -218,7 +218,7 @@ class Repl:
         """Run a cell that awaits; the event loop runs for the rest of it, too."""
         value = None
         for code in codes:
-            value = eval(code, self._names)  # noqa: S307 - likewise
+            value = eval(code, self._names)  # noqa: S307 - running code is what a box is for
             if code.co_flags & _COROUTINE:
                 value = await value
         return value
@@ -376,7 +376,7 @@ class Repl:
             _exit(1)
         try:
             # A buffer for the longest order would take memory all the time.
-            size = channel.recv_into(_LENGTH, 1, socket.MSG_PEEK | socket.MSG_TRUNC)
+            size = channel.recv_into(_PEEKED, 1, socket.MSG_PEEK | socket.MSG_TRUNC)
             if not size:
                 _exit(0)  # the supervisor no longer needs us
             data, ancillary, _, _ = channel.recvmsg(size, socket.CMSG_SPACE(12), socket.MSG_CMSG_CLOEXEC)

@@ -29,7 +29,7 @@ else:
 
 write_out_c = ctypes.pythonapi.fflush
 FRAMES = 1 if sys.version_info >= (3, 12) else 2
-"""Our frames below the program's own; it may recurse so much deeper. 3.11 counts calls of `exec`, too."""
+"""Our frames below the program's own; its recursion limit is raised by as many. 3.11 also counts calls of `exec`."""
 
 
 class GuestProgram:
@@ -238,7 +238,7 @@ def _flush(name: str, *, silently: bool = False) -> bool:
     try:
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
-    except Exception as exc:  # likewise
+    except Exception as exc:  # the program may have replaced the stream
         if name == "stdout" and not silently:
             where = f"in: {stream!r}"  # as the interpreter itself says it, which changes its words
             if sys.version_info >= (3, 13):

@@ -1,8 +1,8 @@
-"""How a box is closed, as one list of steps. Used inside the zygote.
+"""How a process is confined, as one list of steps. Used inside the zygote.
 
-The order matters, and each step says why it stands where it does. A step puts down the system calls that it needs; the
-process that is to run the program makes them all before it gets its order: from the last step on there is no
-privilege left in it to give away.
+The order matters, and each step says why it stands where it does. Each step adds the
+system calls that it needs to a plan; the process that will run the program makes them all before it gets its order.
+After the last step it has no privilege left to give away.
 """
 
 from __future__ import annotations

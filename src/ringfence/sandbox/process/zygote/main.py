@@ -231,7 +231,7 @@ class Zygote:
             self._say(f"failed {number} {process} {exc}")
             return None
         if pid == 0:
-            return worker.close_up(site)
+            return worker.confine_process(site)
         worker.close(given)
         self._made += 1
         self._boxes[pid] = box

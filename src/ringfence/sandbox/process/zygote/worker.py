@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _MESSAGE_BYTES = 65536
 _TIOCSCTTY = 0x540E
 _WITNESS_SECONDS = 10
-_LENGTH = bytearray(1)
+_PEEKED = bytearray(1)
 _ARGUMENTS = kernel.arguments()
 _REHEARSAL = "import builtins\nfor _ in (): print(_)\n"
 
 
-def close_up(site: confine.BuildSite) -> socket.socket:
+def confine_process(site: confine.BuildSite) -> socket.socket:
     """Confine the process that is to run a program. Returns its channel to the supervisor."""
     try:
         seen = site.carry_out()
@@ -63,7 +63,7 @@ names: dict[str, object] = {}
 
 def load_cells() -> None:
     """Load `repl` in a zygote whose boxes stay; other boxes do not need it."""
-    from ringfence.sandbox.process.guest import repl  # noqa: PLC0415 - likewise
+    from ringfence.sandbox.process.guest import repl  # noqa: PLC0415 - most zygotes do not need it
 
     _cells.append(repl)
 
@@ -183,7 +183,7 @@ def _execute(argv: list[str], folder: str) -> None:
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """An order of the supervisor, which we trust, and the descriptors that came with it."""
     # A buffer for the longest order would cost every box more than asking first.
-    size = channel.recv_into(_LENGTH, 1, socket.MSG_PEEK | socket.MSG_TRUNC)
+    size = channel.recv_into(_PEEKED, 1, socket.MSG_PEEK | socket.MSG_TRUNC)
     data, ancillary, _, _ = channel.recvmsg(size, socket.CMSG_SPACE(32)) if size else (b"", [], 0, None)
     if not data:
         os._exit(0)  # the supervisor is gone, and with us go all boxes
