@@ -49,6 +49,18 @@ async def test_absent_means_complete(more: Json, tmp_path: Path) -> None:
         assert (await way.call()).ok
 
 
+@pytest.mark.parametrize("reply", [{}, {"isError": False}, {"content": "done"}, {"content": None}, {"content": {}}])
+async def test_a_result_without_content_is_withheld(reply: Json, tmp_path: Path) -> None:
+    async with governed(tmp_path, replies=[reply]) as way:
+        outcome = await way.call()
+        assert (outcome.status, outcome.reason_code) == (Status.FAILED, "invalid_result")
+
+
+async def test_structured_content_alone_is_enough(tmp_path: Path) -> None:
+    async with governed(tmp_path, replies=[{"structuredContent": {"n": 1}}]) as way:
+        assert (await way.call()).ok
+
+
 @pytest.mark.parametrize("kind", ["resource", "prompt"])
 async def test_other_results_are_held_to_the_same(kind: str, tmp_path: Path) -> None:
     said = Said(prompts=(definition("greet"),))

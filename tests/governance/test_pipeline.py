@@ -383,10 +383,26 @@ async def test_the_start_of_a_server_is_a_call_by_system(tmp_path: Path) -> None
         assert [(r["status"], r["call"]["kind"], r["call"]["principal"]["kind"]) for r in ended] == [
             ("success", "server", SYSTEM.kind), ("unavailable", "server", SYSTEM.kind),
         ]  # fmt: skip
+        assert [r["effect"] for r in ended] == ["none", "none"], "its box reaches nothing"
         await broken(way, "started")
         with pytest.raises(Unavailable) as refused:
             await way.pipeline.server_start(spec, Principal("analyst"), start)
         assert (refused.value.reason_code, len(seen)) == ("store", 1)
+
+
+@pytest.mark.parametrize("placement", ["own", "unsafe_host"])
+async def test_a_server_that_ran_and_did_not_come_up_may_have_done_something(placement: Any, tmp_path: Path) -> None:
+    spec = ServerSpec("desk", command=("python", "server.py"), placement=placement)
+    async with governed(tmp_path) as way:
+
+        async def fail() -> None:
+            raise OutcomeUnknown("server_start", "it ended while starting")
+
+        with pytest.raises(OutcomeUnknown):
+            await way.pipeline.server_start(spec, Principal("analyst"), fail)
+        (record,) = way.finished()
+        expected = ("unknown", "unknown") if placement == "unsafe_host" else ("unavailable", "none")
+        assert (record["status"], record["effect"]) == expected
 
 
 TOKEN = "ghp_" + "aB3dE5fG7hJ9kL2mN4pQ6rS8tU1vW0xYzAbC"

@@ -271,7 +271,13 @@ def test_foreign_origin(served: Gateway, raw: RawHttp, origin: str) -> None:
 
 def test_wrong_content_type_and_accept(raw: RawHttp) -> None:
     message = gateway.call("echo", {"text": "x"})
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+    for kind in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/jsonp",
+        "",
+    ):
         assert raw.post(message, **{"content-type": kind}).status_code == 415, kind
     for kind in ("text/html", "application/json", "text/event-stream", ""):
         assert raw.post(message, accept=kind).status_code == 406, kind

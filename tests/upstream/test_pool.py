@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -126,6 +126,28 @@ async def test_without_boxes_a_server_is_not_started_in_none(monkeypatch: pytest
 
 
 # ── starting ──
+
+
+@pytest.mark.parametrize(("command", "raised"), [(("true",), OutcomeUnknown), (("no-such-program",), Unavailable)])
+async def test_whether_a_program_ran_is_known_of_a_start_that_failed(
+    command: tuple[str, ...], raised: type[Exception]
+) -> None:
+    seen: list[Exception] = []
+
+    async def starting(spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await start()
+        except Exception as exc:
+            seen.append(exc)
+            raise
+
+    made = Yard()
+    spec = replace(DESK, command=command, placement="unsafe_host")
+    made.pool = ConnectionPool({"desk": spec}, ServerAccess(), made.consent, made.event, starting=starting)
+    async with made.pool.running():
+        with pytest.raises(Unavailable, match="desk"):
+            await made.call()
+    assert [type(each) for each in seen] == [raised]
 
 
 async def test_a_server_that_does_not_start_is_left_alone_for_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

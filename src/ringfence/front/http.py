@@ -665,7 +665,7 @@ async def _read(request: _HttpRequest) -> tuple[Json, str | None] | None:
         text = "the client must accept application/json and text/event-stream"
         await request.error(406, INVALID_REQUEST, "not_acceptable", text)
         return None
-    if not headers.get("content-type", "").lower().startswith("application/json"):
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         await request.error(415, INVALID_REQUEST, "content_type", "Content-Type must be application/json")
         return None
     try:

@@ -286,6 +286,8 @@ def _what_happened(ending: Ending) -> str:
             return f"something it needs was not available ({code})"
         case Status.UNKNOWN if ending.answered is not None:
             return f"the server answered HTTP {ending.answered} after {took} ({code})"
+        case Status.UNKNOWN if ending.call.method == "server/start":
+            return f"the server's program ran for {took}, and the server did not come up ({code})"
         case Status.UNKNOWN:
             lost = "the answer was lost" if ending.ran is None else "the box itself failed"
             return f"{lost} after {took} ({code})"

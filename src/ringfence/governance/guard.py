@@ -227,6 +227,8 @@ class Guard:
         # A question back was answered before this. What is neither would pass the next steps by.
         if item.result.get("resultType", "complete") != "complete":
             item.problem = ("invalid_result", "the server answered with a type of result that is not known here")
+        elif item.definition is not None and item.definition.kind == "tool" and not _has_content(item.result):
+            item.problem = ("invalid_result", "the server answered without content, which a tool's result must have")
 
     def _size(self, item: _Item) -> None:
         most = item.contract.result.max_bytes
@@ -468,6 +470,13 @@ def _only(result: Json, fields: frozenset[str]) -> Json | None:
     if isinstance(meta, dict):
         kept["_meta"] = {key: value for key, value in meta.items() if key.startswith(_OWN_META)}
     return kept
+
+
+def _has_content(result: Json) -> bool:
+    """Some servers leave `content` out where they have `structuredContent`, and clients take that."""
+    if "content" in result:
+        return isinstance(result["content"], list)
+    return isinstance(result.get("structuredContent"), dict)
 
 
 def _text(text: str) -> Json:

@@ -152,6 +152,10 @@ class Pipeline:
         except Unavailable as exc:
             outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
             raise
+        except OutcomeUnknown as exc:  # its program ran, and may have done anything that it could
+            status = Status.UNKNOWN if state.possible else Status.UNAVAILABLE
+            outcome = Outcome(status, exc.reason_code, self._guard.message(exc.message))
+            raise
         except BaseException:
             outcome = Outcome(Status.KILLED, "cancelled", own_words("the start was given up"))
             raise

@@ -430,15 +430,15 @@ class ConnectionPool:
                 raise Unavailable("server_changed", f"the configuration of server {spec.name} changed while it started")
             held.last_used = anyio.current_time()
             self._held[held.key] = opening.held = held
-        except Unavailable as exc:
+        except (Unavailable, OutcomeUnknown) as exc:
             health.punish(exc.message)
-            opening.problem = exc
+            opening.problem = Unavailable(exc.reason_code, exc.message)  # to a call: it never reached the server
         finally:
             del self._openings[held.key]
             opening.done.set()
 
     async def _start(self, held: PooledConnection, capabilities: Json, version: str | None) -> None:
-        """Returns when the connection can be used; raises Unavailable."""
+        """Returns when the connection can be used. Raises Unavailable; OutcomeUnknown if its program ran in vain."""
         if self._group is None:
             raise Unavailable("stopping", "the gateway is stopping")
         outcome: list[Unavailable] = []
@@ -450,7 +450,8 @@ class ConnectionPool:
             held.scope.cancel()
             raise
         if outcome:
-            raise outcome[0]
+            launched = held.connection.spec.url is None and held.connection.link.isolation is not None
+            raise OutcomeUnknown(outcome[0].reason_code, outcome[0].message) if launched else outcome[0]
 
     async def _hold(
         self,
