@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from hosts.project import bring, digest_of
 from hosts.results import Result, Results, is_result, read
 
 _INSIDE = Path(__file__).parent / "inside"
+_PROGRESS = re.compile(r"^\d+/\d+  .*", re.MULTILINE)
+"""A line of `doctor` that says how far it is."""
 
 
 def mark(code: str, part: Part) -> str:
@@ -65,6 +68,9 @@ class _Trial:
 
         def show(stream: str, data: bytes) -> None:
             nonlocal pending
+            if stream == "err":
+                for done in _PROGRESS.findall(data.decode(errors="replace")):
+                    say(f"{self.guest.name}: {done}")
             if stream == "out":
                 *lines, pending = (pending + data).split(b"\n")
                 for text in lines:

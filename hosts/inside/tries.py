@@ -42,11 +42,14 @@ def check(name, ok, note=""):
 started = False
 
 
-def ringfence(*words, stdin=""):
+def ringfence(*words, stdin="", progress=False):
+    """`progress`: what it says on stderr is ours to say, at once."""
     global started
     if not started:
         started = True
-        return subprocess.run([RINGFENCE, *words], input=stdin, capture_output=True, text=True, check=False)
+        err = None if progress else subprocess.PIPE
+        command = [RINGFENCE, *words]
+        return subprocess.run(command, input=stdin, stdout=subprocess.PIPE, stderr=err, text=True, check=False)
 
     def command():
         from ringfence.cli.main import main  # noqa: PLC0415, RUF100
@@ -54,14 +57,14 @@ def ringfence(*words, stdin=""):
         sys.argv = ["ringfence", *words]
         main()
 
-    return forked(command, words, stdin)
+    return forked(command, words, stdin, progress)
 
 
 def python(code):
     return forked(lambda: exec(compile(code, "<code>", "exec"), {"__name__": "__main__"}), ["python", "-c", code])
 
 
-def forked(work, words, stdin=""):
+def forked(work, words, stdin="", progress=False):
     """Do `work` in a child, as if that were a program of its own."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(stdin.encode())
@@ -71,7 +74,7 @@ def forked(work, words, stdin=""):
             pid = os.fork()
             if pid == 0:
                 given.seek(0)
-                for number, file in enumerate((given, out, err)):
+                for number, file in enumerate((given, out) if progress else (given, out, err)):
                     os.dup2(file.fileno(), number)
                 os._exit(alone(work, imported))
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -348,7 +351,7 @@ def part_charges():
 
 
 def part_doctor(*words):
-    ended = ringfence("doctor", "--json", *words)
+    ended = ringfence("doctor", "--json", *words, progress=True)
     try:
         told = json.loads(ended.stdout)
     except ValueError:
