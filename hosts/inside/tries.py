@@ -48,8 +48,8 @@ def ringfence(*words, stdin="", progress=False):
     if not started:
         started = True
         err = None if progress else subprocess.PIPE
-        command = [RINGFENCE, *words]
-        return subprocess.run(command, input=stdin, stdout=subprocess.PIPE, stderr=err, text=True, check=False)
+        whole = [RINGFENCE, *words]
+        return subprocess.run(whole, input=stdin, stdout=subprocess.PIPE, stderr=err, text=True, check=False)
 
     def command():
         from ringfence.cli.main import main  # noqa: PLC0415, RUF100
@@ -117,7 +117,7 @@ def learn(names):
 
 
 def shown(ended):
-    return f"exit {ended.returncode}; stdout {ended.stdout[-300:]!r}; stderr {ended.stderr[-900:]!r}"
+    return f"exit {ended.returncode}; stdout {ended.stdout[-300:]!r}; stderr {(ended.stderr or '')[-900:]!r}"
 
 
 # ── Parts ─────────────────────────────────────────────────────────────────────────────────────────
