@@ -66,6 +66,21 @@ async def begun(waiting: PausedCalls, call: Call = CALL) -> str:
     return str(answer["requestState"])
 
 
+async def test_a_call_that_fails_inside_the_gateway_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pausing(1) as (waiting, way):
+        handle = await begun(waiting)
+
+        async def broken(call: Call, channel: PausableChannel) -> Outcome:
+            raise RuntimeError("a fault of ours")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(way, "handle", broken)
+            with pytest.raises(MCPError, match="the gateway itself failed"):
+                await waiting.begin(CALL, channel())
+        outcome = await waiting.resume(handle, answering(q0={}), channel())
+        assert isinstance(outcome, Outcome) and outcome.ok
+
+
 async def test_a_call_without_questions_just_ends() -> None:
     async with pausing(0) as (waiting, way):
         outcome = await waiting.begin(CALL, channel())

@@ -211,6 +211,8 @@ async def test_a_placeholder_anywhere_else_is_refused_and_recorded(
                 ask(OTHER + "/?q=" + held),
                 ask(API + "/" + held),
                 ask(API + "/", **{"X-Copy": held}),
+                ask(API + "/", **{"X-" + held: "1"}),
+                ask(API + "/" + "".join(f"%25{byte:02x}" for byte in held.encode())),
                 ask(API + "/", "POST", b"x" * 70000 + held.encode() + b"y"),
                 ask(OTHER + "/", "POST", b'{"token": "' + held.encode() + b'"}'),
             ]
@@ -221,15 +223,15 @@ async def test_a_placeholder_anywhere_else_is_refused_and_recorded(
             """
         )
         lines = outcome.text.split("\n")
-        assert lines[:7] == ["403 placeholder"] * 7
-        assert lines[7:9] == ["200 200", "200"]
+        assert lines[:9] == ["403 placeholder"] * 9
+        assert lines[9:11] == ["200 200", "200"]
         # A header of the caller's own never reaches the host that the secret is for; elsewhere it is theirs.
         assert [headers["authorization"] for _, _, headers, _ in stage.other.seen] == ["Bearer my-own"]
         assert {headers["authorization"] for _, _, headers, _ in stage.api.seen} == {f"Bearer {stage.value}"}
         refused = [(r["port"], r["reason_code"]) for r in stage.records() if not r["allowed"]]
         assert refused == [
             *[(stage.other.port, "placeholder")] * 3,
-            *[(stage.api.port, "placeholder")] * 3,
+            *[(stage.api.port, "placeholder")] * 5,
             (stage.other.port, "placeholder"),
         ]
         body = [r for r in stage.records() if r["method"] == "POST" and not r["allowed"]]

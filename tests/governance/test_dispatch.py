@@ -25,6 +25,7 @@ BOXED = Decision("dec_1", True, "allowed", sandbox=True)
 DOWN, LOST = Unavailable("server_down", "down"), OutcomeUnknown("server_died", "died")
 AWAY, FORGOTTEN = OutcomeUnknown("server_refused", "HTTP 503"), OutcomeUnknown("session_lost", "HTTP 404")
 NO_SECRET = Refused(Status.DENIED, "secret_scope", "not for this")
+INVALID = Refused(Status.VALIDATION_FAILURE, "session_stopped", "it is stopped")
 HERE, THERE = ServerSpec("desk", command=("x",)), ServerSpec("desk", url="https://desk.corp.example/mcp")
 
 
@@ -109,6 +110,7 @@ TRIES: dict[str, tuple[dict[str, Any], list[Reply], int, type[Exception] | None]
     "an idempotent write that was turned away": ({"mode": "write", "idempotent": True}, [AWAY, OK], 2, None),
     "turned away, then out of reach": ({"mode": "write", "idempotent": True}, [AWAY, DOWN], 3, OutcomeUnknown),
     "turned away, then no secret": ({"mode": "write", "idempotent": True}, [AWAY, NO_SECRET], 2, OutcomeUnknown),
+    "turned away, then refused": ({"mode": "write", "idempotent": True}, [AWAY, INVALID], 2, OutcomeUnknown),
     "high risk": ({"mode": "high_risk"}, [DOWN, OK], 1, Unavailable),
     "an attempt may have run, the last did not": ({"idempotent": True}, [LOST, DOWN, DOWN], 3, OutcomeUnknown),
 }

@@ -109,6 +109,22 @@ def test_the_start_of_a_server_may_change_what_its_place_lets_it(
     assert effects_of_start(ServerSpec("s", **spec)) == expected
 
 
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [("both", PossibleEffects(sends=True, writes=True)), ("own", NO_EFFECTS), ("other", NO_EFFECTS)],
+)
+def test_servers_of_one_box_may_change_what_any_of_them_may(placement: str, expected: PossibleEffects) -> None:
+    spec = ServerSpec("a", command=("x",), placement=placement)
+    beside = ServerSpec("b", command=("y",), placement="both", network="inside", mounts=(Mount("/a", "/b", "rw"),))
+    alone = ServerSpec("c", command=("z",), placement="own", network="inside")
+    assert effects_of_start(spec, [spec, beside, alone]) == expected
+
+
+def test_a_server_in_a_session_may_change_what_the_session_may() -> None:
+    spec = ServerSpec("a", command=("x",), placement="session")
+    assert effects_of_start(spec) == PossibleEffects(sends=True, writes=True)
+
+
 # ── The whole way ─────────────────────────────────────────────────────────────────────────────────
 
 

@@ -381,6 +381,29 @@ def test_what_was_put_into_a_session_is_told_by_digest() -> None:
     assert explanation(reading).endswith("it only reads, so nothing was changed")
 
 
+LATE: dict[str, Any] = {"network": {**NETWORK, "allowed": [GOT], "bytes_out": 9}}
+
+
+@pytest.mark.parametrize(
+    ("seen", "possible", "expected"),
+    [
+        ({"late": LATE}, SENDS, "unknown"),
+        ({"late": {"network": {**NETWORK, "denied": [GOT]}}}, SENDS, "none"),
+        ({"late": {"cpu_ms": 3.0}}, SENDS, "none"),
+        ({"left": True}, SENDS, "unknown"),
+        ({"left": True}, NO_EFFECTS, "none"),
+        ({}, SENDS, "none"),
+    ],
+)
+def test_what_a_step_left_behind_may_have_an_effect(
+    seen: dict[str, Any], possible: PossibleEffects, expected: str
+) -> None:
+    ran = Ran(Limits(), report(network=NETWORK, **seen))
+    facts = build(ending(contract=BOX, ran=ran, possible=possible, within=Within("s_1", 2, "main")))
+    assert facts["effect"] == expected
+    assert ("nothing was sent" in facts["explanation"]) == (expected == "none")
+
+
 def test_the_page_of_facts_names_every_fact() -> None:
     full = report(
         files=tuple(FileFact(f"/workspace/output/{number}", 1, "0" * 64) for number in range(1001)),
@@ -388,6 +411,7 @@ def test_the_page_of_facts_names_every_fact() -> None:
         commands="enforced",
         forged=True,
         late={"cpu_ms": 1.0},
+        left=True,
         planted=("/srv/.envrc",),
         skipped={"output/pipe": "it is a pipe"},
         trouble=("the box took long to end",),

@@ -158,7 +158,6 @@ def test_only_declared_fields_go_on_and_nothing_else_carries_the_rest() -> None:
     assert guarded.result == {
         "content": [{"type": "text", "text": '{"id": 7, "title": "t"}'}],
         "structuredContent": {"id": 7, "title": "t"},
-        "_meta": {"io.modelcontextprotocol/serverInfo": {"name": "s"}},
     }
     assert "123-45" in json.dumps(result)  # what came in is left as it was
 
@@ -345,6 +344,23 @@ def test_in_definitions_and_in_what_people_see_it_is_escaped() -> None:
 def test_names_that_a_program_chose_pass_the_guard_wherever_they_stand_in_facts(facts: Json) -> None:
     guarded = Guard(Schemas().result_problem).facts(facts)
     assert "\u200b" not in str(guarded) and "\\u{200b}" in str(guarded).replace("\\\\", "\\")
+
+
+@pytest.mark.parametrize("name", ["❤\ufe0f", "👩\u200d👧", "क्\u200dष"])
+def test_a_key_with_a_joiner_that_is_kept_is_like_no_other(name: str) -> None:
+    guard = Guard(Schemas().result_problem)
+    assert guard.listed({name: 1, "other": 2}) == {name: 1, "other": 2}
+    assert guard.redacted(READ, {name: 1}) == {name: 1}
+    assert inspect(text_result("x", structuredContent={name: 3})).problem is None
+    assert guard.facts({"skipped": {name: "it is a pipe"}}) == {"skipped": {name: "it is a pipe"}}
+
+
+def test_facts_are_there_whatever_names_a_program_chose() -> None:
+    alike = {"a\u200b": "it is a pipe", r"a\u{200b}": "it is a pipe"}
+    network = {"allowed": [], "denied": [{"host": "x"}], "bytes_out": 7}
+    facts = Guard(Schemas().result_problem).facts({"ended": "exited", "skipped": alike, "network": network})
+    assert "skipped" not in facts and "left out" in facts["trouble"][0]
+    assert facts["ended"] == "exited" and facts["network"] == {"allowed": None, "denied": None, "bytes_out": 7}
 
 
 def test_what_has_keys_that_would_look_the_same_is_refused() -> None:

@@ -78,6 +78,8 @@ async def test_a_failure_is_replayed_as_the_failure_it_was(tmp_path: Path) -> No
             outcome = await way.call("echo", idempotency_key="k")
             assert (outcome.status, outcome.reason_code) == (Status.FAILED, "upstream_error")
             assert outcome.error == {"code": -32602, "message": "no", "data": {"why": 1}}
+            assert outcome.facts["effect"] == "unknown", "the same for the replay: nothing more is known of it"
+        assert "an earlier call's failure" in outcome.facts["explanation"]
         assert len(way.servers.requests) == 1
 
 

@@ -401,8 +401,9 @@ async def test_a_server_that_ran_and_did_not_come_up_may_have_done_something(pla
         with pytest.raises(OutcomeUnknown):
             await way.pipeline.server_start(spec, Principal("analyst"), fail)
         (record,) = way.finished()
-        expected = ("unknown", "unknown") if placement == "unsafe_host" else ("unavailable", "none")
-        assert (record["status"], record["effect"]) == expected
+        assert (record["status"], record["reason_code"]) == ("failed", "server_start")
+        assert record["effect"] == ("unknown" if placement == "unsafe_host" else "none")
+        assert "did not come up" in record["facts"]["explanation"]
 
 
 TOKEN = "ghp_" + "aB3dE5fG7hJ9kL2mN4pQ6rS8tU1vW0xYzAbC"

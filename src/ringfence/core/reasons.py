@@ -27,6 +27,13 @@ _CALLER = {
     "bad_arguments": ("The arguments do not fit the tool's schema.", "Read the message and the schema; call again."),
     "bad_meta": ("What the call carries in `_meta` cannot be sent on.", "Send less in `_meta`, as plain JSON."),
     "bad_request": ("The request is not one that can be read.", "Send it as the protocol has it."),
+    "bad_http": ("The request is not HTTP/1.1.", "Send HTTP/1.1."),
+    "head_too_large": ("The head of the request is too large.", "Send fewer or shorter headers."),
+    "too_slow": ("The request arrived too slowly.", "Send all of it at once."),
+    "foreign_network": (
+        "The keeper serves no program of another network, such as a box.",
+        "Call it from its own host.",
+    ),
     "key_conflict": ("The idempotency key was used for another request.", "Use a key of its own for each request."),
     "no_key": (
         "The contract derives a key from the arguments, and they give none.",
@@ -255,6 +262,12 @@ _OPERATOR = {
     "foreign_user": ("What listens there belongs to another user.", "End it; look at who runs it."),
     "in_use": ("Another keeper has these sessions.", "Connect to it, or end it."),
     "keeper_start": ("The keeper of sessions could not be started.", "Read the message; look at its log."),
+    "keeper_failed": ("The keeper failed at a request.", "Look at its log in the state folder."),
+    "keeper_version": ("The keeper that runs is of another version.", "End its sessions, or use another state folder."),
+    "keeper_settings": (
+        "The keeper that runs makes boxes of another kind.",
+        "End its sessions, or use another state folder.",
+    ),
     "keeper_stuck": ("The keeper does not answer.", "End it."),
     "not_paused": ("The session cannot be paused.", "Run `ringfence host`."),
     "not_resumed": ("The session cannot be resumed.", "Look at the log; open another."),
@@ -271,6 +284,10 @@ _PERSON = {
     ),
     "approval_refused": ("A person refused the call.", "Talk to them."),
     "rules_changed": ("The rules changed while the call waited.", "Make the call again, to have a person asked anew."),
+    "crash": (
+        "The gateway stopped while the call was running; it may have run.",
+        "Look whether it took effect before it is repeated.",
+    ),
     "answer_lost": (
         "The answer was lost; the call may have run.",
         "Look whether it took effect before it is repeated.",
@@ -306,6 +323,7 @@ _TIME = {
     "key_busy": ("A call under the same key has not ended yet.", "Wait for it."),
     "grant_expired": ("The grant expired before the call began.", "Call again."),
     "capacity": ("There is no room for another session.", "End some, wait, or ask the operator for more."),
+    "too_many_clients": ("The keeper has as many clients as it takes.", "Try again when others have gone."),
     "busy": ("Too many requests wait already.", "Try again in a moment."),
     "closing": ("The keeper is being stopped.", "Try again in a moment."),
     "closed": ("The backend is closed.", "Start another gateway."),

@@ -173,6 +173,7 @@ class _Run:
     scope: anyio.CancelScope
     binding: str
     outcome: Outcome | None = None
+    failed: bool = False
     handle: str | None = None
     """What the client holds while the call waits for it."""
 
@@ -208,6 +209,9 @@ class PausedCalls:
         try:
             with run.scope:
                 run.outcome = await self._pipeline.handle(call, run.channel)
+        except Exception:  # the edge: a fault of ours ends this call, and not the gateway with all others
+            log.exception("call %s failed inside the gateway", call.id)
+            run.failed = True
         finally:
             if run.handle is not None:  # the client did not come back in time; what is over cannot be resumed
                 self._waiting.pop(run.handle, None)
@@ -222,6 +226,8 @@ class PausedCalls:
             raise
         if run.outcome is not None:
             return run.outcome
+        if run.failed:
+            raise MCPError(-32603, "the gateway itself failed")
         questions = run.channel.questions
         if questions is None:
             raise MCPError(INVALID_PARAMS, "the call was cancelled")

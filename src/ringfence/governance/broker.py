@@ -232,9 +232,13 @@ class BoxBroker:
         """The secrets whose placeholders stand where they belong. A placeholder anywhere else is refused."""
         wanted: list[_Brokered] = []
         for secret in self._brokered:
-            found = {name.lower() for name, value in asked.headers if _holds(value, secret.placeholder)}
-            if _holds(unquote(asked.path), secret.placeholder):
+            held = secret.placeholder
+            found = {name.lower() for name, value in asked.headers if _holds(value, held)}
+            found |= {":name" for name, _ in asked.headers if held.lower() in name.lower()}
+            if held in unquote(asked.path) or held in unquote(unquote(asked.path)):
                 found.add(":path")
+            if any(held.lower() in text.lower() for text in (asked.method, asked.host)):
+                found.add(":line")
             if not found:
                 continue
             if secret not in here or found != {secret.header}:

@@ -35,6 +35,8 @@ from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION, RUNS_IN_A_SESSION, WRITES_FILES
 
 _RETRY_SECONDS = 0.1
+_NEVER_BEGAN = (Status.DENIED, Status.VALIDATION_FAILURE, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE)
+"""What ends an attempt before it begins, and so says nothing of an earlier one that may have run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +177,8 @@ class Dispatcher:
                 if attempt > contract.retry.attempts or not _may_repeat(contract, exc):
                     raise problem from None
             except Refused as exc:
-                if isinstance(problem, OutcomeUnknown) and exc.status is Status.DENIED:
-                    raise problem from None  # of its secrets, before this attempt began
+                if isinstance(problem, OutcomeUnknown) and exc.status in _NEVER_BEGAN:
+                    raise problem from None
                 raise
             pause = _RETRY_SECONDS * 2 ** (attempt - 1)
             left = _time_left(grant) - pause

@@ -6,6 +6,8 @@ cannot contradict each other. Later observations can only narrow it: a box that 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ringfence.core.box import NO_OUTSIDE, Outside
 from ringfence.core.model import Call, Contract, Mode, ServerSpec, Transport
 from ringfence.core.record import plain
@@ -29,6 +31,7 @@ class PossibleEffects:
 
 
 NO_EFFECTS = PossibleEffects()
+_ALONE = ("own", "unsafe_host")
 
 
 def possible_effects(call: Call, contract: Contract, session: Outside = NO_OUTSIDE) -> PossibleEffects:
@@ -45,14 +48,20 @@ def possible_effects(call: Call, contract: Contract, session: Outside = NO_OUTSI
     return PossibleEffects(writes=session.writes) if contract.tool in WRITES_FILES else NO_EFFECTS
 
 
-def effects_of_start(spec: ServerSpec) -> PossibleEffects:
-    """The start of a server: what its program may do before the first request to it."""
+def effects_of_start(spec: ServerSpec, others: Iterable[ServerSpec] = ()) -> PossibleEffects:
+    """The start of a server: what its program may do before the first request to it. `others` are those among which
+    may be some that share its box, and with it all that the box has."""
     if spec.url is not None:
         return NO_EFFECTS
     if spec.placement == "unsafe_host":
         return PossibleEffects(acts=True)
-    sends = spec.network != "denied" or bool(spec.secrets)
-    return PossibleEffects(sends=sends, writes=any(mount.mode == "rw" for mount in spec.mounts))
+    if spec.placement.startswith("session"):
+        return PossibleEffects(sends=True, writes=True)  # whatever the session has that it is put into
+    shared = [spec, *(other for other in others if spec.placement not in _ALONE and other.placement == spec.placement)]
+    return PossibleEffects(
+        sends=any(each.network != "denied" or each.secrets for each in shared),
+        writes=any(mount.mode == "rw" for each in shared for mount in each.mounts),
+    )
 
 
 def _by(outside: Outside) -> PossibleEffects:

@@ -69,6 +69,8 @@ class Ending:
     """What it could change outside, as it was known before it ran."""
     answered: int | None = None
     """The HTTP status, where that is all that its server said: it proves nothing."""
+    replayed: bool = False
+    """Its outcome is that of an earlier call under the same key."""
 
     @property
     def took_ms(self) -> float:
@@ -80,7 +82,7 @@ def build(ending: Ending) -> Json:
     """The facts object of a call."""
     contract = ending.contract
     decision = ending.decision
-    changed = effect(ending.status, ending.possible, ending.dispatched, _sent(ending))
+    changed = _effect(ending)
     found: Json = {
         "call_id": ending.call.id,
         "decision_id": decision.id if decision is not None else None,
@@ -178,6 +180,8 @@ def _of_box(report: BoxReport) -> Json:
         seen["forged"] = True
     if report.late is not None:
         seen["late"] = {**report.late}
+    if report.left:
+        seen["left"] = True
     if report.packages or inside:
         seen["packages"] = [_uncounted(package) for package in (*report.packages, *inside)]
     if len(report.files) > _MOST_FILES:
@@ -228,14 +232,27 @@ def effect(status: Status, possible: PossibleEffects, dispatched: bool, sent: bo
     return Effect.UNKNOWN if dispatched or status is Status.UNKNOWN else Effect.NONE
 
 
+def _effect(ending: Ending) -> Effect:
+    changed = effect(ending.status, ending.possible, ending.dispatched or ending.replayed, _sent(ending))
+    if changed is Effect.NONE and ending.ran is not None and ending.possible.sends:
+        # What earlier steps left there has sent something, or what this one left may still do so.
+        report = ending.ran.report
+        late = (report.late or {}).get("network")
+        if report.left or (late is not None and _went_out(late)):
+            return Effect.UNKNOWN
+    return changed
+
+
 def _sent(ending: Ending) -> bool | None:
     """Whether anything that its box asked for went out, however that ended; None where its box was not seen to the
     end."""
     if ending.ran is None:
         return None
     network = ending.ran.report.network
-    if network is None:
-        return False
+    return network is not None and _went_out(network)
+
+
+def _went_out(network: Mapping[str, Any]) -> bool:
     asked = (entry for which in ("allowed", "failed") for entry in network.get(which, ()))
     # Bytes are those of hosts outside alone: our own index answers here.
     return network.get("bytes_out", 0) > 0 or any(entry["host"] != INDEX_HOST for entry in asked)
@@ -243,7 +260,7 @@ def _sent(ending: Ending) -> bool | None:
 
 def explanation(ending: Ending, changed: Effect | None = None) -> str:
     """The ending in one sentence, for a model and for a person; `changed` where its effect is known already."""
-    changed = changed or effect(ending.status, ending.possible, ending.dispatched, _sent(ending))
+    changed = changed or _effect(ending)
     parts = (
         _what_happened(ending),
         _programs(ending),
@@ -269,6 +286,10 @@ def _what_happened(ending: Ending) -> str:
         case Status.SUCCESS:
             return f"the tool answered after {took}" if ending.dispatched else "answered with an earlier call's result"
         case Status.FAILED:
+            if ending.call.method == "server/start":
+                return f"the server's program ran for {took}, and the server did not come up ({code})"
+            if ending.replayed:
+                return f"answered with an earlier call's failure ({code})"
             if code in _WITHHELD:
                 return f"the tool answered after {took}, but its answer was withheld ({code})"
             return f"the tool failed after {took}" + ("" if code == "tool_error" else f" ({code})")
@@ -286,8 +307,6 @@ def _what_happened(ending: Ending) -> str:
             return f"something it needs was not available ({code})"
         case Status.UNKNOWN if ending.answered is not None:
             return f"the server answered HTTP {ending.answered} after {took} ({code})"
-        case Status.UNKNOWN if ending.call.method == "server/start":
-            return f"the server's program ran for {took}, and the server did not come up ({code})"
         case Status.UNKNOWN:
             lost = "the answer was lost" if ending.ran is None else "the box itself failed"
             return f"{lost} after {took} ({code})"

@@ -54,9 +54,6 @@ _PROTOCOL = frozenset(
 _WORDS = frozenset({"type", "mimeType", "role", "resultType"})
 _BASE64 = frozenset({"data", "blob"})
 _IS_BASE64 = re2.compile("[A-Za-z0-9+/]*=*")
-_OWN_META = "io.modelcontextprotocol/"
-
-
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 _SAME_KEY = "two keys of one object would look the same"
@@ -205,10 +202,17 @@ class Guard:
             raise Refused(Status.VALIDATION_FAILURE, "ambiguous_keys", _SAME_KEY) from None
 
     def facts(self, facts: Json) -> Json:
-        """Facts with names in them that a program in a box chose: of its files, and of the hosts that it asked for."""
+        """Facts with names in them that a program in a box chose: of its files, and of the hosts that it asked for.
+        Names that cannot be shown cost their own facts and no more: a call is closed on record whatever they are."""
         asked = facts.get("network") or {}
         chosen = any(map(facts.get, _CHOSEN)) or any(map(asked.get, _ASKED))
-        return self.listed(facts) if chosen else facts
+        try:
+            return self.listed(facts) if chosen else facts
+        except Refused:
+            rest = {name: value for name, value in facts.items() if name not in _CHOSEN}
+            network = {name: None if name in _ASKED else value for name, value in asked.items()}
+            problem = "names that its program chose cannot be told apart, so they are left out"
+            return {**rest, "network": network or facts.get("network"), "files": None, "trouble": [problem]}
 
     def listed(self, item: Json) -> Json:
         """What is said of tools, resources and runs, without secrets and with nothing unseen in it; the very same
@@ -326,7 +330,7 @@ class Guard:
         if not invisible.suspect(key):
             return self._redacted(key, patterns, hits)
         seen = self._seen(key, patterns, hits, invisible.name)
-        if seen in siblings:
+        if seen != key and seen in siblings:
             raise _SameKey
         return self._redacted(seen, patterns, hits)
 
@@ -466,9 +470,6 @@ def _only(result: Json, fields: frozenset[str]) -> Json | None:
     else:
         repeated = any(_object(block) == whole for block in blocks)
         kept["content"] = [_text(json.dumps(some, ensure_ascii=False))] if repeated else []
-    meta = result.get("_meta")
-    if isinstance(meta, dict):
-        kept["_meta"] = {key: value for key, value in meta.items() if key.startswith(_OWN_META)}
     return kept
 
 

@@ -138,7 +138,7 @@ class Pipeline:
         state = CallState(call, self.rules.environment, clean=self._guard.message)
         state.contract = implicit_contract(spec)
         state.isolation = self._dispatcher.isolation(state.contract)
-        state.possible = effects.effects_of_start(spec)
+        state.possible = effects.effects_of_start(spec, self._dispatcher.targets.servers.values())
         try:
             # A server may have effects as soon as it starts, so the record of its start is on disk first.
             work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call.id, journal.started(state))  # noqa: E731
@@ -153,8 +153,7 @@ class Pipeline:
             outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
             raise
         except OutcomeUnknown as exc:  # its program ran, and may have done anything that it could
-            status = Status.UNKNOWN if state.possible else Status.UNAVAILABLE
-            outcome = Outcome(status, exc.reason_code, self._guard.message(exc.message))
+            outcome = Outcome(Status.FAILED, exc.reason_code, self._guard.message(exc.message))
             raise
         except BaseException:
             outcome = Outcome(Status.KILLED, "cancelled", own_words("the start was given up"))
@@ -447,16 +446,18 @@ class Pipeline:
             slot.release(outcome.status)
         elif state.arguments_digest:
             self._budget.note(state.call, state.arguments_digest, outcome.status)
-        call_facts = self._facts(state, outcome)
-        if state.ran is not None:
-            call_facts = self._guard.facts(call_facts)
+        call_facts = self._guard.facts(self._facts(state, outcome))
         if outcome.result is not None and state.dispatched and state.is_own:
             complete(outcome.result, call_facts)
 
         def work(tx: Transaction) -> Receipt:
             contract = state.contract
             if contract is not None and outcome.result is not None:
-                kept = self._kept(contract, outcome.result, contract.log.result)
+                try:
+                    kept = self._kept(contract, outcome.result, contract.log.result)
+                except Refused as exc:
+                    log.warning("the result of call %s is not kept: %s", state.call.id, exc.message)
+                    kept = None
                 if kept is not None:
                     state.kept["result"] = canonical.salted_bytes(kept, state.salt)
                     tx.put_payload(state.call.id, "result", state.salt, kept)
@@ -494,6 +495,7 @@ class Pipeline:
                 possible=state.possible,
                 network=state.network,
                 answered=state.answered,
+                replayed=state.replayed_from is not None,
             )
         )
 

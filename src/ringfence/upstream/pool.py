@@ -441,7 +441,7 @@ class ConnectionPool:
         """Returns when the connection can be used. Raises Unavailable; OutcomeUnknown if its program ran in vain."""
         if self._group is None:
             raise Unavailable("stopping", "the gateway is stopping")
-        outcome: list[Unavailable] = []
+        outcome: list[Unavailable | OutcomeUnknown] = []
         opened = anyio.Event()
         self._group.start_soon(self._hold, held, capabilities, version, outcome, opened)
         try:
@@ -458,7 +458,7 @@ class ConnectionPool:
         held: PooledConnection,
         capabilities: Json,
         version: str | None,
-        outcome: list[Unavailable],
+        outcome: list[Unavailable | OutcomeUnknown],
         opened: anyio.Event,
     ) -> None:
         """The life of one connection, in a task of its own."""
@@ -491,8 +491,8 @@ class ConnectionPool:
                 async with anyio.create_task_group() as group:
                     await link.run(partial(group.start_soon, begin), tell)
                     group.cancel_scope.cancel()
-            except* Unavailable as failed:
-                outcome.extend(e for e in failed.exceptions if isinstance(e, Unavailable))
+            except* (Unavailable, OutcomeUnknown) as failed:
+                outcome.extend(e for e in failed.exceptions if isinstance(e, Unavailable | OutcomeUnknown))
             except* Exception:  # the edge: what a server makes us stumble over ends its connection and no other
                 log.exception("the connection to server %s failed inside the gateway", connection.spec.name)
         held.closed = True
@@ -502,7 +502,7 @@ class ConnectionPool:
             if not outcome:
                 outcome.append(Unavailable("server_start", f"server {connection.spec.name} ended while starting"))
             if link.ending:
-                outcome[0] = Unavailable(outcome[0].reason_code, f"{outcome[0].message}: {link.ending}")
+                outcome[0] = type(outcome[0])(outcome[0].reason_code, f"{outcome[0].message}: {link.ending}")
             opened.set()
 
     async def _beside(self, held: PooledConnection, method: str, params: Json) -> None:

@@ -447,3 +447,8 @@ def test_a_folder_that_becomes_a_link_is_left_out(
         monkeypatch.setattr(module, "FOLDER", FOLDER & ~os.O_NOFOLLOW)
     files, _ = collected(box, output, max_files=3)
     assert (f"folder/{secret.name}" in files) is follows
+
+
+@pytest.mark.parametrize("name", [".git", ".Renviron", "lefthook-local.yml", ".lefthook.toml", "opencode.jsonc"])
+def test_what_tools_act_upon_by_themselves_has_such_a_name(name: str) -> None:
+    assert acted_upon.is_acted_upon(name) and acted_upon.is_acted_upon(name.upper(), folder=True)

@@ -293,6 +293,10 @@ async def test_a_box_that_stays_has_it_for_all_that_runs_in_it(backend: ProcessB
             cell = Cell((ASK + f"print(ask('api.example', {outside.port}))").encode(), Limits())
             first = await interpreter.run(cell, lambda *_: None, lambda _: None)
             quiet = await interpreter.run(Cell(b"1"), lambda *_: None, lambda _: None)
+            leaving = Cell(b"import subprocess; left = subprocess.Popen(['sleep', '600'])")
+            leaves = await interpreter.run(leaving, lambda *_: None, lambda _: None)
+            clearing = Cell(b"left.kill(); left.wait()")
+            cleared = await interpreter.run(clearing, lambda *_: None, lambda _: None)
             command = Command(("/bin/sh", "-c", "echo $http_proxy"))
             second = await (await box.command(command, lambda *_: None)).over()
         finally:
@@ -300,5 +304,6 @@ async def test_a_box_that_stays_has_it_for_all_that_runs_in_it(backend: ProcessB
     assert first.report.stdout.text == "(200, b'ok')\n"
     assert first.report.network is not None and first.report.network["allowed"][0]["count"] == 1
     assert quiet.report.network is not None and quiet.report.network["allowed"] == []
+    assert [each.report.left for each in (first, quiet, leaves, cleared)] == [False, False, True, False]
     assert second.stdout.text == f"http://127.0.0.1:{outlet.PORT}\n"
     assert box.outlet is not None and box.outlet.facts()["allowed"][0]["count"] == 1

@@ -139,7 +139,8 @@ async def test_files_keep_their_length_and_shapes_stay(tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o444)
         facts.append(FileFact(f"/workspace/output/{name}", len(data), sha256(data).hexdigest()))
     here = screen()
-    report = await here.artifacts(BoxReport("exited", files=tuple(facts)), tmp_path)
+    report, problem = await here.artifacts(BoxReport("exited", files=tuple(facts)), tmp_path)
+    assert problem == ""
     masked = b"*" * len(VALUE)
     for fact, (name, data) in zip(report.files, contents.items(), strict=True):
         left = (tmp_path / name).read_bytes()
@@ -147,7 +148,17 @@ async def test_files_keep_their_length_and_shapes_stay(tmp_path: Path) -> None:
         assert (fact.bytes, fact.sha256) == (len(left), sha256(left).hexdigest())
     assert here.secrets == {"horse": 2}
     again = BoxReport("exited", files=tuple(facts))
-    assert await OutputScreen(None, TenantRedactor(lambda: (), shaped=False)).artifacts(again, tmp_path) is again
+    idle = OutputScreen(None, TenantRedactor(lambda: (), shaped=False))
+    assert await idle.artifacts(again, tmp_path) == (again, "")
+
+
+@pytest.mark.anyio
+async def test_a_file_that_is_gone_does_not_keep_the_others_from_being_searched(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text(f"it is {VALUE}\n")
+    facts = tuple(FileFact(f"/workspace/output/{name}", 1, "0" * 64) for name in ("a.txt", "b.txt"))
+    _, problem = await screen().artifacts(BoxReport("exited", files=facts), tmp_path)
+    assert "a.txt cannot be searched" in problem and "b.txt" not in problem
+    assert VALUE not in (tmp_path / "b.txt").read_text()
 
 
 def test_the_bytes_of_one_file_in_pieces() -> None:

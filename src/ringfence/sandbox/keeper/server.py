@@ -266,14 +266,18 @@ class ConnectedClient:
     async def _answer(self, request: int, verb: Verb, sent: Any, attachments: list[bytes]) -> None:
         try:
             arguments = verb.unpack_arguments(sent, attachments)
+        except CodecError as exc:
+            self._fail(request, Refused(Status.VALIDATION_FAILURE, "bad_request", f"{verb.name}: {exc}"))
+            return
+        try:
             if verb.returns is bytes:
                 async with self._large:
                     await self._finish(request, verb, await self._do(request, verb, arguments))
                     await self.wire.drained()
             else:
                 await self._finish(request, verb, await self._do(request, verb, arguments))
-        except CodecError as exc:
-            self._fail(request, Refused(Status.VALIDATION_FAILURE, "bad_request", f"{verb.name}: {exc}"))
+        except CodecError as exc:  # of the answer: it was done
+            self._fail(request, OutcomeUnknown("keeper_failed", f"the answer to {verb.name} cannot be sent: {exc}"))
         except (RingfenceError, ValueError) as exc:
             self._fail(request, exc)
         except Exception as exc:  # the outer edge: one request that fails must not take the others with it

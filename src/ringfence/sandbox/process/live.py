@@ -221,6 +221,15 @@ class LiveBox:
             return self.box.tasks > len(members) or bool(self._steps)
         return len(self._tasks.numbers()) > len(members)
 
+    def leaves_work(self) -> bool:
+        """Whether something goes on in it after its last step that could still use its route out."""
+        if self.outlet is None or self._steps:
+            return False
+        try:
+            return self.box.lives() and self._has_other_tasks()
+        except (OSError, KeyError):  # it is gone
+            return False
+
     def late_fact(self, step: Step) -> Mapping[str, Any] | None:
         """The `late` fact of a step that is over. Each piece of work is reported once."""
         for denials in self.box.denials():

@@ -70,6 +70,8 @@ class StepBox(Protocol):
 
     def late_fact(self, step: Step) -> Mapping[str, Any] | None: ...
 
+    def leaves_work(self) -> bool: ...
+
 
 class Step:
     """One cell or command, from its order until it is over."""
@@ -205,6 +207,7 @@ def box_report(ending: Termination, step: Step, home: StepBox) -> BoxReport:
         skipped=skipped,
         network=home.network_fact(step),
         late=home.late_fact(step),
+        left=home.leaves_work(),
     )
 
 

@@ -10,7 +10,7 @@ from ringfence.core.model import Answer, Json, Mode
 from ringfence.core.sessions import ProcessState
 from ringfence.sandbox.tools.definition import COUNT, DIGEST, FLAG, NUMBER, ONE, PROCESS, RUNNING, TEXT, Tool
 from ringfence.sandbox.tools.results import SPARE_BYTES, text
-from ringfence.sandbox.tools.task import Task, bad, data_of
+from ringfence.sandbox.tools.task import Task, already_begun, bad, data_of
 
 SIGNALS: Mapping[str, int] = {
     **{"HUP": 1, "INT": 2, "QUIT": 3, "KILL": 9, "USR1": 10, "USR2": 12, "TERM": 15},
@@ -152,8 +152,8 @@ async def stop_process(task: Task) -> Answer:
     wanted = task.given.get("signal", "KILL")
     number = SIGNALS[wanted] if isinstance(wanted, str) else wanted
     await task.keeper.signal(task.owner, task.session, task.given["process"], number)
-    # It may take a moment to go.
-    info = await task.keeper.wait(task.owner, task.session, task.given["process"], 0.5)
+    with already_begun():  # it may take a moment to go
+        info = await task.keeper.wait(task.owner, task.session, task.given["process"], 0.5)
     return task.answer(process_json(info), line(info))
 
 

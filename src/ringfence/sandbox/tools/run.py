@@ -41,7 +41,7 @@ from ringfence.sandbox.tools.definition import (
 )
 from ringfence.sandbox.tools.limits import limits_schema
 from ringfence.sandbox.tools.processes import line, process_json
-from ringfence.sandbox.tools.task import Task
+from ringfence.sandbox.tools.task import Task, already_begun
 
 if TYPE_CHECKING:
     from ringfence.sandbox.tools.screening import OutputScreen
@@ -221,7 +221,7 @@ async def in_fresh_box(
         report = await to_the_end(backend.run(wanted, tell))
     except ValueError as exc:
         raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such box can be made: {exc}") from None
-    report = await screen.artifacts(screen.report(report), wanted.output)
+    report, unsearched = await screen.artifacts(screen.report(report), wanted.output)
     report = report if installed is None else replace(report, packages=installed.packages)
     status, code = results.judge(report)
     ran = Ran(wanted.limits, report)
@@ -229,6 +229,8 @@ async def in_fresh_box(
     if report.ended == "infra":
         text = "the box itself failed" + (f": {'; '.join(report.trouble)}" if report.trouble else "")
         return Answer(None, status, code, text, isolation, ran=ran)
+    if unsearched:
+        return Answer(None, Status.FAILED, "artifact", unsearched, isolation, ran=ran)
     if _inputs_differ(call, report):
         text = "an input changed after it was named, so the program saw another than was agreed to"
         return Answer(None, Status.FAILED, "input_changed", text, isolation, ran=ran)
@@ -331,7 +333,8 @@ async def _typed(task: Task, keys: AsyncIterator[bytes | tuple[int, int]], tell:
     info = await keeper.start(owner, session, request.command(task.grant, task.provision))
     typing = asyncio.ensure_future(_type(task, info, keys))
     try:
-        over = await keeper.follow(owner, session, info.process, (0, 0), tell)
+        with already_begun():
+            over = await keeper.follow(owner, session, info.process, (0, 0), tell)
     except asyncio.CancelledError:
         await to_the_end(keeper.signal(owner, session, info.process, 9))
         raise
@@ -339,7 +342,8 @@ async def _typed(task: Task, keys: AsyncIterator[bytes | tuple[int, int]], tell:
         typing.cancel()
         await asyncio.wait({typing}, timeout=_LONGEST_WAIT)
     assert over.report is not None
-    about = await keeper.info(owner, session)
+    with already_begun():
+        about = await keeper.info(owner, session)
     step = StepReport(session, about.step, CellReport(over.report), state=about.state)
     return await _answer(task, step)
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.core.box import Attached, BoxReport, Captured, FileFact, Stream
-from ringfence.core.errors import Unavailable
 from ringfence.core.sessions import CellReport, Failure, Shown, StepReport
 from ringfence.secrets.redaction import MOST_HELD, Redacted, RedactingStream, TenantRedactor
 
 _OUTPUT = "/workspace/output/"
 _PIECE = 1 << 20
+_MOST_PROBLEMS = 5
 _PATIENCE_SECONDS = 0.1
 """How long the last bytes of a stream wait for what follows."""
 
@@ -169,20 +169,29 @@ class OutputScreen:
     def filed(self, searched: RedactingStream) -> None:
         self._count(searched.rules, searched.secrets)
 
-    async def artifacts(self, report: BoxReport, folder: Path | None) -> BoxReport:
-        """Search files that were copied to a folder of the host, and correct their facts. Raises Unavailable."""
+    async def artifacts(self, report: BoxReport, folder: Path | None) -> tuple[BoxReport, str]:
+        """Search files that were copied to a folder of the host, and correct their facts. All of them are searched,
+        also where one of them cannot be; then the text says which."""
         if folder is None or not report.files or self._kept is None or self._kept.idle:
-            return report
-        files = await asyncio.to_thread(lambda: tuple(self._artifact(fact, folder) for fact in report.files))
-        return report if files == report.files else replace(report, files=files)
+            return report, ""
+        problems: list[str] = []
 
-    def _artifact(self, fact: FileFact, folder: Path) -> FileFact:
+        def search(fact: FileFact) -> FileFact:
+            path = folder / fact.path.removeprefix(_OUTPUT)
+            try:
+                return self._artifact(fact, path)
+            except OSError as exc:
+                problems.append(f"{path} cannot be searched for secrets: {exc.strerror}")
+                return fact
+
+        files = await asyncio.to_thread(lambda: tuple(map(search, report.files)))
+        report = report if files == report.files else replace(report, files=files)
+        return report, "; ".join(problems[:_MOST_PROBLEMS])
+
+    def _artifact(self, fact: FileFact, path: Path) -> FileFact:
+        """Raises OSError."""
         # We made it, in a folder of the caller's own; a link put in its place since is not followed.
-        path = folder / fact.path.removeprefix(_OUTPUT)
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError as exc:
-            raise Unavailable("artifact", f"{path} cannot be searched for secrets: {exc.strerror}") from None
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             searched, _ = self._search(handle, None)
             if not searched.rules:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ringfence.core.box import MIB, Attached, FileFact
-from ringfence.core.errors import Refused
+from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
 from ringfence.core.model import Answer, Call, Grant, Json, Principal, Status
 from ringfence.core.ports import InstalledPackages, Route
 from ringfence.core.record import plain
@@ -137,6 +138,20 @@ def session_json(info: SessionInfo, *, wide: bool = False) -> Json:
 
 def file_json(fact: FileFact) -> Json:
     return {"path": fact.path, "bytes": fact.bytes, "sha256": fact.sha256}
+
+
+@contextmanager
+def already_begun() -> Iterator[None]:
+    """For what follows something that was done: a failure here does not mean that nothing was. Raises OutcomeUnknown
+    instead of what would say so."""
+    try:
+        yield
+    except Unavailable as exc:
+        raise OutcomeUnknown(exc.reason_code, exc.message) from None
+    except Refused as exc:
+        if exc.status is not Status.VALIDATION_FAILURE:
+            raise
+        raise OutcomeUnknown(exc.reason_code, exc.message) from None
 
 
 def bad(words: str) -> Refused:
