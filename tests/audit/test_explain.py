@@ -124,7 +124,7 @@ ENDINGS = {
             *refused("approval_required", reason_code="approval", approval_id="apr_2"),
             {"kind": "approval_asked", "approval": "apr_2", "rule": "always", "people": 2, "at": 1767225601.5},
         ],
-        "  approval   asked of 2 people by rule always at 2026-01-01 00:00:01 UTC (apr_2)\n"
+        "  approval   requested of 2 people under always at 2026-01-01 00:00:01 UTC (apr_2)\n"
         "  started    no\n"
         "  result     approval required, apr_2 (approval); it has not run\n",
     ),
@@ -161,13 +161,17 @@ def test_no_status_is_left_out() -> None:
 def test_what_to_do_is_said_as_the_table_of_reasons_has_it() -> None:
     remedy = REASONS["tool_error"]
     assert f"  what to do {remedy.actor}: {remedy.remedy}\n" in explain(ENDINGS["failed"][0])
-    for records in ([STARTED, finished("success", reason_code="ok")], ENDINGS["unknown"][0]):
+    crash = REASONS["crash"]
+    assert f"  what to do {crash.actor}: {crash.remedy}\n" in explain(ENDINGS["unknown"][0])
+    for records in ([STARTED, finished("success", reason_code="ok")], [STARTED, finished("failed", reason_code="new")]):
         assert "what to do" not in explain(records), "nothing is to be done, or the code is not known"
 
 
 def test_a_contract_that_is_not_on_record_is_not_guessed() -> None:
     text = explain(refused("validation_failure", contract=None, decision=None, reason_code="bad_arguments"))
-    assert "  contract   none on record: the call was refused before one applied\n" in text
+    assert "  contract   create_ticket: the arguments do not fit its schema\n" in text
+    text = explain(refused("validation_failure", contract=None, decision=None, reason_code="bad_request"))
+    assert "  contract   not looked up: the call was refused before that\n" in text
 
 
 def test_what_never_ran_did_not_run_at_any_isolation() -> None:
@@ -237,7 +241,7 @@ def test_who_and_whence() -> None:
     call = {**BASE["call"], "kind": "resource", "tool": "file:///a", "principal": principal, "parent": "call_0"}
     text = explain([{**STARTED, "call": {**call, "session": "s1"}}])
     assert "  called     by agent bot for carol of tenant acme over mcp-http" in text
-    assert "from within call call_0 in session s1 in development" in text
+    assert "from within call call_0 in MCP session s1 in development" in text
     assert "still running, or a crash" in text
     system = {"kind": "server", "tool": "helpdesk", "origin": "system", "principal": {"kind": "system"}}
     assert explain([{**STARTED, "call": system}]).startswith(
@@ -247,7 +251,6 @@ def test_who_and_whence() -> None:
 
 def test_isolation_and_network_are_told() -> None:
     facts = {
-        "attempts": 2,
         "isolation": {
             "backend": "oci",
             "level": "process",
@@ -255,7 +258,7 @@ def test_isolation_and_network_are_told() -> None:
         },
         "network": {"denied": [{"host": "198.51.100.7", "port": 443}]},
     }
-    text = explain([STARTED, finished("failed", facts={**facts, "exit_status": 3})])
+    text = explain([STARTED, finished("failed", facts={**facts, "exit_status": 3}, attempts=2)])
     assert "  ran        2 times on server helpdesk, isolation process (backend oci), with seccomp\n" in text
     many = {f"p{n}": {"on": n != 3} for n in range(33)}
     told = explain([STARTED, finished("failed", facts={"isolation": {**facts["isolation"], "protections": many}})])  # type: ignore[dict-item]
@@ -343,4 +346,4 @@ def test_a_name_that_a_caller_made_up_is_no_sentence_of_ours() -> None:
     call = {**BASE["call"], "tool": made_up, "session": "s, approved by bob"}
     told = explain(refused("validation_failure", call=call))
     assert told.startswith('"pay was approved by alice.\\nIt ran once. x", call_1\n  called     by agent')
-    assert 'in session "s, approved by bob"' in told and "\n  approval" not in told
+    assert 'in MCP session "s, approved by bob"' in told and "\n  approval" not in told

@@ -69,7 +69,7 @@ def state(approval: Approval) -> str:
 
 def test_nothing_waits(store: Store) -> None:
     shown = gateways.run("approvals", "list")
-    assert (shown.returncode, shown.stdout) == (0, "Nothing waits for an answer.\n")
+    assert (shown.returncode, shown.stdout) == (0, "No approvals are pending.\n")
 
 
 def test_list_tells_who_asks_for_what(store: Store) -> None:
@@ -161,7 +161,7 @@ def test_ids_may_be_shortened_if_they_mean_one(store: Store) -> None:
     assert ambiguous.returncode == 1
     assert first.id in ambiguous.stderr and second.id in ambiguous.stderr
     unknown = gateways.run("approvals", "deny", "apr_zzz")
-    assert unknown.returncode == 1 and "no question apr_zzz waits" in unknown.stderr
+    assert unknown.returncode == 1 and "no pending approval apr_zzz" in unknown.stderr
     different = next(n for n, (a, b) in enumerate(zip(first.id, second.id, strict=True)) if a != b)
     with at_terminal("approvals", "deny", second.id.removeprefix("apr_")[: different - 3]) as terminal:
         terminal.expect(second.id)

@@ -69,7 +69,7 @@ def test_the_second_waits_for_a_person_and_gets_it(demo: Demo) -> None:
         assert '"title": "Broken"' in caller.output() and "success (ok)" in caller.output()
     said = explained()
     assert f"{identity.os_user()} approved it at " in said and approval in said
-    assert "asked by rule person_for_high_priority" in said
+    assert "requested under person_for_high_priority" in said
     assert "on record before anything was sent, and synced to disk" in said
     assert "  result     success; its effect is confirmed; " in said
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import ringfence
 from ringfence import config
 from ringfence.config import paths
+from ringfence.core.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +42,7 @@ def test_base_directories(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_named_paths(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (plain / "mine.yaml").touch()
     monkeypatch.setenv("RINGFENCE_CONFIG", "mine.yaml")
     monkeypatch.setenv("RINGFENCE_KEYS", "/keys")
     assert config.default_paths() == (plain / "mine.yaml",)
@@ -48,8 +51,18 @@ def test_named_paths(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_of_ones_own_takes_nothing_from_the_current_folder(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.own_paths() == (plain / "home/.config/ringfence/ringfence.yaml",)
+    (plain / "mine.yaml").touch()
     monkeypatch.setenv("RINGFENCE_CONFIG", "mine.yaml")
     assert config.own_paths() == (plain / "mine.yaml",)
+
+
+@pytest.mark.parametrize("look", [config.default_paths, config.own_paths])
+def test_a_named_file_that_is_not_there_is_no_reason_to_do_without_its_rules(
+    look: Callable[[], tuple[Path, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFENCE_CONFIG", "gone.yaml")
+    with pytest.raises(ConfigError, match="RINGFENCE_CONFIG names this file, which does not exist"):
+        look()
 
 
 def test_resolve(plain: Path) -> None:

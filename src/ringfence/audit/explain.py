@@ -199,7 +199,7 @@ def _called(story: Json, at: Any) -> list[str]:
         _who(story),
         f"over {origin}" if origin not in ("", "system") else "",
         f"from within call {_text(call.get('parent'))}" if _text(call.get("parent")) else "",
-        f"in session {_named(call.get('session'))}" if _text(call.get("session")) else "",
+        f"in MCP session {_named(call.get('session'))}" if _text(call.get("session")) else "",
         f"in {_text(call.get('environment'))}" if _text(call.get("environment")) else "",
     ]
     return [f"{' '.join(word for word in words if word)}{_at(at)}".strip()]
@@ -209,8 +209,11 @@ def _contract(story: Json) -> list[str]:
     contract = _part(story, "contract")
     if not contract:
         # A call that does not fit its tool's schema is refused before the contract that was found is on record.
-        unknown = _text(story.get("reason_code")).startswith("unknown_")
-        absent = "none applied" if unknown else "none on record: the call was refused before one applied"
+        code = _text(story.get("reason_code"))
+        tool = _text(_part(story, "call").get("tool"))
+        if code == "bad_arguments" and tool:
+            return [f"{tool}: the arguments do not fit its schema"]
+        absent = "none applied" if code.startswith("unknown_") else "not looked up: the call was refused before that"
         return [absent] if "contract" in story else []
     mode = _text(contract.get("mode"))
     return [f"{_text(contract.get('name')) or 'without a name'}{f', mode {mode}' if mode else ''}"]
@@ -218,8 +221,16 @@ def _contract(story: Json) -> list[str]:
 
 def _verdict(story: Json) -> str:
     decision = _part(story, "decision")
-    rules = _texts(decision.get("rules"))
-    verdict = "allowed" if decision.get("allowed") is True else "refused"
+    marks = _texts(decision.get("marks"))
+    asks = _texts(decision.get("asks"))
+    every = _texts(decision.get("rules"))
+    # Rules that only mark a call have decided nothing, unless there were no others.
+    rules = [rule for rule in every if rule not in marks] or every
+    verdict = "refused"
+    if decision.get("allowed") is True:
+        verdict = "allowed"
+        if asks:
+            verdict, rules = "approval required", [rule for rule in rules if rule in asks] or rules
     return (
         f"{verdict} by rule{'' if len(rules) == 1 else 's'} {_join(rules)}" if rules else f"{verdict}, no rule matched"
     )
@@ -228,6 +239,8 @@ def _verdict(story: Json) -> str:
 def _policy(story: Json) -> list[str]:
     decision = _part(story, "decision")
     if not decision:
+        if _text(_part(story, "call").get("kind")) == "server":
+            return ["not asked: the gateway itself started the server"]
         return ["not asked: the call did not get that far"] if "decision" in story else []
     reason = _text(decision.get("reason"))
     repeated = reason in _text(story.get("message"))  # as part of the result
@@ -256,8 +269,8 @@ def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None)
             rule = _text(record.get("rule"))
             people = record.get("people")
             many = f" of {people} people" if isinstance(people, int) and people > 1 else ""
-            by = f" by rule {rule}" if rule else ""
-            out.insert(0, f"asked{many}{by}{_at(record.get('at'))} ({approval})")
+            by = f" under {rule}" if rule else ""
+            out.insert(0, f"requested{many}{by}{_at(record.get('at'))} ({approval})")
         elif _kind(record) == "approval_answered" and (approval, name) not in listed:
             listed.add((approval, name))
             agreed = record.get("approve") is True
@@ -308,14 +321,13 @@ def _started(started: Json | None, finished: Json | None) -> list[str]:
 
 
 def _ran(story: Json, started: Json | None) -> list[str]:
-    facts = _part(story, "facts")
     isolation = _part(story, "facts", "isolation")
     if started is None or not isolation or _text(story.get("status")) in ("unavailable", "validation_failure"):
         return []
     level = _text(isolation.get("level")) or _text(isolation.get("backend")) or "unknown"
     backend = _text(isolation.get("backend"))
     server = _text(_part(story, "call").get("server"))
-    attempts = facts.get("attempts")
+    attempts = story.get("attempts")
     times = f"{attempts} times" if isinstance(attempts, int) and attempts > 1 else "once"
     on_by = [k for k, v in _part(isolation, "protections").items() if isinstance(v, dict) and v.get("on") is True]
     few = len(on_by) <= _FEW

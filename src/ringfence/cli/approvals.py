@@ -26,9 +26,7 @@ _BESIDE = {"meta": "_meta", "asked": "asked", "inputs": "answers"}
 _PREFIX = "apr_"
 
 approvals = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-IdArgument = typer.Argument(
-    ..., metavar="ID", help="Its id, the beginning of its id, or `last` for the newest question."
-)
+IdArgument = typer.Argument(..., metavar="ID", help="Its id, the beginning of its id, or `last` for the newest.")
 
 
 @approvals.callback()
@@ -48,7 +46,7 @@ def list_(
     demo: bool = common.DemoOption,
     as_json: bool = typer.Option(False, "--json", help="Print a JSON list."),
 ) -> None:
-    """List the questions that wait for an answer, the oldest first.
+    """List pending approvals, the oldest first.
 
     \b
     ringfence approvals list --demo
@@ -59,7 +57,7 @@ def list_(
         common.dump([_as_json(approval) for approval in waiting])
         return
     if not waiting:
-        print("Nothing waits for an answer.")
+        print("No approvals are pending.")
         return
     for approval in waiting:
         print("\n".join(_summary(approval)), end="\n\n")
@@ -109,7 +107,7 @@ def _answer(identifier: str, config_path: Path | None, demo: bool, *, approve: b
         common.fail(f"{person.name} may not answer this: {reason}")
     verb = "Approve" if approve else "Deny"
     if not confirm("\n".join(_in_full(approval)), f"{verb} this call as {safe(person.name)}?"):
-        common.fail("Nothing was answered; the question still waits.")
+        common.fail("Nothing was answered; the approval is still pending.")
     with common.writing(folder) as store:
         try:
             settled = answer(store, approval.id, person, approve=approve, seen=approval)
@@ -149,14 +147,14 @@ def _find(reader: Reader, identifier: str) -> Approval:
     waiting = reader.approvals()
     if identifier == "last":
         if not waiting:
-            common.fail("Nothing waits for an answer.")
+            common.fail("No approvals are pending.")
         return waiting[-1]
     wanted = identifier if identifier.startswith(_PREFIX) else _PREFIX + identifier
     found = [approval for approval in waiting if approval.id.startswith(wanted)]
     if len(found) > 1:
         common.fail(f"{identifier} could be any of: {', '.join(approval.id for approval in found)}")
     if not found:
-        common.fail(f"no question {identifier} waits for an answer; see: ringfence approvals list")
+        common.fail(f"no pending approval {identifier}; see: ringfence approvals list")
     return found[0]
 
 

@@ -123,7 +123,7 @@ def show(
 def explain_(
     identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
 ) -> None:
-    """List the stops of this call, a line each: caller, contract, rules, approval, budget, isolation, result, record.
+    """Explain a call, a line for each step: caller, contract, policy, approval, budget, run, result, remedy, record.
 
     \b
     ringfence audit explain last

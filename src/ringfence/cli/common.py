@@ -60,7 +60,10 @@ def find_config(path: Path | None) -> Path | None:
     """The configuration named, or the one found; one that another user may have put there has to be named."""
     if path is not None:
         return path
-    found = next((p for p in config.default_paths() if p.is_file()), None)
+    try:
+        found = next((p for p in config.default_paths() if p.is_file()), None)
+    except ConfigError as exc:
+        fail(str(exc), 2)
     if found is not None and (whose := config.not_obeyed(found)) is not None:
         fail(
             f"{found} {whose}, and what it says would run as you. Look at it, and name it with --config {found.name} if"
@@ -86,7 +89,12 @@ def own_config(path: Path | None, backend: str | None = None) -> Config:
     program that is to be confined."""
     from ringfence.compose.runs import default_config  # noqa: PLC0415 - a verb that runs no box need not load it
 
-    found = path or next((p for p in config.own_paths() if p.is_file()), None)
+    try:
+        found = path or next((p for p in config.own_paths() if p.is_file()), None)
+    except ConfigError as exc:
+        fail(str(exc), 2)
+    if path is not None and not path.is_file():
+        fail(f"{path}: there is no such file", 2)
     try:
         loaded = default_config() if found is None else config.load(found)
     except ConfigError as exc:

@@ -49,6 +49,8 @@ def serve(
     ringfence serve --config ringfence.yaml      serve over HTTP on loopback
     ringfence serve --stdio                      as the command of an MCP client
     """
+    if demo and config_path is not None:
+        common.fail("--demo and --config: give one of them", 2)
     settings = common.demo_config() if demo else common.load(config_path)
     at = settings.gateway if host is None and port is None else replace(settings.gateway, socket=None)
     at = replace(at, host=host or at.host, port=at.port if port is None else port)
@@ -179,7 +181,7 @@ _TRY = """Three calls to try, in another terminal:
   1. allowed — rule std-read of preset standard lets a read pass:
      ringfence call search_docs --args '{"query": "refunds"}' --url URL
 
-  2. waits for a person, and gets it — the contract asks one when the priority is high:
+  2. waits for approval — the contract requires one when the priority is high:
      ringfence call create_ticket --args '{"title": "Broken", "priority": "high"}' --url URL
      ringfence approvals list --demo          (in a third terminal, while the call waits)
      ringfence approvals approve ID --demo
@@ -187,7 +189,7 @@ _TRY = """Three calls to try, in another terminal:
   3. refused — rule no-bulk-delete denies it, and the refusal is on record:
      ringfence call delete_all_tickets --url URL
 
-How each ends is printed below; `ringfence audit explain last --demo` lists its stops. Stop with Ctrl-C.
+How each ends is printed below; `ringfence audit explain last --demo` explains it. Stop with Ctrl-C.
 """
 
 

@@ -17,11 +17,24 @@ CONFIG_NAME = "ringfence.yaml"
 
 
 def default_paths() -> tuple[Path, ...]:
-    """Where the configuration is looked for when none is named; the first that exists is taken."""
-    named = os.environ.get("RINGFENCE_CONFIG")
-    if named:
-        return (_absolute(named),)
+    """Where the configuration is looked for when none is named; the first that exists is taken. Raises ConfigError."""
+    named = _named()
+    if named is not None:
+        return (named,)
     return (_absolute(CONFIG_NAME), _base("XDG_CONFIG_HOME", ".config") / CONFIG_NAME)
+
+
+def _named() -> Path | None:
+    """The configuration that a variable names. One that is not there is an error: to go on without it would be to go
+    on without the rules that it holds. Raises ConfigError."""
+    named = os.environ.get("RINGFENCE_CONFIG")
+    if not named:
+        return None
+    path = _absolute(named)
+    if not path.is_file():
+        text = "RINGFENCE_CONFIG names this file, which does not exist; correct the variable, or unset it"
+        raise ConfigError([Problem(str(path), 1, 1, text)])
+    return path
 
 
 def not_obeyed(path: Path) -> str | None:
@@ -37,8 +50,7 @@ def not_obeyed(path: Path) -> str | None:
 
 def own_paths() -> tuple[Path, ...]:
     """The same without the folder that we happen to stand in: what lies there may be what is to be confined."""
-    named = os.environ.get("RINGFENCE_CONFIG")
-    return (_absolute(named) if named else _base("XDG_CONFIG_HOME", ".config") / CONFIG_NAME,)
+    return (_named() or _base("XDG_CONFIG_HOME", ".config") / CONFIG_NAME,)
 
 
 def state_folder() -> Path:

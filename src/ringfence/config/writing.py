@@ -29,10 +29,10 @@ servers: {}
 #    mounts: [{host: ./docs, at: /docs, mode: ro}]
 
 # One contract for each tool that may be called; a tool without one is not offered.
-# execute_python and run_shell are there without one: what they run, runs in a box.
+# Ringfence's own tools (execute_python, run_shell, sessions, files, processes) are there without one, in boxes.
 capabilities: {}
-#  read_file: {server: files, mode: read}
-#  write_file: {server: files, mode: write, approval: always}
+#  read_text_file: {server: files, mode: read}
+#  edit_file: {server: files, mode: write, approval: always}
 
 # Where boxes may go, by name; a server or capability says `network: NAME`.
 networks: {}

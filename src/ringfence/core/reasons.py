@@ -26,7 +26,10 @@ _CALLER = {
     "ambiguous_keys": ("Two keys of one object would look the same to a reader.", "Name the keys apart."),
     "bad_arguments": ("The arguments do not fit the tool's schema.", "Read the message and the schema; call again."),
     "bad_meta": ("What the call carries in `_meta` cannot be sent on.", "Send less in `_meta`, as plain JSON."),
-    "bad_request": ("The request is not one that can be read.", "Send it as the protocol has it."),
+    "bad_request": (
+        "The request is not one that can be read.",
+        "Send valid JSON-RPC: an object without duplicate keys.",
+    ),
     "bad_http": ("The request is not HTTP/1.1.", "Send HTTP/1.1."),
     "head_too_large": ("The head of the request is too large.", "Send fewer or shorter headers."),
     "too_slow": ("The request arrived too slowly.", "Send all of it at once."),
@@ -59,6 +62,7 @@ _CALLER = {
         "Call it without a session.",
     ),
     # what runs in a box
+    "file_size": ("It wrote a file larger than its disk allows.", "Write less, or raise the disk limit."),
     "exit_status": ("The program ended with an exit status that is not 0.", "Read its output."),
     "signalled": ("The program was ended by a signal.", "Read its output; look for a crash."),
     "setup_failed": (
@@ -77,7 +81,10 @@ _CALLER = {
     "no_input": ("An input is not there, cannot be read, or is not taken.", "Name a file that can be read."),
     "no_output": ("The place for output cannot be written.", "Name a folder that can be written."),
     # sessions
-    "no_session": ("The call needs a session.", "Open one, and name it."),
+    "no_session": (
+        "The call needs a session, or sessions are not available here.",
+        "Open one and name it; where there are none, leave `session` out.",
+    ),
     "unknown_session": ("No session of the caller's has this id.", "List the sessions, or open another."),
     "session_stopped": ("The session has ended.", "Open another; the message says why it ended."),
     "session_paused": ("The session is paused.", "Resume it first."),
@@ -113,7 +120,7 @@ _CALLER = {
     "bad_depth": ("That is not a depth.", "Use 1 or more."),
     "bad_archive": ("The archive cannot be used.", "Make it anew, as a plain tar file."),
     "outside": ("The path is outside of the workspace.", "Use a path beneath it."),
-    "not_found": ("There is no such file.", "List the folder."),
+    "not_found": ("There is no such file, snapshot or volume.", "List the folder, the snapshots or the volumes."),
     "not_a_folder": ("The path leads through something that is not a folder.", "Look at the path, and at links in it."),
     "not_a_file": ("The path is not a regular file.", "Name a file."),
     "link": ("The path leads through a link that is not followed.", "Use the path that the link leads to."),
@@ -286,19 +293,19 @@ _PERSON = {
     "rules_changed": ("The rules changed while the call waited.", "Make the call again, to have a person asked anew."),
     "crash": (
         "The gateway stopped while the call was running; it may have run.",
-        "Look whether it took effect before it is repeated.",
+        "Check whether it took effect before it is repeated.",
     ),
     "answer_lost": (
         "The answer was lost; the call may have run.",
-        "Look whether it took effect before it is repeated.",
+        "Check whether it took effect before it is repeated.",
     ),
     "box_failed": ("The box itself failed after it had begun.", "Look at what it changed before it is repeated."),
     "key_unknown": ("An earlier call under the same key may have run.", "Look whether it did; then use another key."),
     "keeper_died": ("The keeper died; its sessions died with it.", "Open other sessions; look at what was done."),
     "request_timeout": ("The request took too long and was stopped.", "Look at what it did; try again."),
-    "session_lost": ("The server forgot the session; the call may have run.", "Look whether it took effect."),
-    "server_died": ("The server ended without an answer; the call may have run.", "Look whether it took effect."),
-    "server_error": ("The server answered with an HTTP error; the call may have run.", "Look whether it took effect."),
+    "session_lost": ("The server forgot the session; the call may have run.", "Check whether it took effect."),
+    "server_died": ("The server ended without an answer; the call may have run.", "Check whether it took effect."),
+    "server_error": ("The server answered with an HTTP error; the call may have run.", "Check whether it took effect."),
 }
 
 _SERVER = {

@@ -383,7 +383,9 @@ def _late(ending: Ending) -> str:
     parts += [f"{sum(late['denials'].values())} refused system calls"] if late.get("denials") else []
     parts += [f"{len(late['files'])} files"] if late.get("files") else []
     parts += ["requests to the network"] if late.get("network") else []
-    parts += [f"{late['tasks']} threads and processes beside it"] if late.get("tasks") else []
+    tasks = late.get("tasks")
+    if tasks:
+        parts.append("1 thread or process beside it" if tasks == 1 else f"{tasks} threads and processes beside it")
     said = [f"left by earlier steps and charged to none: {', '.join(parts)}"] if parts else []
     if refused := late.get("refused_connections"):
         said.append(f"{refused} connections of other users to its ports were refused")

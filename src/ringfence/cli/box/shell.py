@@ -49,7 +49,7 @@ def shell(
     command: str = typer.Option(_SHELL, "--command", metavar="CMD", help="What to run.", show_default=False),
     config_path: options.OwnConfig = None,
 ) -> None:
-    """Open a shell in a box, for a person at a terminal: with the files of the box, its limits, and no network.
+    """Open a shell in a box, for a person at a terminal: with the files, limits and network of the box.
 
     It is one step of the box, on record as such. End it with `exit` or Ctrl-D; the box stays, and the exit code is the
     shell's. Sequences that would set the title or the clipboard of your terminal are removed.
