@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.core.box import BoxReport, BoxSpec, Mount, Program, Programs
+from ringfence.sandbox.process import streams
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.named_programs import loader_of
 from tests.sandbox import comparing
@@ -50,6 +51,28 @@ async def test_an_interpreter_makes_it_advisory_and_still_finds_no_other_program
     assert report.stdout.text == "1\n"
     assert "FileNotFoundError" in report.stderr.text
     assert report.commands == "advisory"
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["as it is", "a kernel before 6.3"])
+async def test_what_comes_through_the_input_is_not_executed(
+    backend: ProcessBackend, sealed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not sealed:
+        monkeypatch.setattr(streams, "_can_be_sealed", lambda: False)
+    line = "chmod 755 /proc/$$/fd/0 /dev/stdin; /proc/$$/fd/0 -d /etc; echo $?; wc -c"
+    program = Program("command", argv=("/bin/sh", "-c", line), stdin=Path("/bin/ls").read_bytes())
+    report = await backend.run(BoxSpec(program, programs=Programs(("chmod", "wc"))))
+    assert report.stdout.text.split() == ["126", str(Path("/bin/ls").stat().st_size)], report.stderr.text
+    assert report.commands == "enforced"
+
+
+def test_a_memory_file_of_an_old_kernel_has_no_permission_to_be_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_can_be_sealed", lambda: False)
+    descriptor = streams.memory_file(b"x")
+    try:
+        assert os.fstat(descriptor).st_mode & 0o777 == 0o444
+    finally:
+        os.close(descriptor)
 
 
 async def test_nothing_that_was_written_or_mounted_is_executed(backend: ProcessBackend, tmp_path: Path) -> None:

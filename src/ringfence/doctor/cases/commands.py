@@ -191,7 +191,13 @@ any_of({path: lambda path=path: run(path, sign=b"C Library") for path in librari
 def given_file():
     os.chmod("/workspace/input/tool", 0o755) if os.access("/workspace/input/tool", os.W_OK) else None
     run("/workspace/input/tool" if os.path.exists("/workspace/input/tool") else "input/tool")
-any_of({"input": given_file, "stdin": lambda: run(f"/proc/{os.getpid()}/fd/0")})
+def standard_input():
+    try:
+        os.fchmod(0, 0o755)
+    except OSError:
+        pass
+    run(f"/proc/{os.getpid()}/fd/0")
+any_of({"input": given_file, "stdin": standard_input})
 """,
         hit=claimed,
         owed=(_enforced,),

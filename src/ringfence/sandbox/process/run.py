@@ -84,7 +84,7 @@ class ProgramRun:
         program = self.spec.program
         given: list[int] = []
         try:
-            given.append(new_input(program.stdin))
+            given.append(new_input(program.stdin, unexecutable=self.spec.programs is not None))
             self.output.open_pipes(given)
             order = self._order()
             if program.kind == "python" and (len(program.source) > INLINE or order["kind"] == "fresh"):

@@ -8,7 +8,8 @@ import hashlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from threading import Thread
 
 from ringfence.core.box import Captured, Limits, Stream
 from ringfence.core.sessions import Tell
@@ -188,9 +189,25 @@ def new_pipe() -> tuple[int, int]:
     return ends
 
 
-def new_input(stdin: bytes | int) -> int:
-    """The standard input of a program: these bytes, or this descriptor."""
-    return _duplicate(stdin) if isinstance(stdin, int) else memory_file(stdin)
+def new_input(stdin: bytes | int, *, unexecutable: bool = False) -> int:
+    """The standard input of a program: these bytes, or this descriptor. `unexecutable`: even where the program owns
+    what it is given, and could give itself the permission."""
+    if isinstance(stdin, int):
+        return _duplicate(stdin)
+    return _piped(stdin) if unexecutable and stdin and not _can_be_sealed() else memory_file(stdin)
+
+
+def _piped(data: bytes) -> int:
+    """Bytes in a pipe, which is filled until its reader is gone."""
+    reading, writing = new_pipe()
+
+    def fill() -> None:
+        with suppress(OSError):
+            write_all(writing, data)
+        os.close(writing)
+
+    Thread(target=fill, name="input", daemon=True).start()
+    return reading
 
 
 def _duplicate(descriptor: int) -> int:
@@ -217,7 +234,18 @@ def memory_file(data: bytes) -> int:
 
 def _unexecutable(name: str) -> int:
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    try:
+    if _can_be_sealed():
         return os.memfd_create(name, flags | _NOEXEC_SEAL)
-    except OSError:  # a kernel before 6.3
-        return os.memfd_create(name, flags)
+    descriptor = os.memfd_create(name, flags)
+    os.fchmod(descriptor, 0o444)
+    return descriptor
+
+
+@cache
+def _can_be_sealed() -> bool:
+    """Whether the kernel can keep a memory file from ever being executed; before 6.3 it cannot."""
+    try:
+        os.close(os.memfd_create("probe", os.MFD_CLOEXEC | _NOEXEC_SEAL))
+    except OSError:
+        return False
+    return True
