@@ -55,7 +55,7 @@ EXPECTED = """\
 3:19: '127.0.0.1' names no port: write host:port
 3:53: must be at least 0, this is -1
 5:18: must be a list, this is 'manager'
-7:24: server 'both' has command already: one of them
+7:24: server 'both' has both command and url: keep one of them
 8:3: server 'neither' has neither command nor url
 9:19: write a list: [program, argument, …]
 10:17: 'ftp://h/x' is not an http:// or https:// URL
@@ -115,7 +115,7 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
         ("gateway: {listen: 'a b:1'}", "1:19: 'a b' is not a host"),
         ("gateway: {listen: '::1:80'}", "1:19: '::1:80' is not host:port"),
         ("gateway: {approval_wait_seconds: .inf}", "1:34: must be a finite number, this is inf"),
-        ("gateway: {retention: 2w}", "1:22: '2w' is not how long records are kept: days, as in 90 or 90d, or hours"),
+        ("gateway: {retention: 2w}", "1:22: '2w' is not a duration: write days, as in 90 or 90d, or hours"),
         ("people: {a: {os_user: x}, b: {os_user: x}}", "1:40: 'x' is 'a' already"),
         ("people: {a: {roles: ['*']}}", "1:22: '*' is not a name"),
         ("servers: {ringfence: {command: [x]}}", "1:11: the name 'ringfence' is taken: choose another"),
@@ -208,7 +208,7 @@ def test_every_problem_is_reported_at_once_with_its_place() -> None:
         ("sandbox: {max_sessions: -1}", "1:25: must be at least 0, this is -1"),
         ("sandbox: {templates: {data: {}}}", "1:23: the name 'data' is taken: choose another"),
         ("sandbox: {templates: {ml: {packages: ['a b']}}}", "1:39: 'a b' is not the name of a Python module"),
-        ("sandbox: {accept_missing: [landlok]}", "1:28: a box can do without landlock at most, not 'landlok' (did you"),
+        ("sandbox: {accept_missing: [landlok]}", "1:28: 'landlok' cannot be given up; only landlock can (did you"),
         ("sandbox: {max_processes: 0}", "1:26: must be at least 1, this is 0"),
         ("capabilities: {a: {effects: {preview: b}}}", "1:39: no capability named 'b'"),
         ("networks: {denied: {}}", "1:12: the name 'denied' is taken: choose another"),

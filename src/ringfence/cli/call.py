@@ -25,6 +25,7 @@ from ringfence.config import Config
 from ringfence.core import canonical, system
 from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable
 from ringfence.core.model import Call, Json, Outcome, Status
+from ringfence.upstream.link import reason_of
 
 _REVISION = "2025-11-25"
 _ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
@@ -247,9 +248,13 @@ async def call_gateway(request: GatewayRequest, tell: Callable[[Json], None]) ->
         try:
             await gateway.greet()
         except (aiohttp.InvalidURL, ValueError):
-            raise Unavailable("bad_url", f"{request.url} is not the address of a gateway") from None
+            raise Unavailable(
+                "bad_url", f"{request.url} is not the address of a gateway: write http://HOST:PORT/mcp or unix:PATH"
+            ) from None
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise Unavailable("unreachable", f"no gateway answers at {request.url}: {exc}") from None
+            raise Unavailable(
+                "unreachable", f"no gateway answers at {request.url} ({reason_of(exc)}); start one: ringfence serve"
+            ) from None
         except (Refused, OutcomeUnknown) as exc:
             raise Unavailable("no_gateway", f"what answers at {request.url} is not a gateway: {exc}") from None
         try:

@@ -198,6 +198,6 @@ def environment(given: list[str], option: str = "--env") -> dict[str, str]:
         _proper(pair)
         name, equals, value = pair.partition("=")
         if not name or not equals:
-            common.fail(f"{option} {pair}: write it as NAME=VALUE", 2)
+            common.fail(f"{option} {pair}: write it as NAME={'PORT' if option == '--port' else 'VALUE'}", 2)
         out[name] = value
     return out

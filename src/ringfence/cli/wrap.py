@@ -130,8 +130,8 @@ def _limits(memory: int | None, disk: int | None, pids: int | None) -> dict[str,
 def _settings(path: Path | None, network: str | None) -> Config:
     loaded = common.own_config(path)
     if network is not None and network not in loaded.networks:
-        known = ", ".join(loaded.networks) or "none"
-        common.fail(f"--network {network}: no such network in {loaded.path}; there are: {known}", 2)
+        known = f"there are: {', '.join(loaded.networks)}" if loaded.networks else "define it under `networks:`"
+        common.fail(f"--network {network}: there is no such network in {loaded.path}; {known}", 2)
     return loaded
 
 

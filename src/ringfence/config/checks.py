@@ -108,7 +108,7 @@ def _server(draft: Draft, name: str, server: Shaped[schema.ServerEntry]) -> None
     if not ways:
         draft.problem(where, f"server {name!r} has neither command nor url", key=True)
     for way in ways[1:]:
-        draft.problem((*where, way), f"server {name!r} has {ways[0]} already: one of them", key=True)
+        draft.problem((*where, way), f"server {name!r} has both {ways[0]} and {way}: keep one of them", key=True)
     if shape.base_url is not None and "openapi" not in ways:
         draft.problem((*where, "base_url"), "belongs to openapi", key=True)
     for own in ("env", "cwd"):
@@ -253,7 +253,7 @@ def _sandbox(draft: Draft) -> None:
     where = draft.sandbox.where
     for index, name in enumerate(draft.sandbox.shape.accept_missing):
         if name not in CAN_DO_WITHOUT:
-            known = f"a box can do without {', '.join(CAN_DO_WITHOUT)} at most, not {name!r}"
+            known = f"{name!r} cannot be given up; only {', '.join(CAN_DO_WITHOUT)} can"
             draft.problem((*where, "accept_missing", index), f"{known}{did_you_mean(name, CAN_DO_WITHOUT)}")
     for kind in ("lifetime", "idle"):
         usual = f"session_{kind}_seconds"

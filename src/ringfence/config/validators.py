@@ -45,9 +45,7 @@ def retention(text: str | int) -> str | int:
 def retention_seconds(text: str | int) -> float:
     found = _KEPT.fullmatch(f"{text}d" if isinstance(text, int) else text)
     if found is None:
-        raise ValueError(
-            f"{str(text)[:80]!r} is not how long records are kept: days, as in 90 or 90d, or hours, as in 36h"
-        )
+        raise ValueError(f"{str(text)[:80]!r} is not a duration: write days, as in 90 or 90d, or hours, as in 36h")
     return int(found[1]) * (86_400.0 if found[2] == "d" else 3_600.0)
 
 
@@ -87,7 +85,7 @@ def _host(text: str) -> str:
 def _split(text: str) -> tuple[str, int | None]:
     match = _HOST_PORT.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text[:80]!r} is not host:port")
+        raise ValueError(f"{text[:80]!r} is not host:port: write a host without scheme or path, as in example.com:443")
     port = None if match[2] is None else int(match[2])
     if port is not None and port > 65535:
         raise ValueError(f"{port} is not a port")

@@ -95,7 +95,7 @@ def endpoint(text: str, port: int | None = None) -> Endpoint:
     """`host:port`, or a host with the port given here. IPv6 stands in brackets. Raises BadName."""
     match = _AUTHORITY.fullmatch(text)
     if match is None:
-        raise BadName(f"{_shown(text)} is not host:port")
+        raise BadName(f"{_shown(text)} is not host:port: write a host without scheme or path, as in example.com:443")
     if match[2] is not None:
         port = port_number(match[2])
     if port is None:

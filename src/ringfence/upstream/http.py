@@ -22,7 +22,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.egress.resolver import Check, CheckedResolver
-from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, MODERN, InFlight, RpcError
+from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, MODERN, InFlight, RpcError, reason_of
 from ringfence.upstream.pacing import MOST_QUESTIONS, PIECE_BYTES, Floods, Intake, LinkBudget, framing
 
 log = logging.getLogger("ringfence.upstream")
@@ -147,7 +147,9 @@ class HttpLink:
                 self._group.start_soon(self.notify, "notifications/cancelled", note, exchange.headers)
             raise
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as exc:
-            raise Unavailable("server_unreachable", f"server {self._name} cannot be reached: {exc}") from None
+            raise Unavailable(
+                "server_unreachable", f"server {self._name} cannot be reached: {reason_of(exc)}"
+            ) from None
         except (aiohttp.ClientError, TimeoutError) as exc:
             raise OutcomeUnknown("answer_lost", f"server {self._name}: the answer was lost ({exc})") from None
 

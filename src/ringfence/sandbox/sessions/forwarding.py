@@ -76,8 +76,10 @@ class PortForwards:
         listening = self._listening
         id_ = self._session
         if not listening.allowed:
-            text = f"nothing may listen in session {id_}, so no port of it can be shown: open one whose contract, or"
-            raise refusal("listen_denied", f"{text} whose maker, says listen: allowed, or names ports under listen")
+            text = (
+                f"session {id_} may not listen: open one with `ringfence box create --listen`, or set `listen: allowed`"
+            )
+            raise refusal("listen_denied", f"{text} in the contract of open_session")
         named = dict(listening.ports or ())
         if listening.ports is None and isinstance(wanted, int):
             if not 0 < wanted < 65536:

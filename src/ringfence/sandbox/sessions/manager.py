@@ -174,7 +174,7 @@ class SessionManager:
     def _past(self, owner: Owner, id: str) -> SessionInfo:
         info = self._journal.past.get(id)
         if info is None or info.owner != owner:
-            text = f"there is no session {id[:80]!r}; list the sessions to see which there are"
+            text = f"there is no session {id[:80]!r}; list_sessions, or `ringfence box list`, shows which there are"
             raise refusal("unknown_session", text)
         return info
 
