@@ -93,7 +93,7 @@ def test_the_third_is_refused(demo: Demo) -> None:
     assert "Nothing deletes everything at once" in shown.stdout
     assert shown.stderr.startswith("denied (policy), call call_")
     said = explained()
-    assert "  policy     refused by rules no-bulk-delete and std-high-risk" in said
+    assert "  policy     refused by rule no-bulk-delete" in said
     assert "  started    no\n" in said and "; it never ran" in said
     # The demo itself has told it too, as it ended, in one line.
     demo.started.wait_for("; policy refused by rules no-bulk-delete and std-high-risk; denied (policy): ")

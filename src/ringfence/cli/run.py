@@ -210,7 +210,10 @@ def _ended(outcome: Outcome, sink: Sink, report: FactsFile) -> int:
     plain = outcome.ran is not None and outcome.ran.report.ended == "exited"
     if not plain:
         text = outcome.facts.get("explanation") or str(outcome.status)
-        _say(f"{outcome.message} ({text})" if outcome.message else text)
+        if outcome.message:
+            refused = outcome.status in (Status.VALIDATION_FAILURE, Status.DENIED, Status.UNAVAILABLE)
+            text = f"{outcome.message}; nothing was run" if refused else f"{outcome.message} ({text})"
+        _say(text)
     if outcome.ran is not None and outcome.status in (Status.SUCCESS, Status.FAILED):
         seen = outcome.ran.report
         return 128 + seen.signal if seen.signal is not None else seen.exit_status or 0
