@@ -96,7 +96,7 @@ def test_the_third_is_refused(demo: Demo) -> None:
     assert "  policy     refused by rule no-bulk-delete" in said
     assert "  started    no\n" in said and "; it never ran" in said
     # The demo itself has told it too, as it ended, in one line.
-    demo.started.wait_for("; policy refused by rules no-bulk-delete and std-high-risk; denied (policy): ")
+    demo.started.wait_for("; policy refused by rule no-bulk-delete; denied (policy): ")
 
 
 def test_all_of_it_is_on_record_and_verifies(demo: Demo) -> None:

@@ -162,7 +162,7 @@ async def test_a_session_that_nobody_waits_for_any_more_is_ended(here: FakeSessi
 async def test_who_comes_when_it_is_full_waits_and_is_told(tmp_path: Path) -> None:
     async with fake_sessions(tmp_path, max_sessions=2, queue_seconds=0.2) as here:
         first, _ = await here.create(), await here.create()
-        with pytest.raises(Unavailable, match=r"2 sessions are all .*max_sessions.*close a session") as full:
+        with pytest.raises(Unavailable, match=r"2 sessions at most .*max_sessions.*close a session") as full:
             await here.create()
         assert full.value.reason_code == "capacity"
         await here.manager.pause(ME, first)
