@@ -246,17 +246,17 @@ class Parrot:
         made: builtins.list[SessionInfo | ForkProblem] = [self._find(owner, id), ForkProblem("capacity", "no room")]
         return made[:count]
 
-    async def substitution_requests(self, owner: Owner, broker: str) -> AsyncIterator[SubstitutionRequest]:
+    async def substitution_requests(self, owner: Owner, broker_id: str) -> AsyncIterator[SubstitutionRequest]:
         yield SubstitutionRequest(0)
         yield SubstitutionRequest(
             7, broker, asked=OutboundRequest("https", "a.example", 443, "GET", "/", (("A", "b"),), "rule")
         )
 
-    async def use_broker(self, owner: Owner, id: str, broker: str) -> None:
-        self.done.append(f"use_broker {id} {broker}")
+    async def use_broker(self, owner: Owner, id: str, broker_id: str) -> None:
+        self.done.append(f"use_broker {id} {broker_id}")
 
     async def answer_substitution(
-        self, owner: Owner, broker: str, number: int, answer: SubstitutionReply | SubstitutionDenial
+        self, owner: Owner, broker_id: str, number: int, answer: SubstitutionReply | SubstitutionDenial
     ) -> None:
         self.done.append(f"answer_substitution {broker} {number} {answer}")
 

@@ -33,7 +33,7 @@ _GENERATION = 3
 _NOT_SENT = frozenset(("close",))
 """Concerns the client's own connection."""
 _SAFE_TO_LOSE = {
-    *("info", "list", "past", "state_of", "processes", "logs"),
+    *("info", "list", "past", "state_of", "processes", "logs", "follow", "wait"),
     *("read", "entries", "stat", "pack", "watch", "snapshots", "volumes"),
     *("substitution_requests", "use_broker", "answer_substitution"),  # they change nothing that outlives a keeper
 }
