@@ -249,7 +249,7 @@ class Parrot:
     async def substitution_requests(self, owner: Owner, broker_id: str) -> AsyncIterator[SubstitutionRequest]:
         yield SubstitutionRequest(0)
         yield SubstitutionRequest(
-            7, broker, asked=OutboundRequest("https", "a.example", 443, "GET", "/", (("A", "b"),), "rule")
+            7, broker_id, asked=OutboundRequest("https", "a.example", 443, "GET", "/", (("A", "b"),), "rule")
         )
 
     async def use_broker(self, owner: Owner, id: str, broker_id: str) -> None:
@@ -258,7 +258,7 @@ class Parrot:
     async def answer_substitution(
         self, owner: Owner, broker_id: str, number: int, answer: SubstitutionReply | SubstitutionDenial
     ) -> None:
-        self.done.append(f"answer_substitution {broker} {number} {answer}")
+        self.done.append(f"answer_substitution {broker_id} {number} {answer}")
 
     async def create_volume(self, owner: Owner, name: str, max_bytes: int, mode: Literal["ro", "rw"]) -> Volume:
         return Volume(name, (owner.tenant, owner.agent), max_bytes, mode, (), "now")
