@@ -15,7 +15,7 @@ import pytest
 
 import ringfence
 from ringfence import Limits, run_code, run_code_async
-from ringfence.core.errors import Refused, StoreError, Unavailable
+from ringfence.core.errors import ConfigError, Refused, StoreError, Unavailable
 from ringfence.sdk import engine
 from tests import gateways, tooling
 
@@ -148,6 +148,9 @@ def test_a_policy_of_the_users_own_is_in_force(tmp_path: Path, monkeypatch: pyte
         run_code("1")
     engine.close()
     monkeypatch.setenv("RINGFENCE_CONFIG", str(tmp_path / "missing.yaml"))
+    with pytest.raises(ConfigError, match="does not exist"):
+        run_code("1")
+    monkeypatch.delenv("RINGFENCE_CONFIG")
     monkeypatch.setenv("XDG_STATE_HOME", str(path))
     for _ in range(2):
         with pytest.raises(StoreError):
