@@ -6,6 +6,7 @@ import base64
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -41,7 +42,7 @@ _CONSOLE = {"amd64": "ttyS0", "arm64": "ttyAMA0"}
 @cache
 def accelerated(machine: Machine) -> bool:
     """Whether KVM works here for that machine: tried, since a device that is there may refuse."""
-    if not native(machine) or not os.access("/dev/kvm", os.R_OK | os.W_OK):
+    if not native(machine) or not os.access("/dev/kvm", os.R_OK | os.W_OK) or not _by_processor(machine):
         return False
     probe = [find(_PROGRAM[machine]) or _PROGRAM[machine], "-accel", "kvm", "-cpu", "host", "-display", "none", "-S"]
     board = "virt" if machine == "arm64" else "q35"
@@ -58,6 +59,14 @@ def accelerated(machine: Machine) -> bool:
     finally:
         started.kill()
         started.wait()
+
+
+def _by_processor(machine: Machine) -> bool:
+    """Without the processor's help KVM (as PVM) runs only kernels made for it, and others slower than emulation."""
+    if machine == "arm64":
+        return True
+    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return bool(found and {"vmx", "svm"} & set(found[1].split()))
 
 
 def _board(machine: Machine) -> list[str]:

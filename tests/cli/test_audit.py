@@ -28,6 +28,7 @@ from ringfence.core import system
 from ringfence.core.model import Call
 from ringfence.store import Reader, Store
 from tests import gateways, tooling
+from tests.cli.terminals import at_terminal
 from tests.gateways import run
 
 CONFIG = """version: 1
@@ -105,6 +106,13 @@ def test_list_has_the_newest_first(log: Log) -> None:
     ]
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  ", shown[0])
     assert "system" in shown[-1] and "hostile" in shown[-1]  # the start of the server is a call too
+
+
+def test_list_has_a_header_on_a_terminal_only(log: Log) -> None:
+    assert not log.audit("list").stdout.startswith("AT")
+    with at_terminal("audit", "list", "--config", log.config) as terminal:
+        assert terminal.end() == 0
+    assert terminal.shown.splitlines()[0].split() == ["AT", "CALL", "ID", "TOOL", "AGENT", "STATUS", "REASON", "CODE"]
 
 
 def test_list_as_json_and_limited(log: Log) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ def group() -> None:
 def list_(
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
-    limit: int = typer.Option(20, "--limit", min=1, help="How many."),
+    limit: int = typer.Option(20, "--limit", metavar="N", min=1, help="How many."),
     everything: bool = typer.Option(
         False, "--all", help="Every record instead of calls alone: reloads, accepted definitions, answers …"
     ),
@@ -154,7 +155,10 @@ def replay(
 def verify(
     export_path: Path | None = typer.Argument(None, metavar="[EXPORT]", help="An export. Default: the live log."),
     public_key: Path | None = typer.Option(
-        None, "--public-key", help="The key to verify with; an export needs one that did not come with it."
+        None,
+        "--public-key",
+        metavar="FILE",
+        help="The key to verify with; an export needs one that did not come with it.",
     ),
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
@@ -412,6 +416,8 @@ def _any_row(record: Record) -> Json:
 
 def _table(rows: list[Json]) -> None:
     cells = [[_cell(value) for value in row.values()] for row in rows]
+    if sys.stdout.isatty():  # a script reads rows alone
+        cells.insert(0, [name.upper().replace("_", " ") for name in rows[0]])
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     for line in cells:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
@@ -420,7 +426,13 @@ def _table(rows: list[Json]) -> None:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, dict):
+        return cut("  ".join(f"{name}={_plain(each)}" for name, each in value.items() if each not in (None, "")), 100)
     return cut(value, 40) if isinstance(value, str) else cut(json_text(value, indent=None), 100)
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json_text(value, indent=None)
 
 
 def _zulu(at: float) -> str:

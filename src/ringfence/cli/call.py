@@ -69,7 +69,9 @@ def call(
     tool: str = typer.Argument(..., metavar="TOOL", help="The capability's name."),
     args: str = typer.Option("{}", "--args", metavar="JSON", help="Its arguments, a JSON object."),
     config_path: Path | None = common.ConfigOption,
-    url: str | None = typer.Option(None, "--url", help="A gateway's endpoint, as `serve` prints it; also unix:PATH."),
+    url: str | None = typer.Option(
+        None, "--url", metavar="URL", help="A gateway's endpoint, as `serve` prints it; also unix:PATH."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print status, reason_code, content, structured, facts."),
     timeout: float | None = typer.Option(None, "--timeout", min=0.001, metavar="S", help="Give up after S seconds."),
     key: str | None = typer.Option(

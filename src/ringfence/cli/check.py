@@ -31,7 +31,7 @@ _FIRST = ("title", "description")
 
 def check(
     file: Path | None = typer.Argument(None, metavar="[FILE]", help="The ringfence.yaml. Default: ./ringfence.yaml."),
-    config_path: Path | None = typer.Option(None, "--config", help="The same as FILE."),
+    config_path: Path | None = typer.Option(None, "--config", metavar="FILE", help="The same as FILE."),
     print_: bool = typer.Option(False, "--print", help="Show every contract as it takes effect, with digests."),
     accept: bool = typer.Option(
         False, "--accept", help="Start the servers, show new and changed definitions of their tools, and accept them."

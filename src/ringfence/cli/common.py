@@ -42,7 +42,7 @@ NO_BOX = 125
 _WAITING = re.compile(r"waiting for a person to answer (apr_[0-9a-f]+)")
 
 ConfigOption = typer.Option(
-    None, "--config", help="The ringfence.yaml to use. Default: ./ringfence.yaml, else the user's own."
+    None, "--config", metavar="FILE", help="The ringfence.yaml to use. Default: ./ringfence.yaml, else the user's own."
 )
 DemoOption = typer.Option(False, "--demo", help="Use the built-in example of `ringfence serve --demo`.")
 
@@ -94,7 +94,7 @@ def own_config(path: Path | None, backend: str | None = None) -> Config:
     except ConfigError as exc:
         fail(str(exc), 2)
     if path is not None and not path.is_file():
-        fail(f"{path}: there is no such file", 2)
+        fail(f"{path}: {'is not a regular file' if path.exists() else 'there is no such file'}", 2)
     try:
         loaded = default_config() if found is None else config.load(found)
     except ConfigError as exc:

@@ -66,11 +66,15 @@ Listen = Annotated[
 OwnConfig = Annotated[
     Path | None,
     typer.Option(
-        "--config", help="A ringfence.yaml for policy, limits and state. Default: the user's own, if there is one."
+        "--config",
+        metavar="FILE",
+        help="A ringfence.yaml for policy, limits and state. Default: the user's own, if there is one.",
     ),
 ]
 SandboxConfig = Annotated[
     Path | None,
-    typer.Option("--config", help="A ringfence.yaml for the sandbox settings. Default: the user's own, if any."),
+    typer.Option(
+        "--config", metavar="FILE", help="A ringfence.yaml for the sandbox settings. Default: the user's own, if any."
+    ),
 ]
 PrintJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

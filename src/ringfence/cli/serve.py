@@ -35,8 +35,10 @@ log = logging.getLogger("ringfence")
 def serve(
     config_path: Path | None = common.ConfigOption,
     stdio: bool = typer.Option(False, "--stdio", help="Speak MCP on stdin and stdout instead of HTTP."),
-    host: str | None = typer.Option(None, "--host", help="Address to listen on; loopback only in this version."),
-    port: int | None = typer.Option(None, "--port", help="Port to listen on; 0 takes a free one."),
+    host: str | None = typer.Option(
+        None, "--host", metavar="ADDRESS", help="Address to listen on; loopback only in this version."
+    ),
+    port: int | None = typer.Option(None, "--port", metavar="N", help="Port to listen on; 0 takes a free one."),
     demo: bool = typer.Option(False, "--demo", help="Serve the built-in example, which needs no configuration."),
 ) -> None:
     """Serve the gateway that a ringfence.yaml describes.

@@ -46,7 +46,10 @@ _Env = typer.Option(
 _Memory = typer.Option(None, "--memory", min=16, max=options.MOST_MB, metavar="MB", help="Memory of its box, in MiB.")
 _Disk = typer.Option(None, "--disk", min=1, max=options.MOST_MB, metavar="MB", help="Size of its workspace, in MiB.")
 _Config = typer.Option(
-    None, "--config", help="A ringfence.yaml for networks, limits and state. Default: the user's own, if there is one."
+    None,
+    "--config",
+    metavar="FILE",
+    help="A ringfence.yaml for networks, limits and state. Default: the user's own, if there is one.",
 )
 
 

@@ -19,15 +19,23 @@ NAMES = ("policy", "gateway", "box", "session", "egress", "audit")
 
 
 def bench(
-    name: str | None = typer.Argument(None, help=f"Which to run: {', '.join(NAMES)}. Default: all."),
+    name: str | None = typer.Argument(None, metavar="NAME", help=f"Which to run: {', '.join(NAMES)}. Default: all."),
     as_json_: bool = typer.Option(False, "--json", help="Print rows as JSON."),
-    calls: int = typer.Option(300, "--calls", min=10, help="Calls per case, spread over interleaved rounds."),
-    rounds: int = typer.Option(6, "--rounds", min=1, help="Rounds in which the cases alternate."),
-    concurrent: int = typer.Option(32, "--concurrent", min=1, help="Callers at once for calls per second."),
-    runs: int = typer.Option(
-        500, "--runs", min=10, help="For `box`, `session` and `egress`: runs per case; fewer of what is slow."
+    calls: int = typer.Option(
+        300, "--calls", metavar="N", min=10, help="Calls per case, spread over interleaved rounds."
     ),
-    records: int = typer.Option(100_000, "--records", min=1000, help="For `audit`: how long the log is."),
+    rounds: int = typer.Option(6, "--rounds", metavar="N", min=1, help="Rounds in which the cases alternate."),
+    concurrent: int = typer.Option(
+        32, "--concurrent", metavar="N", min=1, help="Callers at once for calls per second."
+    ),
+    runs: int = typer.Option(
+        500,
+        "--runs",
+        metavar="N",
+        min=10,
+        help="For `box`, `session` and `egress`: runs per case; fewer of what is slow.",
+    ),
+    records: int = typer.Option(100_000, "--records", metavar="N", min=1000, help="For `audit`: how long the log is."),
 ) -> None:
     """Measure this machine: each case interleaved with its baseline, as p50, p95, p99 and their ratio.
 

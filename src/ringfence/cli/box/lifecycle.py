@@ -200,7 +200,9 @@ def resume(id: str = IdArgument, config_path: options.OwnConfig = None, as_json:
 
 def expose(
     id: str = IdArgument,
-    port: str = typer.Argument(..., help="The port that a program listens on in the box: its number or its name."),
+    port: str = typer.Argument(
+        ..., metavar="PORT", help="The port that a program listens on in the box: its number or its name."
+    ),
     config_path: options.OwnConfig = None,
     as_json: options.PrintJson = False,
 ) -> None:

@@ -6,7 +6,8 @@ from ringfence.core.box import Limits
 from ringfence.doctor.case import TIGHT, Case, Judge, Trial, claimed
 from ringfence.doctor.judging import answered, limited
 
-_DEFAULT = Limits(wall_seconds=20.0)
+# Bombs of what no control group charges are stopped by a watcher, and on a machine that is busy it looks late.
+_DEFAULT = Limits(wall_seconds=90.0)
 _MANY_FILES = Limits(wall_seconds=20.0, memory_bytes=96 << 20)
 _ENDED = "ended=oom, or the allocation fails with limit=memory"
 _REFUSED = ("EPERM", "ENOSYS", "EACCES", "ENOSPC", "EINVAL", "ENOMEM", "EMFILE", "EOPNOTSUPP", "ENOTSUP")
