@@ -316,6 +316,46 @@ def test_a_record_that_was_moved_in_the_order_of_lists_is_found(copy: Log) -> No
     assert said.returncode == 1 and "stands before the record that it follows" in said.stdout
 
 
+def test_an_index_that_hides_a_call_is_found(copy: Log) -> None:
+    """Lists read the log by indexes, verify by another: one may be made for fewer rows, and its text put back."""
+    right = "CREATE INDEX records_ended ON records (id) WHERE kind = 'finished'"
+    with sqlite3.connect(copy.state / "ringfence.db") as database:
+        database.execute("DROP INDEX records_ended")
+        database.execute(f"{right} AND call_id <> 'call_aaa2'")
+        database.execute("PRAGMA writable_schema = 1")
+        database.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'records_ended'", (right,))
+    database.close()
+    assert "call_aaa2" not in copy.audit("list").stdout
+    said = copy.audit("verify")
+    assert said.returncode == 1 and "the database is damaged" in said.stdout and "records_ended" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("DROP INDEX records_ended", "index records_ended of the database is missing"),
+        (
+            "CREATE TRIGGER t AFTER INSERT ON records BEGIN DELETE FROM records; END",
+            "trigger t of the database is none",
+        ),
+    ],
+)
+def test_a_database_with_other_definitions_is_found(copy: Log, statement: str, told: str) -> None:
+    with sqlite3.connect(copy.state / "ringfence.db") as database:
+        database.execute(statement)
+    database.close()
+    said = copy.audit("verify")
+    assert said.returncode == 1 and told in said.stdout
+
+
+def test_a_payload_that_is_gone_without_an_erasure_is_found(copy: Log) -> None:
+    copy.edit("DELETE FROM payloads WHERE call_id = 'call_aaa1' AND part = 'arguments'")
+    said = copy.audit("verify")
+    assert said.returncode == 1
+    assert "what was kept of the arguments of call call_aaa1 is gone, and no erasure is on record" in said.stdout
+    assert "What was kept of the arguments is gone" in copy.audit("show", "call_aaa1").stdout
+
+
 def test_a_name_in_the_database_makes_no_line_of_its_own(copy: Log) -> None:
     copy.edit("UPDATE records SET chain = 'a' || char(10) || '9 records in 1 chain: verified.' WHERE seq = 1")
     said = copy.audit("verify")

@@ -112,12 +112,19 @@ def show(
         print(f"  sha256 {record.hash}")
         print(quoted(json_text(body), "  "), end="\n\n")
     for part, (value, right) in kept.items():
-        if value is None:
+        if value is None and _is_gone(records, part):
+            print(f"What was kept of the {part} is gone, and no erasure is on record.")
+        elif value is None:
             print(f"Of the {part} nothing but a digest is kept.")
         elif not right:
             print(f"Kept of the {part}, and {_UNLIKE[right]}:\n{quoted(json_text(value), '  ')}")
         else:
             print(f"Kept of the {part}, redacted:\n{quoted(json_text(value), '  ')}")
+
+
+def _is_gone(records: list[Record], part: str) -> bool:
+    said = any("kept" in _part(record.body, part) for record in records)
+    return said and not any(record.kind == "payload_erased" for record in records)
 
 
 @audit.command("explain")
@@ -362,6 +369,10 @@ def _kept(reader: Reader, call_id: str, part: Part) -> tuple[Any, bool | None]:
 def _compared(reader: Reader, report: Verification) -> Verification:
     """The report, with records out of order and payloads that differ from what was recorded."""
     found = Findings(list(report.faults), list(report.notes))
+    for fault in reader.faults(MAX_FAULTS):
+        found.add(fault)
+    for call_id, part in reader.missing_payloads(MAX_FAULTS):
+        found.add(f"what was kept of the {part} of call {call_id} is gone, and no erasure is on record")
     for chain, seq in reader.misplaced(MAX_FAULTS):
         found.add("stands before the record that it follows: lists have another order", chain, seq)
     for call_id, part in reader.payloads():

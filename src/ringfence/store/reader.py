@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, get_args
 
 from ringfence.audit.approvals import Proof, references
 from ringfence.audit.chain import (
@@ -40,7 +40,7 @@ from ringfence.store.rows import (
     pin_rows,
     record_from,
 )
-from ringfence.store.schema import DATABASE, check_version, connect
+from ringfence.store.schema import DATABASE, check_version, connect, schema_faults
 
 _PAGE = 500
 """Rows per query: a slow consumer must not hold an old view of the database open."""
@@ -48,6 +48,8 @@ _PAGE = 500
 _LOOKED_AT = 1000
 """Records, for a leap of the time of day."""
 _MOST_PARTS = 200
+_KEPT = '"kept":"'
+"""How a record says that a payload was kept."""
 _NAMED = '"shared":["'
 """Where a record names what it shares with others. Within a text its quotes would be escaped."""
 
@@ -297,6 +299,25 @@ class Reader:
     def payload(self, call_id: str, part: Part) -> Payload | None:
         rows = self._all("SELECT salt, body FROM payloads WHERE call_id = ? AND part = ?", [call_id, part])
         return Payload(*rows[0]) if rows else None
+
+    def faults(self, limit: int) -> list[str]:
+        """What is wrong with the database itself: other definitions than ours, or indexes unlike their tables."""
+        with _readable():
+            return schema_faults(self._connection, limit)
+
+    def missing_payloads(self, limit: int) -> list[tuple[str, Part]]:
+        """Payloads that a record says were kept, that are not there, and that nobody erased on record."""
+        texts = "SELECT DISTINCT call_id FROM records NOT INDEXED WHERE call_id IS NOT NULL AND instr(text, ?) > 0"
+        missing: list[tuple[str, Part]] = []
+        for (call_id,) in self._all(texts, [_KEPT]):
+            for part in get_args(Part):
+                # The story is read after the payload was looked for: who erased it meanwhile has said so in it.
+                if len(missing) < limit and self.payload(str(call_id), part) is None:
+                    story = list(self.records(call_id=str(call_id)))
+                    kept = any(isinstance(entry := r.body.get(part), dict) and "kept" in entry for r in story)
+                    if kept and not any(record.kind == "payload_erased" for record in story):
+                        missing.append((str(call_id), part))
+        return missing
 
     def payloads(self) -> Iterator[tuple[str, Part]]:
         """The calls of which payloads are kept, page by page."""

@@ -156,6 +156,37 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreError(f"the database {path} has schema {version}, {newest} is needed: start the gateway once")
 
 
+def schema_faults(connection: sqlite3.Connection, limit: int) -> list[str]:
+    """Where the database is not what the migrations make, or an index tells another story than its table.
+
+    Lists and single calls are read by indexes: one that was made for other rows would show what is not in the log.
+    """
+    expected = sqlite3.connect(":memory:")
+    try:
+        steps = _migrations()
+        for number in sorted(steps):
+            for statement in _statements(steps[number]):
+                expected.execute(statement)
+        ours = _definitions(expected)
+    finally:
+        expected.close()
+    found = _definitions(connection)
+    faults = [f"{kind} {name} of the database is missing" for kind, name in sorted(ours.keys() - found.keys())]
+    faults += [f"{kind} {name} of the database is none of ours" for kind, name in sorted(found.keys() - ours.keys())]
+    changed = sorted(key for key in ours.keys() & found.keys() if ours[key] != found[key])
+    faults += [f"{kind} {name} of the database was defined anew" for kind, name in changed]
+    if not faults:  # with other definitions, what it finds would mean nothing
+        rows = connection.execute(f"PRAGMA integrity_check({limit})").fetchall()
+        faults = [f"the database is damaged: {text}" for (text,) in rows if text != "ok"]
+    return faults[:limit]
+
+
+def _definitions(connection: sqlite3.Connection) -> dict[tuple[str, str], object]:
+    # What SQLite makes by itself (the index of a key, statistics) has a name that no statement can give.
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'")
+    return {(str(kind), str(name)): text for kind, name, text in rows}
+
+
 def _seen_version(connection: sqlite3.Connection, path: Path) -> int:
     """The version as of one moment, while another process may be making the schema."""
     connection.execute("BEGIN")

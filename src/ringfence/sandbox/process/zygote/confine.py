@@ -126,8 +126,8 @@ def _identity(site: BuildSite) -> None:
 def _shares(site: BuildSite) -> None:
     # What the box uses of these counts for its user on the host too, and there each user has only so many.
     bounds = [
-        (b"user/max_inotify_instances", b"32"),
-        (b"user/max_inotify_watches", b"16384"),
+        (b"user/max_inotify_instances", b"8"),
+        (b"user/max_inotify_watches", b"4096"),
         (b"user/max_user_namespaces", b"0"),
     ]
     if site.spaces & kernel.NEWNET:

@@ -114,12 +114,12 @@ def _queue_up() -> None:
 
 
 def _leave_some() -> None:
-    """Limit what counts for the supervisor's user: the boxes of a zygote get half of what that user has."""
+    """Limit what counts for the supervisor's user: the boxes of a zygote get a quarter of what that user has."""
     for name in ("instances", "watches"):
         with open(f"/proc/sys/fs/inotify/max_user_{name}", encoding="ascii") as most:
-            half = int(most.read()) // 2
+            share = max(int(most.read()) // 4, 1)
         with open(f"/proc/sys/user/max_inotify_{name}", "w", encoding="ascii") as file:
-            file.write(str(half))
+            file.write(str(share))
 
 
 def give_up(text: str) -> NoReturn:
