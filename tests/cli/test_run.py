@@ -237,6 +237,13 @@ def test_a_stdin_that_never_ends_is_no_matter() -> None:
     assert (ended.returncode, ended.stdout) == (0, b"1\n")
 
 
+def test_boxes_are_made_under_any_umask(tmp_path: Path) -> None:
+    command = gateways.ringfence("run", "--shell", "umask; echo x > output/f", "--output", tmp_path / "out")
+    ended = subprocess.run(command, capture_output=True, timeout=300, check=False, umask=0o077)
+    assert (ended.returncode, ended.stdout) == (0, b"0022\n"), ended.stderr
+    assert (tmp_path / "out" / "f").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_terminal_gets_nothing_that_it_would_act_upon() -> None:
     code = "print('\\x1b]52;c;AAAA\\x07 \\x9b2J caf\\u00e9')"
     ours, theirs = pty.openpty()

@@ -72,6 +72,50 @@ def test_where_no_rule_matches_the_very_same_object_goes_on() -> None:
     assert inspect(ODD, replace(READ, redact=("[0-9]{3}-[0-9]{2}",))).result is ODD
 
 
+class Counting(Known):
+    """How much text was searched."""
+
+    searched = 0
+
+    def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
+        self.searched += len(text)
+        return super().redact(text)
+
+
+def test_a_long_message_costs_what_is_shown_of_it_and_a_little_more() -> None:
+    counting = Counting()
+    guard = Guard(Schemas().result_problem, counting)
+    shown = guard.message("hunter2 " * 1_000_000)
+    assert shown.startswith("[secret] [secret]") and "hunter" not in shown
+    assert counting.searched < 1_000_000
+
+
+@pytest.mark.parametrize("said", ["true", 1, None, []])
+def test_an_error_mark_is_true_or_false(said: Any) -> None:
+    guarded = inspect(text_result("x", isError=said), known=TYPED)
+    assert guarded.problem is not None and guarded.problem[0] == "invalid_result"
+
+
+@pytest.mark.anyio
+async def test_what_a_server_says_besides_results_has_a_length() -> None:
+    guard = Guard(Schemas().result_problem, Known())
+    words = "hunter2 " * 10_000
+    assert (await guard.said(READ, {"data": words}))["data"].startswith("[secret] ")
+    with pytest.raises(Refused, match="may have 262144"):
+        await guard.said(READ, {"data": words * 4})
+    assert guard.error_data(READ, {"why": "hunter2"}) == {"why": "[secret]"}
+    with pytest.raises(Refused, match="may have 65536"):
+        guard.error_data(READ, [words])
+
+
+@pytest.mark.anyio
+async def test_a_long_result_is_inspected_as_a_short_one_is() -> None:
+    guard = Guard(Schemas().result_problem, Known())
+    result = text_result("hunter2 " * 20_000)
+    apart = await guard.inspected(READ, PLAIN, result)
+    assert apart == guard.inspect(READ, PLAIN, result) and apart.redactions == {"token": 20_000}
+
+
 @pytest.mark.parametrize("trust", ["trusted", "partial", "untrusted"])
 def test_the_trust_label_is_the_contracts(trust: Any) -> None:
     assert inspect({}, policy(trust=trust)).trust == trust

@@ -385,3 +385,11 @@ def test_a_rotated_value_is_searched_from_the_next_text_on() -> None:
     assert current.redacted(b"the-second-value").secrets == {"one": 1}
     stream = current.stream()
     assert stream.feed(b"the-second-") + stream.feed(b"value.") + stream.finish() == b"[redacted]."
+
+
+def test_a_text_with_thousands_of_hits_is_withheld_whole() -> None:
+    matcher = SecretMatcher()
+    some, rules = matcher.redact("AKIAIOSFODNN7EXAMPLQ " * 1500)
+    assert some.startswith("[redacted] [redacted]") and sum(rules.values()) == 1500
+    whole, rules = matcher.redact("begin " + "AKIAIOSFODNN7EXAMPLQ " * 5000 + "end")
+    assert whole == "[redacted]" and set(rules) == set(matcher.redact("AKIAIOSFODNN7EXAMPLQ")[1])

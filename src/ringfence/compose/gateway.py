@@ -406,7 +406,7 @@ class App:
             if contract is None:
                 return
             try:
-                shown = self._guard.said(contract, params)
+                shown = await self._guard.said(contract, params)
             except Refused as exc:
                 log.warning("server %s: its %s is not passed on: %s", server, method, exc)
                 return

@@ -17,6 +17,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, cast
 
+import anyio
 import re2
 
 from ringfence.core import canonical, invisible
@@ -41,6 +42,12 @@ _CHOSEN = ("files", "skipped", "trouble", "late", "planted")
 _ASKED = ("allowed", "denied", "failed")
 """What of the `network` fact names hosts that a program in a box asked for."""
 MESSAGE_CHARACTERS = 4000
+_BEYOND = 16_384
+"""So much behind the end of what is shown is searched, too: a secret may go across it."""
+_LONG = 65_536
+"""Bytes from which on a search is made in a thread of its own, since it may take seconds in which others are served."""
+_MOST_SAID = 262_144
+"""Bytes of what a server says or asks besides results. A result may be as long as its contract says."""
 
 _CLASS = "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in invisible.UNSEEN)
 # On the encoded result, where C0 is written as an escape. May match where nothing is wrong, never the other way round.
@@ -130,11 +137,13 @@ class Guard:
             self._clean,
         )
 
-    def inspect(self, contract: Contract, definition: Definition | None, result: Json) -> Guarded:
-        """The result as the contract allows it, or why it may not be passed on."""
+    def inspect(
+        self, contract: Contract, definition: Definition | None, result: Json, encoded: bytes | None = None
+    ) -> Guarded:
+        """The result as the contract allows it, or why it may not be passed on. `encoded`: in its canonical form."""
         trust = contract.result.trust
         try:
-            encoded = canonical.dumps(result)
+            encoded = canonical.dumps(result) if encoded is None else encoded
         except (ValueError, TypeError, RecursionError):
             return Guarded(None, ("bad_output", own_words("the tool's result is not plain JSON")), {}, 0, trust)
         brackets = encoded.count(b"{") + encoded.count(b"[")  # cheap, and nearly always settles it
@@ -159,6 +168,7 @@ class Guard:
     def message(self, text: str, contract: Contract | None = None, most: int = MESSAGE_CHARACTERS) -> GuardedText:
         """A text of ours or of a server's, fit to be shown, and no more of it than `most` characters."""
         patterns = _compiled(contract.redact) if contract is not None else ()
+        text = text[: most + _BEYOND]
         proper = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
         suspect = invisible.suspect(proper)
         if not suspect and not patterns and len(proper) <= most:  # as nearly all are
@@ -186,9 +196,31 @@ class Guard:
         """Any JSON value as it may be kept. Raises Refused."""
         return self.shown(contract, value)[0]
 
-    def said(self, contract: Contract, params: Json) -> Json:
-        """What a server says unasked, as a client may hear it."""
-        return cast("Json", self.redacted(contract, without_forged(params)[0]))
+    async def inspected(self, contract: Contract, definition: Definition | None, result: Json) -> Guarded:
+        """The same as `inspect`, while others are served."""
+        try:
+            encoded = canonical.dumps(result)
+        except (ValueError, TypeError, RecursionError):
+            encoded = None
+        if encoded is None or len(encoded) <= _LONG:
+            return self.inspect(contract, definition, result, encoded)
+        return await anyio.to_thread.run_sync(self.inspect, contract, definition, result, encoded)
+
+    async def said(self, contract: Contract, params: Json) -> Json:
+        """What a server says or asks, as a client may hear it. Raises Refused, also where it is too long."""
+        size = _size_of(params)
+        if size > _MOST_SAID:
+            raise Refused(Status.FAILED, "too_large", f"it has {size} bytes, and may have {_MOST_SAID}")
+        plain = without_forged(params)[0]
+        if size <= _LONG:
+            return cast("Json", self.redacted(contract, plain))
+        return cast("Json", await anyio.to_thread.run_sync(self.redacted, contract, plain))
+
+    def error_data(self, contract: Contract, data: Any) -> Any:
+        """What a server says beside an error. Raises Refused, also where it is too long."""
+        if (size := _size_of(data)) > _LONG:
+            raise Refused(Status.FAILED, "too_large", f"it has {size} bytes, and may have {_LONG}")
+        return self.redacted(contract, without_forged(data)[0])
 
     def shown(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
         """Any JSON value as a person may see it, and how often each rule matched: they must know that it is not all.
@@ -233,6 +265,9 @@ class Guard:
             item.problem = ("invalid_result", "the server answered with a type of result that is not known here")
         elif item.definition is not None and item.definition.kind == "tool" and not _has_content(item.result):
             item.problem = ("invalid_result", "the server answered without content, which a tool's result must have")
+        elif not isinstance(item.result.get("isError", False), bool):
+            # What we take for true a client may not, and errors need not match the output schema.
+            item.problem = ("invalid_result", "the server answered with an `isError` that is neither true nor false")
 
     def _size(self, item: _Item) -> None:
         most = item.contract.result.max_bytes
@@ -397,6 +432,13 @@ def without_forged(value: Any) -> tuple[Any, int]:
     return value, 0
 
 
+def _size_of(value: Any) -> int:
+    try:
+        return len(canonical.dumps(value))
+    except (ValueError, TypeError, RecursionError):
+        raise Refused(Status.FAILED, "bad_output", "it is not plain JSON") from None
+
+
 def _is_ours(key: str) -> bool:
     return invisible.folded(invisible.without_controls(key)[0]).casefold().lstrip().startswith("ringfence/")
 
@@ -515,7 +557,7 @@ class GuardedChannel:
             for key, question in questions.items():
                 name = self._name(key, names)
                 names[name] = key
-                clean[name] = {**question, "params": self._guard.redacted(self._contract, question["params"])}
+                clean[name] = {**question, "params": await self._guard.said(self._contract, question["params"])}
         except Refused as exc:
             raise Refused(Status.FAILED, "server_question", f"a question of the server: {exc.message}") from None
         return {names[name]: answer for name, answer in (await self._channel.ask(clean)).items() if name in names}
@@ -530,7 +572,7 @@ class GuardedChannel:
         if method not in SAID_IN_CALLS:
             return
         try:
-            clean = self._guard.said(self._contract, params)
+            clean = await self._guard.said(self._contract, params)
         except Refused as exc:
             log.warning("a server's %s is not passed on: %s", method, exc.message)
             return

@@ -409,7 +409,7 @@ class Pipeline:
         state.secrets = dict(answer.secrets)
         if answer.result is None:
             return Outcome(answer.status, answer.reason_code, self._guard.message(answer.message))
-        guarded = self._guard.inspect(grant.contract, grant.definition, answer.result)
+        guarded = await self._guard.inspected(grant.contract, grant.definition, answer.result)
         state.add_redactions(guarded.redactions, guarded.secrets)
         state.encoded_result = guarded.encoded
         if guarded.problem is not None:
@@ -428,8 +428,8 @@ class Pipeline:
         if isinstance(exc, UpstreamFailed):
             error = {"code": exc.code, "message": message}
             if exc.data is not None and state.contract is not None:
-                with contextlib.suppress(Refused):
-                    error["data"] = self._guard.redacted(state.contract, exc.data)
+                with contextlib.suppress(Refused):  # then it goes without
+                    error["data"] = self._guard.error_data(state.contract, exc.data)
         trust = _trust(state, exc.reason_code)
         return Outcome(exc.status, exc.reason_code, message, trust=trust, approval_id=exc.approval_id, error=error)
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import islice
 from typing import Any
 
 import re2
@@ -27,6 +28,8 @@ _SHORTEST = 12
 """Nothing that is searched has fewer bytes."""
 _SHORT = 200
 _REMEMBERED = 256
+_MOST_HITS = 2000
+"""A text with more is withheld whole: each costs a search of its own, and no reader misses what is left of it."""
 _THOROUGH = 1000
 """So many hits are each searched for others that begin inside of them; in what repeats itself more often, no longer."""
 
@@ -90,15 +93,18 @@ class SecretMatcher:
 
     def redacted(self, data: bytes) -> Redacted:
         """The same for bytes of any kind, with the names of the secrets."""
-        return _redacted(data, self.find(data))
+        return _redacted(data, self.find(data, most=_MOST_HITS))
 
-    def find(self, data: bytes, start: int = 0) -> list[Span]:
-        """The spans to remove, from left to right; no two touch."""
+    def find(self, data: bytes, start: int = 0, most: int | None = None) -> list[Span]:
+        """The spans to remove, from left to right; no two touch. Where there are more than `most`, it is all one."""
         first = self._any.search(data, start)
         if first is None:
             return []
-        known = _joined(self._values(data, first.start()))
-        every = _shaped(data, first.start()) if self._shaped else ()
+        found = list(islice(self._values(data, first.start()), most))
+        every = list(islice(_shaped(data, first.start()), most)) if self._shaped else []
+        if most is not None and max(len(found), len(every)) == most:
+            return [_one(data, [*found, *every])]
+        known = _joined(found)
         shaped = [span for span in every if not _covered(span, known)]
         return _joined(sorted([*known, *shaped], key=lambda span: span.start))
 
@@ -211,6 +217,15 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
         last.secrets |= span.secrets
         last.rules |= span.rules
     return joined
+
+
+def _one(data: bytes, spans: list[Span]) -> Span:
+    """All of the data, for what was found in a part of it."""
+    whole = Span(0, len(data), Counter())
+    for span in spans:
+        whole.rules |= span.rules
+        whole.secrets |= span.secrets
+    return whole
 
 
 def _whole_set(patterns: list[str]) -> Any:

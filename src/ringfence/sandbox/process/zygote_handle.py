@@ -112,6 +112,7 @@ class ZygoteHandle:
                 stdout=errors,
                 stderr=errors,
                 start_new_session=True,
+                umask=0o022,  # a stricter one of ours would close folders that boxes look into
             )
             assert self._process.stdin is not None
             self._process.stdin.close()
