@@ -237,6 +237,22 @@ def test_a_stdin_that_never_ends_is_no_matter() -> None:
     assert (ended.returncode, ended.stdout) == (0, b"1\n")
 
 
+def test_passwords_of_package_indexes_beside_an_interpreter_are_not_in_a_box(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # boxes are other users
+    (tmp_path / "etc").mkdir()
+    for name in ("pip.conf", "etc/npmrc", "other"):
+        (tmp_path / name).write_text("index-url = https://me:password@index.example")
+    shown = run("--tree", tmp_path, "--shell", f"cd {tmp_path} && wc -c pip.conf etc/npmrc other | head -3")
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == ["0", "0", "45"], shown
+
+
+def test_a_tree_with_credentials_is_refused(tmp_path: Path) -> None:
+    home = Path(os.environ["HOME"])
+    (home / ".aws").mkdir(parents=True, exist_ok=True)
+    refused = run("--tree", home / ".aws", "-c", "pass")
+    assert refused.returncode == 2 and "holds credentials of AWS" in refused.stderr
+
+
 def test_boxes_are_made_under_any_umask(tmp_path: Path) -> None:
     command = gateways.ringfence("run", "--shell", "umask; echo x > output/f", "--output", tmp_path / "out")
     ended = subprocess.run(command, capture_output=True, timeout=300, check=False, umask=0o077)

@@ -159,11 +159,13 @@ async def test_a_contract_derives_the_key(tmp_path: Path) -> None:
             assert (await way.call("echo", arguments)).reason_code == "no_key"
 
 
-async def test_a_clients_own_key_beats_the_derived_one(tmp_path: Path) -> None:
+async def test_a_caller_cannot_replace_the_derived_key(tmp_path: Path) -> None:
     async with governed(tmp_path, DERIVED) as way:
-        for key in ("1", "2"):
+        for key in ("1", "2", None):
             assert (await way.call("echo", {"title": "a"}, idempotency_key=key)).ok
-        assert len(way.servers.requests) == 2
+        assert len(way.servers.requests) == 1
+        assert (await way.call("echo", {"title": "a", "more": 1}, idempotency_key="3")).reason_code == "key_conflict"
+        assert (await way.call("echo", {}, idempotency_key="4")).reason_code == "no_key"
 
 
 async def test_a_key_is_kept_as_a_digest(tmp_path: Path) -> None:

@@ -287,6 +287,13 @@ def test_what_was_released_in_the_middle_of_a_secret_takes_the_rest_with_it(valu
     assert stream.rules == {KNOWN: 1}
 
 
+@pytest.mark.parametrize("size", range(1, len(VALUE)))
+def test_whatever_part_of_a_secret_was_released_takes_the_rest_with_it(values: SecretMatcher, size: int) -> None:
+    stream = RedactingStream(values)
+    assert stream.feed(VALUE[:size].encode()) + stream.release() == VALUE[:size].encode()
+    assert stream.feed(VALUE[size:].encode() + b".") + stream.finish() == b"[redacted]."
+
+
 def test_what_was_released_is_told_once(values: SecretMatcher) -> None:
     stream = RedactingStream(values)
     assert stream.feed(VALUE.encode()) + stream.release() == b"[redacted]"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringfence.cli import common
+from ringfence.config.folders import touches_credentials
 from ringfence.core.box import MAX_SOURCE_BYTES, Input
 from ringfence.egress import rules
 
@@ -189,6 +190,8 @@ def trees(given: list[Path]) -> tuple[Path, ...]:
             common.fail(f"--tree {path}: not a folder", 2)
         if not os.access(path, os.R_OK | os.X_OK):
             common.fail(f"--tree {path}: cannot be read", 2)
+        if why := touches_credentials(os.path.realpath(path)):
+            common.fail(f"--tree {path}: holds {why}; name a folder without it", 2)
     return tuple(path.resolve() for path in given)
 
 

@@ -34,9 +34,10 @@ class IdempotencyKeys:
         self._expressions: dict[str, Expression] = {}
 
     def key(self, call: Call, contract: Contract, digest: str, variables: Callable[[], Json]) -> IdempotencyKey | None:
-        """The client's own key, or the one that the contract derives from the arguments."""
+        """The one that the contract derives from the arguments, or else the client's own. An operator who says which
+        calls are the same means every caller: one with keys of its own could repeat an effect as often as it likes."""
         name = call.idempotency_key
-        if name is None and contract.idempotent_key is not None:
+        if contract.idempotent_key is not None:
             source = contract.idempotent_key
             if source not in self._expressions:
                 self._expressions[source] = Expression(source, result="key")

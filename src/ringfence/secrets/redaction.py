@@ -264,6 +264,8 @@ class RedactingStream:
         self._seen = b""
         """The last bytes that went on: they show where a word begins, and after a release, what began in them."""
         self._held = b""
+        self._released = False
+        """Whether what was seen went on before anyone knew what it begins."""
         self._swallowing: str | None = None
         """The rule of a shape that was counted already and still goes on."""
 
@@ -301,10 +303,11 @@ class RedactingStream:
         data = self._seen + self._held
         clean = self.finish()
         self._seen = data[max(0, len(data) - max(self._wait, 1)) :]
+        self._released = True
         return clean
 
     def _spans(self, data: bytes, start: int) -> list[Span]:
-        if start <= 1:
+        if not self._released:
             return self._values.find(data, start)
         # After a release: what ended before was counted then, and of what began before only the rest is still here.
         spans = [span for span in self._values.find(data) if span.end > start]
@@ -319,6 +322,7 @@ class RedactingStream:
         self._held = data[cut:]
         if cut > start:
             self._seen = data[cut - 1 : cut]
+            self._released = False
         return without(data[start:cut], spans, start, masked=self._masked)
 
     def _after_shape(self, chunk: bytes) -> bytes:

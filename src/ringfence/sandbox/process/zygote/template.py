@@ -48,6 +48,8 @@ _ETC = (
     "ssl/certs",
     "ssl/openssl.cnf",
 )
+_CREDENTIALS = ("pip.conf", "etc/npmrc", "local/etc/npmrc")
+"""In the folder of an interpreter or of the system: where pip and npm keep the passwords of their indexes."""
 _MS_MOVE = 8192
 _LIMITS = {
     "no_core_dump": ((resource.RLIMIT_CORE, 0),),
@@ -204,10 +206,22 @@ def build(
         os.makedirs(target, 0o755, exist_ok=True)
         kernel.bind(f"/proc/self/fd/{tree.descriptor}", target, 0 if "trees_read_only" in without else _READ_ONLY)
         os.close(tree.descriptor)
+        _hide_credentials(target)
     if choice is not None and "programs" not in without:
         _show_named_programs(place, choice)
     _make_mount_points(place, mounted, [tree.path for tree in held])
     _finish(place, mounted, without, noexec=choice is not None and "noexec" not in without)
+
+
+def _hide_credentials(tree: str) -> None:
+    """Package managers keep passwords of their indexes beside the interpreter; boxes see empty files there."""
+    empty = f"{BASE}/empty"
+    for name in _CREDENTIALS:
+        if os.path.isfile(f"{tree}/{name}") and not os.path.islink(
+            f"{tree}/{name}"
+        ):
+            os.close(os.open(empty, os.O_CREAT | os.O_CLOEXEC, 0o644))
+            kernel.bind(empty, f"{tree}/{name}", _READ_ONLY)
 
 
 def build_from_image(image: Mounted, mounted: list[Mounted], without: frozenset[str]) -> None:
