@@ -17,6 +17,7 @@ from ringfence.governance import approvals
 from ringfence.sandbox.tools.executor import Executor
 from tests import tooling
 from tests.boxing import settings
+from tests.sandbox.fake_sessions import FakeBox
 from tests.sandbox.tools.calling import calling
 
 pytestmark = pytest.mark.anyio
@@ -84,6 +85,18 @@ async def test_another_file_makes_it_void(tmp_path: Path) -> None:
         assert anew.status == "approval_required" and anew.approval_id != given
         assert (await asked.call("remove_file", path="a")).ok
         assert (await asked.python()).ok, "everything is as it was"
+
+
+async def test_what_earlier_steps_left_running_is_shown_and_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asking(tmp_path) as asked:
+        given = asked.approve(await asked.python())
+        monkeypatch.setattr(FakeBox, "runs_on", lambda box: True)
+        anew = await asked.python()
+        assert anew.status == "approval_required" and anew.approval_id not in (None, given)
+        shown = approvals.find(asked.runs.pipeline._store, anew.approval_id or "").summary
+        assert "can change these files at any time" in shown["session"]["runs_on"]
 
 
 async def test_looking_makes_nothing_void(tmp_path: Path) -> None:

@@ -118,6 +118,9 @@ class FakeBox:
     def memory(self) -> int:
         return 1000
 
+    def runs_on(self) -> bool:
+        return False
+
     def die(self, why: str = "it died") -> None:
         if not self.gone.done():
             self.gone.set_result(why)

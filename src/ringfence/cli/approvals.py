@@ -229,6 +229,8 @@ def _about(approval: Approval) -> Iterator[str]:
     if isinstance(session, dict):
         step = session.get("after_step")
         yield safe(f"  session    after its step {step}; void where the session goes on before the answer is used")
+        if session.get("runs_on"):
+            yield safe(f"             {session['runs_on']}")
     for given in approval.answers:
         yield safe(f"  answered   {given.person}: {'yes' if given.approve else 'no'}")
 

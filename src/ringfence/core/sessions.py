@@ -400,6 +400,10 @@ class StayingBox(Protocol):
 
     def memory(self) -> int: ...
 
+    def runs_on(self) -> bool:
+        """Whether something that a step started goes on in it, or another step."""
+        ...
+
     async def end(self) -> None: ...
 
     async def ended(self) -> str:

@@ -89,5 +89,8 @@ def summary(guard: Guard, state: CallState) -> Json:
     if programs:
         shown["programs"] = list(programs)
     if state.session_state is not None:
-        shown["session"] = {"after_step": state.session_state[0], "files": state.session_state[1]}
+        step, files, runs_on = state.session_state
+        shown["session"] = {"after_step": step, "files": files}
+        if runs_on:  # it can change any file between the answer and the run, and while the step runs
+            shown["session"]["runs_on"] = "what earlier steps left running can change these files at any time"
     return shown

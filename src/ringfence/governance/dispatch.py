@@ -146,7 +146,7 @@ class Dispatcher:
             return self._require_executor(contract).isolation()
         return self._upstreams.isolation(contract.server or "")
 
-    async def state(self, call: Call, contract: Contract) -> tuple[int, str] | None:
+    async def state(self, call: Call, contract: Contract) -> tuple[int, str, bool] | None:
         """The last step of a call's session, and the digest of its files. Raises Refused, Unavailable."""
         if contract.transport is not Transport.SANDBOXED_EXEC:
             return None

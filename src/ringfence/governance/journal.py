@@ -87,7 +87,7 @@ class CallState:
     isolation: Json = field(default_factory=dict)
     ran: Ran | None = None
     within: Within | None = None
-    session_state: tuple[int, str] | None = None
+    session_state: tuple[int, str, bool] | None = None
     """The last step of its session and the digest of its files, where a person is asked."""
     encoded_result: bytes | None = None
     """The guarded result's canonical form."""

@@ -99,8 +99,8 @@ class Parrot:
     async def past(self, owner: Owner) -> Sequence[SessionInfo]:
         return [info for info in await self.list(owner) if info.state == "stopped"]
 
-    async def state_of(self, owner: Owner, id: str) -> tuple[int, str]:
-        return self._find(owner, id).step, "0" * 64
+    async def state_of(self, owner: Owner, id: str) -> tuple[int, str, bool]:
+        return self._find(owner, id).step, "0" * 64, False
 
     async def pause(self, owner: Owner, id: str) -> SessionInfo:
         return replace(self._find(owner, id), state="paused")

@@ -223,6 +223,16 @@ async def test_a_fork_has_the_files_and_the_folder_and_nothing_else(home: Home) 
     assert (await home.manager.state_of(ME, box))[1] == (await home.manager.state_of(ME, made[0].id))[1]  # type: ignore[union-attr]
 
 
+async def test_what_a_step_left_running_is_seen(home: Home) -> None:
+    box = await home.create()
+    await home.cell(box, "import threading\nenough = threading.Event()")
+    assert (await home.manager.state_of(ME, box))[2] is False
+    await home.cell(box, "thread = threading.Thread(target=enough.wait); thread.start()")
+    assert (await home.manager.state_of(ME, box))[2] is True
+    await home.cell(box, "enough.set(); thread.join()")
+    assert (await home.manager.state_of(ME, box))[2] is False
+
+
 async def test_a_volume_has_its_own_size_and_outlives_its_box(home: Home) -> None:
     await home.manager.create_volume(ME, "data", 2 * MIB, "ro")
     box = await home.create(volumes=(VolumeMount("data", "/workspace/data"),))

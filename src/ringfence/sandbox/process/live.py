@@ -223,8 +223,9 @@ class LiveBox:
 
     def leaves_work(self) -> bool:
         """Whether something goes on in it after its last step that could still use its route out."""
-        if self.outlet is None or self._steps:
-            return False
+        return self.outlet is not None and not self._steps and self.runs_on()
+
+    def runs_on(self) -> bool:
         try:
             return self.box.lives() and self._has_other_tasks()
         except (OSError, KeyError):  # it is gone

@@ -330,11 +330,12 @@ class SessionManager:
 
     # ── Files, also of sessions that have ended ──
 
-    async def state_of(self, owner: Owner, id: str) -> tuple[int, str]:
+    async def state_of(self, owner: Owner, id: str) -> tuple[int, str, bool]:
         """A step that begins meanwhile is not included: a caller that relies on this names the step, and is refused if
         it has changed."""
-        step = self.get(owner, id).step
-        return step, await self._look(owner, id, ".", lambda workspace: workspace.tree_hash())
+        session = self.get(owner, id)
+        step = session.step
+        return step, await self._look(owner, id, ".", lambda workspace: workspace.tree_hash()), session.runs_on
 
     async def read(self, owner: Owner, id: str, path: str, offset: int, length: int | None) -> bytes:
         return await self._look(owner, id, path, lambda workspace: workspace.read(path, offset, length))

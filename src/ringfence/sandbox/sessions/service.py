@@ -52,8 +52,9 @@ class SessionService(Protocol):
         """Sessions that stopped within the last day, the latest last."""
         ...
 
-    async def state_of(self, owner: Owner, id: str) -> tuple[int, str]:
-        """The last step that was started, and the digest of everything in the workspace."""
+    async def state_of(self, owner: Owner, id: str) -> tuple[int, str, bool]:
+        """The last step that was started, the digest of everything in the workspace, and whether anything runs in it
+        that could change that."""
         ...
 
     async def pause(self, owner: Owner, id: str) -> SessionInfo: ...

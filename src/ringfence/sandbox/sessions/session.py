@@ -133,6 +133,11 @@ class Session:
     # ── State ──
 
     @property
+    def runs_on(self) -> bool:
+        """Whether something in it could change its files now."""
+        return self.state == "running" and self._box is not None and self._box.runs_on()
+
+    @property
     def info(self) -> SessionInfo:
         box = self._box if self.state in ("running", "paused") else None
         return self._brief if box is None else replace(self._brief, memory_bytes=_memory(box))

@@ -158,7 +158,7 @@ class Executor:
             raise Unavailable("no_secret", "a session needs a secret, and there are none here")
         return self.broker()
 
-    async def state_of(self, call: Call) -> tuple[int, str] | None:
+    async def state_of(self, call: Call) -> tuple[int, str, bool] | None:
         """What an approval is also bound to: the session's last step, and the digest of its files."""
         session = call.arguments.get("session")
         if self._keeper is None or not isinstance(session, str):
@@ -228,7 +228,7 @@ class SessionExecutor:
             await self._offer_secrets(task, tool)
         return await (tool.handler(task) if tool.own_clock else _in_time(task, tool.handler))
 
-    async def state_of(self, principal: Principal, session: str) -> tuple[int, str]:
+    async def state_of(self, principal: Principal, session: str) -> tuple[int, str, bool]:
         return await self._keeper.state_of(owner_of(principal), session)
 
     async def outside(self, principal: Principal, session: str) -> Outside:

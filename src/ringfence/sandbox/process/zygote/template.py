@@ -217,9 +217,7 @@ def _hide_credentials(tree: str) -> None:
     """Package managers keep passwords of their indexes beside the interpreter; boxes see empty files there."""
     empty = f"{BASE}/empty"
     for name in _CREDENTIALS:
-        if os.path.isfile(f"{tree}/{name}") and not os.path.islink(
-            f"{tree}/{name}"
-        ):
+        if os.path.isfile(f"{tree}/{name}") and not os.path.islink(f"{tree}/{name}"):
             os.close(os.open(empty, os.O_CREAT | os.O_CLOEXEC, 0o644))
             kernel.bind(empty, f"{tree}/{name}", _READ_ONLY)
 
