@@ -149,3 +149,13 @@ def test_bytes_cannot_be_smuggled_behind_a_character(text: str, data: bytes, fir
 def test_two_names_that_differ_differ_when_shown(text: str) -> None:
     assert invisible.name(f"{text}\u200b") != invisible.name(text)
     assert invisible.bare(text) == "" or invisible.bare(invisible.bare(text)) == invisible.bare(text)
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0316", "\u0f81\u0316", "\u0344\u0f73"])
+def test_many_marks_on_one_character_cost_no_more_than_their_number(marks: str) -> None:
+    """In the square of it, this would take hours."""
+    text = "rm \uff52\uff4d a" + marks * 400_000 + " -rf"
+    folded = invisible.folded(text)
+    assert folded.startswith("rm rm ") and folded.endswith(" -rf")
+    few = "a" + marks * 14
+    assert invisible.folded(few) == unicodedata.normalize("NFKC", few)

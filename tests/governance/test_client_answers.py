@@ -21,7 +21,7 @@ from ringfence.core.ports import UpstreamRequest
 from ringfence.governance import approvals
 from ringfence.governance.client_answers import fitted_answer
 from ringfence.store import pruning
-from tests.faking import OK, Client, Said, Way, contract, governed
+from tests.faking import OK, Client, Said, Way, contract, governed, rulebook
 from tests.making import rule
 
 pytestmark = pytest.mark.anyio
@@ -173,6 +173,32 @@ async def test_a_pattern_for_an_argument_holds_for_a_field_of_an_answer(tmp_path
     async with governed(tmp_path, Said(rules=(strict,)), [asking([], {"q": FORM})]) as way:
         way.client.answers = {"q": accept(folder="/etc/ssh")}
         assert (await way.call()).reason_code == "policy"
+
+
+@pytest.mark.parametrize("how", ["rule", "contract", "gone", "unchanged"])
+async def test_answers_go_by_the_rules_of_the_moment_that_they_come(tmp_path: Path, how: str) -> None:
+    heard: list[Any] = []
+    strict = rule("deny", argument_patterns={"folder": "^b"})
+    later = {
+        "rule": Said(rules=(strict,)),
+        "contract": Said(contracts=(contract("echo", timeout_seconds=7),)),
+        "gone": Said(contracts=(contract("other"),)),
+        "unchanged": Said(),
+    }[how]
+
+    async def server(request: UpstreamRequest) -> Json:
+        heard.append(dict(await request.channel.ask({"q": FORM})))
+        way.client.answers = {"q": accept(folder="b")}
+        way.pipeline.rules = rulebook(later, way.store)
+        heard.append(dict(await request.channel.ask({"q": FORM})))
+        return OK
+
+    async with governed(tmp_path, replies=[server]) as way:
+        way.client.answers = {"q": accept(folder="a")}
+        outcome = await way.call()
+        expected = {"rule": "policy", "unchanged": "ok"}.get(how, "rules_changed")
+        assert outcome.reason_code == expected or (outcome.ok and how == "unchanged"), outcome
+        assert len(heard) == (2 if how == "unchanged" else 1)
 
 
 async def test_an_answer_never_makes_a_rule_allow(tmp_path: Path) -> None:

@@ -314,6 +314,23 @@ _UNTYPED = {
 }
 
 
+def _nfkc(text: str) -> str:
+    """The form NFKC, in time that grows with the length alone: marks on one character are put in order, which takes
+    the square of their number, so a run of them that no language has is cut (as Unicode's stream-safe form does)."""
+    pieces, begin = [], 0
+    for run in _many_marks().finditer(text):
+        pieces.append(text[begin : run.end()])
+        begin = run.end()
+    return "".join(unicodedata.normalize("NFKC", piece) for piece in (*pieces, text[begin:]))
+
+
+@cache
+def _many_marks() -> re.Pattern[str]:
+    every = map(chr, range(0x300, 0x1F000))
+    marks = (each for each in every if unicodedata.combining(unicodedata.normalize("NFKD", each)[0]))
+    return re.compile(f"[{''.join(marks)}]{{30}}")
+
+
 def folded(text: str) -> str:
     """The text in Unicode's form NFKC, without ignorable and control characters: what looks alike is alike.
 
@@ -323,5 +340,5 @@ def folded(text: str) -> str:
         text = text.translate(_UNTYPED)
     if text.isascii():
         return text
-    parts = [unicodedata.normalize("NFKC", part) for part in bare(text).split(_ELLIPSIS)]
+    parts = [_nfkc(part) for part in bare(text).split(_ELLIPSIS)]
     return bare(_ELLIPSIS.join(parts))  # the form of a filler is another filler

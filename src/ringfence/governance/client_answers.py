@@ -8,7 +8,7 @@ and is on record before it is sent. For each round of questions anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,7 +44,9 @@ class AnswerChannel:
     """With everything cleaned that a server says on it."""
     client: Channel
     """The same without that, for words of our own."""
-    rules: Rulebook
+    rules: Callable[[], Rulebook]
+    """Those in force now, which may have been tightened since the call began. Raises Refused where they changed what
+    the call is."""
     state: CallState
     guard: Guard
     store: Store
@@ -81,7 +83,8 @@ class AnswerChannel:
         contract = self.state.contract
         assert contract is not None
         call = replace(self.state.call, inputs=answers)
-        decision = self.rules.policy.decide(call, contract)
+        rules = self._rules()
+        decision = rules.policy.decide(call, contract)
         body: Json = {
             "call": journal.of_call(self.state),
             "round": self.count,
@@ -95,38 +98,50 @@ class AnswerChannel:
             raise Refused(Status.FAILED, "policy", f"An answer was not sent on, by policy: {decision.reason}")
         # What came with the call, a person saw with the call; what says nothing, no person need see.
         if any(_says_something(questions[key], answer) for key, answer in fresh.items()):
-            await self._agreed(questions, call, decision, body)
+            await self._agreed(rules, questions, call, decision, body)
         else:
             await self._record(body)
 
-    async def _agreed(self, questions: Mapping[str, Json], call: Call, decision: Decision, body: Json) -> None:
+    def _rules(self) -> Rulebook:
+        try:
+            return self.rules()
+        except Refused as exc:
+            # The call has begun, so it cannot end as one that never ran.
+            raise Refused(Status.FAILED, exc.reason_code, exc.message) from None
+
+    async def _agreed(
+        self, rules: Rulebook, questions: Mapping[str, Json], call: Call, decision: Decision, body: Json
+    ) -> None:
         contract = self.state.contract
         assert contract is not None
-        see = lambda: variables(call, contract, self.rules.environment)  # noqa: E731
-        requirement = self.rules.approvals.requirement(contract, decision, see)
+        see = lambda: variables(call, contract, rules.environment)  # noqa: E731
+        requirement = rules.approvals.requirement(contract, decision, see)
         if requirement is None:
             await self._record(body)
             return
         # The same answer to another question is another one; in which round it comes, may differ when it is repeated.
         about = [self.state.arguments_digest, [_put(question) for question in questions.values()], call.inputs]
         asked = replace(self.state, call=call, decision=decision, arguments_digest=canonical.digest(about))
-        digest = approval_binding.binding(self.rules, asked, contract, requirement)
+        digest = approval_binding.binding(rules, asked, contract, requirement)
         words = {key: _words(question) for key, question in questions.items()}
         shown = lambda: {**approval_binding.summary(self.guard, asked), "asked": self.guard.redacted(contract, words)}  # noqa: E731
         try:
-            await self.rules.approvals.obtain(approval_binding.named(asked), digest, requirement, shown, self.client)
-            await self._record(body, digest)
+            await rules.approvals.obtain(approval_binding.named(asked), digest, requirement, shown, self.client)
+            if approval_binding.binding(self._rules(), asked, contract, requirement) != digest:
+                text = "The rules were changed while a person was asked about an answer; make the call again."
+                raise Refused(Status.FAILED, "rules_changed", text)
+            await self._record(body, (rules, digest))
         except Refused as exc:
             # The call has begun, so it cannot end as one that never ran.
             raise Refused(Status.FAILED, exc.reason_code, exc.message, approval_id=exc.approval_id) from None
 
-    async def _record(self, body: Json, digest: str | None = None) -> None:
+    async def _record(self, body: Json, agreed: tuple[Rulebook, str] | None = None) -> None:
         """Record an answer and the approval that it uses up; on disk before it leaves, where an effect is possible."""
 
         def work(tx: Transaction) -> Approval | None:
             approval = None
-            if digest is not None:
-                approval = approval_binding.use(self.rules, tx, digest, self.state.call.id)
+            if agreed is not None:
+                approval = approval_binding.use(agreed[0], tx, agreed[1], self.state.call.id)
                 if approval is None:
                     text = "the approval of this answer was used or ran out meanwhile"
                     raise Refused(Status.FAILED, "approval_required", text)
@@ -135,7 +150,7 @@ class AnswerChannel:
             return approval
 
         try:
-            await self.store.write(work, durable=self.state.effect_possible or digest is not None)
+            await self.store.write(work, durable=self.state.effect_possible or agreed is not None)
         except Unproven as exc:
             log.error("an answer in call %s is not sent on: %s", self.state.call.id, exc)
             refused = unproven(exc)

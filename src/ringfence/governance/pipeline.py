@@ -369,11 +369,20 @@ class Pipeline:
             if state.session_state == seen:
                 return digest
 
-    def _changed(self, rules: Rulebook, state: CallState, requirement: Requirement) -> bool:
-        """Whether people were asked by rules, or about a contract, that are no longer in force."""
+    def _in_force(self, rules: Rulebook, state: CallState) -> Rulebook:
+        """The rules for what a call that runs goes on with. Raises Refused where they make it another call."""
         now = self.rules
-        assert state.contract is not None
-        fresh = replace(state)
+        if now is not rules:
+            fresh = self._anew(state)
+            assert state.contract is not None
+            if fresh is None or fresh.contract is None or fresh.contract.digest != state.contract.digest:
+                text = "The rules were changed while this call waited for its client, so no answer is sent on."
+                raise Refused(Status.DENIED, "rules_changed", text)
+        return now
+
+    def _anew(self, state: CallState) -> CallState | None:
+        """A call as it would be under the rules of now; None where it would be refused."""
+        now, fresh = self.rules, replace(state)
         try:
             if state.call.kind == "tool":
                 found = now.catalog.resolve(state.call, now.environment)
@@ -382,6 +391,14 @@ class Pipeline:
             else:
                 fresh.contract = self._listed(now, fresh)
         except Refused:
+            return None
+        return fresh
+
+    def _changed(self, rules: Rulebook, state: CallState, requirement: Requirement) -> bool:
+        """Whether people were asked by rules, or about a contract, that are no longer in force."""
+        now, fresh = self.rules, self._anew(state)
+        assert state.contract is not None
+        if fresh is None or fresh.contract is None:
             return True
         return approval_binding.binding(now, fresh, fresh.contract, requirement) != approval_binding.binding(
             rules, state, state.contract, requirement
@@ -394,7 +411,8 @@ class Pipeline:
         clean = GuardedChannel(self._guard, grant.contract, channel)
         try:
             answer = await self._dispatcher.run(
-                grant, AnswerChannel(clean, channel, rules, state, self._guard, self._store)
+                grant,
+                AnswerChannel(clean, channel, lambda: self._in_force(rules, state), state, self._guard, self._store),
             )
         except (Unavailable, Refused) as exc:
             if isinstance(exc, Unavailable) or exc.status is Status.VALIDATION_FAILURE:
