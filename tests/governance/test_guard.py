@@ -17,6 +17,7 @@ from ringfence.core.errors import Refused
 from ringfence.core.model import Contract, Definition, Json, ResultPolicy
 from ringfence.governance.contract import Schemas
 from ringfence.governance.guard import Guard, Guarded
+from ringfence.secrets.redaction import TenantRedactor
 from tests.making import READ, definition
 
 PLAIN = definition("search_docs", "docs")
@@ -88,6 +89,19 @@ def test_a_long_message_costs_what_is_shown_of_it_and_a_little_more() -> None:
     shown = guard.message("hunter2 " * 1_000_000)
     assert shown.startswith("[secret] [secret]") and "hunter" not in shown
     assert counting.searched < 1_000_000
+
+
+def test_many_keys_that_look_alike_once_cleaned_stay_apart() -> None:
+    """With a search from the first number on for each, this would take hours."""
+    guarded = inspect(
+        text_result("x", structuredContent={f"hunter2{'hunter2' * n}": n for n in range(3)}), redactor=Known()
+    )
+    assert guarded.result is not None
+    shapes = Guard(Schemas().result_problem, TenantRedactor(lambda: ()))
+    many = {f"AKIAIOSFODNN7{number:07}".translate(str.maketrans("0189", "GHJK")): number for number in range(30_000)}
+    whole = shapes.inspect(policy(max_bytes=8_000_000), PLAIN, text_result("x", structuredContent=many))
+    assert whole.result is not None
+    assert sorted(whole.result["structuredContent"].values()) == list(range(30_000))
 
 
 @pytest.mark.parametrize("said", ["true", 1, None, []])

@@ -337,11 +337,20 @@ def _own_lock(folder: int, name: str, path: Path) -> int:
 
 
 def _open_above(path: Path) -> bool:
-    """Whether another user may rename a folder on the way there."""
-    return any(_others_may_rename_in(parent.stat()) for parent in path.resolve().parents)
+    """Whether another user may put something else on the way there: rename a folder, or lead a link elsewhere."""
+    named = path.absolute()
+    links = any(_is_theirs(each.lstat()) for each in (named, *named.parents))
+    folders = (*named.parents, *path.resolve().parents)
+    return links or any(_others_may_rename_in(parent.stat()) for parent in folders)
+
+
+def _is_theirs(info: os.stat_result) -> bool:
+    return info.st_uid not in (0, os.geteuid())
 
 
 def _others_may_rename_in(info: os.stat_result) -> bool:
+    if _is_theirs(info):  # who owns a folder may write to it, whatever its mode is, and sticky means nothing to them
+        return True
     theirs = info.st_mode & 0o002 or (info.st_mode & 0o020 and info.st_gid not in (0, os.getegid()))
     return bool(theirs) and not info.st_mode & stat.S_ISVTX
 

@@ -345,11 +345,12 @@ class Guard:
         if isinstance(value, dict):
             out: Json = {}
             changed = False
+            alike: Counter[str] = Counter()
             for key, old in value.items():
                 name = key
                 if keys or key not in _PROTOCOL:
                     name = self._name(key, patterns if keys else (), hits, value)
-                    name = _free(name, out)
+                    name = _free(name, out, alike)
                 own = () if patterns and not keys and _opaque(key, old) else patterns
                 new = self._walk(old, own, hits, keys=keys or key == "structuredContent")
                 changed = changed or new is not old or name is not key
@@ -472,13 +473,15 @@ def _substitute(pattern: Any, text: str) -> tuple[str, int]:
     return ("".join((*parts, text[end:])), count) if count else (text, 0)
 
 
-def _free(name: str, taken: Mapping[str, Any]) -> str:
-    """Two keys may look alike once cleaned; neither may swallow the other."""
+def _free(name: str, taken: Mapping[str, Any], alike: Counter[str]) -> str:
+    """Two keys may look alike once cleaned; neither may swallow the other. `alike`: the last number that each had, for
+    a search from the first one on would take the square of their number."""
     if name not in taken:
         return name
-    number = 2
+    number = max(alike[name], 1) + 1
     while f"{name}~{number}" in taken:
         number += 1
+    alike[name] = number
     return f"{name}~{number}"
 
 

@@ -45,6 +45,7 @@ from ringfence.governance.guard import Guard, GuardedChannel, without_forged
 from ringfence.governance.idempotency import IdempotencyKey, IdempotencyKeys
 from ringfence.governance.journal import CallState
 from ringfence.governance.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
+from ringfence.sandbox.tools.resources import normal_address
 from ringfence.sandbox.tools.results import complete
 from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.store import Approval, Store, Transaction, Unproven
@@ -206,6 +207,11 @@ class Pipeline:
         if call.kind == "completion" and (problem := completion_problem(call.arguments)) is not None:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", f"The completion cannot be made: {problem}.")
         if call.kind == "resource" and call.server == SERVER and SERVER in rules.implicit:
+            if (uri := normal_address(call.tool)) is None:
+                raise Refused(Status.VALIDATION_FAILURE, "unknown_resource", f"no resource {call.tool!r} is offered")
+            if uri != call.tool:
+                state.call = replace(call, tool=uri, arguments={**call.arguments, "uri": uri})
+                state.arguments_digest = _digest(replace(state.call, meta={}))
             return rules.implicit[SERVER]
         if call.kind in ASIDE and call.server is not None and call.server in rules.servers:
             return replace(rules.implicit[call.server], result=_LISTING)

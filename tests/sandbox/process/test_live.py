@@ -21,6 +21,7 @@ from ringfence.core.sessions import Cell, CellReport, Command, Failure, Shown, S
 from ringfence.sandbox.files import collect as collecting
 from ringfence.sandbox.process import interpreter as interpreters
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.cgroups.cgroup import Cgroups
 from ringfence.sandbox.process.interpreter import Interpreter
 from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.patience import MachinePace
@@ -328,6 +329,44 @@ async def test_what_is_paused_stands_still_and_its_clock_too(box: LiveBox) -> No
             break
         await shell(box, "rm /workspace/enough")
     assert (report.report.ended, said(report)) == ("exited", "'done'")
+
+
+CONTINUED_BY_A_TIMER = """
+import ctypes, signal
+libc = ctypes.CDLL(None)
+class Event(ctypes.Structure):
+    _fields_ = [("value", ctypes.c_void_p), ("number", ctypes.c_int), ("notify", ctypes.c_int),
+                ("rest", ctypes.c_char * 48)]
+signal.signal(signal.SIGCONT, lambda *_: None)
+failed = 0
+for number in range(20):  # one whose signal waits at the moment of the stop does not come again
+    timer, event = ctypes.c_void_p(), Event(None, signal.SIGCONT, 0)
+    failed += libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer))
+    nanoseconds = 20_000_000 + number * 3_000_000
+    failed += libc.timer_settime(timer, 0, (ctypes.c_long * 4)(0, nanoseconds, 0, nanoseconds), None)
+failed
+"""
+
+
+async def test_without_a_freezer_a_box_that_goes_on_in_a_pause_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = Cgroups({}, dict.fromkeys(("memory", "pids", "cpu", "freezer"), "none here"), Cgroups.detect()._owner)
+    monkeypatch.setattr(Cgroups, "detect", lambda **_: nowhere)
+    backend = ProcessBackend(depth=0)
+    try:
+        still = await backend.open(StaySpec())
+        going = await backend.open(StaySpec())
+        await run(
+            await still.interpreter(), "import threading; threading.Thread(target=threading.Event().wait).start()"
+        )
+        assert said(await run(await going.interpreter(), CONTINUED_BY_A_TIMER)) == "0"
+        still.pause()
+        going.pause()
+        async with asyncio.timeout(tooling.PATIENCE):
+            assert "went on while it was paused" in await going.ended()
+        still.resume()
+        assert said(await run(await still.interpreter(), "1 + 1")) == "2"
+    finally:
+        await backend.close()
 
 
 async def test_a_session_paused_and_resumed_fifty_times_has_all_it_had(box: LiveBox) -> None:

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from socket import socket
 from typing import Any, NamedTuple
 
+from ringfence.core import system
 from ringfence.core.aio import shielded
 from ringfence.core.box import Limit, Limits
 from ringfence.core.errors import Unavailable, beginning
@@ -35,6 +36,11 @@ from ringfence.sandbox.process.zygote_handle import ZygoteHandle
 _KILL_ROUNDS = 8
 _LONG_STEP_MS = 5000.0
 _LONG_STEP_LOOK_SECONDS = 0.25
+_STOPPED_SECONDS = 0.25
+"""After which every process that was told to stop has stopped."""
+_PAUSE_LOOK_SECONDS = 5.0
+_MOST_MOVES = 3
+"""So often a process may be found moving in a pause, for it may have been started just then."""
 """A step that has run longer than that is looked at only this often."""
 
 
@@ -68,6 +74,7 @@ class LiveBox:
         self.outlet: NetworkOutlet | None = None
         """Its way to the network, where it has one."""
         self.paused = False
+        self._pause_watch: asyncio.TimerHandle | None = None
         self.outputs = OutputFiles(box.descriptors["workspace"], box.limits.disk_bytes)
         self._zygote = zygote
         self._request_lock = asyncio.Lock()
@@ -332,11 +339,36 @@ class LiveBox:
             group.freeze()
         else:
             self._signal_everything(signal.SIGSTOP)
+            self._pause_watch = asyncio.get_running_loop().call_later(_STOPPED_SECONDS, self._check_pause, 0, {})
+
+    def _check_pause(self, moved: int, worked_before: Mapping[int, int]) -> None:
+        """Without a freezer a program can have itself continued, such as by a timer of its own: it is stopped again,
+        and the box ended where that does not help. What ran in between shows in its processor time."""
+        if not self.paused or self.box.ended.done():
+            return
+        worked_now, moving = _stopped_tasks(pid for pid in self._processes() if pid != self.box.first)
+        ran = any(ticks > worked_before.get(task, -1) for task, ticks in worked_now.items()) if worked_before else False
+        if moving or ran:
+            moved += 1
+            if moved > _MOST_MOVES:
+                self.box.trouble.append("it went on while it was paused")
+                self.box.kill()
+                return
+            self._signal_everything(signal.SIGSTOP)
+        seconds = _STOPPED_SECONDS if moving else _PAUSE_LOOK_SECONDS
+        loop = asyncio.get_running_loop()
+        self._pause_watch = loop.call_later(seconds, self._check_pause, moved, worked_now)
+
+    def _processes(self) -> Iterator[int]:
+        return (pid for pid in descendants(self.box.first, *self.box.workers) if pid)
 
     def resume(self) -> None:
         if not self.paused:
             return
         self.paused = False
+        if self._pause_watch is not None:
+            self._pause_watch.cancel()
+            self._pause_watch = None
         group = self.box.group
         if group is not None and group.frozen() is not None:
             group.thaw()
@@ -350,8 +382,8 @@ class LiveBox:
         first = self.box.first
         found = False
         for _ in range(2):
-            for pid in descendants(first, *self.box.workers):
-                if pid and pid != first:
+            for pid in self._processes():
+                if pid != first:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, number)
                         found = True
@@ -386,3 +418,20 @@ class LiveBox:
         if self.outlet is not None:
             await self.outlet.close()
         return "" if self.box.remove() else "; ".join(self.box.trouble)
+
+
+def _stopped_tasks(processes: Iterable[int]) -> tuple[dict[int, int], bool]:
+    """The processor time of each task, in ticks, and whether one of them is not stopped. A process whose first thread
+    has ended looks dead, so all threads are looked at."""
+    worked_now: dict[int, int] = {}
+    moving = False
+    for process in processes:
+        tasks: list[str] = []
+        with contextlib.suppress(OSError):
+            tasks = os.listdir(f"/proc/{process}/task")
+        for task in tasks:
+            with contextlib.suppress(OSError):
+                fields = system.process_fields(f"{process}/task/{task}")
+                worked_now[int(task)] = int(fields[11]) + int(fields[12])
+                moving = moving or fields[0] not in "TtZX"
+    return worked_now, moving

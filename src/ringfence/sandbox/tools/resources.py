@@ -37,6 +37,16 @@ def located(uri: str) -> tuple[str, str] | None:
     return unquote(session), _WORKSPACE + path
 
 
+def normal_address(uri: str) -> str | None:
+    """An address of ours in the one form that rules compare: several lead to the same file. None for any other."""
+    found = located(uri)
+    if found is None:
+        return None
+    session, path = found
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    return address(session, "/" + "/".join(parts))
+
+
 def type_of(path: str, data: bytes) -> str:
     """The type by the first bytes; the name only matters for text. A box can name a file as it likes."""
     for magic, mime in _MAGIC:
