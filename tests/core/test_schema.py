@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.core import canonical
+from ringfence.core import canonical, schema
 from ringfence.core.schema import MAX_SCHEMA_BYTES, Schema, Unusable
 
 
@@ -355,3 +355,30 @@ def test_any_schema_is_usable_or_says_why_not(schema: Any, value: Any) -> None:
 def test_every_json_value_fits_its_own_constant(value: Any) -> None:
     again = canonical.loads(canonical.dumps(value))
     assert problem({"const": again}, again) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "states"),
+    [
+        ("abc", 3),
+        ("^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$", 38),
+        ("(a{1,100}){1,100}", 10_000),
+        ("((a{1,100}){1,100}){1,10}$", 100_001),
+        (r"\p{L}{1,200}\{2\}", 203),
+        (r"[\]{9}]{5}", 5),
+        ("((((", 0),
+    ],
+)
+def test_how_much_a_pattern_is_with_its_repetitions_written_out(pattern: str, states: int) -> None:
+    assert schema._states(pattern) == states
+
+
+def test_a_pattern_that_is_more_than_its_text_allows_is_not_tried() -> None:
+    bomb = Schema({"type": "object", "properties": {"x": {"type": "string", "pattern": "((a{1,100}){1,100}){1,10}$"}}})
+    assert bomb.problem({"x": "a" * 20}, "it") is None
+    assert bomb.problem({"x": "a" * 200_000}, "it") == "it: too much work to check against this schema"
+    assert bomb.problem({"x": "a" * 20, "y": "b" * 500_000}, "it") is None, "only what is compared counts"
+    keys = Schema({"type": "object", "patternProperties": {"(a{1,100}){1,100}$": {}}})
+    assert keys.problem({"a" * 100_000: 1}, "it") == "it: too much work to check against this schema"
+    plain = Schema({"type": "object", "properties": {"x": {"pattern": "^.{1,1000}$"}, "y": {"pattern": "^[a-z ]*$"}}})
+    assert plain.problem({"x": "b" * 1000, "y": "word " * 100_000}, "it") is None

@@ -6,8 +6,10 @@ checking against it are bounded; what exceeds that is unusable, and the tool beh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 from urllib.parse import unquote
@@ -28,6 +30,9 @@ _FEW_OPTIONS = 100
 """Objects and lists in an `enum` are compared one by one; texts and numbers are looked up."""
 _CHEAP = 2_000_000_000
 """Bytes of schema, its references followed, times bytes of value up to which the steps need not be counted first."""
+_CHEAP_PATTERNS = 20_000_000
+"""States of a pattern, its repetitions written out, times characters: what a second is enough for at the worst."""
+_STATES_A_STEP = 100
 _SHOWN = 5
 
 _DRAFTS: Mapping[str, Any] = {
@@ -62,6 +67,7 @@ class Schema:
         self._reference_count = len(survey.references)
         self._options = survey.options
         self._weight = size * _repetition(root, self._references, survey)
+        self._patterns = max(map(_states, _all_patterns(root)), default=0)
         self._validator = _validator(root, survey.draft)
 
     def problem(self, value: Any, name: str, most_bytes: int = MAX_VALUE_BYTES) -> str | None:
@@ -86,6 +92,8 @@ class Schema:
             return f"{name}: not plain JSON"
 
     def _affordable(self, value: Any, size: int) -> bool:
+        if self._patterns * size > _CHEAP_PATTERNS and not self._within(value, _MOST_STEPS):
+            return False
         if self._reference_count > _FEW_REFERENCES or self._options > _FEW_OPTIONS:
             return self._within(value, _MOST_STEPS_BY_REFERENCE)
         return self._weight * size <= _CHEAP or self._within(value, _MOST_STEPS)
@@ -114,6 +122,8 @@ class Schema:
                 return False
             if not isinstance(node, dict):
                 continue
+            if isinstance(item, str) and isinstance(node.get("pattern"), str):
+                steps += len(item) * _states(node["pattern"]) // _STATES_A_STEP
             for key in _REFERENCES:
                 text = node.get(key)
                 if isinstance(text, str):
@@ -123,12 +133,55 @@ class Schema:
             stack.extend((sub, item) for key in _IN_PLACE_NAMED for sub in (node.get(key) or {}).values())
             if isinstance(item, dict):
                 steps += len(node.get("patternProperties") or ()) * len(item)
+                for pattern in node.get("patternProperties") or ():
+                    steps += sum(map(len, item)) * _states(pattern) // _STATES_A_STEP
                 if steps > limit:
                     return False
                 stack.extend(_members(node, item))
             elif isinstance(item, list):
                 stack.extend(_items(node, item))
-        return True
+        return steps <= limit
+
+
+def _all_patterns(root: Any) -> Iterator[str]:
+    """Every pattern, and also what only looks like one: they are counted, not used."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            if isinstance(node.get("pattern"), str):
+                yield node["pattern"]
+            if isinstance(node.get("patternProperties"), dict):
+                yield from node["patternProperties"]
+            stack.extend(node.values())
+        elif isinstance(node, list):
+            stack.extend(node)
+
+
+_REPEATED = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
+_ATOM = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\\[]", re.DOTALL)
+
+
+@lru_cache(maxsize=1024)
+def _states(pattern: str) -> int:
+    """About how many states a pattern has with its counted repetitions written out: each character of a text may have
+    to be compared with all of them."""
+    sizes, last, place = [0], 0, 0  # of each open group so far, and of what a repetition would repeat
+    while place < len(pattern):
+        if found := _REPEATED.match(pattern, place):
+            times = max(int(found[1]), int(found[2] or 0), 1)
+            sizes[-1] += last * (times - 1)
+        elif found := _ATOM.match(pattern, place):
+            if found[0] == "(":
+                sizes.append(0)
+            elif found[0] == ")" and len(sizes) > 1:
+                last = sizes.pop()
+                sizes[-1] += last
+            else:
+                last = 1
+                sizes[-1] += 1
+        place = found.end() if found else place + 1
+    return min(sum(sizes), 10**12)
 
 
 def _members(node: Mapping[str, Any], item: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:

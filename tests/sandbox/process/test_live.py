@@ -331,6 +331,32 @@ async def test_what_is_paused_stands_still_and_its_clock_too(box: LiveBox) -> No
     assert (report.report.ended, said(report)) == ("exited", "'done'")
 
 
+async def test_files_that_we_put_into_a_workspace_make_no_room_for_memory(box: LiveBox) -> None:
+    if box.box.group is None or box.box.group.usage() is None:
+        pytest.skip("no control group counts memory here")
+    interpreter = await box.interpreter()
+    await run(interpreter, "held = bytes(60_000_000); held = bytearray(held)")
+    held = box.memory()
+    assert held > 60_000_000
+    await shell(box, "touch /workspace/ours; chmod 666 /workspace/ours")
+    file = os.open("ours", os.O_WRONLY, dir_fd=box.workspace)
+    try:
+        os.write(file, bytes(80_000_000))
+        assert box.memory() > 60_000_000
+    finally:
+        os.close(file)
+
+
+async def test_a_file_that_is_changed_through_a_mapping_is_seen(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    source = "import mmap\nfile = open('/workspace/output/a', 'w+b'); file.write(b'harmless'); file.flush()\n"
+    first = await run(interpreter, source + "view = mmap.mmap(file.fileno(), 8); view[:8] = b'harmless'")
+    second = await run(interpreter, "view[:8] = b'HARMFUL!'")
+    third = await run(interpreter, "pass")
+    assert [len(report.report.files) for report in (first, second, third)] == [1, 1, 0]
+    assert first.report.files[0].sha256 != second.report.files[0].sha256
+
+
 CONTINUED_BY_A_TIMER = """
 import ctypes, signal
 libc = ctypes.CDLL(None)

@@ -114,7 +114,7 @@ ANSWERS: dict[str, Any] = {
         "FSIZE": Limits().disk_bytes,
         "NPROC": Limits().processes,
         "MEMLOCK": 65536,
-        "MSGQUEUE": 819_200,
+        "MSGQUEUE": 0,
         "RTPRIO": 0,
         "NICE": 0,
     },

@@ -108,7 +108,12 @@ with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as c
     server.bind("\\0rf-peer-" + given["marker"])
     server.listen()
     client.connect(server.getsockname())
-    attempt(lambda: client.getsockopt(socket.SOL_SOCKET, 77, 4) and None)  # SO_PEERPIDFD
+    def handle():
+        try:
+            client.setsockopt(socket.SOL_SOCKET, 76, 1)  # SO_PASSPIDFD: one with each message
+        except OSError:
+            client.getsockopt(socket.SOL_SOCKET, 77, 4)  # SO_PEERPIDFD
+    attempt(handle)
 """,
     ),
     Case(

@@ -112,12 +112,13 @@ COUNTS = (
     ),
     Case(
         "G26",
-        "take more pending signals and timers than one's share of the user's",
-        "a hard limit of its own",
+        "take more pending signals, timers and message queues than one's share of the user's",
+        "hard limits of its own",
         """
         import resource
         hard = resource.getrlimit(getattr(resource, "RLIMIT_SIGPENDING", 11))[1]
-        say(hard < 0 or hard > 4096, f"{hard} pending signals")
+        queues = resource.getrlimit(getattr(resource, "RLIMIT_MSGQUEUE", 12))[1]
+        say(hard < 0 or hard > 4096 or queues != 0, f"{hard} pending signals, {queues} bytes of message queues")
         """,
     ),
 )

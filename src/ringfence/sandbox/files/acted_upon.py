@@ -57,8 +57,10 @@ _VERSION_CONTROL = (
     ".hg",
     ".hgrc",
     ".jj",
+    ".sl",
     ".svn",
     ".bzr",
+    "_darcs",
     "lefthook-local.json",
     "lefthook-local.jsonc",
     "lefthook-local.toml",
@@ -90,6 +92,7 @@ _EDITORS = (
     ".dir-locals-2.el",
     ".fleet",
     ".lvimrc",
+    ".theia",
     ".vs",
 )
 _AGENTS = (
@@ -114,9 +117,17 @@ _AGENTS = (
     ".kilocode",
     ".openhands",
     ".roomodes",
+    ".agent",
+    ".amp",
+    ".cline",
+    ".copilot",
+    ".goose",
 )
 _SHELLS = (
+    ".autoenv",
+    ".autoenv.zsh",
     ".bash_aliases",
+    ".bash_completion",
     ".bash_login",
     ".bash_logout",
     ".bash_profile",
@@ -153,6 +164,7 @@ _PACKAGES = (
     ".cargo/env",
     ".condarc",
     ".gemrc",
+    ".jvmopts",
     ".mvn",
     ".npmrc",
     ".pip",
@@ -175,15 +187,22 @@ _TOOLS = (
     ".config/mise",
     ".config/mise.toml",
     ".config/systemd",
+    ".byebugrc",
     ".curlrc",
+    ".duckdbrc",
+    ".erlang",
     ".forward",
+    ".gdbearlyinit",
     ".gdbinit",
     ".ghci",
     ".irbrc",
     ".lldbinit",
+    ".mongorc.js",
+    ".mongoshrc.js",
     ".pdbrc",
     ".pryrc",
     ".psqlrc",
+    ".rdbgrc",
     ".ripgreprc",
     ".screenrc",
     ".sqliterc",
@@ -234,4 +253,6 @@ WHY = "tools on the host act upon a file of this name by themselves"
 def is_acted_upon(name: str, *, folder: bool = False) -> bool:
     """Whether an entry of this name is one of them, or may hold one; some file systems ignore case."""
     plain = name.casefold()
+    if plain.startswith(".psqlrc-"):  # with the version of psql
+        return True
     return plain in _TOPS or (plain == _REPOSITORY and not folder)

@@ -75,7 +75,7 @@ class LiveBox:
         """Its way to the network, where it has one."""
         self.paused = False
         self._pause_watch: asyncio.TimerHandle | None = None
-        self.outputs = OutputFiles(box.descriptors["workspace"], box.limits.disk_bytes)
+        self.outputs = OutputFiles(box.descriptors["workspace"], box.limits.disk_bytes, self._maps_files)
         self._zygote = zygote
         self._request_lock = asyncio.Lock()
         self._shape = shape
@@ -237,6 +237,16 @@ class LiveBox:
             return self.box.lives() and self._has_other_tasks()
         except (OSError, KeyError):  # it is gone
             return False
+
+    def _maps_files(self) -> bool:
+        """Whether a process in it has a file of the workspace mapped for writing, shared with the file."""
+        device = os.fstat(self.workspace).st_dev
+        word = f"{os.major(device):02x}:{os.minor(device):02x}"
+        for pid in self._processes():
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+                if any(line.split(None, 4)[3] == word and line.split(None, 2)[1].endswith("s") for line in maps):
+                    return True
+        return False
 
     def late_fact(self, step: Step) -> Mapping[str, Any] | None:
         """The `late` fact of a step that is over. Each piece of work is reported once."""

@@ -23,7 +23,7 @@ from ringfence.sandbox.files import guarded
 from ringfence.sandbox.process.zygote import kernel
 
 MOST = 32
-_MOST_IN_ALL = 192
+_MOST_IN_ALL = 256
 """Including what is held in them: more than there are names, so that one folder cannot have too many."""
 SHARED_SLOT = 1
 """Boxes that write to one folder have one id on the host: a mount can be mapped to one id only."""

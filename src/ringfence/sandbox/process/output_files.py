@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,7 +48,10 @@ def collected(
 class OutputFiles:
     """The output files of a box that stays."""
 
-    def __init__(self, workspace: int, max_bytes: int) -> None:
+    def __init__(self, workspace: int, max_bytes: int, mapped: Callable[[], bool]) -> None:
+        """`mapped`: whether a process has a file of it mapped for writing, and can change it without a trace in its
+        times."""
+        self._mapped = mapped
         self._workspace = workspace
         self._max_bytes = max_bytes
         self._look: _Look = ()
@@ -62,7 +66,7 @@ class OutputFiles:
         async with self._turn:
             self._ahead = None
             look = self._seen()
-            if look and look != self._look and sum(each[1] for each in look) > _MUCH:
+            if look and sum(each[1] for each in look) > _MUCH and (look != self._look or self._mapped()):
                 self._ahead = await shielded(asyncio.ensure_future(asyncio.to_thread(self._found)))
 
     def changed(self) -> tuple[tuple[FileFact, ...], dict[str, str]]:
@@ -74,7 +78,7 @@ class OutputFiles:
                 self._look = ()
                 self._known = {}
                 return (), {}
-            if look == self._look:
+            if look == self._look and not self._mapped():
                 return (), {}
             ahead = self._found()
         # A file may change all the time: what was seen before it was read counts, so that it is read again next time.

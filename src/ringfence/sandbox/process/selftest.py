@@ -25,7 +25,6 @@ from ringfence.sandbox.process.zygote.template import DEVICES, HOST_NAME
 
 _SPACES = ("user", "pid", "mnt", "ipc", "uts", "net", "cgroup")
 _DEV = {*DEVICES, "fd", "shm", "stderr", "stdin", "stdout"}
-_QUEUE_BYTES = 819_200
 _MOST_PROCESSES = 9
 _SHOWN = 200
 
@@ -235,7 +234,7 @@ LOOKS: dict[str, Probe] = {
     "umask": Probe("the umask", "0o22", lambda reported: oct(reported["umask"]), lambda seen: seen == oct(0o022)),
     "no_core_dump": _limit("CORE", "0", lambda seen: seen == 0),
     "locked_memory": _limit("MEMLOCK", f"at most {LOCKED_BYTES}", lambda seen: 0 <= seen <= LOCKED_BYTES),
-    "queues": _limit("MSGQUEUE", f"at most {_QUEUE_BYTES}", lambda seen: 0 <= seen <= _QUEUE_BYTES),
+    "queues": _limit("MSGQUEUE", "0", lambda seen: seen == 0),
     "priority": Probe(
         "the hard limits RLIMIT_RTPRIO and RLIMIT_NICE, and niceness",
         "0, 0, and no less than 0",

@@ -63,9 +63,9 @@ class RunWatch:
     def _usage(self) -> tuple[int, float]:
         """Memory and processor time; the files of the workspace are disk, though they are kept in memory."""
         group = self._box.group
-        used = group.usage() if group is not None else None
-        if used is not None and group is not None:
-            return _counted(self._box, used), group.cpu_ms() or 0.0
+        parts = group.usage_parts() if group is not None else None
+        if parts is not None and group is not None:
+            return _counted(self._box, *parts), group.cpu_ms() or 0.0
         used, cpu_ms, count = added_up(self._box, self._limits.memory_bytes)
         self._processes = max(self._processes, count)
         return used, cpu_ms
@@ -161,16 +161,17 @@ def _inside(box: Box) -> set[int]:
 
 def used_memory(box: Box) -> int:
     """Memory of all that runs in it; the files of the workspace count as disk, though they are in memory."""
-    used = box.group.usage() if box.group is not None else None
-    if used is not None:
-        return _counted(box, used)
+    parts = box.group.usage_parts() if box.group is not None else None
+    if parts is not None:
+        return _counted(box, *parts)
     return added_up(box, box.limits.memory_bytes)[0]
 
 
-def _counted(box: Box, used: int) -> int:
-    """What its control group counts, without the workspace, plus what it does not count."""
+def _counted(box: Box, files: int, rest: int) -> int:
+    """What its control group counts, without the workspace, plus what it does not count. Of the workspace only what is
+    charged to the group counts there: what we wrote into it ourselves is not, and makes no room for memory."""
     assert box.group is not None
-    held = max(0, used - on_disk(box))  # first: what is removed meanwhile would count as memory
+    held = rest + max(0, files - on_disk(box))  # first: what is removed meanwhile would count as memory
     if not box.group.counts_sockets:
         held += uncounted.datagrams(box.first)
         held += uncounted.streams(box.first, box.limits.memory_bytes - held)

@@ -184,6 +184,11 @@ class Group:
 
     def usage(self) -> int | None:
         """Bytes in use now, without file cache that the kernel would give up at once."""
+        parts = self.usage_parts()
+        return None if parts is None else sum(parts)
+
+    def usage_parts(self) -> tuple[int, int] | None:
+        """The same in two parts: files that are memory, and all the rest."""
         memory = self._folders.get("memory")
         if memory is None:
             return None
@@ -191,9 +196,9 @@ class Group:
         if memory.v2:
             parts = ("kernel_stack", "pagetables", "percpu", "slab")  # before Linux 5.18 there is no sum of them
             kernel = stat.get("kernel", sum(stat.get(part, 0) for part in parts)) - stat.get("slab_reclaimable", 0)
-            return stat["anon"] + stat["shmem"] + stat.get("sock", 0) + max(0, kernel)
+            return stat["shmem"], stat["anon"] + stat.get("sock", 0) + max(0, kernel)
         kernel = number(memory.path + "/memory.kmem.usage_in_bytes") or 0
-        return stat["total_rss"] + stat["total_shmem"] + stat.get("total_swap", 0) + kernel
+        return stat["total_shmem"], stat["total_rss"] + stat.get("total_swap", 0) + kernel
 
     @property
     def charged(self) -> int:

@@ -201,6 +201,8 @@ _SOCKET_OPTIONS = (
     # SO_LINGER makes the process that closes the socket last wait, which may be the supervisor. The caller
     # gets success.
     ArgCase((Arg(1, (1,)), Arg(2, (13,))), DONE),
+    # SO_PASSPIDFD brings a handle of the sender with every message: of the supervisor, on a channel to it.
+    ArgCase((Arg(1, (1,)), Arg(2, (76,))), Ruling("errno", errno.ENOPROTOOPT)),
     ArgCase((Arg(1, (1,)),), ALLOW),
     # Not the tables of the firewall, which begin at 64.
     ArgCase((Arg(1, (0,)), Arg(2, range(64))), ALLOW),
