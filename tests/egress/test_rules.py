@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ringfence.core.box import NetworkRule
 from ringfence.egress import names
 from ringfence.egress.names import endpoint
-from ringfence.egress.rules import Rules, judge, pattern, plain_path
+from ringfence.egress.rules import Rules, judge, only_path, pattern, plain_path
 
 
 def reached(allow: str, place: str) -> bool:
@@ -93,6 +93,8 @@ def test_headers_that_change_the_request_behind_a_rule_are_refused() -> None:
     rules = [NetworkRule("r", ("a",), methods=("GET",), paths=("/",))]
     assert verdict(rules, "GET", "/", "x-http-method-override") == ("r", "method_override")
     assert verdict(rules, "GET", "/", "x-original-url") == ("r", "path_override")
+    assert verdict(rules, "GET", "/", "x_http_method-override") == ("r", "method_override")
+    assert verdict(rules, "GET", "/", "x_rewrite_url") == ("r", "path_override")
     assert verdict([NetworkRule("r", ("a",))], "GET", "/", "x-original-url") == ("r", None)
 
 
@@ -130,6 +132,19 @@ def test_no_accepted_path_leaves_its_prefix_however_often_it_is_decoded(target: 
         assert ".." not in [segment.split(";")[0] for segment in path.split("/")] and "\\" not in path
         assert path.startswith("/v1/")
         path = plain_path(path) if "%" in path else None
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        *(("/admin?a=/../;b", "/admin"), ("/%61dmin", "/admin"), ("/a%25b/", "/a%b/"), ("/%C3%A9", "/é"), ("/", "/")),
+        *((bad, None) for bad in ("//admin", "/./admin", "/%2e/admin", "/x/../admin", "/a%2fb", "/a%5cb", "/%u0061")),
+        *((bad, None) for bad in ("/;/admin", "/a;b/admin", "/admin;", "/admin%3b", "/admin%253b", "/admin%3Fx")),
+        *((bad, None) for bad in ("/%2561dmin", "/%25%36%31dmin", "/%C1%A1dmin", "/%E9")),
+    ],
+)
+def test_a_path_has_one_normal_form_or_none(target: str, path: str | None) -> None:
+    assert only_path(target) == path
 
 
 @pytest.mark.parametrize(

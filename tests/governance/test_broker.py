@@ -29,6 +29,8 @@ from tests.egress.outside import serving
 pytestmark = pytest.mark.anyio
 
 MARK = "zq9Token"
+SPELLINGS = ("//admin", "/./admin", "/x/../admin", "/%2e/admin", "/;/admin", "/%2561dmin", "/%E9")
+OVERRIDES = ("X-Original-URL", "X-Rewrite-URL", "X_Original_URL")
 CONFIG = """
 version: 1
 gateway: {state: ./state, approval_wait_seconds: 0}
@@ -252,6 +254,36 @@ async def test_each_request_is_decided_by_policy(tmp_path: Path, monkeypatch: py
         assert outcome.text.split("\n")[:3] == ["200 None", "403 policy", "403 approval"]
         told = [(r["allowed"], r["decision"]["rules"][0]) for r in stage.records()]
         assert told == [(True, "perm-read"), (False, "no-admin"), (False, "ask-post")]
+
+
+async def test_no_other_spelling_of_a_path_takes_a_secret_past_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = """[{id: no-admin, action: deny, tool_patterns: ["secret:.*"], when: 'args.path.startsWith("/admin")'}]"""
+    async with staged(tmp_path, monkeypatch, rules=rules) as stage:
+        outcome = await stage.run(
+            """
+            def why(path, **headers):
+                return ask(API + path, **headers)[1]["X-Ringfence-Reason"]
+            for path in ("/%61dmin", *@SPELLINGS@):
+                print(path, why(path, Authorization=held), why(path))
+            for name in @OVERRIDES@:
+                override = {name: "/admin"}
+                print(name, why("/fine", Authorization=held, **override), why("/fine", **override))
+            print(ask(API + "/t%69ckets/100%25?at=//x;y", Authorization=held)[0])
+            """.replace("@OVERRIDES@", repr(OVERRIDES)).replace("@SPELLINGS@", repr(SPELLINGS))
+        )
+        assert outcome.text.split("\n")[:12] == [
+            "/%61dmin policy policy",
+            *(f"{path} ambiguous_path None" for path in SPELLINGS),
+            *(f"{name} path_override None" for name in OVERRIDES),
+            "200",
+        ]
+        # What goes all the same goes without the value, but for the last, which means one path alone.
+        carried = [path for _, path, headers, _ in stage.api.seen if "authorization" in headers]
+        assert carried == ["/t%69ckets/100%25?at=//x;y"] and len(stage.api.seen) == 11
+        refused = [r["reason_code"] for r in stage.records() if not r["allowed"]]
+        assert refused == ["policy"] * 2 + ["ambiguous_path"] * 7 + ["path_override"] * 3
 
 
 async def test_what_cannot_be_had_is_refused_before_anything_runs(

@@ -209,6 +209,11 @@ _OPERATOR = {
     "secret_method": ("The secret is not for this HTTP method.", "Name the method under the secret's `methods`."),
     "secret_revoked": ("The secrets of this box were revoked.", "Make another box."),
     "method_override": ("A header overrides the method.", "Send the method itself."),
+    "path_override": ("A header overrides the path.", "Send the path itself."),
+    "ambiguous_path": (
+        "Servers could read the path in two ways.",
+        "Write it without `..`, `//`, `;`, `%2f` and double encoding.",
+    ),
     "placeholder": ("A placeholder stood where no secret may be put in.", "Send it in its header, to its hosts."),
     # addresses
     **{

@@ -29,8 +29,8 @@ _DECODINGS = 3
 _LOOPBACK: tuple[Range, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 
 # Frameworks take the real method or path from these, behind the back of the request line.
-METHOD_OVERRIDES = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
-PATH_OVERRIDES = frozenset({"x-original-url", "x-rewrite-url"})
+_METHOD_OVERRIDES = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
+_PATH_OVERRIDES = frozenset({"x-original-url", "x-rewrite-url"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,10 @@ def _objection(rule: NetworkRule, method: str, target: str, headers: frozenset[s
     if rule.methods is not None:
         if method not in rule.methods:
             return "method"
-        if headers & METHOD_OVERRIDES:
+        if overrides_method(headers):
             return "method_override"
     if rule.paths is not None:
-        if headers & PATH_OVERRIDES:
+        if overrides_path(headers):
             return "path_override"
         path = plain_path(target)
         if path is None:
@@ -158,6 +158,21 @@ def _objection(rule: NetworkRule, method: str, target: str, headers: frozenset[s
         if not any(_under(path, prefix) for prefix in rule.paths):
             return "path"
     return None
+
+
+def overrides_method(headers: Iterable[str]) -> bool:
+    """Whether one of these names of headers, in lower case, gives the request another method."""
+    return not _METHOD_OVERRIDES.isdisjoint(map(_as_variable, headers))
+
+
+def overrides_path(headers: Iterable[str]) -> bool:
+    """Whether one of these names of headers, in lower case, gives the request another path."""
+    return not _PATH_OVERRIDES.isdisjoint(map(_as_variable, headers))
+
+
+def _as_variable(name: str) -> str:
+    # Applications that get headers as variables cannot tell the two characters apart.
+    return name.replace("_", "-")
 
 
 def plain_path(target: str) -> str | None:
@@ -177,6 +192,18 @@ def plain_path(target: str) -> str | None:
     else:
         return None
     return unquote_to_bytes(path).decode("utf-8", "surrogateescape")
+
+
+def only_path(target: str) -> str | None:
+    """The decoded path of a request, or None where two servers could take it for two paths, even under one prefix.
+
+    Stricter than `plain_path`: a prefix is left by no parameter and by no second decoding, but a rule that forbids some
+    paths must see the one that is meant.
+    """
+    path = plain_path(target)
+    if path is None or re.search(r"[;?\udc80-\udcff]|%[0-9A-Fa-f]{2}", path):
+        return None
+    return path
 
 
 def _under(path: str, prefix: str) -> bool:

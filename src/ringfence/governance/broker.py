@@ -31,7 +31,7 @@ from ringfence.core.model import Call, Contract, Decision, Json, Mode, Principal
 from ringfence.core.ports import Access
 from ringfence.core.secret import reveal
 from ringfence.egress import names
-from ringfence.egress.rules import METHOD_OVERRIDES, Pattern, pattern
+from ringfence.egress.rules import Pattern, only_path, overrides_method, overrides_path, pattern
 from ringfence.egress.substitution import Cleaner, Substitution
 from ringfence.governance.policy import Policy
 from ringfence.secrets.redaction import CountingCleaner, RedactingStream, TenantRedactor
@@ -97,7 +97,9 @@ class PolicyJudge:
 
 def _call(spec: SecretSpec, asked: OutboundRequest, access: Access) -> Call:
     arguments: Json = {"secret": spec.name, "host": asked.host, "port": asked.port, "method": asked.method}
-    arguments |= {"path": asked.path.partition("?")[0], "capability": access.capability or ""}
+    # One that has no normal form has been refused already: then the call is only recorded.
+    path = only_path(asked.path) or asked.path.partition("?")[0]
+    arguments |= {"path": path, "capability": access.capability or ""}
     principal = Principal(access.agent or "system", access.tenant, kind="agent" if access.agent else "system")
     call = Call(canonical.new_id("call"), principal, f"secret:{spec.name}", arguments, origin="system")
     return replace(call, server=access.server, parent=access.call_id, method="secret/use")
@@ -274,8 +276,14 @@ def _unfit(spec: SecretSpec, asked: OutboundRequest) -> tuple[str, str] | None:
         return "secret_in_clear", f"secret {spec.name!r} goes over TLS alone"
     if asked.method not in spec.methods:
         return "secret_method", f"secret {spec.name!r} is not for {asked.method}"
-    if any(name.lower() in METHOD_OVERRIDES for name, _ in asked.headers):
+    headers = [name.lower() for name, _ in asked.headers]
+    if overrides_method(headers):
         return "method_override", f"secret {spec.name!r} is not for a method that a header overrides"
+    if overrides_path(headers):
+        return "path_override", f"secret {spec.name!r} is not for a path that a header overrides"
+    if only_path(asked.path) is None:
+        text = f"secret {spec.name!r} is not for a path that servers could read in two ways: write it plainly"
+        return "ambiguous_path", text
     return None
 
 

@@ -105,6 +105,25 @@ def test_an_interpreter_is_known_by_its_name_whatever_its_version(name: str) -> 
     assert runs_code(name)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("vim.basic", "vim.tiny", "vim.gtk3", "vim.nox", "rview", "emacs-nox", "emacs-28.2-nox", "bash-static"),
+        *("zsh5-static", "gdb-multiarch", "python3.11-dbg", "php-cgi8.2", "perl5.36-x86_64-linux-gnu", "perl-x86_64"),
+        *("aarch64-linux-gnu-gdb", "python3.13-aarch64-linux-musl", "perl5.36-arm-linux-gnueabihf", "gdb-x86_64-linux"),
+    ],
+)
+def test_an_interpreter_is_known_by_its_name_whatever_its_variant_and_machine(name: str) -> None:
+    assert runs_code(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["x86_64-linux-gnu-ld", "cpp-x86_64-linux-gnu", "ls-static", "less.basic", "python3-config", "static", ""]
+)
+def test_a_variant_of_another_program_is_no_interpreter(name: str) -> None:
+    assert not runs_code(name)
+
+
 @pytest.mark.parametrize("name", ["ls", "cat", "git", "env", "xargs", "find", "md5sum", "b2sum", "x86_64", "2to3"])
 def test_what_only_runs_other_programs_or_none_is_no_interpreter(name: str) -> None:
     assert not runs_code(name)
@@ -180,6 +199,23 @@ def test_links_are_kept_and_what_they_lead_to(host: Path) -> None:
     assert there(choice) == {"awk": str(host / "etc/awk"), "mawk": "", "cat": "", "sh": ""}
     assert choice.advisory, "awk is an interpreter"
     assert not chosen(host, ("cat",)).advisory
+
+
+def test_another_name_of_a_program_that_runs_code_is_told_by_its_file(host: Path) -> None:
+    program(host / "lib/core/machine", "machine")
+    os.symlink("../lib/core/machine", host / "bin/vim")
+    os.symlink("../lib/core/machine", host / "bin/editor")
+    os.link(host / "bin/perl", host / "bin/report-maker")
+    named_programs._searched.clear()
+    for name in ("editor", "report-maker", str(host / "lib/core/machine")):
+        assert chosen(host, ("cat", name)).advisory, name
+    assert not chosen(host, ("cat", "tool")).advisory
+
+
+def test_the_shells_own_file_under_another_name_is_no_other_program(host: Path) -> None:
+    for name in ("busybox", "ls"):
+        os.symlink("sh", host / "bin" / name)
+    assert not chosen(host, ("cat", "ls")).advisory
 
 
 def test_a_script_brings_its_interpreter_and_what_env_is_to_find(host: Path) -> None:

@@ -37,6 +37,7 @@ _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _LIST = """
 python pypy ipython perl ruby irb jruby node nodejs deno bun qjs php lua luajit luatex texlua tclsh wish expect
 guile racket scheme chicken csi gosh sbcl clisp ecl emacs vi vim view vimdiff rvim nvim ex octave R Rscript julia
+rview vimx gvim gview gvimdiff rgvim rgview evim eview phpdbg gdbtui lksh rksh rzsh sash
 ghci runghc runhaskell erl escript elixir iex scala kotlin groovy clojure java jshell dotnet mono fsi csharp pwsh
 powershell bash rbash dash ash zsh ksh mksh pdksh fish csh tcsh elvish nu xonsh busybox toybox awk gawk mawk nawk
 original-awk bpftrace stap gdb lldb perf tcc lli cling root gs wasmtime wasmer iwasm valgrind crystal nim swift
@@ -45,6 +46,13 @@ ocaml utop coqtop prolog swipl gforth maxima gp sage matlab psql mysql sqlite3 m
 _NAMES = frozenset(_LIST.split())
 _PREFIXES = ("qemu-",)
 _VERSION = re.compile(r"[-_.]?v?\d[\d.]*[a-z]?$")
+_MACHINE = re.compile(
+    r"^[a-z][a-z0-9_]*-linux-[a-z0-9]+-|-[a-z][a-z0-9_]*-linux(-[a-z0-9]+)?$|-(x86_64|aarch64|amd64|arm64)$"
+)
+_VARIANT = re.compile(
+    r"[-.](basic|tiny|small|huge|nox|gtk\d?|gnome|athena|motif|lucid|pgtk|x|x11|static|multiarch|minimal|dbg|debug|cgi|fpm)$"
+)
+_MOST_CUTS = 4
 SHELL = "/bin/sh"
 """It runs every command, so it is always there."""
 SEARCHED = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -124,8 +132,17 @@ def _dynamic(descriptor: int, start: int, length: int) -> Iterator[tuple[int, in
 
 
 def runs_code(name: str) -> bool:
-    """Whether the name of its file, with or without a version, is one of them."""
-    return name in _NAMES or _VERSION.sub("", name) in _NAMES or name.startswith(_PREFIXES)
+    """Whether the name of its file is one of them: as it is, or without a version, a variant or a kind of machine."""
+    if name.startswith(_PREFIXES):
+        return True
+    forms = {name}
+    for _ in range(_MOST_CUTS):
+        if not forms.isdisjoint(_NAMES):
+            return True
+        forms = {
+            cut for form in forms for part in (_VERSION, _VARIANT, _MACHINE) if (cut := part.sub("", form)) != form
+        }
+    return not forms.isdisjoint(_NAMES)
 
 
 # ── Choosing ──────────────────────────────────────────────────────────────────────────────────────
@@ -287,6 +304,7 @@ def _chosen(programs: Programs, folders: tuple[str, ...], system: tuple[str, ...
         kept.entries[folder] = {name: leads for name, leads in entries.items() if not unwanted.is_(f"{folder}/{name}")}
     ours = {*shell.names, *map(os.path.basename, shell.files)}
     advisory = any(runs_code(name) for name in {*kept.names, *map(os.path.basename, kept.files)} - ours)
+    advisory = advisory or not _running_code(folders).isdisjoint({*kept.files.values()} - {*shell.files.values()})
     # An interpreter needs its packages, and limits nothing anyway; nor does a list of denied programs.
     sealed = (
         () if advisory or programs.allow is None else _outermost(each for each in given if not _is_seen(each, system))
@@ -303,6 +321,12 @@ def _chosen(programs: Programs, folders: tuple[str, ...], system: tuple[str, ...
         [[[folder, list(map(list, names))] for folder, names in laid], hidden, *map(list, (may, there, sealed, spared))]
     )
     return Choice(digest, laid, tuple(hidden), may, advisory or bool(open_to_all), sealed, spared)
+
+
+def _running_code(folders: tuple[str, ...]) -> set[_Identity]:
+    """The files that programs which run code end at: another name of such a file runs code as well."""
+    paths = (f"{folder}/{name}" for folder in folders for name in _listed(folder) if runs_code(name))
+    return {identity for path in paths if (identity := _program(os.path.realpath(path))) is not None}
 
 
 def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
