@@ -168,7 +168,8 @@ class Pipeline:
     def _contract(self, rules: Rulebook, state: CallState) -> Contract:
         call = state.call
         if call.fault is None:
-            state.arguments_digest = _digest(replace(call, meta={}) if call.meta else call)
+            plain = replace(call, meta={}, box=None) if call.meta or call.box is not None else call
+            state.arguments_digest = _digest(plain)
             self._budget.check_loop(call, state.arguments_digest)
         if call.kind == "tool":
             capability = rules.catalog.resolve(call, rules.environment)
@@ -176,9 +177,19 @@ class Pipeline:
             state.definition = capability.definition
         else:
             state.contract = self._listed(rules, state)
+        if call.box is not None:
+            self._place(rules, state, state.contract)
         if call.meta:
             self._carry(state, state.contract)
         return state.contract
+
+    @staticmethod
+    def _place(rules: Rulebook, state: CallState, contract: Contract) -> None:
+        """Where its server lives in sessions, the one that the call names counts as an argument from here on; for other
+        servers it says nothing."""
+        if not _in_sessions(rules, contract):
+            state.call = replace(state.call, box=None)
+        state.arguments_digest = _digest(replace(state.call, meta={}))
 
     def _carry(self, state: CallState, contract: Contract) -> None:
         """Reduce `_meta` to what may be sent on. What the contract lets through counts as an argument from here on."""
@@ -398,6 +409,8 @@ class Pipeline:
                 fresh.contract = self._listed(now, fresh)
         except Refused:
             return None
+        if state.call.box is not None and not _in_sessions(now, fresh.contract):
+            return None  # it would run elsewhere
         return fresh
 
     def _changed(self, rules: Rulebook, state: CallState, requirement: Requirement) -> bool:
@@ -560,10 +573,20 @@ def _whole(call: Call) -> Json:
     return {**call.arguments, **{name: value for name, value in beside.items() if value}}
 
 
+def _in_sessions(rules: Rulebook, contract: Contract) -> bool:
+    """Whether each call of its server names the session that it runs in."""
+    spec = rules.servers.get(contract.server or "")
+    return spec is not None and spec.placement == "session"
+
+
 def _digest(call: Call) -> str:
     try:
         whole = [call.method, call.tool, call.arguments, call.inputs]
-        return canonical.digest([*whole, call.meta] if call.meta else whole)
+        if call.box is not None:
+            whole += [call.meta, call.box]
+        elif call.meta:
+            whole += [call.meta]
+        return canonical.digest(whole)
     except (ValueError, TypeError, RecursionError):
         raise Refused(Status.VALIDATION_FAILURE, "bad_request", "The arguments are not JSON.") from None
 

@@ -29,7 +29,7 @@ AS_SENT = "as_sent"
 """The form of text that a pattern is tried on first: a string itself, anything else as its JSON."""
 FORMS = (AS_SENT, "string", "joined", "carried", "normalized")
 """Then each string and key inside; lists joined by a space; what comes beside the arguments (answers to a server's
-questions, `_meta`); and all of these with what looks alike made alike."""
+questions, `_meta`, the session that it runs in); and all of these with what looks alike made alike."""
 
 _CACHED = 4096
 """Calls name tools as they like, so what is remembered per tool is bounded."""
@@ -246,7 +246,7 @@ class _Seen:
             yield (_text(value),)
             yield () if isinstance(value, str) else _strings(value)
             yield () if isinstance(value, str) else _joined(value)
-        if call.inputs or call.meta or call.traced:
+        if call.inputs or call.meta or call.traced or call.box:
             beside = list(_carried(call, name))
             yield (*map(_text, beside), *_strings(beside), *_joined(beside))
         else:
@@ -304,7 +304,11 @@ def _carried(call: Call, name: str) -> Iterator[Any]:
         yield from filter(None, (call.inputs, call.meta))
         for text in call.traced.values():
             yield from (text, unquote(text))
+        if call.box:
+            yield call.box
         return
+    if call.box and name == "session":
+        yield call.box
     for place in (*(answer.get("content") for answer in answers), call.meta):
         if isinstance(place, Mapping) and name in place:
             yield place[name]
