@@ -18,6 +18,7 @@ import pytest
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
 from ringfence.core.model import SYSTEM, ApprovalRule, Effect, Mode, NetworkSpec, Person, Principal, ServerSpec, Status
 from ringfence.governance import approvals
+from ringfence.governance.guard import ONLY_FIELDS
 from ringfence.secrets.redaction import TenantRedactor
 from ringfence.store.sqlite import Store
 from ringfence.store.transaction import Transaction
@@ -522,3 +523,12 @@ async def test_an_empty_name_is_no_session(kind: Any, tmp_path: Path) -> None:
     async with governed(tmp_path, Said(server=IN_SESSIONS)) as way:
         assert (await way.call(**kind, box="")).reason_code == "no_session"
         assert way.servers.requests == []
+
+
+async def test_where_fields_are_declared_an_error_of_the_server_says_no_more_than_its_code(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", result={"fields": ["id"]}),))
+    failed = UpstreamFailed("upstream_error", -32000, "ssn 123-45-6789", {"ssn": "123-45-6789"})
+    async with governed(tmp_path, said, [failed]) as way:
+        outcome = await way.call()
+        assert outcome.error == {"code": -32000, "message": ONLY_FIELDS}
+        assert "123-45" not in str(outcome)

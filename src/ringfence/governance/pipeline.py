@@ -41,7 +41,7 @@ from ringfence.governance.approvals import Requirement, unproven
 from ringfence.governance.budget import Budget
 from ringfence.governance.client_answers import AnswerChannel
 from ringfence.governance.dispatch import Dispatcher
-from ringfence.governance.guard import Guard, GuardedChannel, without_forged
+from ringfence.governance.guard import ONLY_FIELDS, Guard, GuardedChannel, without_forged
 from ringfence.governance.idempotency import IdempotencyKey, IdempotencyKeys
 from ringfence.governance.journal import CallState
 from ringfence.governance.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
@@ -55,6 +55,8 @@ log = logging.getLogger("ringfence.pipeline")
 _GRANT_SECONDS = 10.0
 _LISTING = ResultPolicy(max_bytes=8_000_000)
 """All pages of what a server lists come as one result."""
+_REBUILT = (-32021, -32042)
+"""Errors that say what a client must be able to do, or ask its user to visit a URL: their data was written anew."""
 ASIDE = ("listing", "logging")
 """Kinds of calls that clients make by themselves, and for which no person is asked."""
 
@@ -463,8 +465,11 @@ class Pipeline:
         error: Json | None = None
         message = self._guard.message(exc.message, state.contract)
         if isinstance(exc, UpstreamFailed):
+            whole = state.contract is None or state.contract.result.fields is None
+            if not whole:
+                message = own_words(ONLY_FIELDS)
             error = {"code": exc.code, "message": message}
-            if exc.data is not None and state.contract is not None:
+            if exc.data is not None and state.contract is not None and (whole or exc.code in _REBUILT):
                 with contextlib.suppress(Refused):  # then it goes without
                     error["data"] = self._guard.error_data(state.contract, exc.data)
         trust = _trust(state, exc.reason_code)
