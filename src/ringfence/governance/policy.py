@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
@@ -30,6 +30,8 @@ AS_SENT = "as_sent"
 FORMS = (AS_SENT, "string", "joined", "carried", "normalized")
 """Then each string and key inside; lists joined by a space; what comes beside the arguments (answers to a server's
 questions, `_meta`, the session that it runs in); and all of these with what looks alike made alike."""
+OTHER_NAME = "other_name"
+"""In place of `as_sent`, where a rule matched another name of a prompt than the one that it was asked for by."""
 
 _CACHED = 4096
 """Calls name tools as they like, so what is remembered per tool is bounded."""
@@ -393,6 +395,8 @@ class Policy:
 
     def decide(self, call: Call, contract: Contract) -> Decision:
         """What the rules say of this call. Never raises for what a caller sent."""
+        if others := _other_names(call, contract):
+            return self._decide_by_names(call, contract, others)
         candidates = self._candidates(call, contract)
         if candidates.settled is not None:
             return _with_new_id(candidates.settled)
@@ -408,11 +412,7 @@ class Policy:
             return known
 
         for place, compiled in enumerate(candidates.rules):
-            try:
-                form = compiled.matches(seen, see)
-            except (ValueError, TypeError, RecursionError) as exc:
-                errors.append(f"rule {compiled.rule.id!r} could not be evaluated: {_harmless(exc, compiled.rule)}")
-                continue
+            form = _matched(compiled, seen, see, errors)
             if form is not None:
                 matched |= 1 << place
                 if form != AS_SENT:
@@ -425,6 +425,29 @@ class Policy:
             if usual and len(candidates.joined) < _JOINED:
                 candidates.joined[matched] = decision
         return _with_new_id(decision)
+
+    def _decide_by_names(self, call: Call, contract: Contract, others: Iterable[str]) -> Decision:
+        """The same for what has several names: a rule allows by the one that was used, and restricts by any."""
+        found: set[int] = set()
+        errors: list[str] = []
+        forms: dict[str, str] = {}
+        for name in (call.tool, *others):
+            named = replace(call, tool=name)
+            candidates = self._candidates(named, contract)
+            if candidates.settled is not None and candidates.settled.error is not None:
+                errors.append(candidates.settled.error)
+            seen, see = _Seen(named), partial(variables, named, contract, self.environment)
+            for compiled in candidates.rules:
+                other = name != call.tool
+                if id(compiled) in found or (other and compiled.rule.action is Action.ALLOW):
+                    continue
+                form = _matched(compiled, seen, see, errors)
+                if form is not None:
+                    found.add(id(compiled))
+                    if other or form != AS_SENT:
+                        forms[compiled.rule.id] = OTHER_NAME if form == AS_SENT else form
+        rules = [compiled.rule for compiled in self._rules if id(compiled) in found]
+        return _with_new_id(self._join(rules, list(dict.fromkeys(errors)), contract.mode, forms))
 
     def never_allows(self, call: Call, contract: Contract) -> bool:
         """Whether calls like this one are denied whatever their arguments are."""
@@ -473,6 +496,27 @@ class Policy:
             policy_digest=self.digest,
             forms=tuple((rule.id, forms.get(rule.id, AS_SENT)) for rule in matched if rule.argument_patterns),
         )
+
+
+def _matched(compiled: _Compiled, seen: _Seen, see: Callable[[], Json], errors: list[str]) -> str | None:
+    try:
+        return compiled.matches(seen, see)
+    except (ValueError, TypeError, RecursionError) as exc:
+        errors.append(f"rule {compiled.rule.id!r} could not be evaluated: {_harmless(exc, compiled.rule)}")
+        return None
+
+
+def _other_names(call: Call, contract: Contract) -> tuple[str, ...]:
+    """A prompt is offered by its own name, or with its server's before it once another server has one of that name. By
+    which of them it is asked for, is in the hands of servers: rules that restrict are about both."""
+    place = call.arguments if call.kind == "prompt" else call.arguments.get("ref")
+    if call.kind not in _NAMES_WITHIN or not isinstance(place, Mapping):
+        return ()
+    if call.kind == "completion" and place.get("type") != "ref/prompt":
+        return ()
+    own = place.get("name")
+    names = (own, f"{contract.server or call.server}.{own}") if isinstance(own, str) else ()
+    return tuple(name for name in names if name != call.tool)
 
 
 def _with_new_id(decision: Decision) -> Decision:
