@@ -301,7 +301,6 @@ def _has_controls(text: bytes) -> bool:
 
 def _carried(call: Call, name: str) -> Iterator[Any]:
     """What reaches a server beside the arguments: under this name, or under any."""
-    answers = [answer for answer in (call.inputs or {}).values() if isinstance(answer, Mapping)]
     if name == ANY_ARGUMENT:
         yield from filter(None, (call.inputs, call.meta))
         for text in call.traced.values():
@@ -311,9 +310,22 @@ def _carried(call: Call, name: str) -> Iterator[Any]:
         return
     if call.box and name == "session":
         yield call.box
-    for place in (*(answer.get("content") for answer in answers), call.meta):
-        if isinstance(place, Mapping) and name in place:
-            yield place[name]
+    if name in call.traced:
+        yield from (call.traced[name], unquote(call.traced[name]))
+    # An answer's key is the server's own; from there on, blocks, roots and objects are as deep as they like.
+    stack: list[tuple[Any, bool]] = [(item, False) for item in (*(call.inputs or {}).values(), call.meta)]
+    while stack:
+        item, seen = stack.pop()
+        if isinstance(item, Mapping):
+            for key, value in item.items():
+                plain = not isinstance(value, Mapping | list | tuple)
+                # What lies within a field of this name was yielded with it; once more only where that costs little.
+                if key == name and (plain or not seen):
+                    yield value
+                if not plain:
+                    stack.append((value, seen or key == name))
+        elif isinstance(item, list | tuple):
+            stack.extend((each, seen) for each in item)
 
 
 def _joined(value: Any) -> Iterator[str]:
