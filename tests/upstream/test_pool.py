@@ -201,6 +201,17 @@ async def test_a_name_that_no_session_has_is_no_failure_of_the_server(monkeypatc
         assert await made.call("a", box="ses_none") == OK, "once there is one"
 
 
+async def test_the_isolation_of_one_session_is_no_fact_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch, LODGER) as made:
+        for agent, box in (("a", "ses_a"), ("b", "ses_b")):
+            await made.call(agent, box=box)
+            made.wires[-1].isolation = {"session": box}
+        for agent, box in (("a", "ses_a"), ("b", "ses_b")):
+            assert made.pool.isolation("desk", box=(Principal(agent), box)) == {"session": box}
+        assert made.pool.isolation("desk", box=(Principal("a"), "ses_b")) == {}
+        assert made.pool.isolation("desk") == {}
+
+
 async def test_a_call_without_a_session_never_reaches_the_instance_for_listings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -223,7 +223,8 @@ class Dispatcher:
             text = f"{exc.message}; whether it had an effect is not known"
             raise OutcomeUnknown(exc.reason_code, text, answered=exc.answered) from None
         status, code = (Status.FAILED, "tool_error") if result.get("isError") else (Status.SUCCESS, "ok")
-        isolation = self._upstreams.isolation(request.server, fresh=request.fresh)
+        box = (call.principal, call.box) if call.box is not None else None
+        isolation = self._upstreams.isolation(request.server, fresh=request.fresh, box=box)
         return Answer(result, status, code, isolation=isolation, network=seen[-1] if seen else None)
 
 

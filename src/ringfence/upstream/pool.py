@@ -242,7 +242,7 @@ class ConnectionPool:
             del self._lodging[key]
         self._servers = dict(servers)
 
-    def isolation(self, server: str, *, fresh: bool = False) -> Json:
+    def isolation(self, server: str, *, fresh: bool = False, box: tuple[Principal, str] | None = None) -> Json:
         """The isolation of the instance that runs, or else of the one that would be started."""
         spec = self._servers.get(server)
         if spec is None or spec.url is not None:
@@ -250,6 +250,9 @@ class ConnectionPool:
         if fresh:
             return _planned_isolation(self._access.boxes, spec)
         seen = [held for held in self._held.values() if held.key[0] == server and held.connection.link.isolation]
+        if spec.placement == "session":  # what runs in another session is no fact of this one
+            key = (server, box[0].key, f"{_IN_SESSION}{box[1]}") if box is not None else None
+            seen = [held for held in seen if held.key == key]
         if seen:
             return max(seen, key=lambda held: (held.users, held.last_used)).connection.link.isolation or {}
         return _planned_isolation(self._launcher(spec), spec)
