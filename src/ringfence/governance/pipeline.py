@@ -467,7 +467,7 @@ class Pipeline:
         if isinstance(exc, UpstreamFailed):
             whole = state.contract is None or state.contract.result.fields is None
             if not whole:
-                message = own_words(ONLY_FIELDS)
+                message = self._guard.message(ONLY_FIELDS)
             error = {"code": exc.code, "message": message}
             if exc.data is not None and state.contract is not None and (whole or exc.code in _REBUILT):
                 with contextlib.suppress(Refused):  # then it goes without
