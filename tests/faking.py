@@ -79,7 +79,7 @@ class Servers:
     async def definitions(self, server: str, principal: Principal) -> list[Definition]:
         return []
 
-    def isolation(self, server: str, *, fresh: bool = False) -> Json:
+    def isolation(self, server: str, *, fresh: bool = False, box: tuple[Principal, str] | None = None) -> Json:
         return {"backend": "host", "level": "none", "protections": {}}
 
 

@@ -12,11 +12,14 @@ import pytest
 
 from ringfence.compose.runs import Runs
 from ringfence.core.box import Attached
-from ringfence.core.model import Outcome, Person
+from ringfence.core.errors import Refused
+from ringfence.core.model import Outcome, Person, ServerSpec
 from ringfence.governance import approvals
+from ringfence.governance.dispatch import Dispatcher, DispatchTargets
 from ringfence.sandbox.tools.executor import Executor
 from tests import tooling
 from tests.boxing import settings
+from tests.faking import ECHO, Servers, make_call
 from tests.sandbox.fake_sessions import FakeBox
 from tests.sandbox.tools.calling import calling
 
@@ -148,3 +151,18 @@ async def test_nobody_is_asked_about_a_session_that_is_not_there(tmp_path: Path)
         refused = await asked.python()
         assert (refused.status, refused.reason_code) == ("validation_failure", "unknown_session")
         assert list(asked.runs.pipeline._store.reader().approvals(("pending",))) == []
+
+
+async def test_a_call_of_a_server_in_a_session_is_bound_to_what_the_session_is_then(tmp_path: Path) -> None:
+    async with asking(tmp_path) as asked:
+        spec = ServerSpec("desk", command=("x",), placement="session")
+        desk = Dispatcher(Servers(), DispatchTargets({"desk": spec}, {}), asked.executor)
+        call = make_call(principal=asked.runs._agent, box=asked.session)
+        before = await desk.state(call, ECHO)
+        assert before is not None and await desk.state(call, ECHO) == before
+        assert (await asked.call("write_file", path="a", text="x")).ok
+        assert await desk.state(call, ECHO) != before
+        assert await desk.state(replace(call, box=None), ECHO) is None
+        with pytest.raises(Refused) as refused:
+            await desk.state(replace(call, box="ses_none"), ECHO)
+        assert refused.value.reason_code == "unknown_session"

@@ -16,7 +16,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import Refused
 from ringfence.core.model import Contract, Definition, Json, ResultPolicy
 from ringfence.governance.contract import Schemas
-from ringfence.governance.guard import Guard, Guarded
+from ringfence.governance.guard import ONLY_FIELDS, Guard, Guarded
 from ringfence.secrets.redaction import TenantRedactor
 from tests.making import READ, definition
 
@@ -231,10 +231,17 @@ def test_where_there_is_no_object_nothing_goes_on(text: str) -> None:
     assert (guarded.result, guarded.problem and guarded.problem[0]) == (None, "bad_output")
 
 
-def test_an_error_keeps_its_texts() -> None:
-    result = text_result("no such ticket", isError=True, structuredContent={"id": 1, "trace": "x"})
+@pytest.mark.parametrize("text", ["no such ticket 123-45-6789", '{"ssn": "123-45-6789"}'])
+def test_of_an_error_declared_fields_pass_and_no_other_words(text: str) -> None:
+    result = text_result(text, isError=True, structuredContent={"id": 1, "ssn": "123-45-6789"})
     guarded = inspect(result, policy(fields=("id",)))
-    assert guarded.result == text_result("no such ticket", isError=True, structuredContent={"id": 1})
+    assert guarded.result == text_result(ONLY_FIELDS, isError=True, structuredContent={"id": 1})
+
+
+def test_an_error_that_is_an_object_is_written_anew_with_its_declared_fields() -> None:
+    guarded = inspect(text_result(json.dumps(WHOLE), isError=True), policy(fields=("id",)))
+    texts = [{"type": "text", "text": text} for text in (ONLY_FIELDS, '{"id": 7}')]
+    assert guarded.result == {"isError": True, "content": texts}
 
 
 def test_an_empty_list_of_fields_lets_none_through() -> None:

@@ -18,6 +18,7 @@ import pytest
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
 from ringfence.core.model import SYSTEM, ApprovalRule, Effect, Mode, NetworkSpec, Person, Principal, ServerSpec, Status
 from ringfence.governance import approvals
+from ringfence.governance.guard import ONLY_FIELDS
 from ringfence.secrets.redaction import TenantRedactor
 from ringfence.store.sqlite import Store
 from ringfence.store.transaction import Transaction
@@ -441,3 +442,93 @@ async def test_names_of_sessions_and_traces_are_guarded_on_record(tmp_path: Path
         await way.call("echo", {"text": "x"}, session=odd, trace=odd)
         record = json.dumps(way.finished()[0])
     assert TOKEN[:12] not in record and "\\u001b" not in record
+
+
+# ── Servers in sessions ──
+
+IN_SESSIONS = ServerSpec("desk", command=("x",), placement="session", resources=("doc:*",))
+
+
+def of_session(name: str, **more: Any) -> dict[str, Any]:
+    return {"arguments": {"text": "x"}, "box": name, **more}
+
+
+async def test_an_approval_is_for_the_session_that_the_call_named_and_says_so(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", approval="always"),), server=IN_SESSIONS)
+    async with governed(tmp_path, said) as way:
+        asked = await way.call(**of_session("ses_a"))
+        assert asked.approval_id is not None
+        approvals.answer(way.store, asked.approval_id, Person("bob"), approve=True)
+        assert approvals.find(way.store, asked.approval_id).summary["session"] == {"id": "ses_a"}
+        other = await way.call(**of_session("ses_b"))
+        assert other.status == "approval_required" and other.approval_id != asked.approval_id
+        assert (await way.call(**of_session("ses_a"))).ok
+        assert [request.box for request in way.servers.requests] == ["ses_a"]
+
+
+async def test_one_key_in_two_sessions_is_a_conflict(tmp_path: Path) -> None:
+    async with governed(tmp_path, Said(server=IN_SESSIONS)) as way:
+        assert (await way.call(**of_session("ses_a", idempotency_key="k"))).ok
+        assert (await way.call(**of_session("ses_b", idempotency_key="k"))).reason_code == "key_conflict"
+        assert (await way.call(**of_session("ses_a", idempotency_key="k"))).ok
+        assert len(way.servers.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        {"argument_patterns": {"session": "^ses_b$"}},
+        {"argument_patterns": {"*": "ses_b"}},
+        {"when": 'call.box == "ses_b"'},
+    ],
+)
+async def test_rules_see_the_session_of_a_call(condition: Any, tmp_path: Path) -> None:
+    async with governed(tmp_path, Said(server=IN_SESSIONS, rules=(rule("deny", **condition),))) as way:
+        assert (await way.call(**of_session("ses_a"))).ok
+        assert (await way.call(**of_session("ses_b"))).reason_code == "policy"
+        read = of_session("ses_b", kind="resource", server="desk", method="resources/read")
+        assert (await way.call("doc:1", **read)).reason_code == "policy"
+
+
+async def test_no_argument_allows_what_the_session_does_not(tmp_path: Path) -> None:
+    only = rule("allow", argument_patterns={"session": "^ses_a$"})
+    async with governed(tmp_path, Said(server=IN_SESSIONS, preset="none", rules=(only,))) as way:
+        assert (await way.call(box="ses_a")).reason_code == "policy", "a pattern allows arguments alone"
+    only = rule("allow", when='call.box == "ses_a"')
+    async with governed(tmp_path / "condition", Said(server=IN_SESSIONS, preset="none", rules=(only,))) as way:
+        assert (await way.call(box="ses_a")).ok
+        assert (await way.call("echo", {"session": "ses_a"}, box="ses_b")).reason_code == "policy"
+
+
+async def test_the_session_of_a_call_is_on_record(tmp_path: Path) -> None:
+    async with governed(tmp_path, Said(server=IN_SESSIONS)) as way:
+        assert (await way.call(**of_session("ses_a"))).ok
+        assert way.finished()[0]["call"]["box"] == "ses_a"
+
+
+async def test_a_session_says_nothing_where_the_server_lives_elsewhere(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", approval="always"),))
+    async with governed(tmp_path, said) as way:
+        asked = await way.call(**of_session("ses_a"))
+        assert asked.approval_id is not None
+        approvals.answer(way.store, asked.approval_id, Person("bob"), approve=True)
+        assert (await way.call(**of_session("ses_b"))).ok
+        assert "box" not in way.finished()[-1]["call"]
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"tool": "doc:1", "kind": "resource", "server": "desk"}], ids=["tool", "resource"]
+)
+async def test_an_empty_name_is_no_session(kind: Any, tmp_path: Path) -> None:
+    async with governed(tmp_path, Said(server=IN_SESSIONS)) as way:
+        assert (await way.call(**kind, box="")).reason_code == "no_session"
+        assert way.servers.requests == []
+
+
+async def test_where_fields_are_declared_an_error_of_the_server_says_no_more_than_its_code(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", result={"fields": ["id"]}),))
+    failed = UpstreamFailed("upstream_error", -32000, "ssn 123-45-6789", {"ssn": "123-45-6789"})
+    async with governed(tmp_path, said, [failed]) as way:
+        outcome = await way.call()
+        assert outcome.error == {"code": -32000, "message": ONLY_FIELDS}
+        assert "123-45" not in str(outcome)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.core.model import Contract, Effects, Mode, Principal
+from ringfence.core.model import Call, Contract, Effects, Json, Mode, Principal
 from ringfence.governance.policy import rule_problems
 from tests.making import ANALYST, READ, WRITE, call, decide, policy, rule
 
@@ -316,3 +316,36 @@ def test_all_problems_come_at_once() -> None:
 )
 def test_what_policy_never_allows_is_known_without_a_call(rules: Any, preset: str, never: bool) -> None:
     assert policy(*rules, preset=preset).never_allows(call(), WRITE) is never
+
+
+# ── Names of prompts ──
+
+
+def of_prompt(kind: str, offered: str, own: str = "secret") -> Call:
+    ref: Json = {"type": "ref/prompt", "name": own}
+    given = {"name": own} if kind == "prompt" else {"ref": ref, "argument": {"name": "a", "value": ""}}
+    return call(offered, given, kind=kind, server="desk")
+
+
+DESK = replace(READ, server="desk")
+
+
+@pytest.mark.parametrize("kind", ["prompt", "completion"])
+@pytest.mark.parametrize("offered", ["secret", "desk.secret"])
+@pytest.mark.parametrize(
+    "condition",
+    [{"tool_patterns": ["secret"]}, {"tool_patterns": [r"desk\.secret"]}, {"when": 'call.tool == "secret"'}],
+    ids=str,
+)
+def test_a_prompt_is_restricted_by_each_of_its_names(kind: str, offered: str, condition: Any) -> None:
+    asked = of_prompt(kind, offered)
+    assert not policy(rule("deny", **condition), rule("allow", id="rest")).decide(asked, DESK).allowed
+    assert policy(rule("ask", **condition), rule("allow", id="rest")).decide(asked, DESK).asks == ("always",)
+    assert policy(rule("deny", **condition), rule("allow", id="rest")).decide(of_prompt(kind, "b", "b"), DESK).allowed
+
+
+@pytest.mark.parametrize("action", ["allow", "audit"])
+def test_a_prompt_is_allowed_by_the_name_that_it_is_offered_by_alone(action: str) -> None:
+    rules = policy(rule(action, tool_patterns=["secret"]))
+    assert rules.decide(of_prompt("prompt", "secret"), DESK).allowed
+    assert not rules.decide(of_prompt("prompt", "desk.secret"), DESK).allowed

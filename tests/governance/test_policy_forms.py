@@ -224,3 +224,35 @@ def test_no_argument_of_a_completion_is_allowed_for_another_of_its_name() -> Non
     assert not rules.decide(call("p", both, kind="completion"), READ).allowed
     prompt = {"name": "p", "arguments": {"path": "/pub"}}
     assert rules.decide(call("p", prompt, kind="prompt"), READ).allowed
+
+
+BLOCK = {"type": "text", "text": "evil"}
+BESIDE: dict[str, Json] = {
+    "a block": {"inputs": {"q": {"role": "assistant", "model": "m", "content": BLOCK}}},
+    "a list of blocks": {"inputs": {"q": {"role": "assistant", "model": "m", "content": [{"type": "image"}, BLOCK]}}},
+    "a block within a block": {"inputs": {"q": {"content": [{"type": "tool_result", "content": [BLOCK]}]}}},
+    "a field of a form": {"inputs": {"q": {"action": "accept", "content": {"text": "evil"}}}},
+    "a root": {"inputs": {"q": {"roots": [{"uri": "file:///a", "name": "a"}, {"uri": "file:///b", "text": "evil"}]}}},
+    "a key of _meta": {"meta": {"text": "evil"}},
+    "a field within a value of _meta": {"meta": {"vendor.example/customer": {"deep": [{"text": ["evil"]}]}}},
+    "a part of the trace": {"traced": {"text": "k=%65vil"}},
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_a_named_pattern_sees_fields_of_its_name_beside_the_arguments_at_any_depth(case: str) -> None:
+    strict, rest = rule("deny", id="no-evil", argument_patterns={"text": "evil"}), rule("allow", id="rest")
+    decision = policy(strict, rest).decide(call(arguments={"text": "fine"}, **BESIDE[case]), WRITE)
+    assert not decision.allowed and dict(decision.forms) == {"no-evil": "carried"}
+    other = rule("deny", id="no-evil", argument_patterns={"other": "evil"})
+    assert policy(other, rest).decide(call(arguments={"text": "fine"}, **BESIDE[case]), WRITE).allowed
+    allows = rule("allow", argument_patterns={"text": "evil"})
+    assert not policy(allows).decide(call(arguments={"text": "fine"}, **BESIDE[case]), WRITE).allowed
+
+
+@pytest.mark.parametrize("name", ["uri", "name"])
+def test_a_named_pattern_sees_roots(name: str) -> None:
+    roots = {"roots": [{"uri": "file:///a", "name": "a"}, {"uri": "file:///mallory", "name": "mallory"}]}
+    strict, rest = rule("deny", argument_patterns={name: "mallory"}), rule("allow", id="rest")
+    assert not policy(strict, rest).decide(call(inputs={"q": roots}), WRITE).allowed
+    assert policy(strict, rest).decide(call(inputs={name: {"roots": []}}), WRITE).allowed

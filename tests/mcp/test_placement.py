@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mcp import Client
 
+from tests.cli.terminals import at_terminal
 from tests.mcp import gateway
 from tests.mcp.gateway import JSON, Gateway, about, facts, text_of
 
@@ -74,6 +76,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         contracts |= gateway.tools(name, name, timeout_seconds=30)
     contracts["narrow"]["filesystem"] = {"mounts": [{**mounts[0], "mode": "ro"}]}
     contracts["wide"] = {**gateway.tools("narrow", "narrow")["narrow"], "tool": "narrow"}
+    contracts["asked"] = {**contracts["lodger"], "tool": "lodger", "approval": "always"}
     rule = {"id": "apart", "action": "sandbox", "tool_patterns": ["once", "bare"]}
     settings = gateway.configuration(servers, contracts, policy={"preset": "permissive", "rules": [rule]})
     with gateway.serve(base / "gateway", settings) as running:
@@ -125,6 +128,29 @@ async def test_in_the_agents_own_box_it_sees_what_the_agent_left_and_is_not_trus
         await said(client, "close_session", {"session": session})
         gone = await client.call_tool("lodger", {}, meta=meta)  # type: ignore[arg-type]
         assert about(gone)["status"] in ("unavailable", "unknown")
+
+
+async def test_an_approval_is_for_one_session_as_it_was_and_names_it(served: Gateway) -> None:
+    async with served.client("legacy") as client:
+        opened = [await client.call_tool("open_session", {}) for _ in range(2)]
+        one, other = (str((each.structured_content or {})["session"]) for each in opened)
+
+        async def ask(session: str) -> Any:
+            return await client.call_tool("asked", {}, meta={"ringfence/session": session})  # type: ignore[arg-type]
+
+        first = about(await ask(one))["approval_id"]
+        with at_terminal("approvals", "approve", first, "--config", served.config) as terminal:
+            terminal.expect("[y/N]")
+            terminal.type("y\n")
+            assert terminal.end() == 0
+            assert f"{one}, after its step 0" in terminal.shown
+        assert about(await ask(other))["status"] == "approval_required"
+        await said(client, "write_file", {"path": "late", "text": "x", "session": one})
+        assert about(await ask(one))["approval_id"] not in (None, first), "its files are others by now"
+        await said(client, "remove_file", {"path": "late", "session": one})
+        assert text_of(await ask(one)) == "1 No such file or directory"
+        strange = await ask("ses_none")
+        assert about(strange)["reason_code"] == "unknown_session"
 
 
 async def test_one_in_no_box_is_warned_of(served: Gateway) -> None:

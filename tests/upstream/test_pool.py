@@ -168,6 +168,60 @@ async def test_a_server_that_does_not_start_is_left_alone_for_longer_each_time(m
         assert made.pool._health["desk"].failures == 0
 
 
+LODGER = ServerSpec("desk", command=("x",), placement="session")
+
+
+async def failing(made: Yard, agent: str, box: str | None) -> str:
+    with pytest.raises(Unavailable) as refused:
+        await made.call(agent, box=box)
+    return refused.value.reason_code
+
+
+async def test_what_fails_in_one_session_keeps_the_server_from_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_BACKOFF_SECONDS", (600.0,))
+    async with yard(monkeypatch, LODGER) as made:
+        made.answer = far_end(initialize=RpcError(-1, "broken by its agent"))
+        assert [await failing(made, "a", "ses_a") for _ in range(2)] == ["server_start", "server_down"]
+        made.answer = far_end()
+        assert await made.call("b", box="ses_b") == OK
+        assert await made.call("a", box="ses_2") == OK
+
+
+async def test_a_name_that_no_session_has_is_no_failure_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_BACKOFF_SECONDS", (600.0,))
+
+    async def none(*given: object) -> None:
+        raise Unavailable("unknown_session", "there is no such session")
+
+    async with yard(monkeypatch, LODGER) as made:
+        with monkeypatch.context() as bogus:
+            bogus.setattr(Wire, "run", none)
+            assert [await failing(made, "a", "ses_none") for _ in range(3)] == ["unknown_session"] * 3
+        assert made.pool._lodging == {}
+        assert await made.call("a", box="ses_none") == OK, "once there is one"
+
+
+async def test_the_isolation_of_one_session_is_no_fact_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with yard(monkeypatch, LODGER) as made:
+        for agent, box in (("a", "ses_a"), ("b", "ses_b")):
+            await made.call(agent, box=box)
+            made.wires[-1].isolation = {"session": box}
+        for agent, box in (("a", "ses_a"), ("b", "ses_b")):
+            assert made.pool.isolation("desk", box=(Principal(agent), box)) == {"session": box}
+        assert made.pool.isolation("desk", box=(Principal("a"), "ses_b")) == {}
+        assert made.pool.isolation("desk") == {}
+
+
+async def test_a_call_without_a_session_never_reaches_the_instance_for_listings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with yard(monkeypatch, LODGER) as made:
+        await made.pool.definitions("desk", Principal("a"))
+        for box in ("", None):
+            assert await failing(made, "a", box) == "no_session"
+        assert "tools/call" not in made.wires[0].methods
+
+
 async def test_a_slow_start_goes_on_without_the_one_who_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     async with yard(monkeypatch) as made:
         go = anyio.Event()

@@ -227,12 +227,19 @@ def _about(approval: Approval) -> Iterator[str]:
     yield safe(f"  rule       {approval.rule}; may answer: {roles}{own}{many}")
     session = approval.summary.get("session")
     if isinstance(session, dict):
-        step = session.get("after_step")
-        yield safe(f"  session    after its step {step}; void where the session goes on before the answer is used")
+        yield safe(f"  session    {_session(session)}")
         if session.get("runs_on"):
             yield safe(f"             {session['runs_on']}")
     for given in approval.answers:
         yield safe(f"  answered   {given.person}: {'yes' if given.approve else 'no'}")
+
+
+def _session(shown: Json) -> str:
+    name, step = shown.get("id"), shown.get("after_step")
+    if step is None:
+        return str(name)
+    after = f"after its step {step}; void where the session goes on before the answer is used"
+    return f"{name}, {after}" if name else after
 
 
 def _span(seconds: float) -> str:

@@ -333,7 +333,7 @@ class NoServers:
     async def definitions(self, server: str, principal: Principal) -> list[Definition]:
         return []
 
-    def isolation(self, server: str, *, fresh: bool = False) -> Json:
+    def isolation(self, server: str, *, fresh: bool = False, box: tuple[Principal, str] | None = None) -> Json:
         return {}
 
 

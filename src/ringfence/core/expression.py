@@ -129,6 +129,7 @@ def variables(call: Call, contract: Contract, environment: str) -> Json:
             "origin": call.origin,
             "server": contract.server or "",
             "session": call.session or "",
+            "box": call.box or "",
             "idempotent": call.idempotency_key is not None,
             "meta": call.meta,
             "inputs": call.inputs or {},

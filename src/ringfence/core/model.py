@@ -123,7 +123,8 @@ class Call:
     parent: str | None = None
     session: str | None = None
     box: str | None = None
-    """The session that the caller wants it in, where a server lives in an agent's own box."""
+    """The session that the caller wants it in, where a server lives in an agent's own box; once the contract is known:
+    only where that is so."""
     idempotency_key: str | None = None
     trace: str | None = None
     deadline: float | None = None
@@ -141,6 +142,11 @@ class Call:
     """Answers that a 2026-07-28 client gave before it was asked: used where a server does ask."""
     attached: Attached | None = None
     """Bytes beside the arguments, from a caller in this process."""
+
+    @property
+    def session_named(self) -> Any:
+        """The session that it runs in: of a server that lives in sessions, or of a tool of ours."""
+        return self.box if self.box is not None else self.arguments.get("session")
 
 
 # ── Contracts ─────────────────────────────────────────────────────────────────────────────────────

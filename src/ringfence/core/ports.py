@@ -80,8 +80,9 @@ class Upstreams(Protocol):
         """What the server offers `principal` now. Raises Unavailable."""
         ...
 
-    def isolation(self, server: str, *, fresh: bool = False) -> Json:
-        """The `isolation` fact for whatever runs this server, or ran an instance of it for one request alone."""
+    def isolation(self, server: str, *, fresh: bool = False, box: tuple[Principal, str] | None = None) -> Json:
+        """The `isolation` fact for whatever runs this server, or ran an instance of it for one request alone, or runs
+        it in this session of a principal's."""
         ...
 
 

@@ -32,7 +32,7 @@ def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: 
         "approval": rules.approvals.terms(requirement),
     }
     if state.session_state is not None:
-        bound["session"] = [state.call.arguments.get("session"), *state.session_state]
+        bound["session"] = [state.call.session_named, *state.session_state]
     return canonical.digest(bound)
 
 
@@ -88,9 +88,11 @@ def summary(guard: Guard, state: CallState) -> Json:
     programs = asked_for(call, contract)
     if programs:
         shown["programs"] = list(programs)
+    if call.box is not None:
+        shown["session"] = {"id": state.clean(call.box)}
     if state.session_state is not None:
         step, files, runs_on = state.session_state
-        shown["session"] = {"after_step": step, "files": files}
+        shown["session"] = {"id": state.clean(str(call.session_named)), "after_step": step, "files": files}
         if runs_on:  # it can change any file between the answer and the run, and while the step runs
             shown["session"]["runs_on"] = "what earlier steps left running can change these files at any time"
     return shown

@@ -148,9 +148,11 @@ class Dispatcher:
 
     async def state(self, call: Call, contract: Contract) -> tuple[int, str, bool] | None:
         """The last step of a call's session, and the digest of its files. Raises Refused, Unavailable."""
-        if contract.transport is not Transport.SANDBOXED_EXEC:
+        if contract.transport is Transport.SANDBOXED_EXEC:
+            return await self._require_executor(contract).state_of(call)
+        if call.box is None or self.executor is None:
             return None
-        return await self._require_executor(contract).state_of(call)
+        return await self.executor.state_of(call)
 
     async def outside(self, call: Call, contract: Contract) -> Outside:
         """What the session of a call has outside, where the call makes anything happen. Raises Refused, Unavailable."""
@@ -221,7 +223,8 @@ class Dispatcher:
             text = f"{exc.message}; whether it had an effect is not known"
             raise OutcomeUnknown(exc.reason_code, text, answered=exc.answered) from None
         status, code = (Status.FAILED, "tool_error") if result.get("isError") else (Status.SUCCESS, "ok")
-        isolation = self._upstreams.isolation(request.server, fresh=request.fresh)
+        box = (call.principal, call.box) if call.box is not None else None
+        isolation = self._upstreams.isolation(request.server, fresh=request.fresh, box=box)
         return Answer(result, status, code, isolation=isolation, network=seen[-1] if seen else None)
 
 
@@ -267,7 +270,7 @@ def _check_session_server(call: Call, contract: Contract, spec: ServerSpec) -> N
     if contract.mode is not Mode.READ:
         text = f"server {spec.name} lives in the agent's own box, where only read contracts are served"
         raise Refused(Status.DENIED, "session_placement", text)
-    if call.box is None and call.kind == "tool":
+    if call.box == "" or (call.box is None and call.kind == "tool"):
         text = f"server {spec.name} lives in your own box: name the session in _meta ringfence/session"
         raise Refused(Status.VALIDATION_FAILURE, "no_session", text)
 

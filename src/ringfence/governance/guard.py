@@ -493,11 +493,14 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[Any, ...]:
 # ── Declared fields ───────────────────────────────────────────────────────────────────────────────
 
 
+ONLY_FIELDS = "The tool failed. Its own words are left out: its contract passes declared fields only."
+
+
 def _only(result: Json, fields: frozenset[str]) -> Json | None:
     """The result with the declared fields alone; None where there is no object to take them from.
 
     Whatever else could carry the rest goes too: other blocks, unknown fields, a server's own `_meta`. A text that
-    repeats the object is written anew. Of an error the texts stay, or its reader could not tell what went wrong.
+    repeats the object is written anew. In place of an error's texts, which may say anything, stands that it failed.
     """
     failed = bool(result.get("isError"))
     blocks = [block for block in result.get("content") or () if isinstance(block, dict) and block.get("type") == "text"]
@@ -510,11 +513,10 @@ def _only(result: Json, fields: frozenset[str]) -> Json | None:
     some = {key: value for key, value in (whole or {}).items() if key in fields}
     if isinstance(structured, dict):
         kept["structuredContent"] = some
+    repeated = any(_object(block) == whole for block in blocks)
+    kept["content"] = [_text(json.dumps(some, ensure_ascii=False))] if repeated and whole is not None else []
     if failed:
-        kept["content"] = [_text(block["text"]) for block in blocks if isinstance(block.get("text"), str)]
-    else:
-        repeated = any(_object(block) == whole for block in blocks)
-        kept["content"] = [_text(json.dumps(some, ensure_ascii=False))] if repeated else []
+        kept["content"] = [_text(ONLY_FIELDS), *kept["content"]]
     return kept
 
 

@@ -142,7 +142,7 @@ def common(state: CallState) -> Json:
         named = None if contract is None else _contract(contract)
         return {**out, "call": about, "contract": named, "pin": pin, "decision": decided}
     # What is this call's own stands in its record, which has its id anyway; what a call lacks, many lack.
-    own = {name: about.pop(name) for name in ("session", "parent", "trace") if about[name] is not None}
+    own = {name: about.pop(name) for name in ("session", "box", "parent", "trace") if about.get(name) is not None}
     del about["id"]
     if decided is not None:
         out["decision"] = {"id": decided.pop("id")}
@@ -189,6 +189,8 @@ def of_call(state: CallState) -> Json:
             "kind": principal.kind,
         },
         "session": None if call.session is None else _name(state, call.session),
+        # The session whose box it runs in; without a contract it is not known whether its server lives in one.
+        **({} if call.box is None or contract is None else {"box": _name(state, call.box)}),
         "parent": call.parent,
         "trace": None if call.trace is None else _name(state, call.trace),
         "environment": state.environment,

@@ -41,7 +41,7 @@ from ringfence.governance.approvals import Requirement, unproven
 from ringfence.governance.budget import Budget
 from ringfence.governance.client_answers import AnswerChannel
 from ringfence.governance.dispatch import Dispatcher
-from ringfence.governance.guard import Guard, GuardedChannel, without_forged
+from ringfence.governance.guard import ONLY_FIELDS, Guard, GuardedChannel, without_forged
 from ringfence.governance.idempotency import IdempotencyKey, IdempotencyKeys
 from ringfence.governance.journal import CallState
 from ringfence.governance.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
@@ -55,6 +55,8 @@ log = logging.getLogger("ringfence.pipeline")
 _GRANT_SECONDS = 10.0
 _LISTING = ResultPolicy(max_bytes=8_000_000)
 """All pages of what a server lists come as one result."""
+_REBUILT = (-32021, -32042)
+"""Errors that say what a client must be able to do, or ask its user to visit a URL: their data was written anew."""
 ASIDE = ("listing", "logging")
 """Kinds of calls that clients make by themselves, and for which no person is asked."""
 
@@ -168,7 +170,8 @@ class Pipeline:
     def _contract(self, rules: Rulebook, state: CallState) -> Contract:
         call = state.call
         if call.fault is None:
-            state.arguments_digest = _digest(replace(call, meta={}) if call.meta else call)
+            plain = replace(call, meta={}, box=None) if call.meta or call.box is not None else call
+            state.arguments_digest = _digest(plain)
             self._budget.check_loop(call, state.arguments_digest)
         if call.kind == "tool":
             capability = rules.catalog.resolve(call, rules.environment)
@@ -176,9 +179,19 @@ class Pipeline:
             state.definition = capability.definition
         else:
             state.contract = self._listed(rules, state)
+        if call.box is not None:
+            self._place(rules, state, state.contract)
         if call.meta:
             self._carry(state, state.contract)
         return state.contract
+
+    @staticmethod
+    def _place(rules: Rulebook, state: CallState, contract: Contract) -> None:
+        """Where its server lives in sessions, the one that the call names counts as an argument from here on; for other
+        servers it says nothing."""
+        if not _in_sessions(rules, contract):
+            state.call = replace(state.call, box=None)
+        state.arguments_digest = _digest(replace(state.call, meta={}))
 
     def _carry(self, state: CallState, contract: Contract) -> None:
         """Reduce `_meta` to what may be sent on. What the contract lets through counts as an argument from here on."""
@@ -398,6 +411,8 @@ class Pipeline:
                 fresh.contract = self._listed(now, fresh)
         except Refused:
             return None
+        if state.call.box is not None and not _in_sessions(now, fresh.contract):
+            return None  # it would run elsewhere
         return fresh
 
     def _changed(self, rules: Rulebook, state: CallState, requirement: Requirement) -> bool:
@@ -450,8 +465,11 @@ class Pipeline:
         error: Json | None = None
         message = self._guard.message(exc.message, state.contract)
         if isinstance(exc, UpstreamFailed):
+            whole = state.contract is None or state.contract.result.fields is None
+            if not whole:
+                message = self._guard.message(ONLY_FIELDS)
             error = {"code": exc.code, "message": message}
-            if exc.data is not None and state.contract is not None:
+            if exc.data is not None and state.contract is not None and (whole or exc.code in _REBUILT):
                 with contextlib.suppress(Refused):  # then it goes without
                     error["data"] = self._guard.error_data(state.contract, exc.data)
         trust = _trust(state, exc.reason_code)
@@ -560,10 +578,20 @@ def _whole(call: Call) -> Json:
     return {**call.arguments, **{name: value for name, value in beside.items() if value}}
 
 
+def _in_sessions(rules: Rulebook, contract: Contract) -> bool:
+    """Whether each call of its server names the session that it runs in."""
+    spec = rules.servers.get(contract.server or "")
+    return spec is not None and spec.placement == "session"
+
+
 def _digest(call: Call) -> str:
     try:
         whole = [call.method, call.tool, call.arguments, call.inputs]
-        return canonical.digest([*whole, call.meta] if call.meta else whole)
+        if call.box is not None:
+            whole += [call.meta, call.box]
+        elif call.meta:
+            whole += [call.meta]
+        return canonical.digest(whole)
     except (ValueError, TypeError, RecursionError):
         raise Refused(Status.VALIDATION_FAILURE, "bad_request", "The arguments are not JSON.") from None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
@@ -29,7 +29,9 @@ AS_SENT = "as_sent"
 """The form of text that a pattern is tried on first: a string itself, anything else as its JSON."""
 FORMS = (AS_SENT, "string", "joined", "carried", "normalized")
 """Then each string and key inside; lists joined by a space; what comes beside the arguments (answers to a server's
-questions, `_meta`); and all of these with what looks alike made alike."""
+questions, `_meta`, the session that it runs in); and all of these with what looks alike made alike."""
+OTHER_NAME = "other_name"
+"""In place of `as_sent`, where a rule matched another name of a prompt than the one that it was asked for by."""
 
 _CACHED = 4096
 """Calls name tools as they like, so what is remembered per tool is bounded."""
@@ -246,7 +248,7 @@ class _Seen:
             yield (_text(value),)
             yield () if isinstance(value, str) else _strings(value)
             yield () if isinstance(value, str) else _joined(value)
-        if call.inputs or call.meta or call.traced:
+        if call.inputs or call.meta or call.traced or call.box:
             beside = list(_carried(call, name))
             yield (*map(_text, beside), *_strings(beside), *_joined(beside))
         else:
@@ -299,15 +301,31 @@ def _has_controls(text: bytes) -> bool:
 
 def _carried(call: Call, name: str) -> Iterator[Any]:
     """What reaches a server beside the arguments: under this name, or under any."""
-    answers = [answer for answer in (call.inputs or {}).values() if isinstance(answer, Mapping)]
     if name == ANY_ARGUMENT:
         yield from filter(None, (call.inputs, call.meta))
         for text in call.traced.values():
             yield from (text, unquote(text))
+        if call.box:
+            yield call.box
         return
-    for place in (*(answer.get("content") for answer in answers), call.meta):
-        if isinstance(place, Mapping) and name in place:
-            yield place[name]
+    if call.box and name == "session":
+        yield call.box
+    if name in call.traced:
+        yield from (call.traced[name], unquote(call.traced[name]))
+    # An answer's key is the server's own; from there on, blocks, roots and objects are as deep as they like.
+    stack: list[tuple[Any, bool]] = [(item, False) for item in (*(call.inputs or {}).values(), call.meta)]
+    while stack:
+        item, seen = stack.pop()
+        if isinstance(item, Mapping):
+            for key, value in item.items():
+                plain = not isinstance(value, Mapping | list | tuple)
+                # What lies within a field of this name was yielded with it; once more only where that costs little.
+                if key == name and (plain or not seen):
+                    yield value
+                if not plain:
+                    stack.append((value, seen or key == name))
+        elif isinstance(item, list | tuple):
+            stack.extend((each, seen) for each in item)
 
 
 def _joined(value: Any) -> Iterator[str]:
@@ -389,6 +407,8 @@ class Policy:
 
     def decide(self, call: Call, contract: Contract) -> Decision:
         """What the rules say of this call. Never raises for what a caller sent."""
+        if others := _other_names(call, contract):
+            return self._decide_by_names(call, contract, others)
         candidates = self._candidates(call, contract)
         if candidates.settled is not None:
             return _with_new_id(candidates.settled)
@@ -404,11 +424,7 @@ class Policy:
             return known
 
         for place, compiled in enumerate(candidates.rules):
-            try:
-                form = compiled.matches(seen, see)
-            except (ValueError, TypeError, RecursionError) as exc:
-                errors.append(f"rule {compiled.rule.id!r} could not be evaluated: {_harmless(exc, compiled.rule)}")
-                continue
+            form = _matched(compiled, seen, see, errors)
             if form is not None:
                 matched |= 1 << place
                 if form != AS_SENT:
@@ -421,6 +437,29 @@ class Policy:
             if usual and len(candidates.joined) < _JOINED:
                 candidates.joined[matched] = decision
         return _with_new_id(decision)
+
+    def _decide_by_names(self, call: Call, contract: Contract, others: Iterable[str]) -> Decision:
+        """The same for what has several names: a rule allows by the one that was used, and restricts by any."""
+        found: set[int] = set()
+        errors: list[str] = []
+        forms: dict[str, str] = {}
+        for name in (call.tool, *others):
+            named = replace(call, tool=name)
+            candidates = self._candidates(named, contract)
+            if candidates.settled is not None and candidates.settled.error is not None:
+                errors.append(candidates.settled.error)
+            seen, see = _Seen(named), partial(variables, named, contract, self.environment)
+            for compiled in candidates.rules:
+                other = name != call.tool
+                if id(compiled) in found or (other and compiled.rule.action is Action.ALLOW):
+                    continue
+                form = _matched(compiled, seen, see, errors)
+                if form is not None:
+                    found.add(id(compiled))
+                    if other or form != AS_SENT:
+                        forms[compiled.rule.id] = OTHER_NAME if form == AS_SENT else form
+        rules = [compiled.rule for compiled in self._rules if id(compiled) in found]
+        return _with_new_id(self._join(rules, list(dict.fromkeys(errors)), contract.mode, forms))
 
     def never_allows(self, call: Call, contract: Contract) -> bool:
         """Whether calls like this one are denied whatever their arguments are."""
@@ -469,6 +508,27 @@ class Policy:
             policy_digest=self.digest,
             forms=tuple((rule.id, forms.get(rule.id, AS_SENT)) for rule in matched if rule.argument_patterns),
         )
+
+
+def _matched(compiled: _Compiled, seen: _Seen, see: Callable[[], Json], errors: list[str]) -> str | None:
+    try:
+        return compiled.matches(seen, see)
+    except (ValueError, TypeError, RecursionError) as exc:
+        errors.append(f"rule {compiled.rule.id!r} could not be evaluated: {_harmless(exc, compiled.rule)}")
+        return None
+
+
+def _other_names(call: Call, contract: Contract) -> tuple[str, ...]:
+    """A prompt is offered by its own name, or with its server's before it once another server has one of that name. By
+    which of them it is asked for, is in the hands of servers: rules that restrict are about both."""
+    place = call.arguments if call.kind == "prompt" else call.arguments.get("ref")
+    if call.kind not in _NAMES_WITHIN or not isinstance(place, Mapping):
+        return ()
+    if call.kind == "completion" and place.get("type") != "ref/prompt":
+        return ()
+    own = place.get("name")
+    names = (own, f"{contract.server or call.server}.{own}") if isinstance(own, str) else ()
+    return tuple(name for name in names if name != call.tool)
 
 
 def _with_new_id(decision: Decision) -> Decision:

@@ -37,6 +37,13 @@ _LISTS = {"resources/list": "resources", "resources/templates/list": "resourceTe
 _ASIDE = frozenset({*_LISTS, "resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
 MAX_PER_SERVER = 32
 _BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_IN_SESSION = "!session "
+"""How the third part of a connection's key begins where the server runs in a session."""
+_MOST_LODGING = 1000
+_OF_THE_SESSION = frozenset(
+    {"no_session", "unknown_session", "session_stopped", "session_paused", "session_starting", "session_changed"}
+)
+"""Why a server cannot be started in a session, where that is no failure of the server."""
 
 Key = tuple[str, str, str]
 """Server, principal, and the client where it can be asked something."""
@@ -200,6 +207,8 @@ class ConnectionPool:
         self._held: dict[Key, PooledConnection] = {}
         self._openings: dict[Key, PendingConnection] = {}
         self._health: dict[str, Health] = {}
+        self._lodging: dict[Key, Health] = {}
+        """The same of servers in sessions, each for itself."""
         self._group: anyio.abc.TaskGroup | None = None
         self._fresh = 0
         self._floods = Floods()
@@ -229,9 +238,11 @@ class ConnectionPool:
                 self._drop(held)
         for name in [n for n in self._health if servers.get(n) != self._servers.get(n)]:
             del self._health[name]
+        for key in [k for k in self._lodging if servers.get(k[0]) != self._servers.get(k[0])]:
+            del self._lodging[key]
         self._servers = dict(servers)
 
-    def isolation(self, server: str, *, fresh: bool = False) -> Json:
+    def isolation(self, server: str, *, fresh: bool = False, box: tuple[Principal, str] | None = None) -> Json:
         """The isolation of the instance that runs, or else of the one that would be started."""
         spec = self._servers.get(server)
         if spec is None or spec.url is not None:
@@ -239,6 +250,9 @@ class ConnectionPool:
         if fresh:
             return _planned_isolation(self._access.boxes, spec)
         seen = [held for held in self._held.values() if held.key[0] == server and held.connection.link.isolation]
+        if spec.placement == "session":  # what runs in another session is no fact of this one
+            key = (server, box[0].key, f"{_IN_SESSION}{box[1]}") if box is not None else None
+            seen = [held for held in seen if held.key == key]
         if seen:
             return max(seen, key=lambda held: (held.users, held.last_used)).connection.link.isolation or {}
         return _planned_isolation(self._launcher(spec), spec)
@@ -256,9 +270,7 @@ class ConnectionPool:
             return await self._aside(request)
         held = await (self._once(request) if request.fresh else self._get(request))
         held.users += 1
-        health = self._health.get(request.server)
-        if health is None:
-            health = self._health[request.server] = Health()
+        health = self._health_of(held.key)
         try:
             held.connection.check_pin(request.definition)
             result = await held.connection.request(request)
@@ -268,6 +280,7 @@ class ConnectionPool:
                 self._drop(held)
             if exc.reason_code == "server_died":
                 health.punish(exc.message)
+                self._health_of(held.key, health)
             raise
         finally:
             held.users -= 1
@@ -362,8 +375,10 @@ class ConnectionPool:
         self, request: UpstreamRequest, spec: ServerSpec, capabilities: Json
     ) -> PooledConnection:
         """A connection to a server in the session's box; where none is named, in its own box, to see what it offers."""
+        if not request.box and (request.box is not None or request.method == "tools/call"):
+            raise Unavailable("no_session", f"server {spec.name} lives in sessions, and the call names none")
         placed = replace(spec, placement="own" if request.box is None else f"session:{request.box}")
-        key = (request.server, request.principal.key, f"! {request.box or ''}")
+        key = (request.server, request.principal.key, "! " if request.box is None else f"{_IN_SESSION}{request.box}")
         held = self._held.get(key)
         if held is not None and not held.closed:
             return held
@@ -404,7 +419,7 @@ class ConnectionPool:
         """Start a connection in a task of its own. Raises Unavailable where there is no use in trying now."""
         if self._group is None:
             raise Unavailable("stopping", "the gateway is stopping")
-        health = self._health.setdefault(spec.name, Health())
+        health = self._health_of(key)
         wait = health.not_before - anyio.current_time()
         if wait > 0:
             raise Unavailable("server_down", f"server {spec.name} is down ({health.problem}); next try in {wait:.1f} s")
@@ -417,6 +432,17 @@ class ConnectionPool:
         opening = self._openings[key] = PendingConnection()
         self._group.start_soon(self._open, held, opening, capabilities, health)
         return opening
+
+    def _health_of(self, key: Key, known: Health | None = None) -> Health:
+        """How the server does. In a session it is its agent who decides that, so it says nothing of it elsewhere; and
+        only what went wrong there is remembered, or names that callers make up would be."""
+        if not key[2].startswith(_IN_SESSION):
+            return self._health.setdefault(key[0], known or Health())
+        if known is not None:
+            if len(self._lodging) >= _MOST_LODGING:
+                self._lodging.pop(next(iter(self._lodging)))
+            self._lodging[key] = known
+        return known or self._lodging.get(key) or Health()
 
     async def _open(
         self, held: PooledConnection, opening: PendingConnection, capabilities: Json, health: Health
@@ -431,7 +457,9 @@ class ConnectionPool:
             held.last_used = anyio.current_time()
             self._held[held.key] = opening.held = held
         except (Unavailable, OutcomeUnknown) as exc:
-            health.punish(exc.message)
+            if exc.reason_code not in _OF_THE_SESSION:
+                health.punish(exc.message)
+                self._health_of(held.key, health)
             opening.problem = Unavailable(exc.reason_code, exc.message)  # to a call: it never reached the server
         finally:
             del self._openings[held.key]

@@ -160,7 +160,7 @@ class Executor:
 
     async def state_of(self, call: Call) -> tuple[int, str, bool] | None:
         """What an approval is also bound to: the session's last step, and the digest of its files."""
-        session = call.arguments.get("session")
+        session = call.session_named
         if self._keeper is None or not isinstance(session, str):
             return None
         return await self._sessions().state_of(call.principal, session)
