@@ -68,6 +68,16 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
         load_or_create(tmp_path / "keys")
 
 
+@pytest.mark.parametrize("name", [PRIVATE, PUBLIC])
+def test_a_pipe_in_the_place_of_a_key_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "keys"
+    load_or_create(folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name, 0o600)
+    with pytest.raises(StoreError, match="is not a plain file"):
+        load_or_create(folder)
+
+
 def test_halves_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     one, other = load_or_create(tmp_path / "one"), load_or_create(tmp_path / "other")
     (other.folder / PUBLIC).replace(one.folder / PUBLIC)
