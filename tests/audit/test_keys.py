@@ -26,6 +26,7 @@ def test_made_once_with_tight_modes(tmp_path: Path) -> None:
     finally:
         os.umask(previous)
     assert (mode(folder), mode(folder / PRIVATE), mode(folder / PUBLIC)) == (0o700, 0o600, 0o644)
+    assert mode(folder.parent) == 0o700
     assert load_or_create(folder).id == made.id
     assert sorted(path.name for path in folder.iterdir()) == [PRIVATE, PUBLIC]
     public_key_from_file(folder / PUBLIC).verify(made.private.sign(b"x"), b"x")

@@ -59,7 +59,10 @@ def kept(folder: Path, name: str, make: Callable[[], bytes]) -> bytes:
     """What a file of this folder holds that is its owner's alone; made at the first time. Raises StoreError."""
     path = folder / name
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Those above it, too: whoever can write one of them can move the folder.
+        for each in (*reversed(folder.parents), folder):
+            if not each.exists():
+                each.mkdir(mode=0o700, exist_ok=True)
         _check_folder(folder)
         if not path.exists():
             _create(path, make())
