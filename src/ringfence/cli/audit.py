@@ -233,9 +233,11 @@ def export(
     with _log(config_path, demo) as reader:
         keys = load_or_create(config.key_folder())
         report = _exported(reader, path, keys, period)
-    print(f"{path}: {report.records} records of {len(report.heads)} chains from {folder}, signed with key {keys.id}.")
-    print(f"The public key is {keys.folder / PUBLIC}; send it to the verifier separately from the export.")
-    print(f"Verify with: ringfence audit verify {path} --public-key {PUBLIC}")
+    shown, counted = safe(str(path)), f"{report.records} records of {len(report.heads)} chains"
+    print(f"{shown}: {counted} from {safe(str(folder))}, signed with key {keys.id}.")
+    public = safe(str(keys.folder / PUBLIC))
+    print(f"The public key is {public}; send it to the verifier separately from the export.")
+    print(f"Verify with: ringfence audit verify {shown} --public-key {PUBLIC}")
 
 
 def _exported(reader: Reader, path: Path, keys: Keys, period: Period) -> Verification:
