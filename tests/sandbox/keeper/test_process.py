@@ -274,7 +274,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder: Path) -> None:
 async def test_for_want_of_a_folder_of_its_own_a_keeper_is_not_started_and_nothing_ran(folder: Path) -> None:
     (folder / "keeper").mkdir(exist_ok=True)
     (folder / "keeper").chmod(0o777)
-    with pytest.raises(Unavailable, match="the keeper cannot be started: .*chmod 700") as unavailable:
+    with pytest.raises(Unavailable, match=r"the keeper cannot be started: .*chmod 700") as unavailable:
         await KeeperClient.lazy(keeper_launch(folder)).list(ANN)
     assert unavailable.value.reason_code == "keeper_start"
 
