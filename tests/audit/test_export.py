@@ -86,6 +86,21 @@ def test_an_export_of_nothing_verifies(tmp_path: Path, keys: Keys) -> None:
     assert str(verify_export(tmp_path / "e", keys.public)) == "0 records in 0 chains: verified."
 
 
+@pytest.mark.parametrize(
+    ("period", "said"),
+    [
+        (Period(101.0, 104.0), "from 1970-01-01 00:01:41 UTC up to 1970-01-01 00:01:44 UTC"),
+        (Period(101.0), "from 1970-01-01 00:01:41 UTC;"),
+        (Period(None, 0.0), "the time up to 1970-01-01 00:00:00 UTC"),
+    ],
+)
+def test_an_export_of_a_period_is_said_to_be_a_part(tmp_path: Path, keys: Keys, period: Period, said: str) -> None:
+    write_export(tmp_path / "e", [], keys, period)
+    report = verify_export(tmp_path / "e", keys.public)
+    assert report.ok
+    assert "a part of the log" in report.notes[0] and said in report.notes[0]
+
+
 def test_a_period_may_begin_within_a_chain(tmp_path: Path, keys: Keys) -> None:
     report = write_export(tmp_path / "e", two_chains()[1:4], keys, Period(101.0, 104.0))
     assert report.records == 3

@@ -26,6 +26,7 @@ def test_made_once_with_tight_modes(tmp_path: Path) -> None:
     finally:
         os.umask(previous)
     assert (mode(folder), mode(folder / PRIVATE), mode(folder / PUBLIC)) == (0o700, 0o600, 0o644)
+    assert mode(folder.parent) == 0o700
     assert load_or_create(folder).id == made.id
     assert sorted(path.name for path in folder.iterdir()) == [PRIVATE, PUBLIC]
     public_key_from_file(folder / PUBLIC).verify(made.private.sign(b"x"), b"x")
@@ -66,6 +67,16 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "keys" / PRIVATE).symlink_to(tmp_path / "real" / PRIVATE)
     with pytest.raises(StoreError, match="cannot be used"):
         load_or_create(tmp_path / "keys")
+
+
+@pytest.mark.parametrize("name", [PRIVATE, PUBLIC])
+def test_a_pipe_in_the_place_of_a_key_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "keys"
+    load_or_create(folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name, 0o600)
+    with pytest.raises(StoreError, match="is not a plain file"):
+        load_or_create(folder)
 
 
 def test_halves_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

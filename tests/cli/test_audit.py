@@ -255,6 +255,12 @@ def test_an_export_verifies_with_nothing_but_the_key(exported: Path, tmp_path: P
     assert without.returncode == 2 and "--public-key" in without.stderr
 
 
+def test_the_name_of_an_export_is_escaped(log: Log, tmp_path: Path) -> None:
+    shown = log.audit("export", tmp_path / "e\x1b[2J\u202e.jsonl")
+    assert shown.returncode == 0
+    assert "\\x1b" in shown.stdout and "\x1b" not in shown.stdout and "\u202e" not in shown.stdout
+
+
 def test_a_changed_export_is_found(exported: Path, tmp_path: Path) -> None:
     lines = exported.read_bytes().splitlines(keepends=True)
     key = config.key_folder() / PUBLIC

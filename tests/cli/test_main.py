@@ -66,6 +66,16 @@ def test_wrong_usage_exits_2(words: tuple[str, ...]) -> None:
     assert "Usage:" in shown.stderr and "Traceback" not in shown.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [("check", "--o\u202e\x1b[2J"), ("--o\u202e\x1b[2J",), ("audit", "list", "--o\u202e\x1b")]
+)
+def test_wrong_words_are_escaped(words: tuple[str, ...]) -> None:
+    shown = run(*words)
+    assert shown.returncode == 2
+    assert "No such option" in shown.stderr and "Traceback" not in shown.stderr
+    assert "\u202e" not in shown.stderr and "\x1b" not in shown.stderr
+
+
 def test_an_error_is_one_sentence(own_home: Path, tmp_path: Path) -> None:
     missing = run("audit", "list", "--demo")
     assert missing.returncode == 1

@@ -253,6 +253,15 @@ def test_a_tree_with_credentials_is_refused(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "holds credentials of AWS" in refused.stderr
 
 
+def test_the_file_of_facts_is_never_for_others_to_write(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        boxed.FactsFile(str(tmp_path / "facts.json")).write({})
+    finally:
+        os.umask(previous)
+    assert (tmp_path / "facts.json").stat().st_mode & 0o777 == 0o644
+
+
 def test_boxes_are_made_under_any_umask(tmp_path: Path) -> None:
     command = gateways.ringfence("run", "--shell", "umask; echo x > output/f", "--output", tmp_path / "out")
     ended = subprocess.run(command, capture_output=True, timeout=300, check=False, umask=0o077)

@@ -109,6 +109,22 @@ async def test_no_log_holds_a_secret(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert VALUE in caplog.text
 
 
+async def test_a_line_break_begins_no_record_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    safe = ConfiguredSecrets(config.load(written(tmp_path, VALUE)))
+    await safe.load()
+    forged = "ERROR ringfence.audit: all is well"
+    async with redacted_logs(lambda: safe):
+        log = logging.getLogger("anything.at.all")
+        log.warning("a subscription to %s", f"file:///x\n{forged}\r\n{forged}")
+        try:
+            raise ValueError(f"x\n{forged}")
+        except ValueError:
+            log.exception("it failed")
+    assert caplog.text.count(forged) == 3
+    assert not any(line.startswith(("ERROR ringfence", "Traceback")) for line in caplog.text.splitlines())
+    assert "    | Traceback" in caplog.text and "    |     | " not in caplog.text
+
+
 async def test_what_others_say_in_a_log_steers_no_terminal_and_hides_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,7 +134,7 @@ async def test_what_others_say_in_a_log_steers_no_terminal_and_hides_nothing(
         log = logging.getLogger("anything.at.all")
         log.warning("server: %s", "\x1b]0;owned\x07 pay\u200b\u202e now\nsecond line")
         log.warning("split: %s", f"{VALUE[:9]}\u200b{VALUE[9:15]}\x00{VALUE[15:]}")
-    assert "\\x1b]0;owned\\x07 pay\\u{200b}\\u{202e} now\nsecond line" in caplog.text
+    assert "\\x1b]0;owned\\x07 pay\\u{200b}\\u{202e} now\n    | second line" in caplog.text
     assert "split: [redacted]" in caplog.text
 
 

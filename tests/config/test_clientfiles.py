@@ -144,6 +144,72 @@ def test_a_secret_among_the_arguments_makes_a_server_unusable(args: list[str]) -
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        *(["env", "FOO=abcdef"], ["/usr/bin/env", "-i", "FOO=abcdef"], ["env", "-u", "X", "--", "FOO=abcdef"]),
+        *(
+            ["cross-env", "FOO=abcdef"],
+            ["npx", "-y", "cross-env@7", "FOO=abcdef"],
+            ["pnpm", "dlx", "cross-env", "FOO=abcdef"],
+        ),
+        *(["cmd", "/c", "cross-env", "FOO=abcdef"], ["env", "BAR=1", "env", "FOO=abcdef"]),
+    ],
+)
+def test_a_variable_that_the_command_sets_is_one_of_env(words: list[str]) -> None:
+    found = one({"command": words[0], "args": [*words[1:], "node", "s.js", "--level=3", "A=b"]})
+    assert found.command == ("node", "s.js", "--level=3", "A=b")
+    assert [(s.kind, s.text) for s in found.env if s.name == "FOO"] == [("plain", "abcdef")]
+    assert found.unusable == ()
+    assert any("sets" in note and "FOO" in note and "abcdef" not in note for note in found.notes)
+
+
+def test_a_secret_that_the_command_sets_is_named_and_not_copied() -> None:
+    found = one({"command": "env", "args": ["API_TOKEN=abcdef", "FOO=${BAR}", "node"]})
+    assert [(s.name, s.kind) for s in found.env] == [("API_TOKEN", "hidden"), ("FOO", "reference")]
+    assert "abcdef" not in repr(found)
+
+
+def test_a_command_that_removes_variables_gets_none_of_them() -> None:
+    entry = {"command": "env", "args": ["-u", "A", "C=3", "node"], "env": {"A": "1", "B": "2"}}
+    found = one(entry)
+    assert {s.name: s.text for s in found.env} == {"B": "2", "C": "3"}
+    assert any(note.startswith("A of its env is left out") for note in found.notes)
+    entry["args"] = ["-i", "C=3", "node"]
+    assert {s.name: s.text for s in one(entry).env} == {"C": "3"}
+
+
+def test_a_container_gets_what_the_command_before_it_sets() -> None:
+    found = one({"command": "env", "args": ["FOO=abc", "BAR=1", "docker", "run", "-e", "FOO", "img"]})
+    assert found.container is not None
+    assert [(s.name, s.text) for s in found.env] == [("FOO", "abc")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["env", "-S", "FOO=hunter2 node"], ["env", "-C", "/x", "FOO=hunter2", "node"], ["env", "FOO=hunter2"]),
+        *(
+            ["sudo", "FOO=hunter2", "node"],
+            ["sudo", "-n", "env", "FOO=hunter2", "node"],
+            ["env", "--split-string=FOO=hunter2"],
+        ),
+        *(["nice", "env", "FOO=hunter2", "node"], ["cross-env-shell", "FOO=hunter2", "node"]),
+        *(["sh", "-c", "FOO=hunter2 node"], ["bash", "-lc", "cd /x && export FOO=hunter2; node"]),
+        *(["sh", "-c", "exec env -i FOO=hunter2 node"], ["env", "A=1", "sh", "-c", "B=2 FOO=hunter2 node"]),
+    ],
+)
+def test_a_variable_that_cannot_be_taken_apart_is_not_shown(words: list[str]) -> None:
+    found = one({"command": words[0], "args": words[1:]})
+    assert "may be a secret" in found.unusable[0]
+    assert "hunter2" not in repr(found)
+
+
+@pytest.mark.parametrize("text", ["exec node s.js --level=3", "node s.js NAME=x", "cd /x && node s.js", "test $A = b"])
+def test_words_of_a_shell_that_set_no_variable_are_taken_over(text: str) -> None:
+    assert one({"command": "sh", "args": ["-c", text]}).unusable == ()
+
+
+@pytest.mark.parametrize(
     "url", ["https://x.example/mcp?key=abc", "https://me:pw@x.example/", f"https://x.example/{TOKEN}"]
 )
 def test_a_secret_in_a_url_makes_a_server_unusable(url: str) -> None:

@@ -8,6 +8,7 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -17,8 +18,8 @@ import pytest
 from ringfence.core import system
 from ringfence.core.errors import Unavailable
 from ringfence.front import listen
-from ringfence.front.http import PEER
-from ringfence.front.listen import Admission, Listener, open_socket, unix_socket
+from ringfence.front.http import PEER, HttpFront
+from ringfence.front.listen import Admission, GatewayApp, Listener, open_socket, unix_socket
 from ringfence.front.refusals import Refusal, Refusals
 
 pytestmark = [
@@ -266,6 +267,37 @@ async def test_places_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
             assert told == b"" or told.startswith(b"HTTP/1.1 503")
 
 
+# ── paths ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "status", "reasons"),
+    [
+        ("/healthz", "127.0.0.1:8000", 200, []),
+        ("/healthz", "evil.example", 421, ["foreign_host"]),
+        ("/console", "127.0.0.1:8000", 501, ["unknown_path"]),
+        ("/console/x", "evil.example", 421, ["foreign_host"]),
+        ("/nowhere", "127.0.0.1:8000", 404, ["unknown_path"]),
+        ("/nowhere", "evil.example", 421, ["foreign_host"]),
+    ],
+)
+async def test_every_refusal_of_a_path_is_counted(path: str, host: str, status: int, reasons: list[str]) -> None:
+    refusals = Counted()
+    front = HttpFront(SimpleNamespace(refusals=refusals), lambda scope: None, frozenset({"127.0.0.1"}), 8000)  # type: ignore[arg-type]
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"host", host.encode())]}
+    await GatewayApp(front)(scope, receive, send)
+    assert sent[0]["status"] == status
+    assert refusals.reasons == reasons
+
+
 # ── a unix socket ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -330,6 +362,42 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
         pass
     shared.chmod(0o1777)
     with unix_socket(shared / "mine" / "gateway.sock"):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize("mode", [0o755, 0o1755, 0o1777])
+def test_a_folder_above_that_belongs_to_another_user_is_refused(tmp_path: Path, mode: int) -> None:
+    """Its owner may rename what lies in it, whatever its mode says."""
+    above = tmp_path / "above"
+    (above / "mine").mkdir(parents=True, mode=0o700)
+    above.chmod(mode)
+    with unix_socket(above / "mine" / "gateway.sock"):
+        pass
+    os.chown(above, 65534, -1)
+    with pytest.raises(Unavailable, match="a folder of your own"), unix_socket(above / "mine" / "gateway.sock"):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link to another user")
+def test_a_link_on_the_way_that_belongs_to_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir(mode=0o700)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "mine")
+    with unix_socket(link / "gateway.sock"):
+        pass
+    os.chown(link, 65534, -1, follow_symlinks=False)
+    with pytest.raises(Unavailable, match="a folder of your own"), unix_socket(link / "gateway.sock"):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_where_a_link_leads_is_looked_at_too(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    (theirs / "mine").mkdir(parents=True, mode=0o700)
+    (tmp_path / "link").symlink_to(theirs / "mine")
+    os.chown(theirs, 65534, -1)
+    with pytest.raises(Unavailable, match="a folder of your own"), unix_socket(tmp_path / "link" / "gateway.sock"):
         pass
 
 

@@ -19,6 +19,8 @@ from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, Upstream
 from ringfence.core.model import SYSTEM, ApprovalRule, Effect, Mode, NetworkSpec, Person, Principal, ServerSpec, Status
 from ringfence.governance import approvals
 from ringfence.governance.guard import ONLY_FIELDS
+from ringfence.governance.rulebook import implicit_contract
+from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.secrets.redaction import TenantRedactor
 from ringfence.store.sqlite import Store
 from ringfence.store.transaction import Transaction
@@ -175,6 +177,30 @@ async def test_a_listed_resource_and_an_accepted_prompt_go_the_same_way(tmp_path
             ("resources/read", None), ("prompts/get", greet), ("completion/complete", None),
         ]  # fmt: skip
         assert [record["contract"]["name"] for record in way.finished()] == ["desk:lists"] * 3
+
+
+@pytest.mark.parametrize("name", ["secret.txt", "%73ecret.txt", "./secret.txt", "%2e/secret.txt", "/secret.txt"])
+async def test_a_rule_on_a_file_of_a_session_holds_however_it_is_written(tmp_path: Path, name: str) -> None:
+    """Rules and the record have the one form that all of these are read as."""
+    place = "ringfence://session/box_1/output/"
+    uri = place + name
+    async with governed(tmp_path, Said(rules=(rule("deny", tool_patterns=(f"{place}secret.txt",)),))) as way:
+        own = implicit_contract(ServerSpec(SERVER, url="http://127.0.0.1:9101/mcp"))
+        way.pipeline.rules = replace(way.pipeline.rules, implicit={SERVER: own})
+        ended = await way.call(uri, {"uri": uri}, kind="resource", server=SERVER, method="resources/read")
+        assert ended.status is Status.DENIED
+        assert way.servers.requests == []
+        (record,) = way.finished()
+        assert record["call"]["tool"] == f"{place}secret.txt"
+
+
+async def test_what_is_no_file_of_a_session_is_not_offered(tmp_path: Path) -> None:
+    uri = "ringfence://session/box_1/output/d/../secret.txt"
+    async with governed(tmp_path) as way:
+        own = implicit_contract(ServerSpec(SERVER, url="http://127.0.0.1:9101/mcp"))
+        way.pipeline.rules = replace(way.pipeline.rules, implicit={SERVER: own})
+        ended = await way.call(uri, {"uri": uri}, kind="resource", server=SERVER, method="resources/read")
+        assert (ended.status, ended.reason_code) == (Status.VALIDATION_FAILURE, "unknown_resource")
 
 
 # ── Guard ──

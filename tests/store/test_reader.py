@@ -143,3 +143,34 @@ def test_the_story_of_a_call_has_its_approval(store: Store) -> None:
     assert "Alice approved it" in text and "  result     success" in text
     assert [r.kind for r in store.reader().story("c1")] == used
     assert store.reader().approval_records("absent") == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("expires_at = 'x'", "asked_at = 9e999", "asked_at = -1", "summary = '[]'", "summary = '{'", "roles = '{}'"),
+        *("state = x'00'", "people = 'many'", "tool = x'ff'", "person = x'00'", "summary = x'00'", "expires_at = 1e15"),
+    ],
+)
+def test_an_approval_that_another_program_changed_is_said_to_be_unreadable(
+    store: Store, folder: Path, change: str
+) -> None:
+    now = time.time()
+    question = ApprovalQuestion("d", "c1", "p", "t", "r", asked_at=now, expires_at=now + 600)
+    identity = store.write_sync(lambda tx: tx.ask_approval(question)).id
+    with sqlite3.connect(folder / "ringfence.db") as database:
+        database.execute(f"UPDATE approvals SET {change}")
+    database.close()
+    with pytest.raises(StoreError, match="cannot be read"):
+        store.reader().approval(identity)
+
+
+def test_an_answer_that_another_program_changed_is_said_to_be_unreadable(store: Store, folder: Path) -> None:
+    now = time.time()
+    question = ApprovalQuestion("d", "c1", "p", "t", "r", asked_at=now, expires_at=now + 600)
+    identity = store.write_sync(lambda tx: tx.ask_approval(question)).id
+    with sqlite3.connect(folder / "ringfence.db") as database:
+        database.execute("INSERT INTO answers VALUES (?, 'x', 1, 'y')", (identity,))
+    database.close()
+    with pytest.raises(StoreError, match="cannot be read"):
+        store.reader().approvals()

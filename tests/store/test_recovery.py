@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import time
@@ -14,6 +15,7 @@ import pytest
 from ringfence.audit.chain import ALWAYS, seal
 from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys, load_or_create
+from ringfence.core.errors import StoreError
 from ringfence.store import Reader, Store, writer
 from tests.store.conftest import Drive
 
@@ -279,3 +281,17 @@ async def test_an_uncovered_record_that_was_changed_before_the_crash_shows_in_th
     tamper(folder, "UPDATE records SET hash = 'x' WHERE call_id = 'c1'")
     with Store.open(folder, keys) as second:
         assert second.recovered.damaged != ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("name", ["chains/{}.lock", "chains/{}.ahead", "checkpoints/{}"])
+def test_a_chain_with_a_file_of_another_user_is_not_taken_up(folder: Path, keys: Keys, name: str) -> None:
+    first = Store.open(folder, keys)
+    crash(first)
+    path = folder / name.format(first.chain)
+    os.chown(path, 65534, -1)
+    with pytest.raises(StoreError, match=rf"{path.name} belongs to another user \(uid 65534\)"):
+        Store.open(folder, keys)
+    os.chown(path, os.geteuid(), -1)
+    with Store.open(folder, keys) as second:
+        assert second.recovered.chains == (first.chain,)

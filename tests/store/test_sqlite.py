@@ -73,6 +73,50 @@ def test_somebody_elses_folder_is_refused(folder: Path, keys: Keys, monkeypatch:
         Store.open(folder, keys)
 
 
+another_user = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+
+
+@another_user
+@pytest.mark.parametrize("name", ["ringfence.db", "ringfence.db-wal", "ringfence.db-shm", "ringfence.db-journal"])
+def test_a_file_of_another_user_in_the_state_is_refused(folder: Path, keys: Keys, name: str) -> None:
+    """Its owner may hold it open since the folder was open, and would read and change what we write."""
+    Store.open(folder, keys).close()
+    (folder / name).touch(0o600)
+    os.chown(folder / name, 65534, -1)
+    with pytest.raises(StoreError, match=rf"{name} belongs to another user \(uid 65534\).*move it away"):
+        Store.open(folder, keys)
+    os.chown(folder / name, os.geteuid(), -1)
+    Store.open(folder, keys).close()
+
+
+@another_user
+@pytest.mark.parametrize("name", ["chains", "checkpoints"])
+def test_a_folder_of_another_user_in_the_state_is_refused(folder: Path, keys: Keys, name: str) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / name).mkdir(mode=0o700)
+    os.chown(folder / name, 65534, -1)
+    with pytest.raises(StoreError, match=rf"{name} belongs to another user \(uid 65534\).*move it away"):
+        Store.open(folder, keys)
+
+
+@pytest.mark.parametrize("name", ["chains", "checkpoints"])
+def test_a_folder_in_the_state_that_is_open_to_others_is_refused(folder: Path, keys: Keys, name: str) -> None:
+    Store.open(folder, keys).close()
+    (folder / name).chmod(0o777)
+    with pytest.raises(StoreError, match=rf"run: chmod 700 .*{name}"):
+        Store.open(folder, keys)
+    (folder / name).chmod(0o700)
+    Store.open(folder, keys).close()
+
+
+def test_a_link_in_the_place_of_a_folder_is_refused(folder: Path, keys: Keys, tmp_path: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (folder / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="checkpoints is not a folder of its own"):
+        Store.open(folder, keys)
+
+
 def test_a_read_only_folder_is_a_readable_error(keys: Keys) -> None:
     root = os.geteuid() == 0
     with tempfile.TemporaryDirectory(dir="/tmp") as made:

@@ -520,8 +520,10 @@ class _Reading:
         stated = {str(entry.get("chain")) for entry in statement.get("chains", [])}
         for name in sorted(stated | self._chains.keys()):
             self._check_chain(name, stated)
-        if header.get("from") is None and header.get("to") is None:
+        if statement.get("from") is None and statement.get("to") is None:
             self._check_names()
+        else:
+            found.notes.insert(0, _period_note(statement.get("from"), statement.get("to")))
         if statement.get("sha256") != self._sum.hexdigest():
             found.add("the lines before the closing line are not the ones that it was signed for")
 
@@ -651,8 +653,20 @@ def _check_named(
                 found.add(_misnamed(named.seq, by, how), name, named.seq)
 
 
+def _period_note(since: Any, until: Any) -> str:
+    bounds = [f"{word} {_moment(at)}" for word, at in (("from", since), ("up to", until)) if at is not None]
+    return f"this export is a part of the log: the time {' '.join(bounds)}; what lies outside is not in it, signed."
+
+
+def _moment(at: Any) -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (TypeError, ValueError, OverflowError, OSError):
+        return f"{at}"[:40]
+
+
 def _pruned_note(pruned: Pruned) -> str:
-    when = datetime.fromtimestamp(pruned.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    when = _moment(pruned.at)
     return f"chain {pruned.chain}: records 1 to {pruned.seq} were pruned by {pruned.by} at {when}, signed."
 
 

@@ -59,13 +59,24 @@ def kept(folder: Path, name: str, make: Callable[[], bytes]) -> bytes:
     """What a file of this folder holds that is its owner's alone; made at the first time. Raises StoreError."""
     path = folder / name
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Those above it, too: whoever can write one of them can move the folder.
+        for each in (*reversed(folder.parents), folder):
+            if not each.exists():
+                each.mkdir(mode=0o700, exist_ok=True)
         _check_folder(folder)
         if not path.exists():
             _create(path, make())
         return _read(path)
     except OSError as exc:
         raise StoreError(f"{name} in {folder} cannot be used: {exc.strerror or exc}") from exc
+
+
+def published(folder: Path) -> Ed25519PublicKey:
+    """The public key in `folder`, which must be a plain file: a pipe there would be waited for. Raises StoreError."""
+    path = folder / PUBLIC
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is not a plain file; move it away")
+    return public_key_from_file(path)
 
 
 def public_key_from_file(path: Path) -> Ed25519PublicKey:
@@ -110,7 +121,7 @@ def _create(path: Path, data: bytes) -> None:
 
 def _publish(path: Path, public: Ed25519PublicKey) -> None:
     if path.exists():
-        if key_id(public_key_from_file(path)) != key_id(public):
+        if key_id(published(path.parent)) != key_id(public):
             raise StoreError(f"{path} is not the public half of {PRIVATE} beside it")
         return
     pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -130,12 +141,12 @@ def _write_beside(path: Path, data: bytes, mode: int) -> Path:
 
 
 def _read(path: Path) -> bytes:
-    # What is checked must be what is read, so both go through one descriptor, and no link is followed.
-    descriptor = os.open(path, os.O_RDONLY | system.PRIVATE)
+    # What is checked must be what is read, so both go through one descriptor; no link is followed, no pipe waited for.
+    descriptor = os.open(path, os.O_RDONLY | system.PRIVATE | system.UNHURRIED)
     with open(descriptor, "rb") as file:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
-            raise StoreError(f"{path} is not a plain file")
+            raise StoreError(f"{path} is not a plain file; move it away")
         if system.stranger(info):
             raise StoreError(f"{path} belongs to another user (uid {info.st_uid})")
         if system.open_to_others(info, 0o077):

@@ -20,7 +20,7 @@ from ringfence import config, identity
 from ringfence.audit.chain import MAX_FAULTS, Findings, Period, Verification
 from ringfence.audit.explain import explain
 from ringfence.audit.export import Checkpoints, prunes, verify_export, verify_live, write_export
-from ringfence.audit.keys import PUBLIC, Keys, load_or_create, public_key_from_file
+from ringfence.audit.keys import PUBLIC, Keys, load_or_create, public_key_from_file, published
 from ringfence.cli import common, options
 from ringfence.cli.terminal import cut, json_text, moment, quoted, safe
 from ringfence.core import canonical
@@ -139,7 +139,7 @@ def explain_(
     with _log(config_path, demo) as reader:
         story = [record.body for record in reader.story(_find(reader, identifier))]
         public = config.key_folder() / PUBLIC
-        key = public_key_from_file(public) if public.exists() else None
+        key = published(public.parent) if public.exists() else None
         print(safe(explain(story, key), lines=True))
 
 
@@ -184,7 +184,7 @@ def verify(
             common.fail("an export is verified with a key from outside: name it with --public-key FILE", 2)
         _conclude(verify_export(export_path, public_key_from_file(public_key)))
         return
-    key = public_key_from_file(public_key or config.key_folder() / PUBLIC)
+    key = public_key_from_file(public_key) if public_key else published(config.key_folder())
     with _log(config_path, demo) as reader:
         report = _verified(reader, key)
     _conclude(report)
@@ -233,9 +233,11 @@ def export(
     with _log(config_path, demo) as reader:
         keys = load_or_create(config.key_folder())
         report = _exported(reader, path, keys, period)
-    print(f"{path}: {report.records} records of {len(report.heads)} chains from {folder}, signed with key {keys.id}.")
-    print(f"The public key is {keys.folder / PUBLIC}; send it to the verifier separately from the export.")
-    print(f"Verify with: ringfence audit verify {path} --public-key {PUBLIC}")
+    shown, counted = safe(str(path)), f"{report.records} records of {len(report.heads)} chains"
+    print(f"{shown}: {counted} from {safe(str(folder))}, signed with key {keys.id}.")
+    public = safe(str(keys.folder / PUBLIC))
+    print(f"The public key is {public}; send it to the verifier separately from the export.")
+    print(f"Verify with: ringfence audit verify {shown} --public-key {PUBLIC}")
 
 
 def _exported(reader: Reader, path: Path, keys: Keys, period: Period) -> Verification:

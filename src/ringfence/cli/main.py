@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from ringfence import __version__
 from ringfence.cli.terminal import safe
@@ -63,10 +66,34 @@ def root(
     )
 
 
+class _Commands(TyperGroup):
+    """Words of the command line come back in errors: what a terminal would act upon, or hide, is escaped there."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _escaped():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _escaped():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _escaped() -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:
+        # Errors of usage; their class has no public name.
+        if isinstance(exc, typer.BadParameter.__mro__[1]) and isinstance(message := getattr(exc, "message", None), str):
+            exc.message = safe(message, lines=True)  # type: ignore[attr-defined]
+        raise
+
+
 def command_line(words: list[str]) -> typer.Typer:
     """The commands. Only the verb that `words` name is loaded: `audit list` need not load a web server."""
     app = typer.Typer(
         name="ringfence",
+        cls=_Commands,
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode=None,

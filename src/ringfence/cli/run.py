@@ -135,7 +135,7 @@ class FactsFile:
         self._file = None
         if path is not None:
             try:
-                descriptor = os.dup(2) if path == "-" else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+                descriptor = os.dup(2) if path == "-" else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
                 self._file = os.fdopen(descriptor, "w", encoding="utf-8")
             except OSError as exc:
                 common.fail(f"--facts {path}: {exc.strerror}", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -107,8 +108,16 @@ def _token(spec: VaultSpec) -> str | None:
         return None
 
 
+_MARGIN = "    | "
+_BREAK = re.compile(r"\n(?!    \| )")
+"""A record comes here once for every handler."""
+
+
 class _Filter(logging.Filter):
-    """Removes secrets from what is logged, and shows what cannot be seen, wherever the record comes from."""
+    """Removes secrets from what is logged, and shows what cannot be seen, wherever the record comes from.
+
+    Only its first line stands at the edge: what others say may hold line breaks, and must not pass for another record.
+    """
 
     def __init__(self, secrets: Callable[[], ConfiguredSecrets]) -> None:
         super().__init__()
@@ -121,12 +130,13 @@ class _Filter(logging.Filter):
             return True  # it does not fit its own format: the handler that writes it says so
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
-        clean = self._clean(text)
+        clean = _BREAK.sub(f"\n{_MARGIN}", self._clean(text))
         if clean != text:
             record.msg = clean
             record.args = None
         if record.exc_text:
-            record.exc_text = self._clean(record.exc_text)
+            shown = _BREAK.sub(f"\n{_MARGIN}", f"\n{self._clean(record.exc_text)}")
+            record.exc_text = shown.removeprefix("\n")
         return True
 
     def _clean(self, text: str) -> str:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ringfence.config import docker_run, validators
+from ringfence.config import docker_run, env_command, validators
 from ringfence.config.docker_run import ContainerRun
+from ringfence.config.env_command import SetVariables
 from ringfence.config.yaml import read_file
 from ringfence.core import canonical
 from ringfence.core.errors import ConfigError, Problem
@@ -193,7 +194,10 @@ class _Reader:
             self._problem(where, "must be a mapping")
             return ClientServer(name)
         unusable: list[str] = []
-        command = self._command(where, entry, unusable)
+        words = self._words(where, entry)
+        before = env_command.before(words)
+        words = words[before.length :]
+        command = self._command(words, unusable)
         url = self._url(where, entry, unusable)
         if bool(command) == bool(url):
             self._problem(where, "needs a command or a url, and not both")
@@ -209,11 +213,12 @@ class _Reader:
         cwd = self._text(f"{where}.cwd", entry["cwd"]) if entry.get("cwd") is not None else None
         notes = list(_notes(entry))
         env = self._settings(f"{where}.env", entry.get("env"), validators.variable)
+        env = self._set_by_command(before, env, unusable, notes)
         container = docker_run.parse_run(command) if docker_run.is_container(command) else None
         if container is not None:
             unusable += container.refused
             notes += container.notes
-            env = self._of_container(entry, container, env, notes)
+            env = self._of_container(words, container, env, notes)
         return ClientServer(
             name=name,
             command=command,
@@ -226,7 +231,7 @@ class _Reader:
             container=container,
         )
 
-    def _command(self, where: str, entry: Mapping[str, Any], unusable: list[str]) -> tuple[str, ...]:
+    def _words(self, where: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
         if entry.get("command") is None:
             return ()
         args = entry.get("args", [])
@@ -237,7 +242,32 @@ class _Reader:
         found += [self._text(f"{where}.args[{index}]", word) for index, word in enumerate(args)]
         if not found[0]:
             self._problem(f"{where}.command", "is empty")
-        run = docker_run.parse_run(tuple(found)) if docker_run.is_container(tuple(found)) else ContainerRun()
+        return tuple(found)
+
+    def _set_by_command(
+        self, before: SetVariables, given: tuple[Setting, ...], unusable: list[str], notes: list[str]
+    ) -> tuple[Setting, ...]:
+        """The variables that the server gets: those of `env`, and those that its command sets before it runs it."""
+        gone = {setting.name for setting in given if before.cleared or setting.name in before.unset}
+        found = {setting.name: setting for setting in given if setting.name not in gone}
+        for name, value in before.variables:
+            try:
+                found[validators.variable(name)] = _setting(name, value)
+            except ValueError:
+                unusable.append("its command sets a variable whose name is none; give it as env")
+        if before.variables:
+            named = ", ".join(dict.fromkeys(name[:40] for name, _ in before.variables if name in found))
+            notes.append(f"its command sets {named}: taken over as env")
+        if gone - found.keys():
+            notes.append(f"{', '.join(sorted(gone - found.keys()))} of its env is left out: its command removes it")
+        return tuple(found.values())
+
+    def _command(self, words: tuple[str, ...], unusable: list[str]) -> tuple[str, ...]:
+        found = list(words)
+        for index in env_command.left(words):
+            unusable.append(f"argument {index} sets a variable, which may be a secret; give it as env")
+            found[index] = "[not shown]"
+        run = docker_run.parse_run(words) if docker_run.is_container(words) else ContainerRun()
         for index, word in enumerate(found):
             if index in run.hidden:  # a variable like those of `env`
                 found[index] = run.shown[index]
@@ -252,16 +282,15 @@ class _Reader:
         return tuple(self._expanded(word, f"argument {index}", unusable) for index, word in enumerate(found))
 
     def _of_container(
-        self, entry: Mapping[str, Any], run: ContainerRun, given: tuple[Setting, ...], notes: list[str]
+        self, words: tuple[str, ...], run: ContainerRun, given: tuple[Setting, ...], notes: list[str]
     ) -> tuple[Setting, ...]:
         """The variables that it gives to its container; the engine has those that `env` names."""
         known = {setting.name: setting for setting in given}
-        whole = (str(entry["command"]), *map(str, entry.get("args", [])))
         found: dict[str, Setting] = {}
         for path in run.env_files:
             for name, value in docker_run.variables(self._path, path, notes):
                 found[name] = _setting(name, value)
-        for variable in docker_run.parse_run(whole).env:
+        for variable in docker_run.parse_run(words).env:
             name = variable.name
             try:
                 validators.variable(name)

@@ -198,9 +198,10 @@ def only_path(target: str) -> str | None:
     """The decoded path of a request, or None where two servers could take it for two paths, even under one prefix.
 
     Stricter than `plain_path`: a prefix is left by no parameter and by no second decoding, but a rule that forbids some
-    paths must see the one that is meant.
+    paths must see the one that is meant. An encoded slash, which APIs have within a name (`group%2Fproject`), is one:
+    whichever way the host reads it, nothing is forbidden under the one path and allowed under the other.
     """
-    path = plain_path(target)
+    path = plain_path(re.sub("%2[fF]", "/", target.partition("?")[0]))
     if path is None or re.search(r"[;?\udc80-\udcff]|%[0-9A-Fa-f]{2}", path):
         return None
     return path

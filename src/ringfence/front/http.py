@@ -436,12 +436,23 @@ class HttpFront:
     def refusals(self) -> Refusals:
         return self._front.refusals
 
+    def _is_foreign(self, scope: Scope, headers: dict[str, str]) -> bool:
+        return headers.get("host", "").lower() not in self._own or _has_two_hosts(scope, headers)
+
+    async def refuses(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Whether a request to another path is refused, and on record, because it means another host."""
+        request = _HttpRequest(scope, receive, send, self.refusals)
+        if not self._is_foreign(scope, request.headers):
+            return False
+        await request.plain(421, "foreign_host", "Host is not this gateway")
+        return True
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = _HttpRequest(scope, receive, send, self.refusals)
         headers = request.headers
         request.principal = principal = self._identify(scope)
         # A page in a browser must not reach us through a name or an origin that is not ours.
-        if headers.get("host", "").lower() not in self._own or _has_two_hosts(scope, headers):
+        if self._is_foreign(scope, headers):
             await request.plain(421, "foreign_host", "Host is not this gateway")
         elif "origin" in headers and headers["origin"].lower() not in self._origins:
             await request.plain(403, "foreign_origin", "Origin is not this gateway")

@@ -382,9 +382,12 @@ class GatewayApp:
         path = scope["path"]
         if path == "/mcp":
             await self._mcp(scope, receive, send)
+        elif await self._mcp.refuses(scope, receive, send):
+            return
         elif path == "/healthz":
             await JSONResponse({"status": "ok"})(scope, receive, send)
         elif path == "/console" or path.startswith("/console/"):
+            self.refusals.count(Refusal("mcp-http", "unknown_path", scope.get(PEER)))
             await PlainTextResponse(_NO_CONSOLE, 501)(scope, receive, send)
         else:
             self.refusals.count(Refusal("mcp-http", "unknown_path", scope.get(PEER)))

@@ -37,6 +37,7 @@ from ringfence.audit.keys import Keys
 from ringfence.core import system
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
+from ringfence.store.schema import check_owner, check_plain
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,18 @@ def _checked(chain: str) -> str:
     return chain
 
 
+def _opened(path: Path) -> int:
+    """A descriptor of a plain file that is ours: no link is followed, and no pipe is waited for. Raises OSError,
+    StoreError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | system.PRIVATE | system.UNHURRIED, 0o600)
+    try:
+        check_plain(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 class ChainLock:
     """Held as long as a process writes the chain. The file stays; only the lock on it counts."""
 
@@ -77,8 +90,8 @@ class ChainLock:
 
     @classmethod
     def take(cls, folder: Path, chain: str) -> ChainLock | None:
-        """The lock, or None while another holds it. Raises OSError."""
-        descriptor = os.open(lock_path(folder, chain), os.O_RDWR | os.O_CREAT | system.PRIVATE, 0o600)
+        """The lock, or None while another holds it. Raises OSError, StoreError."""
+        descriptor = _opened(lock_path(folder, chain))
         try:
             taken = system.lock(descriptor)
         except OSError:
@@ -103,7 +116,7 @@ class CheckpointFile:
         self._chain = chain
         self._path = checkpoint_path(folder, chain)
         self._next = 0
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | system.PRIVATE, 0o600)
+        self._descriptor = _opened(self._path)
 
     @classmethod
     def create(cls, folder: Path, head: Head, keys: Keys) -> CheckpointFile:
@@ -180,7 +193,7 @@ class AheadFile:
     def __init__(self, folder: Path, chain: str) -> None:
         """Raises OSError."""
         self._path = ahead_path(folder, chain)
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | system.PRIVATE, 0o600)
+        self._descriptor = _opened(self._path)
         self._end = 0
 
     def append(self, record: Record, salt: bytes | None) -> bool:
@@ -234,6 +247,7 @@ def read_ahead(folder: Path, head: Head) -> list[Noted]:
 def _content(path: Path) -> bytes:
     """Whatever was put there: no link is followed, and no pipe is waited for."""
     with open(os.open(path, os.O_RDONLY | system.PRIVATE | system.UNHURRIED), "rb") as file:
+        check_owner(path, os.fstat(file.fileno()))
         return file.read(MAX_AHEAD_BYTES)
 
 

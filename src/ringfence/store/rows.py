@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from ringfence.audit.approvals import ProvenApproval
 from ringfence.audit.chain import Record
@@ -16,6 +16,9 @@ from ringfence.core.model import Definition, Json
 ApprovalState = Literal["pending", "approved", "denied", "expired", "consumed"]
 KeyState = Literal["started", "done", "unknown"]
 Part = Literal["arguments", "result"]
+T = TypeVar("T")
+_LATEST = 253_402_300_800.0
+"""No calendar shows a later time."""
 _DEPTH = 4 * canonical.MAX_DEPTH
 """Rows wrap what came from outside, so they may be nested deeper than that may."""
 
@@ -153,6 +156,8 @@ def approval_from(connection: sqlite3.Connection, row: tuple[Any, ...], now: flo
     asked = connection.execute(
         "SELECT person, approve, at FROM answers WHERE approval_id = ? ORDER BY at, person", (row[0],)
     )
+    answers = asked.fetchall()
+    _check_approval(row, answers)
     state: ApprovalState = row[11]
     if state in ("pending", "approved") and now >= row[13]:
         state = "expired"
@@ -163,17 +168,41 @@ def approval_from(connection: sqlite3.Connection, row: tuple[Any, ...], now: flo
         principal=row[3],
         person=row[4],
         tool=row[5],
-        summary=unpack(row[6]),
+        summary=_unpacked(row[6], dict),
         rule=row[7],
-        roles=tuple(unpack(row[8])),
+        roles=tuple(map(str, _unpacked(row[8], list))),
         self_approval=bool(row[9]),
         people=row[10],
         state=state,
         asked_at=row[12],
         expires_at=row[13],
-        answers=tuple(Answered(person, bool(approve), at) for person, approve, at in asked),
+        answers=tuple(Answered(person, bool(approve), at) for person, approve, at in answers),
         consumed_by=row[14],
     )
+
+
+def _check_approval(row: tuple[Any, ...], answers: list[Any]) -> None:
+    """A changed file may hold any type in any column. Raises StoreError."""
+    texts = (*row[:4], *row[5:9], row[11], *(each[0] for each in answers))
+    times = (*row[12:14], *(each[2] for each in answers))
+    if not (
+        all(isinstance(text, str) for text in texts)
+        and all(text is None or isinstance(text, str) for text in (row[4], row[14]))
+        and all(isinstance(number, int) for number in (*row[9:11], *(each[1] for each in answers)))
+        and all(isinstance(time, int | float) and 0 <= time < _LATEST for time in times)
+        and row[11] in get_args(ApprovalState)
+    ):
+        raise StoreError(
+            f"the database holds an approval that cannot be read ({str(row[0])[:40]!r}): another program changed it;"
+            " run: ringfence audit verify"
+        )
+
+
+def _unpacked(text: str, kind: type[T]) -> T:
+    value = unpack(text)
+    if not isinstance(value, kind):
+        raise StoreError("the database holds a row that cannot be read: another program changed it")
+    return value
 
 
 def approval_by_id(

@@ -44,11 +44,41 @@ def prepare_folder(folder: Path) -> None:
                 raise StoreError(f"others can reach the state folder {folder}; run: chmod 700 {folder}")
             folder.chmod(0o700)
         for name in ("chains", "checkpoints"):
-            (folder / name).mkdir(mode=0o700, exist_ok=True)
+            _prepare_inner(folder / name)
         _prepare_file(folder / DATABASE)
         system.sync_folder(folder)
     except OSError as exc:
         raise StoreError(f"the state folder {folder} cannot be used: {exc.strerror or exc}") from exc
+
+
+def check_owner(path: Path, info: os.stat_result) -> None:
+    """Check that a file in the state folder is ours. Raises StoreError.
+
+    The folder may have been open to others for a while: whoever put a file into it may hold it open still, and would
+    read and change what we write to it, whatever the folder's permissions are by now.
+    """
+    if system.stranger(info):
+        raise StoreError(
+            f"{path} belongs to another user (uid {info.st_uid}), who could read and change what is kept there; move"
+            " it away, or name another folder as gateway.state"
+        )
+
+
+def check_plain(path: Path, info: os.stat_result) -> None:
+    """The same, and that it is a plain file. Raises StoreError."""
+    if not stat.S_ISREG(info.st_mode):
+        raise StoreError(f"{path} is not a plain file; move it away")
+    check_owner(path, info)
+
+
+def _prepare_inner(folder: Path) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode):
+        raise StoreError(f"{folder} is not a folder of its own; move it away")
+    check_owner(folder, info)
+    if system.open_to_others(info, 0o077):
+        raise StoreError(f"others can reach {folder} in the state folder; run: chmod 700 {folder}")
 
 
 def _prepare_file(path: Path) -> None:
@@ -58,16 +88,29 @@ def _prepare_file(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.PLAIN, 0o600))
     info = path.lstat()
-    if not stat.S_ISREG(info.st_mode):
-        raise StoreError(f"{path} is not a plain file")
+    check_plain(path, info)
     if system.open_to_others(info, 0o777) != 0o600:
         path.chmod(0o600)
+
+
+def _check_files(path: Path) -> None:
+    """What SQLite reads and writes, beside the database, too: it takes up a log that it finds."""
+    for name in (path.name, *(f"{path.name}{ending}" for ending in ("-wal", "-shm", "-journal"))):
+        each = path.with_name(name)
+        try:
+            check_plain(each, each.lstat())
+        except FileNotFoundError:
+            continue
+        except OSError as exc:
+            raise StoreError(f"the database {path} cannot be opened: {exc.strerror or exc}") from exc
 
 
 def connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
     """A connection to a database that exists. Raises StoreError."""
     path = folder / DATABASE
     mode = "ro" if read_only else "rw"
+    if not read_only:
+        _check_files(path)
     try:
         connection = sqlite3.connect(
             f"file:{quote(str(path.absolute()))}?mode={mode}",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ringfence import config
+from ringfence.cli.init.command import _write
 from tests import gateways
 from tests.cli.terminals import at_terminal
 from tests.packages.registry import Registry, known_alone, served
@@ -56,6 +57,16 @@ def called(project: Path, tool: str, **arguments: str) -> dict[str, Any]:
 
 
 # ── Without a client's file ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o000, 0o644), (0o077, 0o600)])
+def test_what_is_written_is_never_for_others_to_write(tmp_path: Path, umask: int, mode: int) -> None:
+    previous = os.umask(umask)
+    try:
+        _write(tmp_path / "ringfence.yaml", "version: 1\n")
+    finally:
+        os.umask(previous)
+    assert (tmp_path / "ringfence.yaml").stat().st_mode & 0o777 == mode
 
 
 def test_a_first_file_that_is_right(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ringfence import config
+from ringfence.cli.init import takeover
 from ringfence.cli.init.planning import NotTaken, Planner, ServerPlan, taken_apart
 from ringfence.config import writing
 from ringfence.config.clientfiles import parse
@@ -108,6 +109,23 @@ def test_a_header_of_a_remote_server_is_put_in_by_us() -> None:
     found = settings.secrets["desk"]
     assert (found.hosts, found.header, found.options["name"]) == (("desk.example",), "Authorization", "DESK")
     assert any("X-Team" in remark for remark in planner.plans()[0].remarks)
+
+
+def test_a_variable_that_the_command_sets_becomes_a_reference() -> None:
+    planner = planned({"it": {"command": "env", "args": ["FOO=hunter2-hunter2", "node", "s.js"]}})
+    settings = loads(planner)
+    assert settings.servers["it"].secrets == ("foo",)
+    plan = planner.plans()[0]
+    assert plan.keys["command"] == ["node", "s.js"]
+    shown = "\n".join(takeover._shown(plan))
+    assert "FOO: (its value is not copied)" in shown and "hunter2" not in shown
+
+
+def test_the_value_of_a_header_is_not_shown() -> None:
+    headers = {"X-Other": "hunter2", "Authorization": "Bearer ${DESK}"}
+    shown = "\n".join(takeover._shown(one({"url": "https://desk.example/mcp", "headers": headers})))
+    assert "X-Other: (its value is not copied)" in shown and "hunter2" not in shown
+    assert "Authorization: Bearer ${DESK}" in shown
 
 
 def test_what_cannot_be_taken_over_says_why() -> None:

@@ -271,6 +271,23 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder: Path) -> None:
         KeeperFolder(folder / "keeper", ()).prepare()
 
 
+async def test_for_want_of_a_folder_of_its_own_a_keeper_is_not_started_and_nothing_ran(folder: Path) -> None:
+    (folder / "keeper").mkdir(exist_ok=True)
+    (folder / "keeper").chmod(0o777)
+    with pytest.raises(Unavailable, match=r"the keeper cannot be started: .*chmod 700") as unavailable:
+        await KeeperClient.lazy(keeper_launch(folder)).list(ANN)
+    assert unavailable.value.reason_code == "keeper_start"
+
+
+async def test_a_folder_that_a_keeper_cannot_use_is_a_start_that_failed(folder: Path) -> None:
+    said = '{"error": {"kind": "store", "message": "run: chmod 700 sessions"}}'
+    program = f"import os, sys; os.write(int(sys.argv[1]), b'{said}')"
+    failing = replace(keeper_launch(folder), command=(sys.executable, "-c", program))
+    with pytest.raises(Unavailable, match="chmod 700 sessions") as unavailable:
+        await KeeperClient.lazy(failing).list(ANN)
+    assert unavailable.value.reason_code == "keeper_start"
+
+
 async def test_a_keeper_is_reached_however_long_its_path_is(folder: Path) -> None:
     deep = folder / ("long" * 30) / ("longer" * 20)
     deep.mkdir(parents=True, mode=0o700)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.sandbox.tools.resources import address, as_text, located, type_of
+from ringfence.sandbox.tools.resources import address, as_text, located, normal_address, type_of
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=20)
 
@@ -15,6 +15,40 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0
 def test_an_address_leads_back(session: str, names: list[str]) -> None:
     path = "/workspace/output/" + "/".join(names)
     assert located(address(session, path)) == (session, path)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *(
+            "output/secret.txt",
+            "output/%73ecret.txt",
+            "output/./secret.txt",
+            "output//secret.txt",
+            "output/%2e/secret.txt",
+        ),
+        *("outpu%74/secret.txt", "output%2Fsecret.txt", "output/secret.txt/", "output/secret%2etxt"),
+    ],
+)
+def test_every_address_of_a_file_has_one_form(rest: str) -> None:
+    assert normal_address(f"ringfence://session/box_1/{rest}") == "ringfence://session/box_1/output/secret.txt"
+    assert normal_address(f"ringfence://session/%62ox_1/{rest}") == "ringfence://session/box_1/output/secret.txt"
+
+
+@pytest.mark.parametrize("rest", ["output/d/../secret.txt", "output/%2e%2e/x", "input/x", "../output/x", ""])
+def test_what_is_no_file_of_the_output_has_no_address(rest: str) -> None:
+    assert normal_address(f"ringfence://session/box_1/{rest}") is None
+
+
+@given(st.text(max_size=60))
+def test_the_one_form_stays_and_leads_to_the_same_file(text: str) -> None:
+    uri = f"ringfence://session/s/output/{text}"
+    normal = normal_address(uri)
+    if normal not in (None, "ringfence://session/s/output"):  # that is the folder itself, which cannot be read
+        assert normal is not None and normal_address(normal) == normal
+        there, here = located(uri), located(normal)
+        assert there is not None and here is not None
+        assert "/" + "/".join(part for part in there[1].split("/") if part not in ("", ".")) == here[1]
 
 
 @given(st.text(max_size=200))

@@ -192,7 +192,9 @@ def _write(output: Path, text: str) -> None:
     """Write the file as a whole or not at all."""
     part = output.with_name(f".{output.name}.{secrets.token_hex(4)}")
     try:
-        with part.open("x", encoding="utf-8") as stream:
+        # At most for us to write, whatever our umask says: what it says runs as us.
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.PRIVATE, 0o644)
+        with open(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)
         os.replace(part, output)
     except BaseException:

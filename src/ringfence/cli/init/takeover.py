@@ -174,7 +174,9 @@ def _shown(plan: ServerPlan) -> Iterator[str]:
     if server.cwd is not None:
         yield f"  in       {safe(server.cwd)}"
     for setting in (*server.env, *server.headers):
-        value = safe(setting.text) if setting.kind != "hidden" else "(its value is not copied)"
+        # Of a header only a reference is taken over; what else it holds is as likely a secret as not.
+        shown = setting.kind == "reference" or (setting.kind == "plain" and setting in server.env)
+        value = safe(setting.text) if shown else "(its value is not copied)"
         yield f"  with     {safe(setting.name)}: {value}"
     for mount in plan.keys.get("mounts", []):
         yield f"  sees     {safe(mount['host'])} (read-only)"

@@ -178,7 +178,16 @@ class KeeperLaunch:
 
 
 def start_if_absent(launch: KeeperLaunch) -> None:
-    """When this returns, a keeper listens or just did. For a thread. Raises Unavailable and StoreError."""
+    """When this returns, a keeper listens or just did. For a thread. Raises Unavailable: nothing has run."""
+    try:
+        _start_if_absent(launch)
+    except StoreError as exc:
+        raise Unavailable("keeper_start", f"the keeper cannot be started: {exc}") from exc
+    except OSError as exc:
+        raise Unavailable("keeper_start", f"the keeper cannot be started: {exc.strerror or exc}") from exc
+
+
+def _start_if_absent(launch: KeeperLaunch) -> None:
     folder = launch.folder
     seconds = launch.seconds
     folder.prepare()
