@@ -159,6 +159,13 @@ def test_words_of_others_are_not_recorded(code: str) -> None:
     assert said not in json.dumps(ended(state_of({}), Outcome(Status.FAILED, code, GuardedText(said))))
 
 
+def test_a_message_on_record_quotes_no_argument() -> None:
+    state = state_of({"path": "/workspace/patients/Jane Doe\n.csv", "deep": [{"name": "patients"}], "n": "it"})
+    told = "there is no file '/workspace/patients/Jane Doe\\n.csv' in it, and nothing named patients"
+    body = journal.finished(state, Outcome(Status.VALIDATION_FAILURE, "not_found", GuardedText(told)), {})
+    assert body["message"] == "there is no file '…' in it, and nothing named …"
+
+
 def test_time_passes_on_the_way() -> None:
     made = state_of({})
     first = made.wall_ms

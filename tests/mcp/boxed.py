@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import socketserver
 import sqlite3
 import subprocess
@@ -26,6 +27,8 @@ from tests.mcp.gateway import JSON, text_of
 CANARY = "a canary that nobody in a box may see"
 HOST = "127.0.0.2"
 """On this host's loopback, and not one of those names that programs reach without a proxy."""
+# On x86_64 Debian's starter looks for the processor in /proc/cpuinfo, which boxes do not have.
+_CHROMIUM = "/usr/lib/chromium/chromium" if os.uname().machine == "x86_64" else "/usr/bin/chromium"
 CHROMIUM_ROOM = {"memory_mb": 1024, "processes": 512}
 
 
@@ -280,7 +283,7 @@ SERVERS = (
     Server(
         "playwright",
         lambda outside: [
-            *_node("playwright-mcp", "--executable-path", "/usr/bin/chromium", "--headless", "--no-sandbox"),
+            *_node("playwright-mcp", "--executable-path", _CHROMIUM, "--headless", "--no-sandbox"),
             *("--isolated", "--proxy-server", "http://127.0.0.1:3128", "--output-dir", "/workspace/out"),
         ],
         _browser_works,

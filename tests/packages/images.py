@@ -141,8 +141,9 @@ def debian() -> bytes:
         tooling.missing("python3.11 of Debian 12", "images of the tests are made of its files")
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as packed:
-        for name in ("bin", "sbin", "lib"):
-            packed.addfile(entry(name, tarfile.SYMTYPE, f"usr/{name}"))
+        for name in ("bin", "sbin", "lib", "lib64"):
+            if os.path.islink(f"/{name}"):
+                packed.addfile(entry(name, tarfile.SYMTYPE, f"usr/{name}"))
         for path in sorted(names):
             if path.startswith("/usr/") and os.path.lexists(path) and not path.startswith(_UNNEEDED):
                 packed.add(path, arcname=path[1:], recursive=False)

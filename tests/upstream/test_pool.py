@@ -197,7 +197,7 @@ async def test_a_name_that_no_session_has_is_no_failure_of_the_server(monkeypatc
         with monkeypatch.context() as bogus:
             bogus.setattr(Wire, "run", none)
             assert [await failing(made, "a", "ses_none") for _ in range(3)] == ["unknown_session"] * 3
-        assert made.pool._lodging == {}
+        assert made.pool._in_sessions == {}
         assert await made.call("a", box="ses_none") == OK, "once there is one"
 
 

@@ -39,7 +39,7 @@ from ringfence.governance.approvals import ALWAYS, Approvals, Requirement
 from ringfence.governance.budget import Budget
 from ringfence.governance.contract import GONE, Catalog, Schemas
 from ringfence.governance.dispatch import Dispatcher, DispatchTargets
-from ringfence.governance.guard import Guard
+from ringfence.governance.guard import Guard, without_forged
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.policy import Policy
 from ringfence.governance.rulebook import Rulebook, implicit_contract
@@ -406,7 +406,7 @@ class App:
             if contract is None:
                 return
             try:
-                shown = await self._guard.said(contract, params)
+                shown = await self._guard.said(contract, without_forged(params)[0])
             except Refused as exc:
                 log.warning("server %s: its %s is not passed on: %s", server, method, exc)
                 return

@@ -211,10 +211,9 @@ class Guard:
         size = _size_of(params)
         if size > _MOST_SAID:
             raise Refused(Status.FAILED, "too_large", f"it has {size} bytes, and may have {_MOST_SAID}")
-        plain = without_forged(params)[0]
         if size <= _LONG:
-            return cast("Json", self.redacted(contract, plain))
-        return cast("Json", await anyio.to_thread.run_sync(self.redacted, contract, plain))
+            return cast("Json", self.redacted(contract, params))
+        return cast("Json", await anyio.to_thread.run_sync(self.redacted, contract, params))
 
     def error_data(self, contract: Contract, data: Any) -> Any:
         """What a server says beside an error. Raises Refused, also where it is too long."""
@@ -577,7 +576,7 @@ class GuardedChannel:
         if method not in SAID_IN_CALLS:
             return
         try:
-            clean = await self._guard.said(self._contract, params)
+            clean = await self._guard.said(self._contract, without_forged(params)[0])
         except Refused as exc:
             log.warning("a server's %s is not passed on: %s", method, exc.message)
             return

@@ -9,9 +9,10 @@ from __future__ import annotations
 import marshal
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from ringfence.audit.chain import SHARED
@@ -46,6 +47,8 @@ _NAME_LENGTH = 1000
 """Characters. What is longer is cut when it is clean: half a secret is no longer recognised."""
 _MOST_RECORDED_FILES = 100
 _MOST_PARTS = 256
+_MOST_VALUES = 200
+_SHORTEST_VALUE = 4
 
 
 def _withheld(_: str) -> GuardedText:
@@ -241,7 +244,7 @@ def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
     ended: Json = {
         "status": str(outcome.status),
         "reason_code": outcome.reason_code,
-        "message": "" if outcome.reason_code in SAID_BY_OTHERS else outcome.message or "",
+        "message": "" if outcome.reason_code in SAID_BY_OTHERS else _unquoted(outcome.message or "", state.call),
         "effect": facts.get("effect"),
         "result": result,
         "started_seq": state.started.seq if state.started is not None else None,
@@ -256,6 +259,29 @@ def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
         return {**about, **ended, "facts": recorded}
     recorded, part = _shared_facts(recorded, ended, state)
     return {**about, **ended, "facts": recorded, SHARED: [*about[SHARED], part]}
+
+
+def _unquoted(message: str, call: Call) -> str:
+    """A message as it goes on record: the caller is told which path is not there, but what stays says only that one
+    was named. Very short values say nothing, and would be found everywhere."""
+    if not message:
+        return message
+    values = [text for text in islice(_texts(call.arguments), _MOST_VALUES) if len(text) >= _SHORTEST_VALUE]
+    for text in sorted(values, key=len, reverse=True):
+        for form in (text, repr(text)[1:-1]):
+            message = message.replace(form, "…")
+    return message
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
 
 
 def _for_record(facts: Json, state: CallState) -> Json:

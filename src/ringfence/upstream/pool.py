@@ -39,7 +39,7 @@ MAX_PER_SERVER = 32
 _BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _IN_SESSION = "!session "
 """How the third part of a connection's key begins where the server runs in a session."""
-_MOST_LODGING = 1000
+_MOST_SESSIONS = 1000
 _OF_THE_SESSION = frozenset(
     {"no_session", "unknown_session", "session_stopped", "session_paused", "session_starting", "session_changed"}
 )
@@ -207,7 +207,7 @@ class ConnectionPool:
         self._held: dict[Key, PooledConnection] = {}
         self._openings: dict[Key, PendingConnection] = {}
         self._health: dict[str, Health] = {}
-        self._lodging: dict[Key, Health] = {}
+        self._in_sessions: dict[Key, Health] = {}
         """The same of servers in sessions, each for itself."""
         self._group: anyio.abc.TaskGroup | None = None
         self._fresh = 0
@@ -238,8 +238,8 @@ class ConnectionPool:
                 self._drop(held)
         for name in [n for n in self._health if servers.get(n) != self._servers.get(n)]:
             del self._health[name]
-        for key in [k for k in self._lodging if servers.get(k[0]) != self._servers.get(k[0])]:
-            del self._lodging[key]
+        for key in [k for k in self._in_sessions if servers.get(k[0]) != self._servers.get(k[0])]:
+            del self._in_sessions[key]
         self._servers = dict(servers)
 
     def isolation(self, server: str, *, fresh: bool = False, box: tuple[Principal, str] | None = None) -> Json:
@@ -439,10 +439,10 @@ class ConnectionPool:
         if not key[2].startswith(_IN_SESSION):
             return self._health.setdefault(key[0], known or Health())
         if known is not None:
-            if len(self._lodging) >= _MOST_LODGING:
-                self._lodging.pop(next(iter(self._lodging)))
-            self._lodging[key] = known
-        return known or self._lodging.get(key) or Health()
+            if len(self._in_sessions) >= _MOST_SESSIONS:
+                self._in_sessions.pop(next(iter(self._in_sessions)))
+            self._in_sessions[key] = known
+        return known or self._in_sessions.get(key) or Health()
 
     async def _open(
         self, held: PooledConnection, opening: PendingConnection, capabilities: Json, health: Health

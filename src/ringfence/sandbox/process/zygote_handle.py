@@ -112,7 +112,8 @@ class ZygoteHandle:
                 stdout=errors,
                 stderr=errors,
                 start_new_session=True,
-                umask=0o022,  # a stricter one of ours would close folders that boxes look into
+                # A stricter one of ours would close folders that boxes look into.
+                umask=-1 if "umask" in self.baseline.without else 0o022,
             )
             assert self._process.stdin is not None
             self._process.stdin.close()

@@ -254,7 +254,7 @@ def build_from_image(image: Mounted, mounted: list[Mounted], without: frozenset[
 def make_place() -> str:
     """Make the place for the template, in a file system that is ours alone."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("zygote", BASE, "tmpfs", _NO_DEVICES, "mode=0755,size=1m,nr_inodes=256")
+    kernel.mount("zygote", BASE, "tmpfs", _NO_DEVICES, "mode=0755,size=1m,nr_inodes=512")
     os.mkdir(f"{BASE}/proc", 0o755)
     place = f"{BASE}{TEMPLATE.decode()}"
     os.mkdir(place, 0o755)
