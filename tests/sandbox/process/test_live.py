@@ -405,6 +405,21 @@ async def test_a_session_paused_and_resumed_fifty_times_has_all_it_had(box: Live
     assert said(await run(interpreter, "import glob\n(sum(x), len(glob.glob('/workspace/n*')))")) == "(1225, 50)"
 
 
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (Command(("echo", *["x" * 100_000] * 2)), "longer than 163840 bytes together"),
+        (Command(("env",), env={"A": "x" * 100_000, "B": "x" * 100_000}), "longer than 163840 bytes together"),
+        (Command(("echo", "a\0b")), "contains a NUL character"),
+        (Command(("env",), env={"A=B": "x"}), "empty or contains ="),
+    ],
+)
+async def test_words_that_no_program_can_be_started_with(box: LiveBox, command: Command, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        await box.command(command, nothing)
+    assert (await shell(box, "echo on")).stdout.text == "on\n"
+
+
 async def test_a_command_takes_input_as_it_comes(box: LiveBox) -> None:
     heard: list[bytes] = []
     running = await box.command(Command(("cat",), stdin=None), lambda _, data: heard.append(data))

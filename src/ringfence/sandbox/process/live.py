@@ -23,6 +23,7 @@ from ringfence.core.sessions import Command, Tell
 from ringfence.sandbox.files.guarded import Held
 from ringfence.sandbox.process.box import Box, BoxMember
 from ringfence.sandbox.process.command import RunningCommand
+from ringfence.sandbox.process.host.capabilities import check_words
 from ringfence.sandbox.process.interpreter import Interpreter
 from ringfence.sandbox.process.late_work import LateWork, OtherTasks, TaskTable
 from ringfence.sandbox.process.limits.pulse import BUSY_SECONDS, Rhythm, worked_ms
@@ -154,7 +155,8 @@ class LiveBox:
         return interpreter
 
     async def command(self, command: Command, tell: Tell) -> RunningCommand:
-        """Start a command. Raises Unavailable."""
+        """Start a command. Raises Unavailable, or ValueError for words that no program can be started with."""
+        check_words(command.argv, {**self.env, **command.env})
         if command.source is not None:
             self._check_interpreter()
         await self.outputs.read_ahead()

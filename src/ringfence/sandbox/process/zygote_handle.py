@@ -38,6 +38,7 @@ RECYCLE_AFTER = 2000
 """Boxes from one zygote; then a new one takes its place, so that nothing can grow in it without end."""
 _NOTICE = 100  # so many boxes before that, the new one is started
 _AGAIN_SECONDS = 0.002
+_DESCRIPTORS_AT_ONCE = 8  # so many a zygote reads from one message
 _LAST_WORDS = 2000
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
 """Read once, at the start; so it is the same for all boxes."""
@@ -150,23 +151,25 @@ class ZygoteHandle:
         programs = self.baseline.programs
         parts = ("folders", "hidden", "sealed", "spared")
         chosen = [] if programs is None else [marshal.dumps({name: getattr(programs, name) for name in parts})]
-        files = [memory_file(data) for data in (baseline.call_filter(self.baseline), *chosen)]
+        # Paths of mounts can be longer in sum than a socket takes.
+        contents = (marshal.dumps(config), baseline.call_filter(self.baseline), *chosen)
+        files = [memory_file(data) for data in contents]
         try:
-            self._send_message(config, files)
+            self._send_message({}, files)
         finally:
             for descriptor in files:
                 os.close(descriptor)
         self._hand_over_mounts()
 
     def _hand_over_mounts(self) -> None:
-        """Send the mounts one by one. Only root can clone a mount; other zygotes open them themselves. Raises
-        Unavailable."""
+        """Send the mounts, as many in a message as the zygote reads at once: its socket must have room for all of
+        them before it reads. Only root can clone a mount; other zygotes open them themselves. Raises Unavailable."""
         if self._block is None or os.geteuid() != 0:
             return
         clones = mounting.clone(self.baseline.mounts, self._block.base + mounting.SHARED_SLOT, self.baseline.image)
         try:
-            for descriptor in clones:
-                self._send_message({}, [descriptor])
+            for first in range(0, len(clones), _DESCRIPTORS_AT_ONCE):
+                self._send_message({}, clones[first : first + _DESCRIPTORS_AT_ONCE])
         finally:
             for descriptor in clones:
                 os.close(descriptor)

@@ -198,18 +198,23 @@ def check_spec(spec: BoxSpec, templates: Collection[str]) -> None:
             raise ValueError("the source is longer than half of the disk that the box may use")
     if program.kind == "command" and not (program.argv and program.argv[0]):
         raise ValueError("a command needs at least one word")
-    words = (*program.argv, program.name, *spec.env, *spec.env.values())
-    if any("\0" in word for word in words):
-        raise ValueError("an argument or environment variable contains a NUL character")
-    if sum(len(word.encode("utf-8", "surrogatepass")) + 16 for word in words) > _MAX_WORDS:
-        raise ValueError(f"arguments and environment variables are longer than {_MAX_WORDS} bytes together")
-    if any(not name or "=" in name for name in spec.env):
-        raise ValueError("the name of an environment variable is empty or contains =")
+    check_words((*program.argv, program.name), spec.env)
     if isinstance(program.stdin, int) and not os.path.exists(f"/proc/self/fd/{program.stdin}"):
         raise ValueError(f"there is no open descriptor {program.stdin} for standard input")
     for tree in spec.trees:
         if not Path(tree).is_dir():
             raise ValueError(f"{tree} is not a folder that could be shown in the box")
+
+
+def check_words(argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Raises ValueError for arguments and environment variables that no program can be started with."""
+    words = (*argv, *env, *env.values())
+    if any("\0" in word for word in words):
+        raise ValueError("an argument or environment variable contains a NUL character")
+    if sum(len(word.encode("utf-8", "surrogatepass")) + 16 for word in words) > _MAX_WORDS:
+        raise ValueError(f"arguments and environment variables are longer than {_MAX_WORDS} bytes together")
+    if any(not name or "=" in name for name in env):
+        raise ValueError("the name of an environment variable is empty or contains =")
 
 
 @lru_cache(maxsize=64)

@@ -76,15 +76,17 @@ class Zygote:
 
     def prepare(self) -> None:
         """Build all that boxes share, and report it."""
-        config, descriptors = worker.receive(self._control)
-        with open(descriptors[0], "rb") as file:
-            self._filter = kernel.prepare_filter(file.read())
-        choice = None
-        if len(descriptors) > 1:
-            with open(descriptors[1], "rb") as file:
-                choice = marshal.load(file)  # noqa: S302 - it comes from the supervisor
+        contents: list[bytes] = []
+        for descriptor in worker.receive(self._control)[1]:
+            with open(descriptor, "rb") as file:
+                contents.append(file.read())
+        config = marshal.loads(contents[0])  # noqa: S302 - it comes from the supervisor
+        self._filter = kernel.prepare_filter(contents[1])
+        choice = marshal.loads(contents[2]) if len(contents) > 2 else None  # noqa: S302 - from the supervisor, too
         wanted = [*config["mounts"], *config["image"]]
-        clones = [worker.receive(self._control)[1][0] for _ in wanted] if self._root else []
+        clones: list[int] = []
+        while self._root and len(clones) < len(wanted):
+            clones += worker.receive(self._control)[1]
         self._landlock = landlock.version()
         self._own_ids = config["own_ids"]
         with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
