@@ -9,6 +9,11 @@ Machine = Literal["amd64", "arm64"]
 # How control groups are had: v2 and v1 as systemd sets them up, or not at all under an init that mounts none.
 Groups = Literal["v2", "v1", "none"]
 
+# What depends on the host: the kernel, its security modules and its control groups.
+HOST_CLASSES = "F,P,D,K,G,I"
+# Guests with the kernel of another guest differ from it in the namespaces that boxes are made of, or in their limits.
+_NAMESPACES, _LIMITS = "P,I", "G,I"
+
 
 @dataclass(frozen=True)
 class Guest:
@@ -19,7 +24,7 @@ class Guest:
     says: str
     groups: Groups = "v2"
     words: str = ""  # more words of the kernel's command line
-    doctor: Literal["all", "host"] = "host"  # every case, or the classes that depend on the host
+    doctor: str = HOST_CLASSES  # the classes of cases that are tried, or "all"
     namespaces: bool = True  # whether an ordinary user may make user namespaces
     container: bool = False  # whether it is tried in a container of the guest
 
@@ -49,10 +54,28 @@ GUESTS = (
         "bookworm",
         "Debian 12 without unprivileged user namespaces",
         words="sysctl.kernel.unprivileged_userns_clone=0",
+        doctor=_NAMESPACES,
         namespaces=False,
     ),
-    Guest("cgroup1-arm64", "bookworm", "arm64", "bookworm", "Debian 12, control groups v1", groups="v1", words=_V1),
-    Guest("no-cgroup-arm64", "bookworm", "arm64", "bookworm", "Debian 12 without control groups", groups="none"),
+    Guest(
+        "cgroup1-arm64",
+        "bookworm",
+        "arm64",
+        "bookworm",
+        "Debian 12, control groups v1",
+        groups="v1",
+        words=_V1,
+        doctor=_LIMITS,
+    ),
+    Guest(
+        "no-cgroup-arm64",
+        "bookworm",
+        "arm64",
+        "bookworm",
+        "Debian 12 without control groups",
+        groups="none",
+        doctor=_LIMITS,
+    ),
     Guest("container-arm64", "bookworm", "arm64", "bookworm", "Debian 12, in a container of podman", container=True),
 )
 

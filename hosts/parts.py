@@ -13,8 +13,6 @@ from hosts.places import Trouble
 from hosts.project import Who, as_whom
 
 _SCRIPT = "/opt/ringfence/bin/python3 /usr/local/lib/hosts/tries.py"
-# What depends on the host: the kernel, its security modules and its control groups.
-_HOST_CLASSES = "F,P,D,K,G,I"
 _BY_KERNEL = {"memory": "cgroup", "pids": "cgroup", "cpu": "cgroup"}
 _EVERYBODY: tuple[Who, ...] = ("root", "user")
 
@@ -103,5 +101,5 @@ def _whole(guest: Guest, who: Who) -> Iterator[Part]:
         yield Part(who, "charges")
     if guest.groups == "none" and who == "user":
         yield Part(who, "idle")
-    chosen = () if guest.doctor == "all" else ("--class", _HOST_CLASSES)
+    chosen = () if guest.doctor == "all" else ("--class", guest.doctor)
     yield Part(who, "doctor", ("--no-control", *chosen))
