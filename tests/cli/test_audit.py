@@ -115,6 +115,11 @@ def test_list_has_a_header_on_a_terminal_only(log: Log) -> None:
     assert terminal.shown.splitlines()[0].split() == ["AT", "CALL", "ID", "TOOL", "AGENT", "STATUS", "REASON", "CODE"]
 
 
+def test_a_limit_that_no_list_can_have_is_named(log: Log) -> None:
+    ended = log.audit("list", "--limit", "9" * 20)
+    assert ended.returncode == 2 and "'--limit'" in ended.stderr
+
+
 def test_list_as_json_and_limited(log: Log) -> None:
     rows = json.loads(log.audit("list", "--json", "--limit", "2").stdout)
     assert [(row["call_id"], row["status"], row["agent"]) for row in rows] == [

@@ -91,6 +91,18 @@ def test_what_goes_in_and_comes_out(tmp_path: Path) -> None:
     assert told["isolation"]["backend"] == "process" and told["ended"] == "exited"
 
 
+def test_what_is_not_copied_out_is_named(tmp_path: Path) -> None:
+    code = "ln -s /etc/passwd output/link; echo x > output/.envrc; echo y > output/fine; "
+    ended = run("--shell", code, "--output", tmp_path / "out")
+    assert ended.stderr.splitlines() == [
+        "ringfence: not copied: /workspace/output/.envrc: tools on the host act upon a file of this name by themselves",
+        "ringfence: not copied: /workspace/output/link: it is a symbolic link",
+    ]
+    many = run("--shell", "for n in $(seq 30); do mkfifo output/$n; done", "--output", tmp_path / "out")
+    assert len(many.stderr.splitlines()) == 11 and many.stderr.endswith("not copied: 20 more; --facts names them\n")
+    assert run("--shell", code).stderr == "", "nothing was to be copied"
+
+
 @pytest.mark.parametrize("place", ["out/facts.json", "link/facts.json", "out/sub/../facts.json"])
 def test_facts_do_not_lie_where_the_program_could_write_them(tmp_path: Path, place: str) -> None:
     (tmp_path / "out/sub").mkdir(parents=True)

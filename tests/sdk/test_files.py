@@ -209,6 +209,19 @@ os.link('plot/sub/.ENVRC', 'plot/sub/same'); os.symlink('repo', 'plot/.vscode')"
         assert ".git/hooks/pre-commit" in archive.getnames()
 
 
+def test_a_folder_is_copied_out_under_our_umask(sandbox: Sandbox, tmp_path: Path) -> None:
+    sandbox.run_code(
+        "import os; os.makedirs('open/sub'); open('open/sub/run', 'w').close(); os.chmod('open/sub/run', 0o755)"
+    )
+    before = os.umask(0o027)
+    try:
+        sandbox.files.download("open", tmp_path / "out")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*")}
+    assert modes == {"sub": 0o750, "run": 0o750}
+
+
 # ── as it happens ──
 
 

@@ -57,7 +57,7 @@ def group() -> None:
 def list_(
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
-    limit: int = typer.Option(20, "--limit", metavar="N", min=1, help="How many."),
+    limit: int = typer.Option(20, "--limit", metavar="N", min=1, max=1_000_000_000, help="How many."),
     everything: bool = typer.Option(
         False, "--all", help="Every record instead of calls alone: reloads, accepted definitions, answers …"
     ),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ringfence.compose.run_request import RunRequest
 
 _MIB = 1024 * 1024
+_MOST_NAMED = 10
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 
 _Words = typer.Argument(
@@ -181,6 +182,8 @@ async def run_program(wanted: RunRequest, configured: Config, report: FactsFile,
             source.close()
     if outcome is None:
         return stop.code if stop.code is not None else common.NO_BOX
+    if wanted.output is not None:
+        _name_left_out(outcome)
     return _ended(outcome, sink, report)
 
 
@@ -220,6 +223,15 @@ def _ended(outcome: Outcome, sink: Sink, report: FactsFile) -> int:
     if outcome.status in (Status.SUCCESS, Status.FAILED) and isinstance(outcome.facts.get("exit_status"), int):
         return int(outcome.facts["exit_status"])
     return EXIT_CODES[outcome.status]
+
+
+def _name_left_out(outcome: Outcome) -> None:
+    """Say what of /workspace/output was not copied; facts have all of it."""
+    skipped = dict(outcome.facts.get("skipped", {}))
+    for path in list(skipped)[:_MOST_NAMED]:
+        _say(f"not copied: {safe(path)}: {safe(skipped[path])}")
+    if len(skipped) > _MOST_NAMED:
+        _say(f"not copied: {len(skipped) - _MOST_NAMED} more; --facts names them")
 
 
 def _show(structured: object) -> None:

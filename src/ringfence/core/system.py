@@ -5,6 +5,7 @@ Boxes are Linux's alone; where there can be none, what is said about it is here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
@@ -127,6 +128,16 @@ def lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def umask() -> int:
+    """The umask of this process, read without changing it where the kernel tells it."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    os.umask(found := os.umask(0o077))
+    return found
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from anyio import to_thread
 
+from ringfence.core import system
 from ringfence.core.box import BoxReport, BoxSpec, Captured, OnOutput, Stream
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
@@ -162,7 +163,7 @@ class ControlBackend:
             "output": str(first.output) if first.output else None,
             "id": CONTROL_ID,
             "groups": os.getgroups() if os.geteuid() == 0 else [],
-            "umask": _umask(),
+            "umask": system.umask(),
             "secret": secret(),
         }
 
@@ -262,9 +263,3 @@ def _captured(data: bytes) -> Captured:
 
 def _content(source: Path | bytes) -> bytes:
     return source if isinstance(source, bytes) else source.read_bytes()
-
-
-def _umask() -> int:
-    """The umask of this process, read without changing it."""
-    with open("/proc/self/status") as file:
-        return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), 0o022)

@@ -23,7 +23,7 @@ from typing import Literal
 
 from ringfence.core.box import MIB, FileFact
 from ringfence.core.errors import Refused
-from ringfence.core.system import write_all
+from ringfence.core.system import umask, write_all
 from ringfence.sandbox.files.acted_upon import WHY, is_acted_upon
 from ringfence.sandbox.files.paths import (
     CREATE,
@@ -140,10 +140,10 @@ def unpack_into(
 def unpack_on_host(
     folder: int, stream: Iterable[bytes], *, max_bytes: int, max_files: int
 ) -> tuple[list[FileFact], dict[str, str]]:
-    """The same into a folder of the host, except what programs there act upon by themselves. Also returns what was left
-    out, and why."""
+    """The same into a folder of the host, under our umask, except what programs there act upon by themselves. Also
+    returns what was left out, and why."""
     left_out: dict[str, str] = {}
-    reader = TarReader(stream, max_bytes=max_bytes, max_files=max_files)
+    reader = TarReader(stream, max_bytes=max_bytes, max_files=max_files, umask=umask())
     return _unpack(folder, None, reader, left_out), left_out
 
 
@@ -317,7 +317,8 @@ class TarMember:
 class TarReader:
     """Yields members one by one; a file's content is read before the next member is asked for, or skipped."""
 
-    def __init__(self, stream: Iterable[bytes], *, max_bytes: int, max_files: int) -> None:
+    def __init__(self, stream: Iterable[bytes], *, max_bytes: int, max_files: int, umask: int = 0o022) -> None:
+        self._modes = 0o777 & ~umask
         self._stream = iter(stream)
         self._held = memoryview(b"")
         self._max_bytes = max_bytes
@@ -398,7 +399,7 @@ class TarReader:
             if kind != "dir":
                 raise _bad(f"{name!r} is no name for a file")
             return None  # the folder that everything goes into
-        mode = header.mode & 0o755 | (0o700 if kind == "dir" else 0o600)
+        mode = header.mode & 0o755 & self._modes | (0o700 if kind == "dir" else 0o600)
         modified = float(min(max(header.mtime, 0), _LATEST))
         target = pax.get("linkpath", header.linkname) if kind in ("link", "again") else ""
         _check_text(target)
