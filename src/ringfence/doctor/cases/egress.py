@@ -30,8 +30,8 @@ PROXY = '''
 import socket, ssl
 def way():
     return socket.create_connection(("127.0.0.1", given["proxy"]), 5)
-def heard(way, most=4096):
-    way.settimeout(a_while(3))
+def heard(way, most=4096, seconds=3):
+    way.settimeout(a_while(seconds))
     answer = b""
     try:
         while b"\\r\\n\\r\\n" not in answer and (more := way.recv(most)):
@@ -51,7 +51,8 @@ def get(url, host=None, method="GET", more=""):
 def connect(place):
     out = way()
     out.sendall(f"CONNECT {place} HTTP/1.1\\r\\nHost: {place}\\r\\n\\r\\n".encode("latin-1"))
-    return out, code(heard(out))
+    # The proxy always answers; an answer that came too late would be taken for the server's.
+    return out, code(heard(out, seconds=20))
 def tunnel(place, data):
     out, answer = connect(place)
     with out:
