@@ -294,8 +294,8 @@ def test_patterns_with_lookarounds_still_work() -> None:
 
 @pytest.mark.parametrize("sub", [True, {}])
 def test_many_patterns_are_stopped_whatever_they_lead_to(sub: Any) -> None:
-    schema = {"patternProperties": {f"^x{number}z": sub for number in range(10_000)}}
-    found = problem(schema, {f"x{number}": 1 for number in range(20_000)})
+    schema = {"patternProperties": {f"^x{number}z": sub for number in range(3_000)}}
+    found = problem(schema, {f"x{number}": 1 for number in range(6_000)})
     assert found == "arguments: too much work to check against this schema"
 
 
