@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.core.box import MIB, BoxReport, BoxSpec, FileFact, Input, Limits, Program
+from ringfence.core.box import MIB, BoxReport, BoxSpec, FileFact, Input, Layout, Limits, Program
 from ringfence.sandbox.files import collect as collecting
 from ringfence.sandbox.process.backend import ProcessBackend
 from tests import tooling
@@ -66,6 +66,22 @@ async def test_streams_can_be_opened_again_by_name(backend: ProcessBackend) -> N
         report = await backend.run(BoxSpec(Program("command", argv=("sh", "-c", line), stdin=stdin)))
         assert (report.stdout.text, report.stderr.text) == ("out\nin\n", "err\n")
     os.close(read)
+
+
+async def test_no_input_can_be_opened_again_by_name(backend: ProcessBackend) -> None:
+    source = b"print(repr(open('/dev/stdin').read()), open('/dev/fd/0').read() == '')"
+    with open("/dev/null", "rb") as nothing:
+        for stdin in (b"", nothing.fileno()):
+            report = await backend.run(BoxSpec(Program("python", source, stdin=stdin)))
+            assert report.stdout.text == "'' True\n", report.stderr.text
+
+
+@pytest.mark.parametrize("layout", ["shared", "fresh"])
+async def test_many_long_words_reach_a_program(backend: ProcessBackend, layout: Layout) -> None:
+    source = b"import os, sys; print(len(sys.argv), sum(map(len, sys.argv[1:])), len(os.environ['A']))"
+    program = Program("python", source, argv=("x" * 100_000,) * 18)
+    report = await backend.run(BoxSpec(program, env={"A": "a" * 100_000}, layout=layout))
+    assert report.stdout.text == "19 1800000 100000\n", report.stderr.text
 
 
 async def test_standard_input_may_be_a_pipe(backend: ProcessBackend) -> None:

@@ -408,8 +408,8 @@ async def test_a_session_paused_and_resumed_fifty_times_has_all_it_had(box: Live
 @pytest.mark.parametrize(
     ("command", "text"),
     [
-        (Command(("echo", *["x" * 100_000] * 2)), "longer than 163840 bytes together"),
-        (Command(("env",), env={"A": "x" * 100_000, "B": "x" * 100_000}), "longer than 163840 bytes together"),
+        (Command(("echo", *["x" * 100_000] * 21)), "longer than 2097152 bytes together"),
+        (Command(("env",), env={f"A{n}": "x" * 100_000 for n in range(21)}), "longer than 2097152 bytes together"),
         (Command(("echo", "a\0b")), "contains a NUL character"),
         (Command(("env",), env={"A=B": "x"}), "empty or contains ="),
     ],
@@ -418,6 +418,20 @@ async def test_words_that_no_program_can_be_started_with(box: LiveBox, command: 
     with pytest.raises(ValueError, match=text):
         await box.command(command, nothing)
     assert (await shell(box, "echo on")).stdout.text == "on\n"
+
+
+async def test_many_long_words_reach_a_command(box: LiveBox) -> None:
+    script = "for word; do n=$((n + ${#word})); done; echo $# $n ${#A} ${#B}; cat"
+    words = ["x" * 100_000] * 18
+    command = Command(("/bin/sh", "-c", script, "sh", *words), env={"A": "a" * 100_000, "B": "b" * 20_000}, stdin=b"in")
+    report = await (await box.command(command, nothing)).over()
+    assert report.stdout.text == "18 1800000 100000 20000\nin", report.stderr.text
+
+
+async def test_a_session_has_nothing_to_read_and_can_open_it_by_name(box: LiveBox) -> None:
+    report = await run(await box.interpreter(), "open('/dev/stdin').read(), open('/dev/fd/0', 'rb').read()")
+    assert said(report) == "('', b'')"
+    assert (await shell(box, "cat /dev/stdin && echo read")).stdout.text == "read\n"
 
 
 async def test_a_command_takes_input_as_it_comes(box: LiveBox) -> None:

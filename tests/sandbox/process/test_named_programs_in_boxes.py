@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.core.box import BoxReport, BoxSpec, Mount, Program, Programs
-from ringfence.sandbox.process import streams
+from ringfence.sandbox.process import memory_file, streams
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.named_programs import loader_of
 from tests.sandbox import comparing
@@ -58,7 +58,8 @@ async def test_what_comes_through_the_input_is_not_executed(
     backend: ProcessBackend, sealed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not sealed:
-        monkeypatch.setattr(streams, "_can_be_sealed", lambda: False)
+        for module in (memory_file, streams):
+            monkeypatch.setattr(module, "can_be_sealed", lambda: False)
     line = "chmod 755 /proc/$$/fd/0 /dev/stdin; /proc/$$/fd/0 -d /etc; echo $?; wc -c"
     program = Program("command", argv=("/bin/sh", "-c", line), stdin=Path("/bin/ls").read_bytes())
     report = await backend.run(BoxSpec(program, programs=Programs(("chmod", "wc"))))
@@ -67,8 +68,8 @@ async def test_what_comes_through_the_input_is_not_executed(
 
 
 def test_a_memory_file_of_an_old_kernel_has_no_permission_to_be_executed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_can_be_sealed", lambda: False)
-    descriptor = streams.memory_file(b"x")
+    monkeypatch.setattr(memory_file, "can_be_sealed", lambda: False)
+    descriptor = memory_file.memory_file(b"x")
     try:
         assert os.fstat(descriptor).st_mode & 0o777 == 0o444
     finally:

@@ -24,12 +24,14 @@ from ringfence.sandbox.process.host import capabilities
 from ringfence.sandbox.process.limits.pulse import Pulse
 from ringfence.sandbox.process.limits.shared_pages import Parts
 from ringfence.sandbox.process.limits.uncounted import Locks, Watched
+from ringfence.sandbox.process.memory_file import memory_file
 from ringfence.sandbox.process.patience import MachinePace
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS, Account, Denials
 
 _READY_AT_ONCE = 64
 _ANCILLARY = socket.CMSG_SPACE(64 * 4) + socket.CMSG_SPACE(12)
 _MESSAGES_AT_ONCE = 32
+_LONGEST_MESSAGE = 64 * 1024
 _PASSES_RIGHTS = 83  # SO_PASSRIGHTS
 CLOSE_SECONDS = 10.0
 
@@ -122,6 +124,19 @@ def take_no_descriptors(channel: socket.socket) -> None:
         channel.setsockopt(socket.SOL_SOCKET, _PASSES_RIGHTS, 0)
 
 
+def _send_order(channel: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
+    """Send an order; one that is too long for a message goes as a file, which is then the last descriptor."""
+    data = marshal.dumps(message)
+    if len(data) <= _LONGEST_MESSAGE:
+        socket.send_fds(channel, [data], descriptors)
+        return
+    file = memory_file(data)
+    try:
+        socket.send_fds(channel, [marshal.dumps({"long": True})], [*descriptors, file])
+    finally:
+        os.close(file)
+
+
 def received(channel: socket.socket, hub: Hub) -> Iterator[tuple[bytes, list[int], int]]:
     """A few of the messages that wait in a channel. A channel whose other end is gone is removed from the hub."""
     for _ in range(_MESSAGES_AT_ONCE):
@@ -212,7 +227,7 @@ class BoxMember:
         """Send its order. Raises OSError where it is gone."""
         if self._channel is None:
             raise BrokenPipeError(32, "the process is gone")
-        socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
+        _send_order(self._channel, message, descriptors)
 
     def _receive(self) -> None:
         if self._channel is None:
@@ -430,7 +445,7 @@ class Box:
             self._program = os.pidfd_open(self.worker)
             self.hub.add(self._program, self._leave)
         # Last: the worker may take this core from then on.
-        socket.send_fds(self._channel, [marshal.dumps(message)], descriptors)
+        _send_order(self._channel, message, descriptors)
 
     def _leave(self) -> None:
         """End what the program left when it has ended. Its zygote does so as well, but later."""

@@ -16,9 +16,10 @@ from ringfence.core.box import BoxReport, Captured, Program
 from ringfence.core.errors import Unavailable
 from ringfence.core.sessions import Command, Tell
 from ringfence.sandbox.process.box import BoxMember
+from ringfence.sandbox.process.memory_file import memory_file
 from ringfence.sandbox.process.run import python_words
 from ringfence.sandbox.process.step import Step, StepBox, box_report, termination_of
-from ringfence.sandbox.process.streams import memory_file, new_input, new_pipe
+from ringfence.sandbox.process.streams import new_input, new_pipe
 from ringfence.sandbox.process.watch import descendants
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ringfence.core.box import Serve, ServedRoute
 from ringfence.core.errors import Unavailable
 from ringfence.sandbox.process.box import Box
-from ringfence.sandbox.process.streams import memory_file
+from ringfence.sandbox.process.memory_file import memory_file
 from ringfence.sandbox.process.zygote.template import CERTIFICATES
 
 PORT = 3128

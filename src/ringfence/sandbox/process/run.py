@@ -16,8 +16,9 @@ from ringfence.core.model import Json
 from ringfence.sandbox.files.inputs import put_inputs
 from ringfence.sandbox.process import output_files
 from ringfence.sandbox.process.box import Box, ProcessExit
+from ringfence.sandbox.process.memory_file import memory_file
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS, Denials
-from ringfence.sandbox.process.streams import Output, memory_file, new_input
+from ringfence.sandbox.process.streams import Output, new_input
 from ringfence.sandbox.process.watch import RunWatch, Termination, killed_by
 
 _REAP_SECONDS = 10.0

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from threading import Thread
 
 from ringfence.core.box import Captured, Limits, Stream
 from ringfence.core.sessions import Tell
 from ringfence.core.system import write_all
 from ringfence.sandbox.process.box import Hub
+from ringfence.sandbox.process.memory_file import can_be_sealed, memory_file
 
 _CHUNK = 65536
 _LINGER_SECONDS = 0.02
 """How long a pipe that is not read any more is kept."""
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-_NOEXEC_SEAL = 0x8  # MFD_NOEXEC_SEAL
 
 
 # ── Output ────────────────────────────────────────────────────────────────────────────────────────
@@ -194,7 +192,7 @@ def new_input(stdin: bytes | int, *, unexecutable: bool = False) -> int:
     what it is given, and could give itself the permission."""
     if isinstance(stdin, int):
         return _duplicate(stdin)
-    return _piped(stdin) if unexecutable and stdin and not _can_be_sealed() else memory_file(stdin)
+    return _piped(stdin) if unexecutable and stdin and not can_be_sealed() else memory_file(stdin)
 
 
 def _piped(data: bytes) -> int:
@@ -217,35 +215,3 @@ def _duplicate(descriptor: int) -> int:
         if os.readlink(f"/proc/self/fd/{copy}").startswith("pipe:["):
             os.fchmod(copy, 0o666)
     return copy
-
-
-def memory_file(data: bytes) -> int:
-    """Bytes in a memory file, sealed: the program that gets it could open it again for writing, and fill it."""
-    if not data:
-        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    descriptor = _unexecutable("payload")
-    try:
-        write_all(descriptor, data)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(descriptor)
-
-
-def _unexecutable(name: str) -> int:
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    if _can_be_sealed():
-        return os.memfd_create(name, flags | _NOEXEC_SEAL)
-    descriptor = os.memfd_create(name, flags)
-    os.fchmod(descriptor, 0o444)
-    return descriptor
-
-
-@cache
-def _can_be_sealed() -> bool:
-    """Whether the kernel can keep a memory file from ever being executed; before 6.3 it cannot."""
-    try:
-        os.close(os.memfd_create("probe", os.MFD_CLOEXEC | _NOEXEC_SEAL))
-    except OSError:
-        return False
-    return True

@@ -27,7 +27,7 @@ from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box, BoxMember, ProcessExit, SharedServices, new_channel, receive
 from ringfence.sandbox.process.host.info import with_launcher
 from ringfence.sandbox.process.ids import Block
-from ringfence.sandbox.process.streams import memory_file
+from ringfence.sandbox.process.memory_file import memory_file
 from ringfence.sandbox.process.zygote.confine import Shape
 
 log = logging.getLogger(__name__)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _MESSAGE_BYTES = 65536
 _TIOCSCTTY = 0x540E
+_NULL_DEVICE = os.makedev(1, 3)
 _WITNESS_SECONDS = 10
 _PEEKED = bytearray(1)
 _ARGUMENTS = kernel.arguments()
@@ -73,8 +74,14 @@ def program(channel: socket.socket) -> runner.GuestProgram:
     _begin()
     ready = None if _cells else runner.GuestProgram()
     order, descriptors = receive(channel)
+    if "long" in order:
+        file = descriptors.pop()
+        order = marshal.loads(os.pread(file, os.fstat(file).st_size, 0))  # noqa: S302 - it comes from the supervisor
+        os.close(file)
     for target in (0, 1, 2):
         os.dup2(descriptors[target], target)
+    if os.fstat(0).st_rdev == _NULL_DEVICE:
+        _take_own_null()
     if order["kind"] == "cells":
         send(channel, "begun", [])
         close(descriptors)
@@ -101,6 +108,16 @@ def program(channel: socket.socket) -> runner.GuestProgram:
     if order["kind"] != "python":
         _execute(order["argv"], order.get("cwd", "."))
     return (ready or runner.GuestProgram()).take(source, order["name"], order["argv"])
+
+
+def _take_own_null() -> None:
+    """Read nothing from the box's own /dev/null: the host's cannot be opened again, as /dev/stdin."""
+    try:
+        nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return  # it has none, and reads nothing from the host's
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
 def _begin() -> None:
