@@ -85,7 +85,7 @@ def test_list_tells_who_asks_for_what(store: Store) -> None:
         assert told in shown
     for told in ("s ago", "in 9 min", "always", "manager or owner", '{"priority": "high", "title": "Broken"}'):
         assert told in shown
-    assert f"approve {asked.id}" not in shown  # nothing to paste without having read
+    assert f"ringfence approvals approve {asked.id} " in shown  # which shows it all again, and asks
 
 
 def test_list_as_json(store: Store) -> None:

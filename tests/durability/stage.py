@@ -258,8 +258,11 @@ class Caller:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], *, key: str | None = None) -> Said:
-        meta: Any = {"ringfence/idempotency_key": key} if key is not None else None
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], *, key: str | None = None, wait: float | None = None
+    ) -> Said:
+        given = {"ringfence/idempotency_key": key, "ringfence/wait_seconds": wait}
+        meta: Any = {name: value for name, value in given.items() if value is not None}
         result = await self._client.call_tool(tool, dict(arguments), meta=meta)
         about: Json = dict(result.meta or {})
         told = about["ringfence/outcome"]

@@ -31,7 +31,12 @@ ASKED: Json = {"append": {"server": "tools", "mode": "write", "approval": "alway
 
 
 async def at_once(
-    gateways: list[Running], arguments: Json, *, key: str | None = None, calls: int = CALLS
+    gateways: list[Running],
+    arguments: Json,
+    *,
+    key: str | None = None,
+    wait: float | None = None,
+    calls: int = CALLS,
 ) -> list[Said]:
     """The same call from many callers at the same time, in turn through each of the gateways."""
     told: list[Said] = []
@@ -40,7 +45,7 @@ async def at_once(
         callers = [await stack.enter_async_context(client(gateway)) for gateway in gateways]
 
         async def one(number: int) -> None:
-            told.append(await callers[number % len(callers)].call("append", arguments, key=key))
+            told.append(await callers[number % len(callers)].call("append", arguments, key=key, wait=wait))
 
         async with anyio.create_task_group() as group:
             for number in range(calls):
@@ -48,9 +53,9 @@ async def at_once(
     return told
 
 
-async def ask(gateway: Running, arguments: Json) -> Said:
+async def ask(gateway: Running, arguments: Json, wait: float | None = None) -> Said:
     async with client(gateway) as caller:
-        return await caller.call("append", arguments)
+        return await caller.call("append", arguments, wait=wait)
 
 
 def answer(stage: Stage, identity: str | None, person: Person = BOSS, *, approve: bool = True) -> Approval:
@@ -107,7 +112,7 @@ async def test_of_a_hundred_callers_that_wait_for_one_answer_one_runs(stage: Sta
             told: list[Said] = []
 
             async def call(line: Json = line, told: list[Said] = told, both: list[Running] = [one, two]) -> None:  # noqa: B006
-                told.extend(await at_once(both, line))
+                told.extend(await at_once(both, line, wait=3600))
 
             async with anyio.create_task_group() as group:
                 group.start_soon(call)
@@ -209,12 +214,35 @@ async def test_a_question_that_expires_while_its_call_waits_is_put_anew(stage: S
         brief = {"brief": {"expires_seconds": seconds}}
         wait = {"approval_wait_seconds": seconds + 1}
         with stage.serving(asking(stage, capabilities=tools, approvals=brief, gateway=wait)) as gateway:
-            waited = await ask(gateway, stage.line(f"paid {seconds}"))
+            waited = await ask(gateway, stage.line(f"paid {seconds}"), wait=3600)
             assert waited.status == "approval_required"
             with suppress(Expired):  # where the answer took longer than the new question was good for
                 assert answer(stage, waited.approval_id).state == "approved"
                 return
     pytest.fail("no question was put anew")
+
+
+async def test_a_call_waits_for_a_person_only_if_its_caller_says_so(stage: Stage) -> None:
+    with stage.serving(asking(stage, gateway={"approval_wait_seconds": 3600})) as gateway:
+        first = await ask(gateway, stage.line("paid"))
+        assert first.status == "approval_required" and first.approval_id is not None, "at once"
+        assert first.approval_id in first.text and "make the same call again" in first.text
+        assert "ringfence" not in first.text, "what a person types is nothing for the agent"
+        with anyio.fail_after(tooling.PATIENCE):  # for the person at the gateway's terminal
+            while f"approvals approve {first.approval_id} --config " not in gateway.output():
+                await anyio.sleep(0.02)
+        told: list[Said] = []
+
+        async def wait() -> None:
+            told.append(await ask(gateway, stage.line("paid"), wait=3600))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            answer(stage, first.approval_id)
+        assert [said.status for said in told] == ["success"] and stage.done() == {"paid": 1}
+        for wrong in (-1, True, "5"):
+            refused = await ask(gateway, stage.line("paid"), wait=wrong)  # type: ignore[arg-type]
+            assert refused.status == "validation_failure" and "ringfence/wait_seconds" in refused.text
 
 
 async def test_a_refusal_stays_one(stage: Stage) -> None:

@@ -61,7 +61,8 @@ def list_(
         return
     for approval in waiting:
         print("\n".join(_summary(approval)), end="\n\n")
-    print(f"Answer with: ringfence approvals approve ID{_place(config_path, demo)}   (or deny ID)")
+    last = waiting[-1].id
+    print(f"To answer the last of them: ringfence approvals approve {last}{_place(config_path, demo)}   (or deny)")
 
 
 @approvals.command()

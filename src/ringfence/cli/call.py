@@ -33,6 +33,7 @@ _CONNECT_SECONDS = 10.0
 _PARTING_SECONDS = 2.0
 _MOST_BYTES = 16_000_000
 _CALL_ID = 2
+_LONGEST_WAIT = 3600
 _UNIX = "unix:"
 _AT_A_SOCKET = "http://localhost/mcp"
 _INVALID = (-32700, -32600, -32602)
@@ -96,13 +97,15 @@ def call(
         common.fail("--url names a running gateway, --config and --demo one in this process: give one of them", 2)
     wanted = _wanted(tool, args, timeout, key)
     if url is not None:
-        where = " (with the --config or --demo of that gateway)"
-        ended = common.run(_there, wanted, url, TerminalChannel(where))
+        channel = TerminalChannel(" (with the --config or --demo of that gateway)")
+        ended = common.run(_there, wanted, url, channel)
     else:
         settings = common.demo_config() if demo else common.load(config_path)
-        where = " --demo" if demo else f" --config {settings.path}"
-        ended = common.run(call_here, wanted, settings, TerminalChannel(where))
+        channel = TerminalChannel(" --demo" if demo else f" --config {settings.path}")
+        ended = common.run(call_here, wanted, settings, channel)
     _show(ended, as_json)
+    if ended.status is Status.APPROVAL_REQUIRED and "approval_id" in ended.more:
+        channel.left_open(str(ended.more["approval_id"]))
     raise typer.Exit(EXIT_CODES[ended.status])
 
 
@@ -302,7 +305,8 @@ class _Gateway:
         await self._send({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     async def call(self, request: GatewayRequest, tell: Callable[[Json], None]) -> Json:
-        meta: Json = {"progressToken": "progress"}
+        # A person sits here: as long as the gateway lets a call wait.
+        meta: Json = {"progressToken": "progress", "ringfence/wait_seconds": _LONGEST_WAIT}
         if request.idempotency_key is not None:
             meta["ringfence/idempotency_key"] = request.idempotency_key
         name = json.dumps(request.tool)

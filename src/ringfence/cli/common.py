@@ -216,7 +216,15 @@ class TerminalChannel:
             say(f"progress {params.get('progress')}{total} {message}".rstrip())
         elif waiting[1] not in self._seen:
             self._seen.add(waiting[1])
-            say(f"waiting for a person; in another terminal: ringfence approvals approve {waiting[1]}{self._where}")
+            say(f"waiting for a person; in another terminal: {self._answer(waiting[1])}")
+
+    def left_open(self, approval_id: str) -> None:
+        """The call ended without an answer: say how a person gives it, unless that was said."""
+        if approval_id not in self._seen:
+            say(f"a person approves it with: {self._answer(approval_id)}")
+
+    def _answer(self, approval_id: str) -> str:
+        return f"ringfence approvals approve {approval_id}{self._where}"
 
 
 def say(text: str) -> None:

@@ -164,14 +164,12 @@ async def run_program(wanted: RunRequest, configured: Config, report: FactsFile,
     if source is not None:
         wanted = replace(wanted, stdin=source.descriptor)
     outcome: Outcome | None = None
+    terminal = TerminalChannel("" if configured.path == default_config().path else f" --config {configured.path}")
     try:
         with anyio.CancelScope() as scope, _signals(scope, stop):
             loop = asyncio.get_running_loop()
             sink.on_broken = lambda: loop.call_soon_threadsafe(_end, scope, stop, _BROKEN_PIPE)
             async with Runs.open(configured) as runs:
-                terminal = TerminalChannel(
-                    "" if configured.path == default_config().path else f" --config {configured.path}"
-                )
                 outcome = await runs.run(wanted, origin="cli", tell=sink.tell, channel=terminal)
     except RingfenceError as exc:
         _say(str(exc))
@@ -184,7 +182,10 @@ async def run_program(wanted: RunRequest, configured: Config, report: FactsFile,
         return stop.code if stop.code is not None else common.NO_BOX
     if wanted.output is not None:
         _name_left_out(outcome)
-    return _ended(outcome, sink, report)
+    code = _ended(outcome, sink, report)
+    if outcome.status is Status.APPROVAL_REQUIRED and outcome.approval_id is not None:
+        terminal.left_open(outcome.approval_id)
+    return code
 
 
 @contextmanager

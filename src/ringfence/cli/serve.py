@@ -12,6 +12,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 import anyio
 import anyio.abc
@@ -27,7 +28,6 @@ from ringfence.core import system
 from ringfence.front.http import HttpFront
 from ringfence.front.listen import AT_A_SOCKET, LOOPBACK, GatewayApp, Listener, open_socket, same_user, unix_socket
 from ringfence.front.stdio import StdioFront
-from ringfence.store import Store
 
 log = logging.getLogger("ringfence")
 
@@ -75,8 +75,7 @@ async def _main(settings: Config, at: GatewaySettings | None, demo: bool) -> Non
     async with App.open(settings) as app, anyio.create_task_group() as group:
         # Before anything is announced, so that a signal which comes at once is handled.
         await group.start(_signals, app, group.cancel_scope, demo)
-        if demo and at is not None:
-            group.start_soon(_narrate, app.store)
+        group.start_soon(_narrate, app, demo, sys.stderr if at is None else sys.stdout)
         if not demo:
             group.start_soon(app.watch)
             group.start_soon(app.retain)
@@ -173,11 +172,11 @@ def _own_command() -> str:
     return shlex.quote(sys.argv[0])
 
 
-# ── The demo ──────────────────────────────────────────────────────────────────────────────────────
+# ── What happens meanwhile ────────────────────────────────────────────────────────────────────────
 
 
 _PRINTED_TOGETHER_SECONDS = 0.3
-"""Calls that end within this time are printed together."""
+"""What happens within this time is printed together."""
 _TRY = """Three calls to try, in another terminal:
 
   1. allowed — rule std-read of preset standard lets a read pass:
@@ -195,13 +194,24 @@ How each ends is printed below; `ringfence audit explain last --demo` explains i
 """
 
 
-async def _narrate(store: Store) -> None:
-    """Print a line for each call as it ends, for as long as the demo runs."""
+async def _narrate(app: App, demo: bool, file: TextIO) -> None:
+    """Tell the person at the terminal which calls wait for an approval and, in the demo, how each call ends."""
+    store = app.store
+    place = " --demo" if demo else f" --config {shlex.quote(str(app.config.path))}"
+    asked: set[str] = set()
     printed = 0
     while True:
         await store.written.wait()
         await anyio.sleep(_PRINTED_TOGETHER_SECONDS)
         store.written.clear()
+        waiting = store.reader().approvals()
+        for approval in waiting:
+            if approval.id not in asked:
+                answer = f"{_own_command()} approvals approve {approval.id}{place}"
+                print(f"A call of {safe(approval.tool)} waits for an approval: {answer}", file=file, flush=True)
+        asked = {approval.id for approval in waiting}
+        if not demo:
+            continue
         newest = store.reader().records(chain=store.chain, kind="finished", newest_first=True, limit=20)
         fresh = [record for record in newest if record.seq > printed]
         for record in reversed(fresh):
@@ -209,4 +219,4 @@ async def _narrate(store: Store) -> None:
             call = record.body.get("call") or {}
             if call.get("kind") != "server" and record.call_id is not None:
                 said = summary([r.body for r in store.reader().story(record.call_id)])
-                print(f"{record.call_id}: {safe(said)}", flush=True)
+                print(f"{record.call_id}: {safe(said)}", file=file, flush=True)

@@ -129,6 +129,8 @@ class Call:
     trace: str | None = None
     deadline: float | None = None
     """On the monotonic clock; the caller's own limit, beside the contract's."""
+    wait_seconds: float | None = None
+    """How long the caller waits for a person's approval; None: as long as the configuration lets a call wait."""
     fault: str | None = None
     """What was wrong with the bytes of the request; such a call is refused and recorded."""
     method: str = "tools/call"

@@ -292,7 +292,7 @@ _OPERATOR = {
 _PERSON = {
     "approval_required": (
         "A person must approve the call first.",
-        "Have them run `ringfence approvals approve ID`; call again.",
+        "They find it with `ringfence approvals list`; once it is answered, make the same call again.",
     ),
     "approval_refused": ("A person refused the call.", "Talk to them."),
     "rules_changed": ("The rules changed while the call waited.", "Make the call again, to have a person asked anew."),

@@ -7,6 +7,7 @@ schemas pass unchanged; the handshake, discovery, ping and subscriptions stay th
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -189,6 +190,7 @@ class McpFront:
         inbound = asked.inbound
         meta = results.meta_of(asked.params)
         key = meta.get("ringfence/idempotency_key")
+        wait = meta.get("ringfence/wait_seconds", 0)
         inputs = asked.params.get("inputResponses")
         # A server of 2026-07-28 logs only what is asked for; a client of before asked once for its session.
         level = meta.get(LOG_LEVEL_KEY) if asked.version == MODERN else inbound.log_level[0]
@@ -206,7 +208,9 @@ class McpFront:
             session=inbound.session if asked.version != MODERN else None,
             idempotency_key=key if isinstance(key, str) else None,
             trace=parent if trace_problem("traceparent", parent) is None else None,
-            fault=inbound.fault or _key_problem(key),
+            # A client that said nothing may give up before a person answers, and its agent would never learn of it.
+            wait_seconds=float(wait) if _is_seconds(wait) else 0.0,
+            fault=inbound.fault or _key_problem(key) or _wait_problem(wait),
             method=asked.method,
             meta=results.forwardable(meta),
             log_level=level if level in LOG_LEVELS else None,
@@ -356,6 +360,14 @@ def _key_problem(key: Any) -> str | None:
     if key is None or (isinstance(key, str) and key):
         return None
     return "ringfence/idempotency_key must be a text that is not empty"
+
+
+def _wait_problem(wait: Any) -> str | None:
+    return None if _is_seconds(wait) else "ringfence/wait_seconds must be a number of seconds, 0 or more"
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def _watchable(uri: Any) -> str:

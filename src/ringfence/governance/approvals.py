@@ -103,17 +103,25 @@ class Approvals:
             return True
 
     async def obtain(
-        self, call: Call, digest: str, requirement: Requirement, summary: Callable[[], Json], channel: Channel
+        self,
+        call: Call,
+        digest: str,
+        requirement: Requirement,
+        summary: Callable[[], Json],
+        channel: Channel,
+        patience: float | None = None,
     ) -> None:
         """Return when an approval for `digest` is there to be consumed; raise Refused otherwise.
 
+        `patience` is how long the caller waits, at most as long as the configuration allows; None: as long as that.
         `summary` makes what a person is shown. That may be large, so it is made only when a person is to be asked, and
         not on the loop.
         """
         approval = self._standing(digest)
         if approval is None:
             approval = await self._ask(call, digest, requirement, summary)
-        approval = await self._await_answer(approval, channel)
+        wait = self._wait if patience is None else min(patience, self._wait)
+        approval = await self._await_answer(approval, channel, wait)
         if approval.state == "expired":
             approval = await self._ask(call, digest, requirement, summary)  # the old one can no longer be answered
         if approval.state == "denied":
@@ -163,11 +171,11 @@ class Approvals:
         asked = await anyio.to_thread.run_sync(question, limiter=self._making)
         return await self._store.write(lambda tx: tx.ask_approval(asked), durable=True)
 
-    async def _await_answer(self, approval: Approval, channel: Channel) -> Approval:
+    async def _await_answer(self, approval: Approval, channel: Channel, wait: float) -> Approval:
         """The question once it has an answer, or as it stands when there is no more time for one."""
         started = anyio.current_time()
         left = approval.expires_at - time.time()
-        until = started + min(self._wait, left)
+        until = started + min(wait, left)
         if approval.state == "pending" and until > started:
             with self._store.waiting.answer_to(approval) as answered:
                 while not answered.is_set() and (now := anyio.current_time()) < until:
@@ -176,7 +184,7 @@ class Approvals:
                     with anyio.move_on_after(min(until - now, _PROGRESS_SECONDS)):
                         await answered.wait()
         found = find(self._store, approval.id, brief=True)
-        late = left <= self._wait and anyio.current_time() >= until
+        late = left <= wait and anyio.current_time() >= until
         return replace(found, state="expired") if late and found.state == "pending" else found
 
 
@@ -191,8 +199,8 @@ def waiting(approval: Approval) -> Refused:
     return Refused(
         Status.APPROVAL_REQUIRED,
         "approval_required",
-        f"This call waits for a person. Ask them to run: ringfence approvals approve {approval.id} "
-        f"— then make the same call again.",
+        f"A person must approve this call first ({approval.id}); it has not run. "
+        "Once they have answered, make the same call again.",
         approval_id=approval.id,
     )
 

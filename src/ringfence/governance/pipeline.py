@@ -380,7 +380,8 @@ class Pipeline:
         while True:
             digest = approval_binding.binding(rules, state, contract, requirement)
             shown = lambda: approval_binding.summary(self._guard, state)  # noqa: E731
-            await rules.approvals.obtain(approval_binding.named(state), digest, requirement, shown, channel)
+            asking = approval_binding.named(state)
+            await rules.approvals.obtain(asking, digest, requirement, shown, channel, state.call.wait_seconds)
             if self.rules is not rules and self._changed(rules, state, requirement):
                 text = "The rules were changed while this call waited for a person; make it again to have them asked."
                 raise Refused(Status.DENIED, "rules_changed", text)
