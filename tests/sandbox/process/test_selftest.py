@@ -14,6 +14,7 @@ from ringfence.compose.backends import make_backend
 from ringfence.config import loads
 from ringfence.core.box import BoxReport, BoxSpec, Limits, Program
 from ringfence.core.errors import Unavailable
+from ringfence.sandbox.process import backend as backends
 from ringfence.sandbox.process import selftest
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.host import capabilities
@@ -179,3 +180,9 @@ class TestAnotherKernel:
 )
 def test_what_is_missing_is_seen(other: dict[str, Any], name: str) -> None:
     assert name in lacking(**other)
+
+
+async def test_a_machine_that_is_too_slow_for_the_self_test_gets_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_TEST_SECONDS", (0.001, 600.0))
+    async with opened() as backend:
+        assert (await ran(backend, b"print(1)")).stdout.text == "1\n"
