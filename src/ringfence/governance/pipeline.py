@@ -46,7 +46,7 @@ from ringfence.governance.idempotency import IdempotencyKey, IdempotencyKeys
 from ringfence.governance.journal import CallState
 from ringfence.governance.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
 from ringfence.sandbox.tools.resources import normal_address
-from ringfence.sandbox.tools.results import complete
+from ringfence.sandbox.tools.results import explain
 from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.store import Approval, Store, Transaction, Unproven
 
@@ -491,7 +491,7 @@ class Pipeline:
             self._budget.note(state.call, state.arguments_digest, outcome.status)
         call_facts = self._guard.facts(self._facts(state, outcome))
         if outcome.result is not None and state.dispatched and state.is_own:
-            complete(outcome.result, call_facts)
+            explain(outcome.result, call_facts)
 
         def work(tx: Transaction) -> Receipt:
             contract = state.contract

@@ -75,7 +75,7 @@ async def test_what_comes_back() -> None:
         ],
         "structuredContent": {
             "stdout": "out\N{REPLACEMENT CHARACTER}\n", "stderr": "err\n", "exit_code": 0, "ended": "exited",
-            "files": [{"path": "/workspace/output/r", "bytes": 3, "sha256": "ab"}], "facts": {},
+            "files": [{"path": "/workspace/output/r", "bytes": 3, "sha256": "ab"}],
         },
     }  # fmt: skip
     assert answer.isolation == seen.isolation

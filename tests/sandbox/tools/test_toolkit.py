@@ -10,7 +10,7 @@ from ringfence.core.box import MIB, TEMPLATES, Limits
 from ringfence.core.schema import Schema
 from ringfence.governance.contract import build, built_in
 from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
-from ringfence.sandbox.tools.results import complete
+from ringfence.sandbox.tools.results import explain
 from ringfence.sandbox.tools.toolkit import DECLARABLE, PROGRAMS, TOOLS, WIDE_TOOLS, definition, mode
 
 PYTHON, SHELL = built_in("execute_python", 8), built_in("run_shell", 30)
@@ -109,13 +109,13 @@ def test_a_definition_changes_with_what_it_promises() -> None:
     assert [definition(built_in(tool, 1), Limits(), BoxContents()).name for tool in TOOLS] == list(TOOLS)
 
 
-def test_a_result_is_completed_with_its_facts() -> None:
+def test_a_result_that_is_an_error_is_explained() -> None:
     facts = {"explanation": "ended"}
-    fine: dict[str, Any] = {"content": [], "structuredContent": {"facts": {}}}
-    complete(fine, facts)
-    assert fine == {"content": [], "structuredContent": {"facts": facts}}
+    fine: dict[str, Any] = {"content": [], "structuredContent": {}}
+    explain(fine, facts)
+    assert fine == {"content": [], "structuredContent": {}}
     failed: dict[str, Any] = {"content": [], "isError": True}  # a contract that lets only some fields through
-    complete(failed, facts)
+    explain(failed, facts)
     assert failed == {"content": [{"type": "text", "text": "[ended]"}], "isError": True}
 
 
@@ -136,7 +136,7 @@ def test_what_an_agent_may_do_with_a_session_and_what_only_somebody_in_this_proc
     for tool in DECLARABLE:
         body = taken(tool, SessionLifetimes())
         Schema(body["outputSchema"])
-        assert "facts" in body["outputSchema"]["required"]
+        assert "facts" not in body["outputSchema"]["properties"]
         assert "{" not in body["description"], tool
 
 

@@ -144,9 +144,8 @@ class Tool:
             },
         }
         if not wide:  # a caller in this process has the report itself
-            gives = {**self.gives, "facts": FACTS}
-            needed = [key for key in gives if key not in self.maybe]
-            body["outputSchema"] = {"type": "object", "properties": gives, "required": needed}
+            needed = [key for key in self.gives if key not in self.maybe]
+            body["outputSchema"] = {"type": "object", "properties": self.gives, "required": needed}
         if offer.contents.installable and self.makes_box:
             schema["properties"]["packages"] = PACKAGES
         return body
@@ -259,7 +258,6 @@ ONE: Json = {"session": SESSION}
 
 # ── Results ───────────────────────────────────────────────────────────────────────────────────────
 
-FACTS: Json = {"type": "object", "description": "What the supervisor of the box saw."}
 FILE: Json = {"path": TEXT, "bytes": COUNT, "sha256": TEXT}
 FILES: Json = {"type": "array", "items": {"type": "object", "properties": FILE, "required": list(FILE)}}
 INFO: Json = {

@@ -144,7 +144,7 @@ def _result(parts: ResultParts) -> Json:
         if files:
             content += _links(parts.step.session, files)
         structured |= _of_step(parts, parts.step)
-    result: Json = {"content": content or [text("")], "structuredContent": {**structured, "facts": {}}}
+    result: Json = {"content": content or [text("")], "structuredContent": structured}
     if parts.is_error:
         result["isError"] = True
     return result
@@ -209,10 +209,7 @@ def _links(session: str, files: list[Json]) -> Iterator[Json]:
         yield {"type": "resource_link", "uri": address(session, path), "name": name, "size": file["bytes"]}
 
 
-def complete(result: Json, facts: Mapping[str, Any]) -> None:
-    """Put the facts into a result of ours that has a place for them, and explain a result that is an error."""
-    structured = result.get("structuredContent")
-    if isinstance(structured, dict) and "facts" in structured:
-        structured["facts"] = dict(facts)
+def explain(result: Json, facts: Mapping[str, Any]) -> None:
+    """Say in a result of ours that is an error how it came to it; the facts themselves are beside the result."""
     if result.get("isError"):
         result["content"] = [*result["content"], {"type": "text", "text": f"[{facts['explanation']}]"}]

@@ -96,20 +96,19 @@ class Task:
         """The answer of a call that was carried out in its session."""
         within = Within(self.session, given=tuple(given))
         blocks = [*content] if content else [text(words)]
-        structured = {"session": self.session, **structured, "facts": {}}
+        structured = {"session": self.session, **structured}
         return Answer({"content": blocks, "structuredContent": structured}, isolation=self.isolation, within=within)
 
     def session_answer(self, info: SessionInfo, words: str) -> Answer:
         """An answer with the present state of a session."""
         packages = self.installed.packages if self.installed is not None else ()
         within = Within(info.id, info.step, state=info.state, packages=packages)
-        structured = {**session_json(info, wide=self.wide), "facts": {}}
+        structured = session_json(info, wide=self.wide)
         isolation = dict(info.isolation) or self.isolation
         return Answer({"content": [text(words)], "structuredContent": structured}, isolation=isolation, within=within)
 
     def listing(self, structured: Json, words: str) -> Answer:
         """An answer that concerns no session in particular."""
-        structured = {**structured, "facts": {}}
         return Answer({"content": [text(words)], "structuredContent": structured}, isolation=self.isolation)
 
 
