@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ringfence.cli.terminal import json_text, safe
 from ringfence.config import Config
 from ringfence.core import canonical, system
 from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable
-from ringfence.core.model import Call, Json, Outcome, Status
+from ringfence.core.model import Call, Json, Outcome, Status, Transport
 from ringfence.upstream.link import reason_of
 
 _REVISION = "2025-11-25"
@@ -141,7 +141,7 @@ async def call_here(wanted: TypedCall, configured: Config, channel: TerminalChan
     call_id = canonical.new_id("call")
     limit = wanted.timeout
     try:
-        async with App.open(configured) as app:
+        async with App.open(configured, servers=_needed(wanted.tool, configured)) as app:
             made = Call(
                 id=call_id,
                 principal=app.agent,
@@ -158,6 +158,14 @@ async def call_here(wanted: TypedCall, configured: Config, channel: TerminalChan
     except StoreError as exc:
         return failed(Status.UNAVAILABLE, "store", str(exc))
     return failed(Status.TIMEOUT, "caller_timeout", f"gave up after {limit:g} s; the call is cancelled", call_id)
+
+
+def _needed(tool: str, configured: Config) -> Collection[str] | None:
+    """The server that the call needs: none, the one that its contract names, or (None) any of them."""
+    contract = configured.contracts.get(tool)
+    if contract is None or contract.transport is not Transport.MCP:
+        return ()
+    return None if contract.server is None else (contract.server,)
 
 
 def _of_outcome(outcome: Outcome, call_id: str) -> CallResult:

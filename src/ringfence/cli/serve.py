@@ -72,7 +72,8 @@ def serve(
 
 async def _main(settings: Config, at: GatewaySettings | None, demo: bool) -> None:
     """`at`: where to listen; None: on stdin."""
-    async with App.open(settings) as app, anyio.create_task_group() as group:
+    # A client that started us on its own pipe may give up soon; one that connects finds us up.
+    async with App.open(settings, at_once=at is None) as app, anyio.create_task_group() as group:
         # Before anything is announced, so that a signal which comes at once is handled.
         await group.start(_signals, app, group.cancel_scope, demo)
         group.start_soon(_narrate, app, demo, sys.stderr if at is None else sys.stdout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +59,8 @@ _LEAPT = (
     " day. If the time is right, `ringfence audit prune --before TIME` need not wait"
 )
 _WATCH_SECONDS = 2.0
+_KNOWN_SECONDS = 20.0
+"""How long a request waits for servers that start, and of which nothing was accepted before."""
 
 
 class App:
@@ -96,11 +98,16 @@ class App:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, settings: Config) -> AsyncIterator[App]:
+    async def open(
+        cls, settings: Config, *, servers: Collection[str] | None = None, at_once: bool = False
+    ) -> AsyncIterator[App]:
         """A running gateway without a front; its servers are started and their definitions compared with the pins.
 
+        `servers`: only these are started now, the others when they are needed. `at_once`: they are started while the
+        gateway serves already; what was accepted of them before is offered meanwhile.
         Raises ConfigError for a secret that cannot be kept.
         """
+        started = [name for name in settings.servers if servers is None or name in servers]
         secrets = ConfiguredSecrets(settings)
         await secrets.load()
         keys = load_or_create(config.key_folder())
@@ -109,7 +116,10 @@ class App:
             async with anyio.create_task_group() as group:
                 app = cls(settings, store, group, secrets)
                 async with redacted_logs(lambda: app.secrets), app.pool.running():
-                    await app.connect()
+                    if at_once:
+                        group.start_soon(app.connect_meanwhile, started)
+                    else:
+                        await app.connect(started)
                     group.start_soon(app.front.refusals.run)
                     try:
                         yield app
@@ -131,12 +141,34 @@ class App:
 
     # ── servers and their definitions ─────────────────────────────────────────────────────────────
 
-    async def connect(self) -> None:
-        """Start every server once and see what it offers; one that fails is reported and tried again on demand."""
+    async def connect(self, servers: Iterable[str]) -> None:
+        """Start each of these once and see what it offers; one that fails is reported and tried again on demand."""
         async with anyio.create_task_group() as group:
-            for name in self.config.servers:
+            for name in servers:
                 group.start_soon(self._look_at, name)
         self.pipeline.rules = self._rulebook(self.config)
+
+    async def connect_meanwhile(self, servers: Iterable[str]) -> None:
+        """The same while requests are answered: those wait a while for servers of which nothing is known yet."""
+        unknown = {name for name in servers if not self.store.reader().pins(name)}
+        known = anyio.Event()
+
+        async def wait() -> None:
+            with anyio.move_on_after(_KNOWN_SECONDS):
+                await known.wait()
+
+        async def look_at(server: str) -> None:
+            await self._look_at(server)
+            unknown.discard(server)
+            await self.refresh()
+            if not unknown:
+                known.set()
+
+        if unknown:
+            self.front.settled = wait
+        async with anyio.create_task_group() as group:
+            for name in servers:
+                group.start_soon(look_at, name)
 
     async def _look_at(self, server: str) -> None:
         try:
@@ -298,7 +330,7 @@ class App:
         self._live = {s: d for s, d in self._live.items() if s in settings.servers}
         # In force at once: what was tightened must not wait for a server that is slow to start.
         self.pipeline.rules = self._rulebook(settings)
-        await self.connect()
+        await self.connect(settings.servers)
         if self.front.listing.digest() != before:
             await self._tell(None, "notifications/tools/list_changed", {})
         log.info("configuration reloaded (%s)", cause)

@@ -64,6 +64,8 @@ class McpFront:
         self.refusals = Refusals()
         self.left_files: Callable[[Principal], Awaitable[None]] = _no_notice
         """Called when a session of this principal left new files."""
+        self.settled: Callable[[], Awaitable[None]] = _settled
+        """Awaited before each request: until it is known what servers offer, or for as long as a client may wait."""
         self._methods: dict[str, Callable[[ClientRequest, Inbound], Awaitable[Json]]] = {
             "tools/list": self._list_tools,
             "tools/call": self._call_tool,
@@ -115,6 +117,7 @@ class McpFront:
 
     async def answer(self, asked: ClientRequest) -> Json:
         """The result of a method that is ours. Raises MCPError."""
+        await self.settled()
         result = await self._methods[asked.method](asked, asked.inbound)
         if asked.version == MODERN:
             return results.stamp(result, asked.method, self._stamp)
@@ -353,6 +356,10 @@ class McpFront:
     def close(self) -> None:
         for listener in self._listeners.values():
             listener.close()
+
+
+async def _settled() -> None:
+    return
 
 
 def _key_problem(key: Any) -> str | None:

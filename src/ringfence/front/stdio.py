@@ -54,10 +54,12 @@ class StdioFront:
         self._level = ["debug"]
         self._busy: set[Any] = set()
         self._watching: set[str] = set()
+        self._initialized = False
+        """Whether a client of the handshake era is there: only such a one is told what it did not ask for."""
         self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None
 
     async def tell(self, method: str, params: Json) -> None:
-        if self._dispatcher is not None and wants(method, params, self._watching, self._level[0]):
+        if self._dispatcher is not None and self._initialized and wants(method, params, self._watching, self._level[0]):
             await self._dispatcher.notify(method, params or None)
 
     async def run(self) -> None:
@@ -113,6 +115,7 @@ class StdioFront:
         async def on_notify(
             dctx: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
         ) -> None:
+            self._initialized = self._initialized or method == "notifications/initialized"
             if method == ROOTS_CHANGED:
                 self._front.roots_changed(self._session)
             else:
