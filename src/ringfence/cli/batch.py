@@ -55,8 +55,12 @@ def read_batch(path: str, shared: RunRequest) -> list[BatchProgram]:
             try:
                 out.append(_program(number, canonical.loads(line.strip()), shared, f"{path}:{number}"))
             except ValueError as exc:
-                common.fail(f"{path}:{number}: {_PLACE.sub(r' at column \1', str(exc))}", 2)
+                common.fail(f"{path}:{number}: {_PLACE.sub(_column, str(exc))}", 2)
     return out if shared.output is None else _with_folders(out, path)
+
+
+def _column(place: re.Match[str]) -> str:
+    return f" (column {place[1]})"
 
 
 def _program(number: int, given: Any, shared: RunRequest, where: str) -> BatchProgram:
@@ -120,14 +124,15 @@ async def run_batch(programs: Sequence[BatchProgram], configured: Config, worker
             async with Runs.open(configured) as runs:
                 terminal = TerminalChannel.under(configured)
 
-                async def one(index: int) -> Execution:
+                async def one(index: int) -> None:
                     try:
-                        return ended(await runs.run(programs[index].wanted, origin="cli", channel=terminal))
+                        found = ended(await runs.run(programs[index].wanted, origin="cli", channel=terminal))
                     except RingfenceError as exc:  # an input that is gone, say
-                        return never_ran(exc)
+                        found = never_ran(exc)
+                    printed.done(index, found)
 
                 printed.begin()
-                await run_all(len(programs), one, workers or default_workers(), printed.done)
+                await run_all(len(programs), one, workers or default_workers())
                 over = True
     except RingfenceError as exc:
         common.say(f"ringfence: {exc}")

@@ -140,7 +140,7 @@ def _one_or_many(batch: str | None, of_one: Mapping[str, object], workers: int |
     if batch is None and workers is not None:
         common.fail("--workers: how many programs of a --batch run at a time; there is none", 2)
     for option, given in of_one.items():
-        if batch is not None and given:
+        if batch is not None and given is not None and given != []:
             why = "the facts are in each line of the output" if option == "--facts" else "the programs are in its lines"
             common.fail(f"--batch and {option}: give one of them; with --batch, {why}", 2)
 

@@ -167,7 +167,7 @@ async def run_all(
     count: int,
     one: Callable[[int], Awaitable[T]],
     workers: int,
-    done: Callable[[int, T], object] | None,
+    done: Callable[[int, T], object] | None = None,
 ) -> list[T]:
     """`one(index)` for each index below `count`, `workers` at a time; what they return, in the order of the indexes.
 
