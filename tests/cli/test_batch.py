@@ -142,11 +142,10 @@ def test_a_line_that_is_wrong_is_named_before_anything_runs(
     batch: Path, own_home: Path, line: str, problem: str
 ) -> None:
     batch.write_text(f'"print(1)"\n\n{line}\n')
-    ended = run("--batch", batch)
+    ended = gateways.run("run", "--batch", batch)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith(f"{batch}:3: {problem}"), ended.stderr
     assert ended.stderr.count("\n") == 1
-    assert run("--batch", "-", stdin=f"{line}\n").stderr.startswith(f"-:1: {problem}")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_a_line_that_is_wrong_is_named_before_anything_runs(
     ],
 )
 def test_options_that_make_no_sense_are_refused(batch: Path, words: tuple[str, ...], code: int, problem: str) -> None:
-    ended = run("--batch", write(batch, "print(1)"), *words)
+    ended = gateways.run("run", "--batch", write(batch, "print(1)"), *words)
     assert (ended.returncode, ended.stdout) == (code, "")
     assert problem in ended.stderr and "Traceback" not in ended.stderr
 
@@ -170,6 +169,7 @@ def test_a_batch_that_is_not_there_and_workers_without_one(tmp_path: Path) -> No
     missing = run("--batch", tmp_path / "missing")
     assert missing.returncode == 2 and missing.stderr == f"{tmp_path}/missing: No such file or directory\n"
     assert run("-c", "1", "--workers", "2").returncode == 2
+    assert run("--batch", "-", stdin="5\n").stderr == "-:1: a program is a text, or an object with code\n"
     empty = run("--batch", "-", stdin="\n\n")
     assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", "")
 

@@ -20,7 +20,7 @@ from ringfence.core.errors import ConfigError, OutcomeUnknown
 from ringfence.core.model import Outcome, Status, own_words
 from ringfence.sdk import engine
 from ringfence.sdk.batch import default_workers, run_all
-from ringfence.sdk.execution import ended, never_ran
+from ringfence.sdk.execution import ended, without_result
 from tests import gateways, tooling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("state")]
@@ -158,8 +158,8 @@ def test_what_never_ran_or_is_not_known_is_an_execution_too() -> None:
     assert lost.error is not None
     assert (lost.status, lost.error.name, lost.error.value) == ("unknown", "box_failed", "nobody knows")
     assert lost.facts == {"effect": "unknown"} and lost.text == ""
-    assert never_ran(OutcomeUnknown("box_failed", "gone")).status == "unknown"
-    assert never_ran(Unavailable("no_box", "none")).status == "unavailable"
+    assert without_result(OutcomeUnknown("box_failed", "gone")).status == "unknown"
+    assert without_result(Unavailable("no_box", "none")).status == "unavailable"
 
 
 def test_options_for_all_and_options_of_its_own(tmp_path: Path) -> None:
@@ -274,6 +274,8 @@ async def test_the_same_awaited() -> None:
         at_once -= 1
         heard.append(index)
 
+    with pytest.raises(TypeError, match="await map_code_async"):
+        map_code(["1"], on_done=done)
     executions = await map_code_async([f"print({n})" for n in range(8)], workers=4, on_done=done)
     assert texts(executions) == [f"{n}\n" for n in range(8)]
     assert sorted(heard) == list(range(8))

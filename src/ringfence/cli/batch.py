@@ -21,7 +21,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Status
 from ringfence.sdk.batch import default_workers, run_all
-from ringfence.sdk.execution import Execution, ended, never_ran
+from ringfence.sdk.execution import Execution, ended, without_result
 from ringfence.sdk.once import seconds
 
 _KEYS = ("code", "id", "timeout", "env")
@@ -128,7 +128,7 @@ async def run_batch(programs: Sequence[BatchProgram], configured: Config, worker
                     try:
                         found = ended(await runs.run(programs[index].wanted, origin="cli", channel=terminal))
                     except RingfenceError as exc:  # an input that is gone, say
-                        found = never_ran(exc)
+                        found = without_result(exc)
                     printed.done(index, found)
 
                 printed.begin()

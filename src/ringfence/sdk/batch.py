@@ -21,7 +21,7 @@ import anyio
 from ringfence.compose.run_request import RunRequest
 from ringfence.core.errors import RingfenceError
 from ringfence.sdk import engine
-from ringfence.sdk.execution import Execution, ended, never_ran
+from ringfence.sdk.execution import Execution, ended, without_result
 from ringfence.sdk.once import OnceOptions, OnOutput, known, limits_of, request_of, run_request
 
 T = TypeVar("T")
@@ -52,6 +52,8 @@ def map_code(
     `error` and `status`. Wrong usage raises TypeError or ValueError before anything runs. Where no box can be made at
     all, the errors are those of `run_code`. An exception in a callback, or Ctrl-C, ends the boxes that run.
     """
+    if inspect.iscoroutinefunction(on_done):
+        raise TypeError("on_done is asynchronous: await map_code_async, or give a plain function")
     batch = _checked(programs, options)
     here = [replace(each, on_stdout=_here(each.on_stdout), on_stderr=_here(each.on_stderr)) for each in batch]
     return engine.waited(_run, here, _at_a_time(workers), on_done=on_done)
@@ -108,7 +110,7 @@ def _program(index: int, program: Program, options: OnceOptions) -> _Checked:
     try:
         wanted = replace(request_of(code, both), limits={**limits_of(options), **limits_of(own)})
     except RingfenceError as exc:
-        return _Checked(never_ran(exc))
+        return _Checked(without_result(exc))
     replace(wanted, inputs=()).arguments()  # what cannot be the arguments of a call raises here; files are read later
     return _Checked(wanted, both.get("on_stdout"), both.get("on_stderr"))
 
@@ -152,7 +154,7 @@ async def _run(batch: Sequence[_Checked], workers: int, *, on_done: OnDone | Non
         try:
             return ended(await run_request(program.wanted, program.on_stdout, program.on_stderr))
         except RingfenceError as exc:  # an input that is not there, say
-            return never_ran(exc)
+            return without_result(exc)
 
     if batch:
         await engine.elsewhere(_ready())

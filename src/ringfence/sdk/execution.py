@@ -219,10 +219,10 @@ def ended(outcome: Outcome) -> Execution:
     """As `execution`, but it raises nothing: if nothing ran, or the outcome is not known, the error says so."""
     if _ran(outcome):
         return execution(outcome)
-    return never_ran(problem(outcome), outcome.status, outcome.facts)
+    return without_result(problem(outcome), outcome.status, outcome.facts)
 
 
-def never_ran(problem: RingfenceError, status: Status | None = None, facts: Json | None = None) -> Execution:
+def without_result(problem: RingfenceError, status: Status | None = None, facts: Json | None = None) -> Execution:
     """A program that was refused, or could not be run, or of which nobody knows whether it ran."""
     if status is None:
         unknown = Status.UNKNOWN if isinstance(problem, OutcomeUnknown) else Status.UNAVAILABLE
