@@ -38,6 +38,15 @@ def test_the_boxes_example_tells_what_became_of_each_program() -> None:
     assert said[5] == "['/workspace/output/sorted']"
 
 
+def test_the_batch_example_tells_right_answers_from_wrong_ones() -> None:
+    assert lines("batch.py") == [
+        "recursive: passed 4 of 4",
+        "off by one: passed 2 of 4; AssertionError",
+        "endless: passed 2 of 4; timeout",
+        "misspelt: passed 0 of 4; NameError",
+    ]
+
+
 def test_the_sessions_example_goes_step_by_step() -> None:
     assert lines("sessions.py") == [
         "step 1: 4",

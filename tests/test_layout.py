@@ -69,7 +69,7 @@ def test_importing_the_package_loads_nothing_else() -> None:
 
 def test_public_names() -> None:
     boxes = ["AsyncSandbox", "CommandResult", "Execution", "Limits", "Result", "Sandbox", "VolumeMount"]
-    once = ["run_code", "run_code_async"]
+    once = ["map_code", "map_code_async", "run_code", "run_code_async"]
     errors = ["Denied", "NotFound", "OutcomeUnknown", "QuotaExceeded", "Refused", "RingfenceError"]
     errors += ["SandboxNotFound", "SandboxStopped", "SetUpFailed", "TimedOut", "Unavailable"]
     assert sorted(ringfence.__all__) == sorted([*boxes, *once, *errors, "Gateway", "__version__"])

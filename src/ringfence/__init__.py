@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from ringfence.core.sessions import VolumeMount
+    from ringfence.sdk.batch import map_code, map_code_async
     from ringfence.sdk.blocking import Sandbox
     from ringfence.sdk.execution import CommandResult, Execution, Result
     from ringfence.sdk.gateway import Gateway
@@ -49,6 +50,8 @@ __all__ = [
     "Unavailable",
     "VolumeMount",
     "__version__",
+    "map_code",
+    "map_code_async",
     "run_code",
     "run_code_async",
 ]
@@ -76,6 +79,8 @@ _HOMES = {
     "TimedOut": "ringfence.core.errors",
     "Unavailable": "ringfence.core.errors",
     "VolumeMount": "ringfence.core.sessions",
+    "map_code": "ringfence.sdk.batch",
+    "map_code_async": "ringfence.sdk.batch",
     "run_code": "ringfence.sdk.once",
     "run_code_async": "ringfence.sdk.once",
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -39,6 +41,8 @@ EXIT_CODES = {
 """Exit codes of verbs that make a call."""
 NO_BOX = 125
 """The exit code where a box cannot be made or has failed."""
+BROKEN_PIPE = 128 + 13
+"""The exit code where the reader of our output is gone: as of SIGPIPE, which other systems do not have."""
 _WAITING = re.compile(r"waiting for a person to answer (apr_[0-9a-f]+)")
 
 ConfigOption = typer.Option(
@@ -181,6 +185,34 @@ def _flat(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return out
 
 
+@dataclass(slots=True)
+class OutsideEnd:
+    """How work is ended from outside, and the exit code if it was."""
+
+    scope: anyio.CancelScope
+    code: int | None = None
+
+    def end(self, code: int) -> None:
+        self.code = code
+        self.scope.cancel()
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[OutsideEnd]:
+    """SIGTERM and SIGHUP cancel the work in here: boxes end first, and calls are closed on record."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    with anyio.CancelScope() as scope:
+        stop = OutsideEnd(scope)
+        for number in numbers:
+            loop.add_signal_handler(number, stop.end, 128 + number)
+        try:
+            yield stop
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+
 def own_command() -> list[str]:
     """The command that starts Ringfence, by a path that works from any folder."""
     beside = Path(sys.executable).with_name("ringfence")
@@ -200,6 +232,13 @@ class TerminalChannel:
         self.capabilities: Json = {}
         self._where = where
         self._seen: set[str] = set()
+
+    @classmethod
+    def under(cls, configured: Config) -> TerminalChannel:
+        """That of a caller whose runs are made in this process under a configuration of their own, or none."""
+        from ringfence.compose.runs import default_config  # noqa: PLC0415 - as above
+
+        return cls("" if configured.path == default_config().path else f" --config {configured.path}")
 
     async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
         return {}

@@ -39,7 +39,7 @@ def chosen(words: list[str], code: str | None, shell: str | None) -> RunTarget:
     for word in (*words, code or "", shell or ""):
         _proper(word)
     if code is not None:
-        return RunTarget(code=_text(code.encode(), "-c"), argv=tuple(words))
+        return RunTarget(code=source_text(code.encode(), "-c"), argv=tuple(words))
     if shell is not None:
         return RunTarget(argv=("/bin/sh", "-c", shell, "sh", *words)) if words else RunTarget(command=shell)
     if not words:
@@ -56,7 +56,7 @@ def _proper(word: str) -> None:
 
 def _file(given: str, words: list[str]) -> RunTarget:
     data = _read(given)
-    text = _text(data, given)
+    text = source_text(data, given)
     if given == "-":
         return RunTarget(code=text, argv=tuple(words), reads_stdin=True)
     by = _interpreter(given, text)
@@ -72,7 +72,7 @@ def _file(given: str, words: list[str]) -> RunTarget:
 
 def source(path: Path) -> str:
     """The source in a file that an option names."""
-    return _text(_read(str(path)), str(path))
+    return source_text(_read(str(path)), str(path))
 
 
 def _read(given: str) -> bytes:
@@ -86,7 +86,8 @@ def _read(given: str) -> bytes:
     return data
 
 
-def _text(data: bytes, what: str) -> str:
+def source_text(data: bytes, what: str) -> str:
+    """Source code, or the end of this command with what is wrong."""
     if len(data) > MAX_SOURCE_BYTES:
         common.fail(f"{what}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB, which is the most for a program", 2)
     if b"\0" in data:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import anyio
 import typer
 
 from ringfence.cli import common, options, program
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 
 _MIB = 1024 * 1024
 _MOST_NAMED = 10
-_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 _Words = typer.Argument(
     None, metavar="[FILE] [-- ARGS…]", help="A program (`-`: from stdin), and its arguments.", show_default=False
@@ -43,6 +39,15 @@ _Secrets = typer.Option(
     help="A secret of the configuration: the program finds a placeholder for it in its environment. May be repeated.",
 )
 _Facts = typer.Option(None, "--facts", metavar="FILE", help="Write the facts as JSON; `-`: to stderr.")
+_Batch = typer.Option(
+    None,
+    "--batch",
+    metavar="FILE",
+    help="Programs, one JSON value a line: Python source, or `{code, id, timeout, env}` (`-`: from stdin).",
+)
+_Workers = typer.Option(
+    None, "--workers", min=1, metavar="N", help="How many of a batch run at a time. Default: 2 for each processor."
+)
 _Fresh = typer.Option(False, "--fresh", help="Give it an address layout and hash seed that no other box has.")
 _Trees = typer.Option(
     None, "--tree", metavar="DIR", help="A folder that is readable in the box, at the same path. May be repeated."
@@ -53,6 +58,8 @@ def run(
     words: list[str] | None = _Words,
     code: options.Code = None,
     shell: options.Shell = None,
+    batch: str | None = _Batch,
+    workers: int | None = _Workers,
     backend: options.Backend = None,
     timeout: options.ProgramTimeout = None,
     memory: options.Memory = None,
@@ -80,6 +87,10 @@ def run(
     The exit code is the program's, or 128+n if signal n killed it. Ringfence's own are: 2 wrong usage, 124 timeout,
     125 the box itself failed, 126 refused by policy, 137 killed by a limit.
 
+    With --batch, each program has a box of its own, the options hold for all of them, and a line of JSON is printed
+    for each, in their order: {"id", "status", "exit_status", "stdout", "stderr", "error", "ended", "facts"}. The exit
+    code is 0 if every program exited with status 0, else 1, or 125 if no box could be made.
+
     \b
     ringfence run script.py -- --verbose data.csv     a file, with arguments
     ringfence run -c 'print(6 * 7)'                   a line of Python
@@ -88,10 +99,12 @@ def run(
     echo 1 2 3 | ringfence run -c 'print(sum(map(int, input().split())))'
     ringfence run fetch.py --allow api.example.com:443 --allow '*.cdn.example.com'
     ringfence run untrusted.js --facts facts.json     what it did, as the supervisor saw it
+    ringfence run --batch programs.jsonl --workers 8 --timeout 10 > results.jsonl
     """
     from ringfence.compose.run_request import RunRequest  # noqa: PLC0415 - `--help` need not load it
 
-    chosen = program.chosen(list(words or ()), code, shell)
+    _one_or_many(batch, {"FILE": words, "-c": code, "--shell": shell, "--facts": facts}, workers)
+    chosen = program.chosen(list(words or ()), code, shell) if batch is None else program.RunTarget(code="")
     wanted = RunRequest(
         code=chosen.code,
         command=chosen.command,
@@ -110,11 +123,26 @@ def run(
         template=template,
         layout="fresh" if fresh else None,
     )
+    if batch is not None:
+        from ringfence.cli.batch import read_batch, run_batch  # noqa: PLC0415 - most run one program
+
+        programs = read_batch(batch, wanted)
+        raise typer.Exit(common.run(run_batch, programs, common.own_config(config_path, backend), workers))
     settings = common.own_config(config_path, backend)
     if facts is not None and facts != "-" and wanted.output and Path(facts).resolve().is_relative_to(wanted.output):
         common.fail(f"--facts {facts}: is in the folder of --output, where the program chooses what each file holds", 2)
     report = FactsFile(facts)
     raise typer.Exit(common.run(run_program, wanted, settings, report, not chosen.reads_stdin))
+
+
+def _one_or_many(batch: str | None, of_one: Mapping[str, object], workers: int | None) -> None:
+    """A batch has what is said of one program in its lines."""
+    if batch is None and workers is not None:
+        common.fail("--workers: how many programs of a --batch run at a time; there is none", 2)
+    for option, given in of_one.items():
+        if batch is not None and given is not None and given != []:
+            why = "the facts are in each line of the output" if option == "--facts" else "the programs are in its lines"
+            common.fail(f"--batch and {option}: give one of them; with --batch, {why}", 2)
 
 
 def _limits(timeout: float | None, memory: int | None, disk: int | None, pids: int | None) -> dict[str, float]:
@@ -147,28 +175,20 @@ class FactsFile:
                 file.write(json_text(facts) + "\n")
 
 
-@dataclass(slots=True)
-class _Stop:
-    """The exit code of a run that was ended from outside."""
-
-    code: int | None = None
-
-
 async def run_program(wanted: RunRequest, configured: Config, report: FactsFile, with_stdin: bool) -> int:
     """Run the program in a box of this process, streamed and on record; returns the exit code."""
-    from ringfence.compose.runs import Runs, default_config  # noqa: PLC0415 - as above
+    from ringfence.compose.runs import Runs  # noqa: PLC0415 - as above
 
     sink = Sink()
-    stop = _Stop()
     source = StdinPipe() if with_stdin and StdinPipe.there() else None
     if source is not None:
         wanted = replace(wanted, stdin=source.descriptor)
     outcome: Outcome | None = None
-    terminal = TerminalChannel("" if configured.path == default_config().path else f" --config {configured.path}")
+    terminal = TerminalChannel.under(configured)
     try:
-        with anyio.CancelScope() as scope, _signals(scope, stop):
+        with common.ended_by_signals() as stop:
             loop = asyncio.get_running_loop()
-            sink.on_broken = lambda: loop.call_soon_threadsafe(_end, scope, stop, _BROKEN_PIPE)
+            sink.on_broken = lambda: loop.call_soon_threadsafe(stop.end, common.BROKEN_PIPE)
             async with Runs.open(configured) as runs:
                 outcome = await runs.run(wanted, origin="cli", tell=sink.tell, channel=terminal)
     except RingfenceError as exc:
@@ -186,25 +206,6 @@ async def run_program(wanted: RunRequest, configured: Config, report: FactsFile,
     if outcome.status is Status.APPROVAL_REQUIRED and outcome.approval_id is not None:
         terminal.left_open(outcome.approval_id)
     return code
-
-
-@contextmanager
-def _signals(scope: anyio.CancelScope, stop: _Stop) -> Iterator[None]:
-    """A signal ends the box first, and the call is closed on record."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
-        loop.add_signal_handler(number, _end, scope, stop, 128 + number)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
-def _end(scope: anyio.CancelScope, stop: _Stop, code: int) -> None:
-    stop.code = code
-    scope.cancel()
 
 
 def _ended(outcome: Outcome, sink: Sink, report: FactsFile) -> int:

@@ -34,7 +34,7 @@ class Sink:
         self.heard = False
         self.broken = False
         self.on_broken: Callable[[], object] = lambda: None
-        self._queue: queue.SimpleQueue[tuple[Stream, bytes] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Stream, bytes, bool] | None] = queue.SimpleQueue()
         utf8 = codecs.getincrementaldecoder("utf-8")
         self._terminals: dict[Stream, _Decoder] = {s: utf8("replace") for s, fd in _NUMBERS.items() if os.isatty(fd)}
         self._thread = threading.Thread(target=self._work, name="ringfence-output", daemon=True)
@@ -42,7 +42,11 @@ class Sink:
 
     def tell(self, stream: Stream, data: bytes) -> None:
         self.heard = True
-        self._queue.put((stream, data))
+        self._queue.put((stream, data, True))
+
+    def draw(self, text: str) -> None:
+        """Words of our own on stderr, which may steer the terminal that is there."""
+        self._queue.put(("stderr", text.encode(), False))
 
     def close(self) -> None:
         """Wait until everything is written."""
@@ -54,7 +58,8 @@ class Sink:
             if self.broken:
                 continue
             try:
-                write_all(_NUMBERS[item[0]], self._shown(*item))
+                stream, data, untrusted = item
+                write_all(_NUMBERS[stream], self._shown(stream, data) if untrusted else data)
             except OSError:
                 # The reader is gone, as with `| head`: the program need not run on.
                 self.broken = True

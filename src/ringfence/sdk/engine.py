@@ -86,15 +86,18 @@ class Engine:
 
     async def run(self, wanted: RunRequest, tell: OnOutput | None) -> Outcome:
         """One run. Raises Unavailable or StoreError if governed calls cannot be opened."""
-        opened = self._opened()
-        runs = opened.result() if opened.done() else await shielded(opened)
+        runs = await self.ready()
         return await runs.run(wanted, origin="sdk", tell=tell)
 
     async def call(self, tool: str, arguments: Json, attached: Attached) -> Outcome:
         """Call one of our own tools. Raises Unavailable or StoreError if governed calls cannot be opened."""
-        opened = self._opened()
-        runs = opened.result() if opened.done() else await shielded(opened)
+        runs = await self.ready()
         return await runs.call(tool, arguments, attached, origin="sdk")
+
+    async def ready(self) -> Runs:
+        """Governed calls, opened. Raises ConfigError, StoreError or Unavailable if that cannot be done."""
+        opened = self._opened()
+        return opened.result() if opened.done() else await shielded(opened)
 
     def _opened(self) -> asyncio.Future[Runs]:
         """Opened once; if that failed, the next run tries again."""
@@ -120,7 +123,7 @@ class Engine:
         return EngineTask(self._loop, work)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end on the loop, and meanwhile make the calls that it hands to this thread (`_here`)."""
+        """Run `work` to its end on the loop; meanwhile make the calls that it hands to this thread (`heard_here`)."""
         heard: Heard = queue.SimpleQueue()
         running: list[asyncio.Task[None]] = []
         # Not a future, which costs a hundredth of a step: the end of `heard` says that one of these is filled.
@@ -298,16 +301,16 @@ def waited(work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P
     """
     for name, value in kwargs.items():
         if name.startswith("on_") and value is not None:
-            kwargs[name] = _here(value)
+            kwargs[name] = heard_here(value)
     return engine().wait(work(*args, **kwargs))
 
 
-def _here(callback: Any) -> Callback:
+def heard_here(callback: Any) -> Callable[..., object]:
     """The callback, called in the thread that waits for the work which has something to tell.
 
     That need not be the work that was given the callback: a command in the background tells while it is waited for.
     """
-    return lambda value: _heard.get().put(lambda: callback(value))
+    return lambda *values: _heard.get().put(lambda: callback(*values))
 
 
 def steps(pieces: AsyncIterator[T]) -> Iterator[T]:

@@ -177,7 +177,7 @@ class Execution:
     facts: Json
     """What the supervisor of the box observed. Nothing in it comes from the program."""
     status: str
-    """`success`, `failed`, `timeout` or `killed`."""
+    """`success`, `failed`, `timeout` or `killed`; in a batch also that of a program which was refused or never ran."""
     results: list[Result] = field(default_factory=list)
     """Values that it showed, as it claims them; none for `run_code` outside of a sandbox."""
     context: str | None = None
@@ -215,6 +215,22 @@ def execution(outcome: Outcome) -> Execution:
     return Execution(logs, _program_error(outcome, stderr), outcome.facts, str(outcome.status))
 
 
+def ended(outcome: Outcome) -> Execution:
+    """As `execution`, but it raises nothing: if nothing ran, or the outcome is not known, the error says so."""
+    if _ran(outcome):
+        return execution(outcome)
+    return without_result(problem(outcome), outcome.status, outcome.facts)
+
+
+def without_result(problem: RingfenceError, status: Status | None = None, facts: Json | None = None) -> Execution:
+    """A program that was refused, or could not be run, or of which nobody knows whether it ran."""
+    if status is None:
+        unknown = Status.UNKNOWN if isinstance(problem, OutcomeUnknown) else Status.UNAVAILABLE
+        status = problem.status if isinstance(problem, Refused) else unknown
+    name = problem.reason_code or type(problem).__name__
+    return Execution(Logs(), ExecutionError(name, str(problem)), facts or {}, str(status))
+
+
 def command_result(outcome: Outcome) -> CommandResult:
     """Raises an error if nothing ran, or the outcome is not known."""
     stdout, stderr = streams(outcome)
@@ -223,12 +239,16 @@ def command_result(outcome: Outcome) -> CommandResult:
 
 def streams(outcome: Outcome) -> tuple[str, str]:
     """Stdout and stderr. Raises Unavailable if nothing ran, Refused if it may not run, OutcomeUnknown."""
-    if outcome.status not in _RAN or outcome.result is None:
+    if not _ran(outcome):
         raise problem(outcome)
     if outcome.ran is not None:
         return outcome.ran.report.stdout.text, outcome.ran.report.stderr.text
     shown = outcome.structured if isinstance(outcome.structured, dict) else {}
     return str(shown.get("stdout", "")), str(shown.get("stderr", ""))
+
+
+def _ran(outcome: Outcome) -> bool:
+    return outcome.status in _RAN and outcome.result is not None
 
 
 def value(outcome: Outcome) -> Json:

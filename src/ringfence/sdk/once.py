@@ -77,18 +77,22 @@ def run_code(code: str, **options: Unpack[OnceOptions]) -> Execution:
 async def run_code_async(code: str, **options: Unpack[OnceOptions]) -> Execution:
     """`run_code`, awaited."""
     known(options, OnceOptions)
-    wanted = _wanted(code, options)
-    callbacks = {"stdout": options.get("on_stdout"), "stderr": options.get("on_stderr")}
-    if not any(callbacks.values()):
-        return execution(await engine.elsewhere(engine.engine().run(wanted, None)))
+    return execution(await run_request(request_of(code, options), options.get("on_stdout"), options.get("on_stderr")))
+
+
+async def run_request(wanted: RunRequest, on_stdout: OnOutput | None, on_stderr: OnOutput | None) -> Outcome:
+    """A run on the engine of this process, its output told to callbacks on the loop of the caller."""
+    if on_stdout is None and on_stderr is None:
+        return await engine.elsewhere(engine.engine().run(wanted, None))
 
     async def telling(tell: Callable[[str, Any], None]) -> Outcome:
         return await engine.elsewhere(engine.engine().run(wanted, tell))
 
-    return execution(await engine.with_callbacks(telling, callbacks))
+    return await engine.with_callbacks(telling, {"stdout": on_stdout, "stderr": on_stderr})
 
 
-def _wanted(code: str, options: OnceOptions) -> RunRequest:
+def request_of(code: str, options: OnceOptions) -> RunRequest:
+    """Raises TypeError or ValueError for options that make no sense, Unavailable for a backend that is not there."""
     output = options.get("output")
     return RunRequest(
         code=code,

@@ -17,7 +17,7 @@ import typer
 from ringfence.cli import common
 from ringfence.cli.common import EXIT_CODES, TerminalChannel
 from ringfence.cli.terminal import cut, safe
-from ringfence.compose.runs import Runs, default_config
+from ringfence.compose.runs import Runs
 from ringfence.config.settings import Config
 from ringfence.core.box import Attached
 from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable
@@ -35,7 +35,7 @@ IdArgument = typer.Argument(..., metavar="ID", help="The box, as `box create` an
 
 @asynccontextmanager
 async def open_calls(configured: Config) -> AsyncIterator[CallTool]:
-    terminal = TerminalChannel("" if configured.path == default_config().path else f" --config {configured.path}")
+    terminal = TerminalChannel.under(configured)
     async with Runs.open(configured) as runs:
 
         async def way(tool: str, arguments: Json, attached: Attached) -> Outcome:
