@@ -185,6 +185,15 @@ def test_the_log_is_written_read_and_verified(system: str, served: Elsewhere) ->
     assert checked.returncode == 0, checked.stderr
 
 
+def test_the_state_is_shown_and_pruned(system: str, served: Elsewhere) -> None:
+    shown = ran(system, "ringfence", "state", "--config", served.path, "--json")
+    assert shown.returncode == 0, shown.stderr
+    places = {each["name"]: each for each in json.loads(shown.stdout)["places"]}
+    assert places["log"]["bytes"] > 0 and places["keys"]["files"] > 0 and not places["packages"]["there"]
+    pruned = ran(system, "ringfence", "state", "prune", "--config", served.path, "--yes")
+    assert (pruned.returncode, pruned.stdout) == (0, "There is nothing to remove.\n"), pruned.stderr
+
+
 def test_a_token_that_others_can_reach_or_that_is_none_is_refused(tmp_path: Path) -> None:
     token = identity.local_token(tmp_path)
     assert identity.local_token(tmp_path) == identity.known_token(tmp_path) == token and len(token) > 40

@@ -116,6 +116,72 @@ def test_print_shows_contracts_as_they_take_effect(tmp_path: Path) -> None:
     assert {"timeout_seconds", "filesystem"} <= set(documented) & set(told["capabilities"]["y"])
 
 
+# ── For a program ─────────────────────────────────────────────────────────────────────────────────
+
+
+def told(code: int, *words: str | Path, cwd: Path | None = None) -> Json:
+    shown = gateways.run("check", "--json", *words, cwd=cwd)
+    assert shown.returncode == code, shown.stderr
+    found: Json = json.loads(shown.stdout)
+    assert found["ok"] is (code == 0)
+    return found
+
+
+def test_a_program_gets_every_problem_with_its_place(tmp_path: Path) -> None:
+    gateways.write(tmp_path, 'version: 1\ncapabilites: {}\npolicy:\n  rules:\n    - {id: a, action: "per\\emit"}\n')
+    found = told(1, cwd=tmp_path)
+    assert set(found) == {"ok", "file", "problems"} and found["file"] == "ringfence.yaml"
+    first, second = found["problems"]
+    assert (first["file"], first["line"], first["column"], first["severity"]) == ("ringfence.yaml", 2, 1, "error")
+    assert "did you mean 'capabilities'" in first["problem"] and second["line"] == 5
+    plain = gateways.run("check", cwd=tmp_path).stdout.splitlines()
+    assert plain[0] == f"ringfence.yaml:2:1: {first['problem']}" and len(plain) == 2
+    assert told(1, "missing.yaml", cwd=tmp_path)["problems"][0]["problem"].startswith("cannot be read")
+
+
+def test_a_program_gets_what_a_file_has(tmp_path: Path) -> None:
+    text = (
+        HEADER + "servers: {a: {command: [x]}}\ncapabilities: {x: {network: out}}\nnetworks: {out: {allow: ['a:1']}}\n"
+    )
+    path = gateways.write(tmp_path, text + "policy: {rules: [{id: r, action: audit}]}\n")
+    found = told(0, path)
+    assert (found["file"], found["state"]) == (str(path), str(tmp_path / "state"))
+    assert (found["capabilities"], found["rules"], found["servers"]) == (["x"], ["r"], ["a"])
+    assert found["digest"] == config.load(path).digest and found["environment"] == "development"
+    assert [each["severity"] for each in found["problems"]] == ["warning"] and "effective" not in found
+    printed = YAML(typ="safe").load(gateways.run("check", "--print", path).stdout.partition("\n")[2])
+    assert told(0, path, "--print")["effective"] == printed
+
+
+def test_a_program_is_told_what_overlaps(tmp_path: Path) -> None:
+    path = gateways.write(
+        tmp_path, HEADER + "servers: {a: {command: [x], mounts: [{host: ., at: /srv/w, mode: rw}]}}\n"
+    )
+    found = told(1, path)
+    assert "the configuration" in json.dumps(found["problems"]) and "servers" not in found
+
+
+def test_a_program_is_told_what_was_accepted(tmp_path: Path) -> None:
+    path = offering(tmp_path, {"description": HOSTILE}, more=", dead: {command: [/nonexistent/server]}")
+    found = told(1, path, "--accept", "--yes")
+    (new,) = found["definitions"]
+    assert (new["server"], new["kind"], new["name"], new["before"], new["accepted"]) == (
+        *("files", "tool", "read"),
+        *(None, True),
+    )
+    assert new["body"]["description"] == HOSTILE
+    assert [each["server"] for each in found["unreachable"]] == ["dead"] and found["problems"] == []
+    offer(tmp_path, {"description": "Reads"})
+    path.write_text(path.read_text().replace(", dead: {command: [/nonexistent/server]}", ""))
+    with gateways.tooling.start_process(gateways.ringfence("check", path, "--accept", "--json")) as started:
+        assert started.process.wait(60) == 1
+        assert "there is no terminal here" in started.output() and '"accepted": false' in started.output()
+    assert pins(tmp_path)["read"]["description"] == HOSTILE
+    found = told(0, path, "--accept", "--yes")
+    assert [(each["before"], each["accepted"]) for each in found["definitions"]] == [(new["digest"], True)]
+    assert told(0, path, "--accept", "--yes")["definitions"] == []
+
+
 # ── Accepting definitions ─────────────────────────────────────────────────────────────────────────
 
 

@@ -17,6 +17,7 @@ SUBVERBS = {
     "box": ("create", "list", "exec", "files", "pause", "resume", "snapshot", "fork", "rm", "volume", "shell", "mcp"),
     "approvals": ("list", "approve", "deny"),
     "audit": ("list", "show", "explain", "verify", "export", "erase", "replay"),
+    "state": ("prune",),
 }
 EVERY_VERB: list[tuple[str, ...]] = [(verb,) for verb in VERBS]
 EVERY_VERB += [(verb, sub) for verb, subs in SUBVERBS.items() for sub in subs]

@@ -196,6 +196,10 @@ def test_a_configuration_in_this_folder_is_not_taken(tmp_path: Path) -> None:
         (("-c", "1", "--config", "missing.yaml"), 2, "missing.yaml: there is no such file"),
         (("-c", "1", "--template", "dta"), 2, "there is no template"),
         (("-c", "1", "--memory", "-5"), 2, "Invalid value for '--memory'"),
+        (("-c", "1", "--memory", "much"), 2, "'much' is not a size: write MiB as a plain number, as in 512, or"),
+        (("-c", "1", "--memory", "8M"), 2, "Invalid value for '--memory': 8M is too small: 16M is the least"),
+        (("-c", "1", "--disk", "64K"), 2, "Invalid value for '--disk': 64K is too small: 1M is the least"),
+        (("-c", "1", "--disk", "17T"), 2, "Invalid value for '--disk': 17T is too large: 16777216M is the most"),
         (("-c", "1", "--pids", "0"), 2, "Invalid value for '--pids'"),
         (("-c", "1", "--disk", "99999999999"), 2, "Invalid value for '--disk'"),
         (("-c", "1", "--timeout", "nan"), 2, "--timeout"),
@@ -208,6 +212,14 @@ def test_what_is_wrong_is_told_before_anything_runs(words: tuple[str, ...], code
     ended = run(*words)
     assert (ended.returncode, ended.stdout) == (code, "")
     assert problem in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(("size", "number"), [("3", 3 << 20), ("3M", 3 << 20), ("1.5mib", 3 << 19), ("0.5G", 1 << 29)])
+def test_a_size_may_have_a_unit(size: str, number: int) -> None:
+    ended = run(
+        "-c", "import os; s = os.statvfs('.'); print(s.f_blocks * s.f_frsize)", "--disk", size, "--memory", "1G"
+    )
+    assert (ended.returncode, ended.stdout) == (0, f"{number}\n"), ended.stderr
 
 
 def test_a_state_that_cannot_be_written_runs_nothing(tmp_path: Path) -> None:

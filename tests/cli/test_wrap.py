@@ -69,11 +69,17 @@ def test_a_relative_script_is_looked_for_where_the_caller_stands(
         (["--network", "none-such", "--", "true"], "no such network"),
         (["--env", "NOT_THERE_AT_ALL", "--", "true"], "no such variable"),
         (["--allow", "http://x/", "--", "true"], "--allow"),
+        (["--memory", "1X", "--", "true"], "Invalid value for '--memory': '1X' is not a size"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(folders: dict[str, str], words: list[str], why: str) -> None:
     done = wrap(folders, *words)
     assert done.returncode == 2 and why in done.stderr.decode() and not done.stdout
+
+
+def test_its_workspace_has_the_size_that_was_asked_for(folders: dict[str, str]) -> None:
+    done = wrap(folders, "--disk", "1.5G", "--memory", "256M", "--", "sh", "-c", "df -k . | tail -n 1")
+    assert (done.returncode, done.stdout.split()[1]) == (0, b"%d" % (1536 << 10)), done.stderr
 
 
 def test_a_program_that_is_not_there_is_the_boxs_failure(folders: dict[str, str]) -> None:

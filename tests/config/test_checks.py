@@ -40,6 +40,41 @@ servers:
     assert found.servers["t"].limits == {}
 
 
+def test_sizes_may_have_units_and_mean_the_same(tmp_path: Path) -> None:
+    words = {
+        "max_memory_mb": ("1.5G", 1536),
+        "max_disk_mb": ("2GiB", 2048),
+        "max_output_mb": ("65536k", 64),
+        "max_sessions_memory_mb": ("1t", 2**20),
+        "session_retain_mb": ("'800 MB'", 800),
+    }
+    server = "servers: {s: {command: [x], limits: {memory_mb: %s, disk_mb: %s}}}\n"
+    written = {
+        name: f"{{{', '.join(f'{key}: {each[at]}' for key, each in words.items())}}}"
+        for at, name in ((0, "text"), (1, "number"))
+    }
+    text = loaded(server % ("1G", "64MB") + "sandbox: " + written["text"], tmp_path)
+    number = loaded(server % (1024, 64) + "sandbox: " + written["number"], tmp_path)
+    assert (text.sandbox, text.servers, text.digest) == (number.sandbox, number.servers, number.digest)
+    assert (text.sandbox.max_memory_mb, text.servers["s"].limits["memory_bytes"]) == (1536, 1024 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("32M", "must be at least 64, this is 32"),
+        ("17T", "must be at most 16777216, this is 17825792"),
+        ("0.1G", "'0.1G' is not a whole number of MiB: write 103M, say"),
+        ("much", "'much' is not a size: write MiB as a plain number, as in 512, or a number with K, M, G or T"),
+        ("1.5", "must be a whole number, this is 1.5"),
+        ("true", "must be a whole number, this is true"),
+    ],
+)
+def test_a_size_that_is_none_is_told_at_its_place(written: str, why: str, tmp_path: Path) -> None:
+    (problem,) = problems(f"sandbox: {{max_memory_mb: {written}}}", tmp_path)
+    assert problem.startswith("f:1:26: ") and why in problem
+
+
 BAD = {
     "servers: {s: {url: 'https://h/mcp', placement: unsafe_host}}": "runs elsewhere",
     "servers: {s: {command: [x], placement: remote}}": "needs a url",

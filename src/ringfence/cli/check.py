@@ -15,10 +15,10 @@ import typer
 from ruamel.yaml import YAML
 
 from ringfence import config, identity
-from ringfence.cli import common
+from ringfence.cli import common, options
 from ringfence.cli.terminal import MARGIN, confirm, json_text, quoted, safe
 from ringfence.config import Config
-from ringfence.core.errors import ConfigError, RingfenceError, Unavailable
+from ringfence.core.errors import ConfigError, Problem, RingfenceError, Unavailable
 from ringfence.core.model import Contract, Definition, Json, ServerSpec
 from ringfence.governance.policy import Policy
 
@@ -37,6 +37,7 @@ def check(
         False, "--accept", help="Start the servers, show new and changed definitions of their tools, and accept them."
     ),
     yes: bool = typer.Option(False, "--yes", help="With --accept: do not ask on the terminal."),
+    as_json: options.PrintJson = False,
 ) -> None:
     """Check a ringfence.yaml and report every problem, as file:line:col: problem.
 
@@ -47,24 +48,39 @@ def check(
     ringfence check                          check ./ringfence.yaml
     ringfence check --print                  show every contract as it takes effect
     ringfence check --accept                 review the definitions of the servers' tools, and accept them
+    ringfence check --json                   the same for a program: ok, problems, and what the file has
     """
     if file is not None and config_path is not None and file != config_path:
         common.fail("FILE and --config name two files: give one", 2)
     if yes and not accept:
         common.fail("--yes goes with --accept", 2)
     path = file or config_path or _found()
-    settings = _read(path)
-    if print_:
-        print(safe(effective(settings), lines=True), end="")
-    if accept and not common.run(accept_definitions, settings, yes):
+    settings, problems = _read(path)
+    told: Json = {"ok": settings is not None, "file": str(path), "problems": problems}
+    if not as_json:
+        for each in problems:
+            mark = "warning: " if each["severity"] == "warning" else ""
+            print(safe(f"{each['file']}:{each['line']}:{each['column']}: {mark}{each['problem']}"))
+    if settings is not None:
+        told |= _contents(settings)
+        if print_:
+            told["effective"] = effective(settings)
+        if print_ and not as_json:
+            print(safe(_yaml(told["effective"]), lines=True), end="")
+        if accept:
+            told["ok"] = _accepted(settings, yes, told if as_json else None)
+    if as_json:
+        common.dump(told)
+    if settings is None or not told["ok"]:
         raise typer.Exit(1)
-    counted = (
-        _count(len(settings.contracts), "capability", "capabilities"),
-        _count(len(settings.policy.rules), "rule", "rules"),
-        _count(len(settings.servers), "server", "servers"),
-    )
-    # With --print the output is YAML, and stays it.
-    print(safe(f"{'# ' if print_ else ''}{path}: ok, {', '.join(counted)}"))
+    if not as_json:
+        counted = (
+            _count(len(settings.contracts), "capability", "capabilities"),
+            _count(len(settings.policy.rules), "rule", "rules"),
+            _count(len(settings.servers), "server", "servers"),
+        )
+        # With --print the output is YAML, and stays it.
+        print(safe(f"{'# ' if print_ else ''}{path}: ok, {', '.join(counted)}"))
 
 
 def _found() -> Path:
@@ -75,20 +91,32 @@ def _found() -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _read(path: Path) -> Config:
+def _read(path: Path) -> tuple[Config | None, list[Json]]:
+    """The configuration if it can be used, and everything that is to be said of it, at its place."""
     try:
         settings = config.load(path)
     except ConfigError as exc:
-        print(safe(str(exc), lines=True))
-        raise typer.Exit(1) from None
-    for warning in settings.warnings:
-        print(safe(f"{warning.file}:{warning.line}:{warning.column}: warning: {warning.text}"))
-    problems = config.overlaps(settings)
-    for problem in problems:
-        print(safe(str(problem)))
-    if problems:
-        raise typer.Exit(1)
-    return settings
+        return None, [_problem(each, "error") for each in exc.problems]
+    overlaps = config.overlaps(settings)
+    said = [_problem(each, "warning") for each in settings.warnings] + [_problem(each, "error") for each in overlaps]
+    return None if overlaps else settings, said
+
+
+def _problem(problem: Problem, severity: str) -> Json:
+    place = {"file": problem.file, "line": problem.line, "column": problem.column}
+    return {**place, "problem": problem.text, "severity": severity}
+
+
+def _contents(settings: Config) -> Json:
+    """What the file has, by name."""
+    return {
+        "environment": settings.environment,
+        "digest": settings.digest,
+        "state": str(settings.gateway.state),
+        "capabilities": list(settings.contracts),
+        "rules": [rule.id for rule in settings.policy.rules],
+        "servers": list(settings.servers),
+    }
 
 
 def _count(number: int, one: str, many: str) -> str:
@@ -98,15 +126,15 @@ def _count(number: int, one: str, many: str) -> str:
 # ── As it takes effect ────────────────────────────────────────────────────────────────────────────
 
 
-def effective(settings: Config) -> str:
-    """The contracts and the policy as they take effect, as YAML with the keys of the file."""
+def effective(settings: Config) -> Json:
+    """The contracts and the policy as they take effect, with the keys of the file."""
     policy = Policy(
         settings.policy.rules,
         preset=settings.policy.preset,
         default=settings.policy.default,
         environment=settings.environment,
     )
-    shown: Json = {
+    return {
         "environment": settings.environment,
         "digest": settings.digest,
         "policy": {
@@ -117,6 +145,9 @@ def effective(settings: Config) -> str:
         },
         "capabilities": {name: _contract(contract) for name, contract in settings.contracts.items()},
     }
+
+
+def _yaml(shown: Json) -> str:
     writer = YAML(typ="safe", pure=True)
     writer.default_flow_style = False
     writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -161,8 +192,22 @@ class Change:
     old: Definition | None
 
 
-async def accept_definitions(settings: Config, yes: bool) -> bool:
-    """Show what is new or changed and pin it if a person agrees; whether all is well afterwards."""
+def _accepted(settings: Config, yes: bool, told: Json | None) -> bool:
+    """Have definitions accepted; whether all is well afterwards. With `told`, what happened goes there."""
+    if told is None:
+        return common.run(accept_definitions, settings, yes, None)
+    told |= {"definitions": [], "unreachable": []}
+    try:
+        return common.run(accept_definitions, settings, yes, told)
+    except RingfenceError as exc:
+        common.say(str(exc))
+        return False
+
+
+async def accept_definitions(settings: Config, yes: bool, told: Json | None) -> bool:
+    """Show what is new or changed and pin it if a person agrees; whether all is well afterwards.
+
+    With `told`, nothing is printed but questions and errors, and what happened goes there."""
     from ringfence.compose.gateway import App  # noqa: PLC0415 - only --accept starts servers
 
     async with App.open(settings) as app:
@@ -174,35 +219,50 @@ async def accept_definitions(settings: Config, yes: bool) -> bool:
             except RingfenceError as exc:
                 print(safe(f"server {server.name} cannot be asked: {exc}"), file=sys.stderr)
                 down += 1
+                if told is not None:
+                    told["unreachable"].append({"server": server.name, "problem": str(exc)})
                 continue
             changes.extend(_changes(app, server, offered))
-        agreed = await _settle(app, settings, changes, yes) if changes else True
-    if not changes and not down:
+        if told is not None:
+            told["definitions"] = [_entry(change) for change in changes]
+        agreed = await _settle(app, settings, changes, yes, told) if changes else True
+    if not changes and not down and told is None:
         print("Nothing to accept: every definition that the configuration uses is accepted.")
     return agreed and not down
 
 
-async def _settle(app: App, settings: Config, changes: list[Change], yes: bool) -> bool:
+def _entry(change: Change) -> Json:
+    new = change.new
+    named = {"server": new.server, "kind": new.kind, "name": new.name, "digest": new.digest}
+    return {**named, "before": change.old.digest if change.old else None, "body": dict(new.body), "accepted": False}
+
+
+async def _settle(app: App, settings: Config, changes: list[Change], yes: bool, told: Json | None) -> bool:
     shown = "\n".join(line for change in changes for line in _shown(change))
     many = "this definition" if len(changes) == 1 else f"these {len(changes)} definitions"
     if yes:
-        print(shown)
-    elif not await _agreed(shown, f"Accept {many}?"):
+        if told is None:
+            print(shown)
+    elif not await _agreed(shown, f"Accept {many}?", told):
         print("Nothing was accepted.", file=sys.stderr)
         return False
     user = identity.os_user()
     person = identity.person_of(settings.people, user)
-    for change in changes:
+    for number, change in enumerate(changes):
         await app.accept(change.new, person.name if person is not None else user)
-    print(f"Accepted {many}. A gateway that is running notices by itself.")
+        if told is not None:
+            told["definitions"][number]["accepted"] = True
+    if told is None:
+        print(f"Accepted {many}. A gateway that is running notices by itself.")
     return True
 
 
-async def _agreed(shown: str, question: str) -> bool:
+async def _agreed(shown: str, question: str, told: Json | None) -> bool:
     try:
         return await anyio.to_thread.run_sync(confirm, shown, question)
     except Unavailable as exc:
-        print(shown)
+        if told is None:
+            print(shown)
         raise Unavailable(exc.reason_code, f"{exc}, or read the above and accept it with --yes") from None
 
 

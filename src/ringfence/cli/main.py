@@ -28,6 +28,7 @@ VERBS = {
     "call": "Call one tool, through a running gateway or in this process.",
     "approvals": "List the calls that wait for an approval, and answer them.",
     "audit": "Read, explain, verify and export the audit log.",
+    "state": "Show what Ringfence keeps on this machine, where and how much, and prune its caches.",
     "bench": "Measure what calls and boxes cost on this machine.",
 }
 _BOXED = ("run", "box", "host", "doctor", "wrap", "bench")
@@ -166,6 +167,10 @@ def load(verb: str) -> Callable[..., None] | typer.Typer:
             from ringfence.cli.audit import audit
 
             return audit
+        case "state":
+            from ringfence.cli.state import state
+
+            return state
         case "bench":
             from ringfence.cli.bench.command import bench
 

@@ -5,13 +5,35 @@ An option that only one command has stands beside that command.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-MOST_MB = 2**24
+from ringfence.core.box import MIB
+from ringfence.core.sizes import parse_size
+
+_MOST_MB = 2**24
 """The largest size that an option takes, in MiB."""
+
+
+def size(least_mb: int) -> Callable[[str], int]:
+    """The parser of an option for a size, whose value is in bytes; errors say what is understood."""
+
+    def parse(text: str) -> int:
+        try:
+            number = parse_size(text)
+        except ValueError as exc:
+            raise typer.BadParameter(str(exc)) from None
+        if number < least_mb * MIB:
+            raise typer.BadParameter(f"{text} is too small: {least_mb}M is the least")
+        if number > _MOST_MB * MIB:
+            raise typer.BadParameter(f"{text} is too large: {_MOST_MB}M is the most")
+        return number
+
+    return parse
+
 
 # ── What to run ───────────────────────────────────────────────────────────────────────────────────
 
@@ -31,8 +53,14 @@ Template = Annotated[
         "--template", metavar="NAME", help="`python`, `data` (numpy, pandas, matplotlib), or a configured one."
     ),
 ]
-Memory = Annotated[int | None, typer.Option("--memory", min=16, max=MOST_MB, metavar="MB", help="Memory, in MiB.")]
-Disk = Annotated[int | None, typer.Option("--disk", min=1, max=MOST_MB, metavar="MB", help="Disk, in MiB.")]
+Memory = Annotated[
+    int | None,
+    typer.Option("--memory", parser=size(16), metavar="SIZE", help="Memory, in MiB or with a unit: 512, 512M, 1.5G."),
+]
+Disk = Annotated[
+    int | None,
+    typer.Option("--disk", parser=size(1), metavar="SIZE", help="Disk, in MiB or with a unit: 512, 512M, 1.5G."),
+]
 Pids = Annotated[int | None, typer.Option("--pids", min=1, max=1_000_000, metavar="N", help="Processes and threads.")]
 Inputs = Annotated[
     list[Path] | None,

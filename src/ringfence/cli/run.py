@@ -24,7 +24,6 @@ from ringfence.core.model import Json, Outcome, Status
 if TYPE_CHECKING:
     from ringfence.compose.run_request import RunRequest
 
-_MIB = 1024 * 1024
 _MOST_NAMED = 10
 
 _Words = typer.Argument(
@@ -95,7 +94,7 @@ def run(
     ringfence run script.py -- --verbose data.csv     a file, with arguments
     ringfence run -c 'print(6 * 7)'                   a line of Python
     ringfence run --shell 'wc -l input/*' --input data.csv
-    ringfence run train.py --timeout 300 --memory 2048 --output results/
+    ringfence run train.py --timeout 300 --memory 2G --output results/
     echo 1 2 3 | ringfence run -c 'print(sum(map(int, input().split())))'
     ringfence run fetch.py --allow api.example.com:443 --allow '*.cdn.example.com'
     ringfence run untrusted.js --facts facts.json     what it did, as the supervisor saw it
@@ -148,10 +147,8 @@ def _one_or_many(batch: str | None, of_one: Mapping[str, object], workers: int |
 def _limits(timeout: float | None, memory: int | None, disk: int | None, pids: int | None) -> dict[str, float]:
     if timeout is not None and not math.isfinite(timeout):
         common.fail("--timeout: not a number of seconds", 2)
-    sizes = {"memory_bytes": memory, "disk_bytes": disk}
-    given = {name: value * _MIB for name, value in sizes.items() if value is not None}
-    others = {"wall_seconds": timeout, "processes": pids}
-    return {**given, **{name: value for name, value in others.items() if value is not None}}
+    given = {"memory_bytes": memory, "disk_bytes": disk, "wall_seconds": timeout, "processes": pids}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 # ── The run ───────────────────────────────────────────────────────────────────────────────────────

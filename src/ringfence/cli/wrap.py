@@ -20,7 +20,7 @@ from ringfence.cli.terminal import safe
 from ringfence.config import paths
 from ringfence.config.folders import declared
 from ringfence.config.settings import Config
-from ringfence.core.box import MIB, Mount, Stream
+from ringfence.core.box import Mount, Stream
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import SYSTEM, ServerSpec
 from ringfence.core.system import write_all
@@ -43,8 +43,20 @@ _Network = typer.Option(None, "--network", metavar="NAME", help="A network of yo
 _Env = typer.Option(
     None, "--env", metavar="K=V", help="A variable of the server; K alone copies ours. May be repeated."
 )
-_Memory = typer.Option(None, "--memory", min=16, max=options.MOST_MB, metavar="MB", help="Memory of its box, in MiB.")
-_Disk = typer.Option(None, "--disk", min=1, max=options.MOST_MB, metavar="MB", help="Size of its workspace, in MiB.")
+_Memory = typer.Option(
+    None,
+    "--memory",
+    parser=options.size(16),
+    metavar="SIZE",
+    help="Memory of its box, in MiB or with a unit: 512, 512M, 1.5G.",
+)
+_Disk = typer.Option(
+    None,
+    "--disk",
+    parser=options.size(1),
+    metavar="SIZE",
+    help="Size of its workspace, in MiB or with a unit: 512, 512M, 1.5G.",
+)
 _Config = typer.Option(
     None,
     "--config",
@@ -125,9 +137,8 @@ def _variables(given: list[str]) -> dict[str, str]:
 
 
 def _limits(memory: int | None, disk: int | None, pids: int | None) -> dict[str, float | int]:
-    sizes = {"memory_bytes": memory, "disk_bytes": disk}
-    given: dict[str, float | int] = {name: value * MIB for name, value in sizes.items() if value is not None}
-    return given if pids is None else {**given, "processes": pids}
+    given = {"memory_bytes": memory, "disk_bytes": disk, "processes": pids}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _settings(path: Path | None, network: str | None) -> Config:

@@ -126,7 +126,7 @@ def _sentence(error: Any) -> str:
         return f"must be {_KINDS[category]}, this is {shown}{hint}"
     if category in _BOUNDS:
         words, limit = _BOUNDS[category]
-        return f"must be {words} {details[limit]:g}, this is {_shown(given)}"
+        return f"must be {words} {details[limit]:.12g}, this is {_shown(given)}"
     if category == "literal_error":
         expected = str(details["expected"])
         words_known = [part.strip("'") for part in expected.replace(" or ", ", ").split(", ")]

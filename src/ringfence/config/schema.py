@@ -45,6 +45,8 @@ ProgramName = Annotated[str, AfterValidator(validators.program)]
 MetaKey = Annotated[str, AfterValidator(validators.meta_key)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Mebibytes = BeforeValidator(validators.mebibytes)
+"""Also understands text with a unit, as in 2G."""
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
@@ -94,8 +96,8 @@ class PackagesSection(Shape):
 
 
 class LimitsSection(Shape):
-    memory_mb: Annotated[int, Field(ge=16, le=16_777_216)] | None = None
-    disk_mb: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
+    memory_mb: Annotated[int, Field(ge=16, le=16_777_216), Mebibytes] | None = None
+    disk_mb: Annotated[int, Field(ge=1, le=16_777_216), Mebibytes] | None = None
     processes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     cpu_cores: Annotated[float, Field(gt=0, le=1024)] | None = None
     meant: ClassVar[dict[str, str]] = {"max_memory_mb": "memory_mb", "max_processes": "processes"}
@@ -308,10 +310,10 @@ class SandboxSection(Shape):
     )
     default_timeout_seconds: Annotated[float, Field(ge=1, le=86_400)] = 30.0
     max_cpu_cores: Annotated[float, Field(gt=0, le=1024)] = 1.0
-    max_memory_mb: Annotated[int, Field(ge=64, le=16_777_216)] = 256
-    max_disk_mb: Annotated[int, Field(ge=64, le=16_777_216)] = 512
+    max_memory_mb: Annotated[int, Field(ge=64, le=16_777_216), Mebibytes] = 256
+    max_disk_mb: Annotated[int, Field(ge=64, le=16_777_216), Mebibytes] = 512
     max_processes: Annotated[int, Field(ge=1, le=1_000_000)] = 64
-    max_output_mb: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    max_output_mb: Annotated[int, Field(ge=1, le=1_000_000), Mebibytes] = 64
     capture_bytes: Annotated[int, Field(ge=0, le=64 * 1024 * 1024)] = 1_000_000
     accept_missing: list[Word] = []
     templates: dict[Word, TemplateEntry] = {}
@@ -320,7 +322,7 @@ class SandboxSection(Shape):
     install_inside: bool = False
     build_packages: bool = False
     max_sessions: Annotated[int, Field(ge=0, le=10_000)] = 32
-    max_sessions_memory_mb: Annotated[int, Field(ge=64, le=16_777_216)] | None = None
+    max_sessions_memory_mb: Annotated[int, Field(ge=64, le=16_777_216), Mebibytes] | None = None
     max_sessions_cpu_cores: Annotated[float, Field(gt=0, le=1024)] | None = None
     session_queue_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
     session_lifetime_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 3600.0
@@ -328,7 +330,7 @@ class SandboxSection(Shape):
     session_idle_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 300.0
     max_session_idle_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 86_400.0
     session_retain_seconds: Annotated[float, Field(ge=0, le=31_536_000)] = 86_400.0
-    session_retain_mb: Annotated[int, Field(ge=1, le=16_777_216)] = 2048
+    session_retain_mb: Annotated[int, Field(ge=1, le=16_777_216), Mebibytes] = 2048
     session_paused_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 86_400.0
     network_enabled: bool = False
     allowed_egress_domains: list[HostPattern] = []

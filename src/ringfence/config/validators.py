@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
-from ringfence.core.box import NetworkRule
+from ringfence.core.box import MIB, NetworkRule
+from ringfence.core.sizes import parse_size
 from ringfence.egress import rules
 from ringfence.governance.call_meta import TRACE
 from ringfence.governance.policy import PRESETS
@@ -47,6 +48,16 @@ def retention_seconds(text: str | int) -> float:
     if found is None:
         raise ValueError(f"{str(text)[:80]!r} is not a duration: write days, as in 90 or 90d, or hours, as in 36h")
     return int(found[1]) * (86_400.0 if found[2] == "d" else 3_600.0)
+
+
+def mebibytes(value: Any) -> Any:
+    """A size in MiB: a number as it is, or text with a unit, which has to come to whole MiB."""
+    if not isinstance(value, str):
+        return value
+    number = parse_size(value)
+    if number % MIB:
+        raise ValueError(f"{value[:80]!r} is not a whole number of MiB: write {-(-number // MIB)}M, say")
+    return number // MIB
 
 
 def module(text: str) -> str:

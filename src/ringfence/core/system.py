@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import struct
 import sys
 import time
 from functools import cache
@@ -128,6 +129,31 @@ def lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def hold_byte(descriptor: int, at: int) -> None:
+    """Hold one byte of a file, as others may, until the file is closed; waits for who has it alone. Raises OSError.
+
+    Only where there are boxes: what is held is what boxes use."""
+    if sys.platform == "linux":
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _one_byte(fcntl.F_RDLCK, at))
+
+
+def take_byte(descriptor: int, at: int) -> bool:
+    """Have one byte of a file alone until the file is closed. False while another holds it, and where that cannot be
+    known. Raises OSError."""
+    if sys.platform != "linux":
+        return False
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _one_byte(fcntl.F_WRLCK, at))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _one_byte(kind: int, at: int) -> bytes:
+    """The kernel's `struct flock`; the lock belongs to whoever opened the file."""
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, at, 1, 0)
 
 
 def umask() -> int:

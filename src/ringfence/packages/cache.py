@@ -2,6 +2,10 @@
 
 A tree never changes, and no box may write to it. The cache also remembers which tree a request resulted in, so that the
 same request is fetched once.
+
+Entries are removed only by `discard`, and only if no process uses them. The cache has a file `.lock`: whoever uses a
+tree holds a byte of it that follows from the tree's digest, to the end of the process, whose boxes end with it. The
+first bytes stand for trees that are being prepared, and for the files of the index.
 """
 
 from __future__ import annotations
@@ -12,14 +16,15 @@ import os
 import secrets
 import shutil
 import stat
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ringfence.core import canonical
+from ringfence.core import canonical, system
 from ringfence.core.errors import Unavailable
 
 AT = "/packages"
@@ -29,8 +34,17 @@ FOLDER = "packages"
 _MOST_MANIFEST_BYTES = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _ABANDONED_SECONDS = 86_400
+_LOCK = ".lock"
+_PREPARING = 0
+_WHEELS = 1
+_FIRST_TREE = 2
+_DIGITS = frozenset("0123456789abcdef")
 
 Kind = Literal["npm", "pypi", "image"]
+
+_open: dict[str, int] = {}
+"""The lock files of the caches that this process uses, by path."""
+_turn = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +83,15 @@ class PackageCache:
         self._folder = folder
         self._checked: set[str] = set()
 
-    @property
     def wheels(self) -> Path:
-        """Where single files of an index are kept, by the digest that the index gives."""
+        """Where single files of an index are kept, by the digest that the index gives. They stay while we live."""
+        _hold(self._folder, _WHEELS)
         return self._folder / "wheels"
 
     def staging(self) -> Path:
         """A new folder beside the trees, to prepare one in."""
         _private(self._folder)
+        _hold(self._folder, _PREPARING)
         _sweep(self._folder)
         path = self._folder / f".new-{secrets.token_hex(8)}"
         path.mkdir(mode=0o700)
@@ -100,6 +115,7 @@ class PackageCache:
         }
         digest = canonical.digest(manifest)
         place = self._place(digest)
+        _hold(self._folder, _byte(digest))
         if not place.exists():
             made = self.staging()
             os.rename(tree, made / "tree")
@@ -111,8 +127,9 @@ class PackageCache:
         return self.tree(digest)
 
     def tree(self, digest: str) -> Tree:
-        """A tree by its digest, every byte of it checked. Raises Unavailable."""
+        """A tree by its digest, every byte of it checked; it stays while we live. Raises Unavailable."""
         place = self._place(digest)
+        _hold(self._folder, _byte(digest))
         try:
             if (place / "manifest.json").stat().st_size > _MOST_MANIFEST_BYTES:
                 raise ValueError
@@ -159,14 +176,138 @@ class PackageCache:
         part.write_text(tree.digest, encoding="ascii")
         os.rename(part, place)
 
+    # ── What can be removed ──
+
+    def entries(self) -> Iterator[CacheEntry]:
+        """Everything in the cache, as its names say. Raises OSError."""
+        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else []:
+            if path.name == "wheels":
+                yield CacheEntry(path, "wheels", _about_wheels(path))
+            elif path.name.startswith((".new-", ".old-")):
+                yield CacheEntry(path, "leftover", ())
+            elif _is_digest(path.name):
+                yield _described(path)
+
+    def discard(self, entry: CacheEntry, in_use: Callable[[], str | None]) -> str | None:
+        """Remove an entry, unless a process uses it: then, why it is left. `in_use` says who else uses trees, and is
+        asked when no other process can begin to. Raises OSError."""
+        descriptor = _opened_lock(self._folder)
+        gone = self._folder / f".old-{secrets.token_hex(8)}"
+        try:
+            if not system.take_byte(descriptor, _byte_of(entry)):
+                return "a process uses it" if system.no_boxes() is None else "who uses it is known on Linux alone"
+            if entry.kind in ("npm", "pypi", "image") and (why := in_use()) is not None:
+                return why
+            # From now on it is not found, however long its removal takes and however that ends.
+            with suppress(FileNotFoundError):
+                os.rename(entry.path, gone)
+                self._forget(entry.digest)
+        finally:
+            os.close(descriptor)
+        _remove(gone)
+        return None
+
+    def _forget(self, digest: str) -> None:
+        """Forget which requests resulted in this tree, if it is one."""
+        for path in (self._folder / "asked").glob("*") if digest else ():
+            with suppress(OSError):
+                if path.read_text(encoding="ascii", errors="replace").strip() == digest:
+                    path.unlink()
+
     def _asked(self, wanted: Any) -> Path:
         return self._folder / "asked" / canonical.digest(wanted).removeprefix("sha256:")
 
     def _place(self, digest: str) -> Path:
         number = digest.removeprefix("sha256:")
-        if len(number) != 64 or set(number) - set("0123456789abcdef"):
+        if not _is_digest(number):
             raise Unavailable("no_package", "that is not the digest of packages: sha256: and 64 digits")
         return self._folder / number
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One thing in the cache, as it says of itself: nothing of it is checked."""
+
+    path: Path
+    kind: Literal["npm", "pypi", "image", "wheels", "leftover"]
+    names: tuple[str, ...]
+    """Names and versions of what is in it."""
+    digest: str = ""
+    """Of a tree."""
+    projects: tuple[str, ...] = ()
+    """Names without versions."""
+
+
+def _described(place: Path) -> CacheEntry:
+    digest = f"sha256:{place.name}"
+    try:
+        if (place / "manifest.json").stat().st_size > _MOST_MANIFEST_BYTES:
+            raise ValueError
+        manifest = json.loads((place / "manifest.json").read_bytes())
+        kind = manifest["kind"]
+        packages = [Package(**package) for package in manifest["packages"]]
+        if kind not in ("npm", "pypi", "image"):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return CacheEntry(place, "pypi", (), digest)
+    names = tuple(each.name if kind == "image" else f"{each.name} {each.version}" for each in packages)
+    return CacheEntry(place, kind, names, digest, tuple(each.name for each in packages))
+
+
+def _about_wheels(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.name for path in folder.glob("*/*.whl")))
+
+
+# ── Who uses what ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and not set(text) - _DIGITS
+
+
+def _byte(digest: str) -> int:
+    return _FIRST_TREE + int(digest.removeprefix("sha256:")[:15], 16)
+
+
+def _byte_of(entry: CacheEntry) -> int:
+    if entry.digest:
+        return _byte(entry.digest)
+    return _WHEELS if entry.kind == "wheels" else _PREPARING
+
+
+def _opened_lock(folder: Path) -> int:
+    return os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | system.PRIVATE, 0o600)
+
+
+def _hold(folder: Path, at: int) -> None:
+    """Hold a byte of the lock to the end of this process. A file system without locks has none to be waited for: there
+    nothing is removed, either."""
+    if not folder.is_dir():
+        return
+    with suppress(OSError), _turn:
+        name = os.path.realpath(folder)
+        if name not in _open or not _is_same(_open[name], folder / _LOCK):
+            _open[name] = _opened_lock(folder)
+        system.hold_byte(_open[name], at)
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    """Whether the file is still there: the whole state may have been removed and made anew."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
+
+
+def _remove(folder: Path) -> None:
+    """Trees may have folders that we cannot write to."""
+    for root, folders, _ in os.walk(folder):
+        for each in folders:
+            with suppress(OSError):
+                path = os.path.join(root, each)
+                if not os.path.islink(path):
+                    os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def folder_of(state: Path, digest: str) -> Path:

@@ -180,7 +180,7 @@ class PackageIndex:
         return held
 
     def _place(self, offer: IndexFile) -> Path:
-        return self._cache.wheels / (f"{offer.sha256}-{_TAG}" if offer.sources else offer.sha256)
+        return self._cache.wheels() / (f"{offer.sha256}-{_TAG}" if offer.sources else offer.sha256)
 
     def _held(self, offer: IndexFile) -> Wheel | None:
         """Every byte checked. Raises Unavailable."""

@@ -327,6 +327,11 @@ class Reader:
             yield from ((str(call_id), part) for call_id, part in rows)
             after = rows[-1]
 
+    def payload_total(self) -> tuple[int, int]:
+        """How many payloads are kept, and their bytes."""
+        ((count, size),) = self._all("SELECT count(*), coalesce(sum(length(body)), 0) FROM payloads")
+        return int(count), int(size)
+
     def kept(self, call_id: str, part: Part) -> tuple[Payload | None, bool | None]:
         """What is kept of a payload, and whether that is what was recorded; None where the log does not say."""
         found = self.payload(call_id, part)

@@ -23,7 +23,7 @@ def told(*words: str) -> Any:
 def test_a_box_is_made_as_it_was_asked_for(box: str, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("x")
     made = told(
-        "create", "--memory", "128", "--pids", "20", "--timeout", "5", "--lifetime", "600", "--idle", "0",
+        "create", "--memory", "0.125G", "--pids", "20", "--timeout", "5", "--lifetime", "600", "--idle", "0",
         "--env", "A=b", "--metadata", "job=7", "--input", str(tmp_path / "in.txt"), "--retain", "none",
     )  # fmt: skip
     assert (made["state"], made["metadata"]) == ("running", {"job": "7"})
@@ -91,7 +91,7 @@ def test_what_a_box_has_is_kept_and_given_to_others() -> None:
 
 
 def test_a_volume_is_made_mounted_and_removed(box: str) -> None:
-    assert told("volume", "books", "--size", "8")["max_bytes"] == 8 << 20
+    assert told("volume", "books", "--size", "8M")["max_bytes"] == 8 << 20
     made = run("box", "create", "--volume", "books:/workspace/books").stdout.strip()
     assert run("box", "exec", made, "--shell", "echo x > books/one").returncode == 0
     run("box", "rm", made)

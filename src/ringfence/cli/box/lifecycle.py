@@ -16,7 +16,7 @@ from ringfence.cli.box.shared import IdArgument, finish, open_calls, sandbox
 from ringfence.cli.terminal import safe
 from ringfence.compose.runs import provision
 from ringfence.config.settings import Config
-from ringfence.core.box import MIB, Limits
+from ringfence.core.box import Limits
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json
 from ringfence.core.sessions import VolumeMount
@@ -78,7 +78,7 @@ def create(
 
     \b
     ringfence box create
-    ringfence box create --template data --memory 1024 --lifetime 7200 --metadata job=sales
+    ringfence box create --template data --memory 1G --lifetime 7200 --metadata job=sales
     ringfence box create --snapshot ready --volume models:/workspace/models:ro
     id=$(ringfence box create)
     """
@@ -106,8 +106,7 @@ def create(
 
 def _sized(configured: Config, memory: int | None, disk: int | None, pids: int | None) -> dict[str, Limits]:
     """The limits of the configuration, with those that the options name, if any."""
-    sizes = {"memory_bytes": memory, "disk_bytes": disk}
-    limits = given(**{name: value * MIB for name, value in sizes.items() if value is not None}, processes=pids)
+    limits = given(memory_bytes=memory, disk_bytes=disk, processes=pids)
     return {"limits": replace(provision(configured.sandbox).limits, **limits)} if limits else {}
 
 
@@ -346,7 +345,11 @@ def rm(
 def volume(
     name: str = typer.Argument(..., metavar="NAME", help="Its name."),
     size: int | None = typer.Option(
-        None, "--size", min=1, max=options.MOST_MB, metavar="MB", help="Its maximum size, in MiB."
+        None,
+        "--size",
+        parser=options.size(1),
+        metavar="SIZE",
+        help="Its maximum size, in MiB or with a unit: 512, 512M, 1.5G.",
     ),
     config_path: options.OwnConfig = None,
     as_json: options.PrintJson = False,
@@ -354,14 +357,14 @@ def volume(
     """Make a volume: a durable folder for boxes, for everything that must outlive them.
 
     \b
-    ringfence box volume models --size 2048
+    ringfence box volume models --size 2G
     ringfence box create --volume models:/workspace/models
     ringfence box list --volumes
     """
 
     async def work() -> VolumeInfo:
         async with open_calls(common.own_config(config_path)) as way:
-            wanted = given(name=name, max_bytes=None if size is None else size * MIB)
+            wanted = given(name=name, max_bytes=size)
             return VolumeInfo.of(await ask(way, "create_volume", wanted))
 
     made = finish(work)

@@ -22,6 +22,7 @@ from ringfence.config.settings import Config
 from ringfence.core.box import Attached
 from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable
 from ringfence.core.model import Json, Outcome
+from ringfence.core.sizes import short_size
 from ringfence.sdk.client import CallTool
 from ringfence.sdk.infos import FileInfo, Progress, SandboxInfo, SnapshotInfo, VolumeInfo
 from ringfence.sdk.sandbox import AsyncSandbox
@@ -147,14 +148,7 @@ def _moment(text: str | None) -> str | None:
 
 def size(number: int | None) -> str | None:
     """Bytes, short."""
-    if number is None:
-        return None
-    value = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return None
+    return None if number is None else short_size(number)
 
 
 class ProgressLine:
