@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
 from ringfence.core.box import MIB, BoxReport, BoxSpec, Limits, Program
+from ringfence.sandbox.process import watch
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.cgroups.cgroup import GroupPool
 from tests.sandbox import comparing
@@ -217,6 +219,21 @@ async def test_what_was_shared_and_is_no_more_may_be_shared_again(backend: Proce
     source = "import mmap\nfor _ in range(200):\n    m = mmap.mmap(-1, 1 << 20)\n    m[0] = 1\n    m.close()\nprint(1)"
     report = await run(backend, source, Limits(memory_bytes=64 * MIB))
     assert report.stdout.text == "1\n"
+
+
+def test_memory_that_changed_between_two_looks_counts_once() -> None:
+    asked = threading.Event()
+    thread = threading.Thread(target=asked.wait)
+    thread.start()
+    try:
+        assert thread.native_id is not None  # it has the memory of this process, as a child before its exec has
+        found = watch._each_once({os.getpid(): (80 * MIB, 0, 9000), thread.native_id: (80 * MIB - 4096, 0, 9000)})
+        assert list(found) == [os.getpid()]
+        apart = watch._each_once({os.getpid(): (80 * MIB, 0, 9000), os.getppid(): (80 * MIB, 0, 9000)})
+        assert len(apart) == 2, "alike, and of two processes"
+    finally:
+        asked.set()
+        thread.join()
 
 
 async def test_memory_between_vfork_and_exec_counts_once(backend: ProcessBackend) -> None:

@@ -21,7 +21,7 @@ from ringfence.core.sessions import Cell, CellReport, Command, Failure, Shown, S
 from ringfence.sandbox.files import collect as collecting
 from ringfence.sandbox.process import interpreter as interpreters
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.cgroups.cgroup import Cgroups
+from ringfence.sandbox.process.cgroups.cgroup import Cgroups, Group
 from ringfence.sandbox.process.interpreter import Interpreter
 from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.patience import MachinePace
@@ -418,6 +418,14 @@ async def test_words_that_no_program_can_be_started_with(box: LiveBox, command: 
     with pytest.raises(ValueError, match=text):
         await box.command(command, nothing)
     assert (await shell(box, "echo on")).stdout.text == "on\n"
+
+
+async def test_time_of_children_counts_though_no_look_saw_it(box: LiveBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Group, "cpu_ms", lambda _: None)
+    monkeypatch.setattr(LiveBox, "cpu_ms", lambda _: 0.0)
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    report = await shell(box, f'python3 -c "{burn}"')
+    assert report.usage.cpu_ms is not None and report.usage.cpu_ms > 250
 
 
 async def test_many_long_words_reach_a_command(box: LiveBox) -> None:

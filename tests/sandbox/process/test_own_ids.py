@@ -218,6 +218,23 @@ async def test_what_one_box_has_on_the_way_does_not_count_for_another(backend: P
 
 
 @ordinary
+async def test_a_zygote_that_is_gone_before_its_ids_are_mapped_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = ids.helper("group")
+    once = tmp_path / "once"
+    once.write_text(f'#!/bin/sh\n[ -e {tmp_path}/done ] && exec {helper} "$@"\n> {tmp_path}/done\nexit 1\n')
+    once.chmod(0o755)
+    monkeypatch.setattr(ids, "_refusals", [])
+    monkeypatch.setattr(ids, "helper", lambda kind, real=ids.helper: str(once) if kind == "group" else real(kind))
+    backend = ProcessBackend(depth=0)
+    try:
+        assert (await run(backend, "pass")).isolation["host_id"] == {"whose": "own"}
+    finally:
+        await backend.close()
+
+
+@ordinary
 @pytest.mark.parametrize("what", ["user", "group"])
 async def test_where_ids_cannot_be_mapped_facts_say_so(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

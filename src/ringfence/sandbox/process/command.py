@@ -122,7 +122,7 @@ class RunningCommand:
             self._end_jobs()
         self._step.finish()
         if ended is not None:
-            self._step.peak = max(self._step.peak, ended.peak_memory_bytes)
+            self._step.reaped(ended)
         if self._input >= 0:
             os.close(self._input)
             self._input = -1

@@ -121,6 +121,14 @@ class Step:
         if most is not None and self._cpu_seen > most * 1000:
             self.stop("timeout", "cpu")
 
+    def reaped(self, exited: ProcessExit) -> None:
+        """Note what the kernel said of the process that was this step. Without a control group only this tells the
+        time of children that it waited for at its very end."""
+        self.peak = max(self.peak, exited.peak_memory_bytes)
+        group = self._home.box.group
+        if group is None or group.cpu_ms() is None:
+            self._cpu_seen = max(self._cpu_seen, exited.cpu_ms)
+
     def _cpu_ms(self, now: float) -> float:
         """Its share of what the whole box has used by now."""
         return now - self.cpu_before - (self.others.cpu_ms if self.others is not None else 0.0)

@@ -285,10 +285,15 @@ def _each_once(of_each: dict[int, tuple[int, int, int]]) -> dict[int, tuple[int,
     """Without processes that use the memory of another one, as between vfork and exec."""
     once: dict[int, tuple[int, int, int]] = {}
     for pid, found in of_each.items():
-        alike = [other for other, of_other in once.items() if of_other == found]
+        alike = [other for other, of_other in once.items() if _are_alike(of_other, found)]
         if not any(_same_memory(pid, other) for other in alike):
             once[pid] = found
     return once
+
+
+def _are_alike(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
+    """Whether two accounts may be of the same memory, which may have changed a little between the looks at them."""
+    return one == other or abs(one[0] - other[0]) < max(one[0], other[0]) // 8
 
 
 def _same_memory(one: int, other: int) -> bool:

@@ -84,13 +84,15 @@ class ZygoteHandle:
             await self._start_with_ids()
 
     async def _start_with_ids(self) -> None:
-        self._block, self.host_id = ids.take(self.baseline, self.shared.groups)
-        try:
-            await self._start()
-        except ids.Unmapped as exc:
-            self._block = None
-            self.host_id = ids.shared(str(exc))
-            await self._start()
+        for last in (False, True):
+            self._block, self.host_id = ids.take(self.baseline, self.shared.groups)
+            try:
+                return await self._start()
+            except ids.Unmapped as exc:  # once, it may have been killed meanwhile; twice, this host refuses it
+                self._block = None
+                if last:
+                    self.host_id = ids.shared(str(exc))
+        await self._start()
 
     async def _start(self) -> None:
         self._ready = asyncio.get_running_loop().create_future()
