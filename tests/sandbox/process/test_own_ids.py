@@ -20,6 +20,7 @@ from ringfence.sandbox.process import ids
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.live import LiveBox
 from tests import tooling
+from tests.boxing import need_boxes
 from tests.sandbox import comparing
 from tests.sandbox.process import looking
 from tests.tooling import ROOT
@@ -215,6 +216,17 @@ async def test_what_one_box_has_on_the_way_does_not_count_for_another(backend: P
         os.close(reading)
     assert (await running).stdout.text == "Too many references: cannot splice\n"
     assert second.stdout.text == "sent\n"
+
+
+def test_a_zygote_that_is_killed_while_it_tries_its_ids_leaves_nothing() -> None:
+    need_boxes()
+    script = (
+        "import os; from ringfence.sandbox.process.zygote import main\n"
+        "print(main._user_namespace()[0], flush=True); os.kill(os.getpid(), 9)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == -9, ended.stderr
+    tooling.wait_until_gone(int(ended.stdout))
 
 
 @ordinary

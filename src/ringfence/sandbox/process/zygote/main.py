@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]
 import _socket as socket
+import errno
 import gc
 import marshal
 import os
@@ -150,7 +151,7 @@ class Zygote:
             # Several ids can only be mapped from outside.
             self._say(f"map {os.getpid()}")
             worker.receive(self._control)
-            if problem := _take_ids(None if self._root else self._first):
+            if problem := _take_ids(of_user=not self._root):
                 self._say(f"unmapped {problem}")
                 worker.receive(self._control)  # until we are ended
         else:
@@ -404,27 +405,27 @@ def _nothing(number: int, frame: object) -> None:
 # ── Start ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _take_ids(first: native.First | None) -> str:
+def _take_ids(*, of_user: bool) -> str:
     """Become root of our own user namespace, where ids were mapped, with no rights outside of it.
 
-    `first`: for boxes of an ordinary user, try the id-mapped mount that makes their files that user's.
+    `of_user`: for boxes of an ordinary user, try the id-mapped mount that makes their files that user's.
     Returns why it is not possible.
     """
     try:
         os.setgroups([])
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
-        if first is not None:
+        if of_user:
             kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-            _try_idmapped_tmpfs(first)
+            _try_idmapped_tmpfs()
     except OSError as exc:
         return f"ids were mapped, and are of no use: {exc.strerror}"
     return ""
 
 
-def _try_idmapped_tmpfs(first: native.First) -> None:
+def _try_idmapped_tmpfs() -> None:
     """Make a tmpfs and map its ids. Raises OSError where the kernel cannot."""
-    pid = first.start(kernel.NEWUSER)
+    pid, hold = _user_namespace()
     try:
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{pid}/{name}", "w", encoding="ascii") as file:
@@ -437,8 +438,32 @@ def _try_idmapped_tmpfs(first: native.First) -> None:
         kernel.call("umount2", template.BASE.encode(), kernel.MNT_DETACH)
         worker.close([copy, space])
     finally:
-        os.kill(pid, 9)
+        os.close(hold)
         os.waitpid(pid, 0)
+
+
+def _user_namespace() -> tuple[int, int]:
+    """A child in a user namespace of its own, and a descriptor: the child ends when that is closed. So it does when we
+    are killed, which are not the first process of a pid namespace yet."""
+    waits, hold = os.pipe2(os.O_CLOEXEC)
+    reads, ready = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(hold)
+            kernel.unshare(kernel.NEWUSER)
+            os.write(ready, b"r")
+            os.read(waits, 1)
+        finally:
+            os._exit(0)
+    worker.close([waits, ready])
+    is_ready = os.read(reads, 1) == b"r"
+    os.close(reads)
+    if not is_ready:
+        os.close(hold)
+        os.waitpid(pid, 0)
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    return pid, hold
 
 
 def _preload(name: str) -> None:
