@@ -124,15 +124,15 @@ def test_nobody_reads_any_more(batch: Path) -> None:
     ("line", "problem"),
     [
         ('"print(1)', "not JSON: Unterminated string starting at (column 1)"),
-        ("5", "a program is a text, or an object with code"),
-        ("[]", "a program is a text, or an object with code"),
-        ("{}", "there is no code in it"),
-        ('{"code": 5}', "code is not a text"),
+        ("5", "a program is a string, or an object with code"),
+        ("[]", "a program is a string, or an object with code"),
+        ("{}", "code is missing"),
+        ('{"code": 5}', "code is not a string"),
         ('{"code": "1", "timeot": 1}', "there is no key timeot; there are code, id, timeout, env"),
         ('{"code": "1", "timeout": -1}', "timeout must be a number from 0.001 to 86400"),
         ('{"code": "1", "timeout": "5"}', "timeout must be a number of seconds"),
-        ('{"code": "1", "env": {"A": 1}}', "env is not an object of texts"),
-        ('{"code": "1", "id": []}', "id is neither a text nor a whole number"),
+        ('{"code": "1", "env": {"A": 1}}', "env is not an object with string values"),
+        ('{"code": "1", "id": []}', "id is neither a string nor an integer"),
         ('{"code": "1", "code": "2"}', "duplicate key 'code'"),
         ('{"code": "a\\u0000b"}', "a NUL byte at offset 1"),
         ('"\\ud800"', "a lone surrogate is not text"),
@@ -169,7 +169,7 @@ def test_a_batch_that_is_not_there_and_workers_without_one(tmp_path: Path) -> No
     missing = run("--batch", tmp_path / "missing")
     assert missing.returncode == 2 and missing.stderr == f"{tmp_path}/missing: No such file or directory\n"
     assert run("-c", "1", "--workers", "2").returncode == 2
-    assert run("--batch", "-", stdin="5\n").stderr == "-:1: a program is a text, or an object with code\n"
+    assert run("--batch", "-", stdin="5\n").stderr == "-:1: a program is a string, or an object with code\n"
     empty = run("--batch", "-", stdin="\n\n")
     assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", "")
 

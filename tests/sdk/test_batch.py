@@ -226,7 +226,7 @@ def all_over(state: Path, before: int) -> bool:
     [
         (["1", 5], {}, TypeError, r"programs\[1\]: a program is text, or a mapping with code and options; this is int"),
         (["1", b"1"], {}, TypeError, r"programs\[1\]: .* this is bytes"),
-        ([{"cod": "1"}], {}, TypeError, r"programs\[0\]: there is no code in it"),
+        ([{"cod": "1"}], {}, TypeError, r"programs\[0\]: code is missing"),
         ([{"code": 1}], {}, TypeError, r"programs\[0\]: code is text; this is int"),
         (["1", {"code": "1", "timeot": 1}], {}, TypeError, r"programs\[1\]: there is no option timeot; there are "),
         (["1", {"code": "1", "timeout": -1}], {}, ValueError, r"programs\[1\]: timeout must be"),

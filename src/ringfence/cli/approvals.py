@@ -62,7 +62,7 @@ def list_(
     for approval in waiting:
         print("\n".join(_summary(approval)), end="\n\n")
     last = waiting[-1].id
-    print(f"To answer the last of them: ringfence approvals approve {last}{_place(config_path, demo)}   (or deny)")
+    print(f"To approve the newest: ringfence approvals approve {last}{_place(config_path, demo)}   (or deny)")
 
 
 @approvals.command()

@@ -67,18 +67,18 @@ def _program(number: int, given: Any, shared: RunRequest, where: str) -> BatchPr
     """Raises ValueError."""
     said = {"code": given} if isinstance(given, str) else given
     if not isinstance(said, dict):
-        raise ValueError("a program is a text, or an object with code")
+        raise ValueError("a program is a string, or an object with code")
     unknown = [key for key in said if key not in _KEYS]
     if unknown:
         raise ValueError(f"there is no key {', '.join(unknown)}; there are {', '.join(_KEYS)}")
     if not isinstance(said.get("code"), str):
-        raise ValueError("code is not a text" if "code" in said else "there is no code in it")
+        raise ValueError("code is not a string" if "code" in said else "code is missing")
     name = said.get("id")
     if name is not None and (isinstance(name, bool) or not isinstance(name, str | int)):
-        raise ValueError("id is neither a text nor a whole number")
+        raise ValueError("id is neither a string nor an integer")
     env = said.get("env")
     if env is not None and not (isinstance(env, dict) and all(isinstance(value, str) for value in env.values())):
-        raise ValueError("env is not an object of texts")
+        raise ValueError("env is not an object with string values")
     own = {} if said.get("timeout") is None else {"wall_seconds": seconds(said["timeout"])}
     wanted = replace(
         shared,

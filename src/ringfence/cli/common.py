@@ -260,7 +260,7 @@ class TerminalChannel:
     def left_open(self, approval_id: str) -> None:
         """The call ended without an answer: say how a person gives it, unless that was said."""
         if approval_id not in self._seen:
-            say(f"a person approves it with: {self._answer(approval_id)}")
+            say(f"to approve it: {self._answer(approval_id)}")
 
     def _answer(self, approval_id: str) -> str:
         return f"ringfence approvals approve {approval_id}{self._where}"

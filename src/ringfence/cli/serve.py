@@ -209,7 +209,7 @@ async def _narrate(app: App, demo: bool, file: TextIO) -> None:
         for approval in waiting:
             if approval.id not in asked:
                 answer = f"{_own_command()} approvals approve {approval.id}{place}"
-                print(f"A call of {safe(approval.tool)} waits for an approval: {answer}", file=file, flush=True)
+                print(f"A call to {safe(approval.tool)} needs an approval: {answer}", file=file, flush=True)
         asked = {approval.id for approval in waiting}
         if not demo:
             continue

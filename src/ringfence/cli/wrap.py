@@ -43,20 +43,6 @@ _Network = typer.Option(None, "--network", metavar="NAME", help="A network of yo
 _Env = typer.Option(
     None, "--env", metavar="K=V", help="A variable of the server; K alone copies ours. May be repeated."
 )
-_Memory = typer.Option(
-    None,
-    "--memory",
-    parser=options.size(16),
-    metavar="SIZE",
-    help="Memory of its box, in MiB or with a unit: 512, 512M, 1.5G.",
-)
-_Disk = typer.Option(
-    None,
-    "--disk",
-    parser=options.size(1),
-    metavar="SIZE",
-    help="Size of its workspace, in MiB or with a unit: 512, 512M, 1.5G.",
-)
 _Config = typer.Option(
     None,
     "--config",
@@ -73,8 +59,8 @@ def wrap(
     allow: options.Allow = None,
     listen: options.Listen = False,
     env: list[str] | None = _Env,
-    memory: int | None = _Memory,
-    disk: int | None = _Disk,
+    memory: options.Memory = None,
+    disk: options.Disk = None,
     pids: options.Pids = None,
     config_path: Path | None = _Config,
 ) -> None:

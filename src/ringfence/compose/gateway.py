@@ -60,7 +60,7 @@ _LEAPT = (
 )
 _WATCH_SECONDS = 2.0
 _KNOWN_SECONDS = 20.0
-"""How long a request waits for servers that start, and of which nothing was accepted before."""
+"""How long after its start a gateway lets requests wait for servers of which nothing was accepted before."""
 
 
 class App:
@@ -152,9 +152,11 @@ class App:
         """The same while requests are answered: those wait a while for servers of which nothing is known yet."""
         unknown = {name for name in servers if not self.store.reader().pins(name)}
         known = anyio.Event()
+        # From now on, not from each request: a server that does not come up must not slow down every one of them.
+        until = anyio.current_time() + _KNOWN_SECONDS
 
         async def wait() -> None:
-            with anyio.move_on_after(_KNOWN_SECONDS):
+            with anyio.CancelScope(deadline=until):
                 await known.wait()
 
         async def look_at(server: str) -> None:

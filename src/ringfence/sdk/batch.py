@@ -103,7 +103,7 @@ def _program(index: int, program: Program, options: OnceOptions) -> _Checked:
     given = {"code": program} if isinstance(program, str) else dict(program)
     code = given.pop("code", None)
     if not isinstance(code, str):
-        raise TypeError("there is no code in it" if code is None else f"code is text; this is {type(code).__name__}")
+        raise TypeError("code is missing" if code is None else f"code is text; this is {type(code).__name__}")
     known(given, OnceOptions)
     own = cast(OnceOptions, given)
     both = _both(index, options, own)
