@@ -7,6 +7,8 @@ SHELL := bash
 # Tests run in this many processes: one more than two cores, because some of them wait.
 JOBS ?= 3
 PYTHON := .venv/bin/python
+# Tests start hundreds of processes that load the same modules: what one compiles is kept for the others.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make setup   a virtual environment in .venv with everything that Ringfence needs"
