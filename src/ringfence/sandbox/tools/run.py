@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -112,6 +112,7 @@ _GIVES: Json = {
         "description": "exited, signalled, timeout, oom, pids, disk, output or policy; running, in the background.",
     },
     "files": {**FILES, "description": "What the program left in /workspace/output; in a session, what is new."},
+    "truncated": {"type": "boolean", "description": "true: stdout, stderr or what was shown is not all here."},
     **STEP,
 }
 
@@ -126,7 +127,7 @@ def _described(what: str, in_session: str, unless_commands: str = "") -> Callabl
             "Nothing of an earlier call is there: no variable, no file, no process.",
             *((in_session,) if offer.sessions is not None and commands is None else ()),
             "Limits: {timeout}, {limits}, {output} of output; past any of them the run is ended.",
-            "Of a long output the head and the tail are returned, {capture} at most.",
+            "Of a long output the head and the tail are returned, {shown} in all.",
             "Network: {network}. Listening: {listening}.",
             *(("Programs: {programs}.",) if commands is not None else ()),
             "Packages: {packages}; {installing}.",
@@ -150,7 +151,7 @@ def _described(what: str, in_session: str, unless_commands: str = "") -> Callabl
     {"code": _CODE, "session": _SESSION},
     ("code",),
     _GIVES,
-    maybe=tuple(STEP),
+    maybe=("truncated", *STEP),
     wide=_WIDE,
     in_session={"context": CONTEXT},
     makes_box=True,
@@ -177,7 +178,7 @@ async def execute_python(task: Task) -> Answer:
     {"command": _COMMAND, "session": _SESSION},
     ("command",),
     _GIVES,
-    maybe=tuple(STEP),
+    maybe=("truncated", *STEP),
     wide=_WIDE,
     in_session={"background": _BACKGROUND},
     one_of=("command", "argv"),  # a command is a line for the shell, or words
@@ -234,7 +235,8 @@ async def in_fresh_box(
     if _inputs_differ(call, report):
         text = "an input changed after it was named, so the program saw another than was agreed to"
         return Answer(None, Status.FAILED, "input_changed", text, isolation, ran=ran)
-    fitted, result = results.fitting(results.ResultParts(report), contract.result.max_bytes)
+    parts = results.read_by_a_model(results.ResultParts(report), contract)
+    fitted, result = results.fitting(parts, contract.result.max_bytes)
     ran = ran if fitted.report is report else Ran(wanted.limits, fitted.report)
     return Answer(result, status, code, isolation=isolation, ran=ran)
 
@@ -283,8 +285,9 @@ async def _answer(task: Task, seen: StepReport) -> Answer:
         trouble = f": {'; '.join(report.trouble)}" if report.trouble else ""
         message = f"session {step.session} failed at step {step.step}{trouble}"
         return Answer(None, status, code, message, isolation, ran=Ran(limits, report), within=within)
-    fitted, result = results.fitting(results.of_step(step, wide=task.wide), task.most_bytes)
-    if not task.wide and (whole := await _whole(task, seen, fitted.report)):
+    parts = results.read_by_a_model(results.of_step(step, wide=task.wide), task.grant.contract)
+    fitted, result = results.fitting(parts, task.most_bytes)
+    if not task.wide and (whole := await _whole(task, seen, fitted.cut())):
         fitted, result = results.fitting(replace(fitted, whole=whole), task.most_bytes)
     return Answer(result, status, code, isolation=isolation, ran=Ran(limits, fitted.report), within=within)
 
@@ -306,7 +309,7 @@ def _listener(task: Task) -> Tell:
     return (task.attached.tell if task.open else None) or discard_output
 
 
-async def _whole(task: Task, step: StepReport, shown: BoxReport) -> Mapping[Stream, str]:
+async def _whole(task: Task, step: StepReport, cut: Collection[Stream]) -> Mapping[Stream, str]:
     """Where the whole of a stream lies that is cut. One that was captured whole and is cut only now, we put there."""
     out: dict[Stream, str] = {}
     streams: tuple[Stream, Stream] = ("stdout", "stderr")
@@ -314,7 +317,7 @@ async def _whole(task: Task, step: StepReport, shown: BoxReport) -> Mapping[Stre
         captured: Captured = getattr(step.cell.report, stream)
         if stream in step.whole:
             out[stream] = step.whole[stream]
-        elif not captured.truncated and getattr(shown, stream).truncated:
+        elif not captured.truncated and stream in cut:
             path = f"/workspace/tmp/step-{step.step}.{stream}"
             with suppress(RingfenceError):  # no room for it, say; then the result says how to do without
                 await task.keeper.write(task.owner, task.session, path, captured.head + captured.tail)
