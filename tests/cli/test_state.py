@@ -180,6 +180,20 @@ def test_what_can_be_fetched_again_goes_and_nothing_else(state: Path) -> None:
     assert fetched(state, "npm", "left-pad") == one, "it can be fetched again"
 
 
+def test_a_link_in_the_cache_goes_and_what_it_leads_to_stays_as_it_is(state: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "shared").mkdir(parents=True)
+    (elsewhere / "shared" / "six-1.0-py3-none-any.whl").write_bytes(b"wheel")
+    (elsewhere / "shared").chmod(0o2775)
+    (state / "packages").mkdir(exist_ok=True)
+    (state / "packages" / "wheels").symlink_to(elsewhere)
+    told("prune", "--yes", cwd=state.parent)
+    assert not (state / "packages" / "wheels").is_symlink()
+    assert (elsewhere / "shared").stat().st_mode & 0o7777 == 0o2775
+    assert (elsewhere / "shared" / "six-1.0-py3-none-any.whl").read_bytes() == b"wheel"
+    assert told("prune", "--yes", cwd=state.parent)["removed"] == []
+
+
 def test_what_a_configuration_wants_stays(state: Path) -> None:
     pinned, other = fetched(state, "npm", "left-pad"), fetched(state, "npm", "right-pad")
     installed = fetched(state, "pypi", "Typing_Extensions")

@@ -9,6 +9,7 @@ import pytest
 from ringfence import config
 from ringfence.config.folders import declared, real_path, touches_credentials
 from ringfence.core.box import Mount
+from ringfence.core.errors import ConfigError
 
 
 @pytest.fixture
@@ -122,8 +123,15 @@ def test_a_writable_mount_over_everything_names_everything(conf: Path) -> None:
     assert all("which capability 'e' may write" in text for text in texts)
 
 
-def test_a_read_only_mount_is_fine(conf: Path) -> None:
+def test_a_read_only_mount_with_a_reason_is_fine(conf: Path) -> None:
     assert found(conf, box("..", "ro")) == []
+
+
+@pytest.mark.parametrize("state", ["../state", "../work/state/of/it"])
+def test_a_read_only_mount_that_shows_the_state_needs_a_reason(conf: Path, state: str) -> None:
+    seen = "../work" if "work" in state else "../state"
+    with pytest.raises(ConfigError, match="holds Ringfence's own state"):
+        found(conf, box(seen, "ro").replace(", unsafe: to see that it is found", ""), state)
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,18 @@ async def test_answers_go_by_the_rules_of_the_moment_that_they_come(tmp_path: Pa
         assert len(heard) == (2 if how == "unchanged" else 1)
 
 
+async def test_an_answer_for_which_policy_wants_a_box_does_not_leave_without_one(tmp_path: Path) -> None:
+    boxed = rule("sandbox", argument_patterns={"folder": "danger"})
+    heard: list[Any] = []
+    async with governed(tmp_path, Said(rules=(boxed,)), [asking(heard, {"q": FORM})] * 2) as way:
+        way.client.answers = {"q": accept(folder="danger")}
+        outcome = await way.call()
+        assert (outcome.status, outcome.reason_code) == (Status.FAILED, "sandbox_impossible")
+        assert heard == [] and records(way)[-1]["decision"]["sandbox"] is True
+        way.client.answers = {"q": accept(folder="harmless")}
+        assert (await way.call()).ok
+
+
 async def test_an_answer_never_makes_a_rule_allow(tmp_path: Path) -> None:
     lenient = rule("allow", argument_patterns={"folder": "^tmp$"})
     async with governed(tmp_path, Said(rules=(lenient,), preset="none")) as way:

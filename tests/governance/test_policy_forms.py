@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ringfence.core.invisible import bare, folded
 from ringfence.core.model import Json, Mode, Status
+from ringfence.governance.policy import Policy
 from tests.faking import Said, contract, governed
 from tests.making import READ, WRITE, call, decide, policy, rule
 
@@ -256,3 +258,44 @@ def test_a_named_pattern_sees_roots(name: str) -> None:
     strict, rest = rule("deny", argument_patterns={name: "mallory"}), rule("allow", id="rest")
     assert not policy(strict, rest).decide(call(inputs={"q": roots}), WRITE).allowed
     assert policy(strict, rest).decide(call(inputs={name: {"roots": []}}), WRITE).allowed
+
+
+# ── Many values ───────────────────────────────────────────────────────────────────────────────────
+
+PATTERNS = [r"rm\s+-rf", "^/etc", r"key$", r"\bkey\b", r"(?i)secret", r"\Ahost\z", "a|^b", r"x\By", "", "[^k]ey"]
+
+
+@given(st.sampled_from(PATTERNS), st.lists(st.text("rmfekytcshoab -/\n\tＫ", max_size=6), min_size=33, max_size=60))
+def test_many_values_are_judged_as_each_of_them_is(pattern: str, values: list[str]) -> None:
+    strict, rest = rule("deny", id="strict", argument_patterns={"*": pattern}), rule("allow", id="rest")
+    together = decide(strict, rest, arguments={"values": {"inside": values}})
+    alone = [decide(strict, rest, arguments={"values": value}).allowed for value in ("values", "inside", *values)]
+    joined = decide(strict, rest, arguments={"values": [" ".join(values)]}).allowed
+    assert together.allowed == (all(alone) and joined)
+
+
+def test_rules_that_would_look_at_too_many_values_one_by_one_deny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringfence.governance.policy._MOST_SEARCHES", 250)
+    last, rest = rule("deny", id="last", argument_patterns={"*": r"\Ano\z"}), rule("allow", id="rest")
+    values = [f"value {number}" for number in range(100)]
+    assert decide(last, rest, arguments={"values": values}).allowed
+    many = [rule("deny", id=f"{number}", argument_patterns={"*": r"\Ano\z"}) for number in range(3)]
+    more = decide(*many, rest, arguments={"values": values})
+    assert not more.allowed and more.error is not None and "too many values" in more.error
+
+
+@pytest.mark.anyio
+async def test_a_long_call_is_judged_while_others_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = threading.get_ident()
+    seen: list[bool] = []
+    decided = Policy.decide
+
+    def spied(self: Policy, *given: Any) -> Any:
+        seen.append(threading.get_ident() == ours)
+        return decided(self, *given)
+
+    monkeypatch.setattr(Policy, "decide", spied)
+    async with governed(tmp_path) as way:
+        assert (await way.call("echo", {"values": ["short"]})).ok
+        assert (await way.call("echo", {"values": [f"{number}" for number in range(10_000)]})).ok
+    assert seen == [True, False]

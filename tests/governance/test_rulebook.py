@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -15,8 +16,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringfence.core.model import Json, ServerSpec, Status
-from ringfence.governance.rulebook import allowed_item, normal_uri
+from ringfence.governance.rulebook import allowed_item
+from ringfence.governance.uris import normal_uri
 from tests.faking import Said, governed
+from tests.making import rule
 
 PUBLIC = ServerSpec("files", url="http://x/", resources=("file:///docs/public/*",))
 
@@ -60,6 +63,9 @@ CLIMBS = [
     "file:///docs/public/%2fetc/passwd",
     "file:///docs/public/%252Fetc/passwd",
     "file:///docs/public/a//b",
+    "file:///docs/public/a%2Fb",
+    "file:///docs/public/a%255cb",
+    "file://elsewhere/docs/public/a",
     "file:///docs/public/a#b",
     "file:///docs/public/a?b",
     " file:///docs/public/a",
@@ -79,9 +85,13 @@ SAME = {
     "FILE:///docs/public/a": "file:///docs/public/a",
     "file:///docs/public/%61": "file:///docs/public/a",
     "file:///docs/public/a%2db%5f%7E": "file:///docs/public/a-b_~",
-    "file:///docs/public/%c3%bc%2f": "file:///docs/public/%C3%BC%2F",
+    "file:///docs/public/%c3%bc": "file:///docs/public/%C3%BC",
     "file:///docs\\public/a": "file:///docs/public/a",
-    "file://LOCALHOST/docs": "file://localhost/docs",
+    "file://LOCALHOST/docs": "file:///docs",
+    "file:/docs/public/a": "file:///docs/public/a",
+    "https://docs.example:443/a": "https://docs.example/a",
+    "http://docs.example:80/a": "http://docs.example/a",
+    "https://docs.example:/a": "https://docs.example/a",
     "HTTPS://Docs.Example/Path": "https://docs.example/Path",
     "Memo://Insights/A": "memo://Insights/A",
 }
@@ -202,6 +212,30 @@ def test_whoever_reads_what_is_sent_stays_in_the_folder(tail: str) -> None:
 def test_the_normal_form_is_one(text: str) -> None:
     form = normal_uri(text)
     assert form is None or normal_uri(form) == form
+
+
+# ── other spellings ──
+
+DENIED = {
+    "memo://notes/my%20secret": "memo://notes/my secret",
+    "memo://notes/my secret": "memo://notes/my%20secret",
+    "memo://notes/%C3%BC": "memo://notes/ü",
+    "memo://notes/ü": "memo://notes/%c3%bc",
+    "memo://notes/(a)": "memo://notes/%28a%29",
+    "memo://notes/a/b": "memo://notes/a%2fb",
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("named", DENIED)
+async def test_a_rule_about_a_resource_holds_for_every_way_to_write_it(tmp_path: Path, named: str) -> None:
+    server = ServerSpec("desk", url="http://127.0.0.1:1/mcp", resources=("memo://*",))
+    strict = rule("deny", id="strict", tool_patterns=[re.escape(named)])
+    given: dict[str, Any] = {"kind": "resource", "server": "desk", "method": "resources/read"}
+    async with governed(tmp_path, Said(server=server, rules=(strict,)), [{"contents": []}]) as way:
+        for uri in (named, DENIED[named]):
+            assert (await way.call(uri, {"uri": uri}, **given)).reason_code == "policy"
+        assert (await way.call("memo://notes/other", {"uri": "memo://notes/other"}, **given)).ok
 
 
 # ── what was compared is what is sent ──

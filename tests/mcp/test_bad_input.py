@@ -102,6 +102,13 @@ def test_an_idempotency_key_that_cannot_be_kept_is_not_left_out(served: Gateway,
     assert told["reason_code"] == "bad_request"
 
 
+@pytest.mark.parametrize("wait", [10**400, -1, "5", True])
+def test_a_wait_that_is_no_number_of_seconds_is_refused_as_a_call(served: Gateway, raw: RawHttp, wait: Any) -> None:
+    params = {"name": "echo", "arguments": {}, "_meta": {"ringfence/wait_seconds": wait}}
+    told = check_refused(served, gateway.read_answer(raw.post(gateway.request("tools/call", params))))
+    assert told["reason_code"] == "bad_request"
+
+
 @pytest.mark.parametrize("params", [[], "echo", 5, None])
 def test_params_that_are_no_object(served: Gateway, raw: RawHttp, params: Any) -> None:
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}

@@ -53,7 +53,8 @@ def access(settings: Config, executor: Executor | str, router: Callable[[], Rout
         boxes = Unavailable("no_backend", executor)
     else:
         try:
-            boxes = _launcher(executor, settings.servers, router, keeper=executor.keeper)
+            own = (os.path.realpath(settings.gateway.state),)
+            boxes = _launcher(executor, settings.servers, router, keeper=executor.keeper, apart=own)
         except Unavailable as exc:
             boxes = Unavailable(exc.reason_code, exc.message)
         else:

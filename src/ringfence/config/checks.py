@@ -520,7 +520,9 @@ def mount(draft: Draft, shape: schema.MountEntry) -> Mount:
         for _, each in _every_mount(draft)
         if each.mode == "rw" and each is not shape
     ]
-    return declared(Mount(shape.host, shape.at, shape.mode, shape.unsafe or ""), draft.base, written)
+    state = draft.gateway.shape.state
+    own = None if state is None or "://" in state else resolve(state, draft.base)
+    return declared(Mount(shape.host, shape.at, shape.mode, shape.unsafe or ""), draft.base, written, own)
 
 
 def _check_mounts_narrow(

@@ -74,10 +74,11 @@ _SYSTEM = {
 _HOMES = ("/home", "/Users")
 
 
-def declared(mount: Mount, base: Path, writable: Sequence[str] = ()) -> Mount:
-    """The mount with the real path of its folder. Raises ValueError if the folder may not be mounted."""
+def declared(mount: Mount, base: Path, writable: Sequence[str] = (), state: Path | None = None) -> Mount:
+    """The mount with the real path of its folder. `state`: the folder that `gateway.state` names. Raises ValueError if
+    the folder may not be mounted."""
     host = real_path(str(paths.resolve(mount.host, base)), writable)
-    why = touches_credentials(host)
+    why = touches_credentials(host, state)
     if why is not None and not mount.unsafe:
         raise ValueError(f"{host} holds {why}; mount a folder without it, or say why it is right: unsafe: REASON")
     return replace(mount, host=host)
@@ -111,13 +112,18 @@ def real_path(path: str, writable: Iterable[str] = ()) -> str:
     return found or "/"
 
 
-def touches_credentials(path: str) -> str | None:
-    """What would be handed over with this folder or file, by lying at it, in it or around it; None: nothing known."""
+def touches_credentials(path: str, state: Path | None = None) -> str | None:
+    """What would be handed over with this folder or file, by lying at it, in it or around it; None: nothing known.
+    `state`: where the state lies, if that is not its usual place."""
     homes = _homes()
     if any(within(home, path) for home in (*homes, *_HOMES)):
         return "a home folder, and with it all credentials there"
     places = {f"{home}/{name}": what for home in homes for name, what in _IN_A_HOME.items()}
     places |= {str(paths.state_folder()): "Ringfence's own state", str(paths.key_folder()): "Ringfence's own keys"}
+    if state is not None:
+        own = os.path.realpath(state)
+        if within(path, own) or within(own, path):  # also where it is not there yet
+            return "Ringfence's own state"
     for place, what in (places | _SYSTEM).items():
         if within(path, place) or (within(place, path) and os.path.lexists(place)):
             return what

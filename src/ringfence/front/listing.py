@@ -11,7 +11,8 @@ from ringfence.core import canonical, invisible
 from ringfence.core.errors import Refused, RingfenceError
 from ringfence.core.model import Call, Contract, Definition, Json, Origin, Principal, ServerSpec, Transport
 from ringfence.governance.pipeline import Pipeline
-from ringfence.governance.rulebook import Rulebook, allowed_item, normal_uri
+from ringfence.governance.rulebook import Rulebook, allowed_item
+from ringfence.governance.uris import normal_uri
 from ringfence.identity import LOCAL_AGENT
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.resources import PREFIX

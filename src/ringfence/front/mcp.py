@@ -7,7 +7,6 @@ schemas pass unchanged; the handshake, discovery, ping and subscriptions stay th
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -38,7 +37,7 @@ from ringfence.front.listing import Listing
 from ringfence.front.refusals import Refusals
 from ringfence.governance.call_meta import trace_problem
 from ringfence.governance.pipeline import Pipeline
-from ringfence.governance.rulebook import normal_uri
+from ringfence.governance.uris import normal_uri
 from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.upstream.link import MODERN
 from ringfence.upstream.pool import ConnectionPool, SilentChannel
@@ -369,12 +368,16 @@ def _key_problem(key: Any) -> str | None:
     return "ringfence/idempotency_key must be a text that is not empty"
 
 
+_MOST_SECONDS = 1e15
+"""Far more than any contract allows, and little enough to be counted with."""
+
+
 def _wait_problem(wait: Any) -> str | None:
     return None if _is_seconds(wait) else "ringfence/wait_seconds must be a number of seconds, 0 or more"
 
 
 def _is_seconds(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST_SECONDS
 
 
 def _watchable(uri: Any) -> str:

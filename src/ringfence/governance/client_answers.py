@@ -84,7 +84,7 @@ class AnswerChannel:
         assert contract is not None
         call = replace(self.state.call, inputs=answers)
         rules = self._rules()
-        decision = rules.policy.decide(call, contract)
+        decision = await rules.policy.decided(call, contract)
         body: Json = {
             "call": journal.of_call(self.state),
             "round": self.count,
@@ -96,6 +96,11 @@ class AnswerChannel:
         if not decision.allowed:
             await self._record(body)
             raise Refused(Status.FAILED, "policy", f"An answer was not sent on, by policy: {decision.reason}")
+        begun = self.state.decision
+        if decision.sandbox and not (begun is not None and begun.sandbox):
+            await self._record(body)
+            text = "An answer was not sent on: policy wants a fresh box for it, and the call has begun without one."
+            raise Refused(Status.FAILED, "sandbox_impossible", text)
         # What came with the call, a person saw with the call; what says nothing, no person need see.
         if any(_says_something(questions[key], answer) for key, answer in fresh.items()):
             await self._agreed(rules, questions, call, decision, body)

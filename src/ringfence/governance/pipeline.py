@@ -88,7 +88,7 @@ class Pipeline:
         key: IdempotencyKey | None = None
         try:
             contract = self._contract(rules, state)  # 3 contract
-            self._policy(rules, state, contract)  # 4 policy
+            await self._policy(rules, state, contract)  # 4 policy
             call = state.call  # as it goes on
             self._dispatcher.check(call, contract, state.decision)  # type: ignore[arg-type]
             state.possible = effects.possible_effects(call, contract, await self._dispatcher.outside(call, contract))
@@ -241,8 +241,8 @@ class Pipeline:
                 raise Refused(Status.UNAVAILABLE, "not_pinned", f"the prompt {call.tool!r} was not accepted yet")
         return rules.implicit[spec.name]
 
-    def _policy(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
-        decision = state.decision = rules.policy.decide(state.call, contract)
+    async def _policy(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
+        decision = state.decision = await rules.policy.decided(state.call, contract)
         if contract.commands is not None and decision.allowed:
             state.decision = approval_binding.for_programs(decision, state.call, contract)
         if not decision.allowed:

@@ -15,12 +15,14 @@ from functools import partial
 from typing import Any, Literal
 from urllib.parse import unquote
 
+import anyio
 import re2
 
 from ringfence.core import canonical
 from ringfence.core.expression import Expression, ExpressionError, variables
 from ringfence.core.invisible import folded
 from ringfence.core.model import Action, Call, Contract, Decision, Json, Mode, Rule
+from ringfence.governance.uris import spellings
 
 ANY_ARGUMENT = "*"
 """As the name in `argument_patterns`: any string in the arguments, at any depth, keys included."""
@@ -33,6 +35,12 @@ questions, `_meta`, the session that it runs in); and all of these with what loo
 OTHER_NAME = "other_name"
 """In place of `as_sent`, where a rule matched another name of a prompt than the one that it was asked for by."""
 
+_MANY = 32
+"""From so many texts on, a pattern is first tried on all of them together."""
+_MOST_SEARCHES = 2_000_000
+"""So many texts may rules have to look at one by one for one call: some seconds of work."""
+_LONG = 65_536
+"""Characters of arguments, each value counted as 16 more, from which on a decision is made in a thread of its own."""
 _CACHED = 4096
 """Calls name tools as they like, so what is remembered per tool is bounded."""
 _JOINED = 64
@@ -163,7 +171,7 @@ class _Compiled:
         self.rule = rule
         self.prefixes = tuple(_literal_prefix(p).encode() for p in rule.tool_patterns) or (b"",)
         self.tool_patterns = [re2.compile(p, _options) for p in rule.tool_patterns]
-        self.arguments = [(name, re2.compile(p, _options)) for name, p in rule.argument_patterns.items()]
+        self.arguments = [(n, re2.compile(p, _options), _over_lines(p)) for n, p in rule.argument_patterns.items()]
         self.when = Expression(rule.when) if rule.when is not None else None
         others = len(FORMS) if rule.normalize else len(FORMS) - 1
         self.forms = 1 if rule.action is Action.ALLOW else others
@@ -190,36 +198,67 @@ class _Compiled:
         A rule that allows is held to the arguments as they were sent: no other reading of them may allow more.
         """
         found = 0
-        for name, regex in self.arguments:
-            form = self._form(name, regex, seen)
+        for name, regex, over_lines in self.arguments:
+            form = self._form(name, regex, over_lines, seen)
             if form is None:
                 return None
             found = max(found, form)
         return FORMS[found] if self.when is None or self.when.test(see()) else None
 
-    def _form(self, name: str, regex: Any, seen: _Seen) -> int | None:
+    def _form(self, name: str, regex: Any, over_lines: Any, seen: _Seen) -> int | None:
         search = regex.search
         for form, texts in seen.texts(name):
             if form >= self.forms:
                 return None
+            if len(texts) > _MANY:
+                if over_lines is not None and not over_lines.search(seen.lines(texts)):
+                    continue
+                seen.spend(len(texts))
             for text in texts:
                 if search(text):
                     return form
         return None
 
 
+def _over_lines(pattern: str) -> Any:
+    """The pattern for many texts at once, each on a line of its own: where it is not found there, it is in none of
+    them. None where that cannot be said: the pattern asks for the beginning or the end of the whole."""
+    if any(mark in pattern for mark in ("\\A", "\\z", "\\Q", "-m", "-i", "-s", "-U")):
+        return None
+    return re2.compile(f"(?m){pattern}", _options)
+
+
 _ONE_LINE = bytes.maketrans(b"\t\n\r", b"   ")
 _CONTROLS = bytes(number for number in (*range(0x20), 0x7F) if number not in b"\t\n\r")
+
+
+class _TooMany(ValueError):
+    """The arguments hold more values than patterns can be tried on one by one."""
 
 
 class _Seen:
     """The texts of one call that patterns are tried on, made when the first rule wants them."""
 
-    __slots__ = ("_call", "_made")
+    __slots__ = ("_call", "_left", "_lines", "_made")
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._made: dict[str, list[tuple[int, list[bytes]]]] = {}
+        self._lines: dict[int, bytes] = {}
+        self._left = _MOST_SEARCHES
+
+    def lines(self, texts: list[bytes]) -> bytes:
+        """Many texts as one, each on lines of its own."""
+        found = self._lines.get(id(texts))
+        if found is None:
+            found = self._lines[id(texts)] = b"\n".join(texts)
+        return found
+
+    def spend(self, searches: int) -> None:
+        """Raises _TooMany, which denies the call, where the rules would have to look at too many texts."""
+        self._left -= searches
+        if self._left < 0:
+            raise _TooMany
 
     def texts(self, name: str) -> list[tuple[int, list[bytes]]]:
         """The texts by the number of their form; forms without text are left out."""
@@ -227,9 +266,17 @@ class _Seen:
         if made is None:
             # Encoded once for all patterns; what cannot be encoded is no text, and an error denies.
             forms = [[text.encode() for text in texts] for texts in self._forms(name)]
-            forms.append([alike for texts in forms for text in texts for alike in _normalized(text)])
+            forms.append([alike for texts in forms for alike in self._all_normalized(texts)])
             made = self._made[name] = [(form, texts) for form, texts in enumerate(forms) if texts]
         return made
+
+    def _all_normalized(self, texts: list[bytes]) -> Iterator[bytes]:
+        if len(texts) > _MANY:  # then one look at all of them spares a look at each
+            whole = b" ".join(texts)
+            if whole.isascii() and whole.translate(_ONE_LINE, _CONTROLS) == whole:
+                return
+        for text in texts:
+            yield from _normalized(text)
 
     def _forms(self, name: str) -> Iterator[Iterable[str]]:
         """The forms in the order of FORMS, all but the last."""
@@ -341,6 +388,26 @@ def _joined(value: Any) -> Iterator[str]:
                 yield " ".join(_text(each) for each in item if not isinstance(each, Mapping | list | tuple))
 
 
+def _is_short(value: Any) -> bool:
+    left = _LONG
+    stack = [value]
+    while stack and left > 0:
+        item = stack.pop()
+        left -= 16
+        if isinstance(item, str):
+            left -= len(item)
+        elif isinstance(item, Mapping):
+            left -= 16 * len(item)
+            if left > 0:
+                stack.extend(item.keys())
+                stack.extend(item.values())
+        elif isinstance(item, list | tuple):
+            left -= 16 * len(item)
+            if left > 0:
+                stack.extend(item)
+    return left > 0
+
+
 def _literal_prefix(pattern: str) -> str:
     """Characters that every match must begin with: the index that spares a call most rules about other tools."""
     if "|" in pattern or "(?" in pattern:
@@ -438,6 +505,12 @@ class Policy:
                 candidates.joined[matched] = decision
         return _with_new_id(decision)
 
+    async def decided(self, call: Call, contract: Contract) -> Decision:
+        """The same as `decide`, while others are served."""
+        if _is_short((call.arguments, call.inputs, call.meta)):
+            return self.decide(call, contract)
+        return await anyio.to_thread.run_sync(self.decide, call, contract)
+
     def _decide_by_names(self, call: Call, contract: Contract, others: Iterable[str]) -> Decision:
         """The same for what has several names: a rule allows by the one that was used, and restricts by any."""
         found: set[int] = set()
@@ -520,12 +593,15 @@ def _matched(compiled: _Compiled, seen: _Seen, see: Callable[[], Json], errors: 
 
 def _other_names(call: Call, contract: Contract) -> tuple[str, ...]:
     """A prompt is offered by its own name, or with its server's before it once another server has one of that name. By
-    which of them it is asked for, is in the hands of servers: rules that restrict are about both."""
+    which of them it is asked for, is in the hands of servers: rules that restrict are about both. So they are about
+    every way to write a URI."""
+    if call.kind == "resource":
+        return spellings(call.tool)
     place = call.arguments if call.kind == "prompt" else call.arguments.get("ref")
     if call.kind not in _NAMES_WITHIN or not isinstance(place, Mapping):
         return ()
     if call.kind == "completion" and place.get("type") != "ref/prompt":
-        return ()
+        return spellings(call.tool)
     own = place.get("name")
     names = (own, f"{contract.server or call.server}.{own}") if isinstance(own, str) else ()
     return tuple(name for name in names if name != call.tool)
@@ -586,6 +662,8 @@ _TYPES_ONLY = re.compile(r"(No matching overloads found : [\w+*/%<>=!&|\-]+\([\w
 
 def _harmless(exc: Exception, rule: Rule) -> str:
     """What went wrong, without the argument values that the engine's own text may quote: it goes into the record."""
+    if isinstance(exc, _TooMany):
+        return "its patterns would have to be tried on too many values"
     if not isinstance(exc, ExpressionError):
         return "an argument is not plain JSON"
     missing = _MISSING_KEY.search(exc.text)

@@ -300,7 +300,11 @@ def _is_same(descriptor: int, path: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Trees may have folders that we cannot write to."""
+    """Trees may have folders that we cannot write to. Where there is a link instead of one, the link goes alone: what
+    it leads to is somebody's own."""
+    if folder.is_symlink():
+        folder.unlink(missing_ok=True)
+        return
     for root, folders, _ in os.walk(folder):
         for each in folders:
             with suppress(OSError):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.core.box import Mount
-from ringfence.sandbox.servers.resolve import ResolvedCommand, resolve, resolve_in_image
+from ringfence.sandbox.servers.resolve import Hidden, ResolvedCommand, resolve, resolve_in_image
 
 
 def program(path: Path, text: str = "#!/bin/sh\n") -> Path:
@@ -19,12 +19,18 @@ def program(path: Path, text: str = "#!/bin/sh\n") -> Path:
 
 
 def found(
-    *command: str | Path, cwd: str | Path = "/", path: str = "", private: str = "/nowhere", **more: object
+    *command: str | Path,
+    cwd: str | Path = "/",
+    path: str = "",
+    private: str = "/nowhere",
+    apart: Path | None = None,
+    **more: object,
 ) -> ResolvedCommand:
     def holds(folder: str) -> str | None:
         return "keys" if folder == private or private.startswith(f"{folder}/") else None
 
-    return resolve([str(word) for word in command], {"PATH": path or "/usr/bin:/bin"}, str(cwd), holds, **more)  # type: ignore[arg-type]
+    hidden = Hidden(holds, () if apart is None else (str(apart),))
+    return resolve([str(word) for word in command], {"PATH": path or "/usr/bin:/bin"}, str(cwd), hidden, **more)  # type: ignore[arg-type]
 
 
 def test_a_program_of_the_system_needs_nothing() -> None:
@@ -161,3 +167,24 @@ def test_what_is_not_there(word: str, tmp_path: Path) -> None:
     script = program(tmp_path / "script", "#!/no/such/interpreter\n")
     with pytest.raises(ValueError, match="which a script begins with"):
         found(script)
+
+
+def test_our_own_state_beside_a_script_is_not_shown_and_the_rest_is(tmp_path: Path) -> None:
+    script = program(tmp_path / "server.py", "")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "var" / "state").mkdir(parents=True)
+    (tmp_path / "var" / "data.json").write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "var" / "state")
+    seen = found("python3", script, cwd=tmp_path, apart=tmp_path / "var" / "state")
+    assert not any(tree in (str(tmp_path), str(tmp_path / "var")) for tree in seen.trees)
+    beneath = {at: host for at, host in seen.files.items() if at.startswith(str(tmp_path))}
+    shown = ("server.py", "lib", "var/data.json")
+    assert beneath == {f"{tmp_path}/{name}": f"{tmp_path}/{name}" for name in shown}
+    assert seen.cwd == str(tmp_path), "paths that are relative to its folder lead where they did"
+
+
+def test_a_script_in_our_own_state_is_shown_alone(tmp_path: Path) -> None:
+    script = program(tmp_path / "state" / "server.py", "")
+    seen = found("python3", script, cwd=tmp_path, apart=tmp_path / "state")
+    assert [at for at in seen.files if at.startswith(str(tmp_path))] == [str(script)]
+    assert not any(tree.startswith(str(tmp_path)) for tree in seen.trees)

@@ -26,7 +26,7 @@ from ringfence.packages.images import manifests
 from ringfence.packages.images.references import Reference
 from ringfence.packages.images.rootfs import program
 from ringfence.sandbox.process import mounting
-from ringfence.sandbox.servers.resolve import resolve
+from ringfence.sandbox.servers.resolve import Hidden, resolve
 
 _NPM = re.compile(r"(@[a-z0-9~_.-]+/)?[a-z0-9~_.-]+(@[A-Za-z0-9^~<>=*.+_-]+)?", re.IGNORECASE)
 _PYPI = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?((==|@)[A-Za-z0-9.+!_-]+)?")
@@ -254,7 +254,7 @@ def _shown_anyway(plan: ServerPlan) -> list[str]:
     if command is None:
         return []
     try:
-        found = resolve(command, paths.process_environment(), plan.keys.get("cwd", "/"), touches_credentials)
+        found = resolve(command, paths.process_environment(), plan.keys.get("cwd", "/"), Hidden(touches_credentials))
     except ValueError:  # it cannot be started, and starting it will report that
         return []
     return [*found.trees, *found.files]

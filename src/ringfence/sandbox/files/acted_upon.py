@@ -122,6 +122,8 @@ _AGENTS = (
     ".cline",
     ".copilot",
     ".goose",
+    # Ours: it names commands that give secrets, and servers that run in no box.
+    "ringfence.yaml",
 )
 _SHELLS = (
     ".autoenv",

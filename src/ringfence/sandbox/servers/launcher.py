@@ -24,7 +24,7 @@ from ringfence.core.ports import Access, Launched, Route, Router
 from ringfence.core.sessions import Command, CommandRequest, Owner, SessionBackend, StayingBox, StaySpec
 from ringfence.sandbox.files import guarded
 from ringfence.sandbox.servers.boxed_server import BoxedServer, SessionServer
-from ringfence.sandbox.servers.resolve import ResolvedCommand, resolve, resolve_in_image
+from ringfence.sandbox.servers.resolve import Hidden, ResolvedCommand, resolve, resolve_in_image
 
 if TYPE_CHECKING:
     from ringfence.sandbox.sessions.service import SessionService
@@ -54,6 +54,8 @@ class LaunchSettings:
     """Finds the keeper of sessions, for servers that run in a session."""
     places: tuple[str, ...] = ()
     """What servers may reach besides their networks, as HOST[:PORT]."""
+    apart: tuple[str, ...] = ()
+    """Folders of ours that no box sees: what lies around them is shown without them."""
 
 
 @dataclass(slots=True)
@@ -123,7 +125,8 @@ class BoxLauncher:
         try:
             if root is not None:
                 return resolve_in_image(spec.command, spec.cwd, root, spec.mounts)
-            return resolve(spec.command, given.environment, spec.cwd or "/", given.private, spec.mounts)
+            hidden = Hidden(given.private, given.apart)
+            return resolve(spec.command, given.environment, spec.cwd or "/", hidden, spec.mounts)
         except ValueError as exc:
             raise Unavailable("server_start", f"server {spec.name} cannot be started: {exc}") from None
 

@@ -29,6 +29,7 @@ _VALUED = {"-m": 1, "-c": 1, "-e": 1, "--eval": 1, "-p": 1, "-W": 1, "-X": 1, "-
 """Options of interpreters that take a word; the first five run something that is no file."""
 _COVERED = ("/workspace", "/tmp", "/var/tmp", "/dev", "/proc")  # noqa: S108 - as they are called in a box
 """Paths of an image that a box replaces by its own."""
+_MOST_BESIDE = 100
 _DEEPEST = 8
 """A limit for links and scripts that lead to each other."""
 
@@ -53,15 +54,25 @@ class ResolvedCommand:
         return any(within(path, root) for root in (*_SYSTEM, *self.trees, *self.files))
 
 
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What of the host is not shown to a box because a program lies beside it."""
+
+    private: Callable[[str], str | None]
+    """Says what credentials a folder holds: such a folder is not shown at all."""
+    apart: tuple[str, ...] = ()
+    """Folders of ours, by their real paths: what lies around one is shown without it."""
+
+
 def resolve(
     command: Sequence[str],
     environment: Mapping[str, str],
     cwd: str,
-    private: Callable[[str], str | None],
+    hidden: Hidden,
     mounts: Sequence[Mount] = (),
 ) -> ResolvedCommand:
-    """`private` says what credentials a folder holds. Raises ValueError where there is no such program."""
-    search = _Search(environment.get("PATH") or _DEFAULT_PATH, cwd, private)
+    """Raises ValueError where there is no such program."""
+    search = _Search(environment.get("PATH") or _DEFAULT_PATH, cwd, hidden)
     mounted = next((mount for mount in mounts if within(command[0], mount.at)), None)
     if mounted is None:
         return search.run(tuple(command))
@@ -94,10 +105,12 @@ def _may_be_in(root: str, path: str) -> bool:
 
 
 class _Search:
-    def __init__(self, path: str, cwd: str, private: Callable[[str], str | None]) -> None:
+    def __init__(self, path: str, cwd: str, hidden: Hidden) -> None:
         self._path = path
         self._cwd = cwd
-        self._private = private
+        self._private = hidden.private
+        self._apart = hidden.apart
+        self._partly: set[str] = set()
         self._found = ResolvedCommand()
 
     def run(self, command: tuple[str, ...]) -> ResolvedCommand:
@@ -114,7 +127,7 @@ class _Search:
         folders = [folder for folder in self._path.split(":") if os.path.isabs(folder) and found.sees(folder)]
         folders += [os.path.dirname(each) for each in (program, *found.files) if found.sees(os.path.dirname(each))]
         found.path = ":".join(dict.fromkeys((*folders, *_DEFAULT_PATH.split(":"))))
-        if any(within(self._cwd, root) for root in found.trees):
+        if any(within(self._cwd, root) for root in found.trees) or self._cwd in self._partly:
             found.cwd = self._cwd
         elif place is not None:
             # In the box another folder is the current one, and a relative path would lead elsewhere.
@@ -234,12 +247,34 @@ class _Search:
     def _show(self, folder: str, file: str) -> None:
         """Show a folder; where it holds something private, show the file alone."""
         real = os.path.realpath(folder)
-        if real == "/" or self._private(real) is not None:
+        if real == "/" or self._private(real) is not None or any(within(real, each) for each in self._apart):
             self._show_file(file)
+        elif any(within(each, real) for each in self._apart):
+            self._show_rest(folder, real, file)
         elif real == folder:
             self._found.trees.add(folder)
         else:
             self._found.files[folder] = real
+
+    def _show_rest(self, folder: str, real: str, file: str) -> None:
+        """Show what lies in a folder beside one of ours, entry by entry; where they are many, the file alone. No link
+        is shown: seen as what it leads to, it could lead to anything."""
+        rest: dict[str, str] = {}
+        inner = [real]
+        while inner:
+            below = inner.pop()
+            for name in sorted(os.listdir(below)):
+                entry = f"{below}/{name}"
+                if entry in self._apart or os.path.islink(entry):
+                    continue
+                if any(within(each, entry) for each in self._apart):
+                    inner.append(entry)
+                else:
+                    rest[folder + entry.removeprefix(real)] = entry
+        if len(rest) <= _MOST_BESIDE:
+            self._found.files |= rest
+            self._partly.add(folder)
+        self._show_file(file)
 
     def _show_file(self, file: str) -> None:
         real = os.path.realpath(file)
