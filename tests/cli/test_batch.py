@@ -111,6 +111,15 @@ def test_a_signal_ends_the_boxes_and_closes_their_calls(tmp_path: Path, batch: P
     assert reasons == ["ok", "cancelled", "cancelled"]
 
 
+def test_output_that_cannot_be_written_is_told(batch: Path) -> None:
+    write(batch, "print(1)", "print(2)")
+    with open("/dev/full", "wb") as full:
+        words = gateways.ringfence("run", "--batch", batch)
+        ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 74
+    assert "the output could not be written, and some of it is lost: No space left on device" in ended.stderr
+
+
 def test_nobody_reads_any_more(batch: Path) -> None:
     write(batch, *(["print('x' * 100_000)"] * 20), SLEEPS)
     with subprocess.Popen(gateways.ringfence("run", "--batch", batch), stdout=subprocess.PIPE) as process:

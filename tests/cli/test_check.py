@@ -70,6 +70,27 @@ def test_a_file_that_anybody_may_have_put_there_is_obeyed_only_by_name(
         assert gateways.run("check", cwd=tmp_path).returncode == 0
 
 
+def test_a_link_or_a_folder_of_another_user_is_obeyed_only_by_name(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    for folder in (mine, theirs):
+        folder.mkdir()
+    gateways.write(mine, HEADER)
+    (theirs / "ringfence.yaml").symlink_to(mine / "ringfence.yaml")
+    assert gateways.run("check", cwd=theirs).returncode == 0
+    theirs.chmod(0o777)
+    shown = gateways.run("check", cwd=theirs)
+    assert shown.returncode == 2 and "lies in a folder that can be written by every user" in shown.stderr
+    theirs.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(theirs / "ringfence.yaml", 65534, 65534, follow_symlinks=False)
+        shown = gateways.run("call", "run_code", cwd=theirs)
+        assert shown.returncode == 2 and "belongs to another user (uid 65534)" in shown.stderr
+        os.chown(theirs / "ringfence.yaml", 0, 0, follow_symlinks=False)
+        os.chown(theirs, 65534, 65534)
+        shown = gateways.run("call", "run_code", cwd=theirs)
+        assert shown.returncode == 2 and "lies in a folder that belongs to another user" in shown.stderr
+
+
 def test_a_file_that_is_right(tmp_path: Path) -> None:
     text = HEADER + "servers: {a: {url: 'http://127.0.0.1:1/mcp'}}\ncapabilities: {x: {mode: read}, y: {mode: read}}\n"
     gateways.write(tmp_path, text + "policy: {rules: [{id: r, action: audit}]}\n")

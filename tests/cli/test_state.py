@@ -194,6 +194,16 @@ def test_a_link_in_the_cache_goes_and_what_it_leads_to_stays_as_it_is(state: Pat
     assert told("prune", "--yes", cwd=state.parent)["removed"] == []
 
 
+def test_a_folder_that_is_no_state_keeps_what_has_the_names_of_a_cache(tmp_path: Path) -> None:
+    gateways.write(tmp_path, "version: 1\ngateway: {state: .}\n")
+    own = tmp_path / "packages" / "wheels" / "main.py"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine")
+    shown = gateways.run("state", "prune", "--yes", cwd=tmp_path)
+    assert shown.returncode == 1 and "is no state folder" in shown.stderr
+    assert own.read_text() == "mine"
+
+
 def test_what_a_configuration_wants_stays(state: Path) -> None:
     pinned, other = fetched(state, "npm", "left-pad"), fetched(state, "npm", "right-pad")
     installed = fetched(state, "pypi", "Typing_Extensions")

@@ -384,6 +384,12 @@ def test_isolation_of_a_capability_that_may_be_on_a_server_without_a_box_needs_i
     assert warnings(both + "capabilities: {a: {isolation: process, server: t}}") == []
 
 
+@pytest.mark.parametrize("key", ["placement: own", "listen: allowed"])
+def test_what_means_nothing_for_a_server_that_runs_elsewhere_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="runs elsewhere"):
+        config.loads(f"servers: {{t: {{url: 'https://h/mcp', {key}}}}}", file="f", base=BASE)
+
+
 def test_calls_that_will_be_refused_are_warned_of() -> None:
     box = "capabilities: {run_shell: {transport: sandboxed_exec, secrets: [k], network: n, isolation: microvm, "
     assert warnings(NAMES + box + "filesystem: {mounts: [{host: /a, at: /b}]}}}") == [

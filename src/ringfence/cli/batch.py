@@ -140,6 +140,8 @@ async def run_batch(programs: Sequence[BatchProgram], configured: Config, worker
     finally:
         printed.end()
         sink.close()
+    if (lost := sink.lost) is not None:
+        return lost
     if not over:
         return stop.code if stop.code is not None else common.NO_BOX
     if printed.unavailable is not None and printed.count[Status.UNAVAILABLE] == len(programs):

@@ -43,6 +43,8 @@ NO_BOX = 125
 """The exit code where a box cannot be made or has failed."""
 BROKEN_PIPE = 128 + 13
 """The exit code where the reader of our output is gone: as of SIGPIPE, which other systems do not have."""
+OUTPUT_LOST = 74
+"""The exit code where output could not be written, to a full disk for one: as `EX_IOERR` of sysexits."""
 _WAITING = re.compile(r"waiting for a person to answer (apr_[0-9a-f]+)")
 
 ConfigOption = typer.Option(

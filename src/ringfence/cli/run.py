@@ -195,14 +195,15 @@ async def run_program(wanted: RunRequest, configured: Config, report: FactsFile,
         sink.close()
         if source is not None:
             source.close()
+    lost = sink.lost
     if outcome is None:
-        return stop.code if stop.code is not None else common.NO_BOX
+        return lost or (stop.code if stop.code is not None else common.NO_BOX)
     if wanted.output is not None:
         _name_left_out(outcome)
     code = _ended(outcome, sink, report)
     if outcome.status is Status.APPROVAL_REQUIRED and outcome.approval_id is not None:
         terminal.left_open(outcome.approval_id)
-    return code
+    return lost or code
 
 
 def _ended(outcome: Outcome, sink: Sink, report: FactsFile) -> int:

@@ -308,6 +308,9 @@ def _check_own(folder: Path) -> None:
         return
     if system.stranger(info):
         common.fail(f"{folder} belongs to another user (uid {info.st_uid}), who alone may prune it")
+    if (folder / FOLDER).exists() and not (folder / DATABASE).is_file():
+        # A configuration may name any folder, and what lies there may be the user's own.
+        common.fail(f"{folder} is no state folder: there is no {DATABASE} in it; nothing was removed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,14 @@ Each has a thread: a slow reader of our output must not delay the clock that end
 from __future__ import annotations
 
 import codecs
+import errno
 import os
 import queue
 import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from ringfence.cli.common import BROKEN_PIPE, OUTPUT_LOST, say
 from ringfence.cli.terminal import safe
 from ringfence.core.box import Stream
 from ringfence.core.system import write_all
@@ -32,7 +34,8 @@ class Sink:
 
     def __init__(self) -> None:
         self.heard = False
-        self.broken = False
+        self.broken: OSError | None = None
+        """Why not all of it could be written."""
         self.on_broken: Callable[[], object] = lambda: None
         self._queue: queue.SimpleQueue[tuple[Stream, bytes, bool] | None] = queue.SimpleQueue()
         utf8 = codecs.getincrementaldecoder("utf-8")
@@ -53,16 +56,27 @@ class Sink:
         self._queue.put(None)
         self._thread.join()
 
+    @property
+    def lost(self) -> int | None:
+        """The exit code where output is missing; asked when it is closed. A reader that went away knows that itself;
+        of anything else stderr tells."""
+        if self.broken is None:
+            return None
+        if self.broken.errno == errno.EPIPE:
+            return BROKEN_PIPE
+        say(f"ringfence: the output could not be written, and some of it is lost: {self.broken.strerror}")
+        return OUTPUT_LOST
+
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
-            if self.broken:
+            if self.broken is not None:
                 continue
             try:
                 stream, data, untrusted = item
                 write_all(_NUMBERS[stream], self._shown(stream, data) if untrusted else data)
-            except OSError:
-                # The reader is gone, as with `| head`: the program need not run on.
-                self.broken = True
+            except OSError as exc:
+                # The reader is gone, as with `| head`, or the disk is full: the program need not run on.
+                self.broken = exc
                 self.on_broken()
 
     def _shown(self, stream: Stream, data: bytes) -> bytes:

@@ -411,7 +411,7 @@ PLACES = ("own", "session", "remote", "unsafe_host")
 """What a placement may be beside the name of a box that several servers share."""
 _LONGEST_SOCKET = 107
 """In bytes; the kernel takes no more."""
-_BOXED = ("mounts", "limits", "network")
+_BOXED = ("mounts", "limits", "network", "listen")
 """What is said of a box, and of nothing else."""
 
 
@@ -463,7 +463,7 @@ def _placement(draft: Draft, server: Shaped[schema.ServerEntry]) -> None:
     where = server.where
     placement = shape.placement
     remote = shape.url is not None or shape.openapi is not None
-    if remote and placement not in ("own", "remote"):
+    if remote and (placement not in ("own", "remote") or (placement == "own" and "placement" in server.given)):
         draft.problem((*where, "placement"), "a server with a url runs elsewhere: its placement is remote")
     if not remote and placement == "remote" and shape.command is not None:
         draft.problem((*where, "placement"), "a server that is started by a command is not remote: it needs a url")
@@ -473,6 +473,8 @@ def _placement(draft: Draft, server: Shaped[schema.ServerEntry]) -> None:
     for key in _BOXED:
         if key in server.given and (remote or placement in ("session", "unsafe_host")) and getattr(shape, key):
             if key == "network" and (remote or shape.network == "denied"):
+                continue
+            if key == "listen" and shape.listen == "denied":
                 continue
             what = "runs elsewhere" if remote else f"has no box of its own (placement {placement})"
             draft.problem((*where, key), f"{key} is for a server in a box, and this one {what}", key=True)
@@ -521,7 +523,8 @@ def mount(draft: Draft, shape: schema.MountEntry) -> Mount:
         if each.mode == "rw" and each is not shape
     ]
     state = draft.gateway.shape.state
-    own = None if state is None or "://" in state else resolve(state, draft.base)
+    # Of one that may be written, `overlaps` says more.
+    own = None if state is None or "://" in state or shape.mode == "rw" else resolve(state, draft.base)
     return declared(Mount(shape.host, shape.at, shape.mode, shape.unsafe or ""), draft.base, written, own)
 
 

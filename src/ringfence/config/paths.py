@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,13 +40,20 @@ def _named() -> Path | None:
 
 def not_obeyed(path: Path) -> str | None:
     """Why a configuration that was only found, and not named, must not be obeyed: another may have put it there."""
-    info = path.stat()
     # Behind sudo stands a user, in whose folders it is used.
     sudo = os.environ.get("SUDO_UID", "")
     trusted = {0, int(sudo)} if sudo.isdecimal() else {0}
-    if stranger(info) and info.st_uid not in trusted:
-        return f"belongs to another user (uid {info.st_uid})"
-    return "can be written by every user" if open_to_others(info, 0o002) else None
+    # What it names by relative paths lies beside it, so the folder counts as much as the file; and a link as much as
+    # what it leads to.
+    folder = path.parent.stat()
+    for what, info in (("", path.stat()), ("", path.lstat()), ("lies in a folder that ", folder)):
+        if stranger(info) and info.st_uid not in trusted:
+            return f"{what}belongs to another user (uid {info.st_uid})"
+    if open_to_others(path.stat(), 0o002):
+        return "can be written by every user"
+    if open_to_others(folder, 0o002) and not folder.st_mode & stat.S_ISVTX:
+        return "lies in a folder that can be written by every user"
+    return None
 
 
 def own_paths() -> tuple[Path, ...]:

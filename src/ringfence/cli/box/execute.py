@@ -91,7 +91,7 @@ async def _python(config_path: Path | None, id: str, wanted: dict[str, Any], as_
         common.dump({**asdict(ended), "text": ended.text})
     else:
         _show(ended)
-    return _code(ended)
+    return (sink.lost if sink is not None else None) or _code(ended)
 
 
 def _show(ended: Execution) -> None:
@@ -147,7 +147,7 @@ async def _command(config_path: Path | None, id: str, wanted: dict[str, Any], as
         common.dump(asdict(ended))
     else:
         _explain(ended)
-    return ended.exit_code
+    return (sink.lost if sink is not None else None) or ended.exit_code
 
 
 def _explain(ended: CommandResult) -> None:
