@@ -530,3 +530,25 @@ def test_whatever_comes_in_comes_out_clean_and_only_once_changed(structured: Any
     again = guard.inspect(READ, PLAIN, first.result)
     assert again.result is first.result
     assert again.redactions == {}
+
+
+# ── How much a model is given to read ─────────────────────────────────────────────────────────────
+
+
+def test_a_server_s_text_is_shortened_where_its_contract_says_so() -> None:
+    long = text_result("a" * 5_000 + "b" * 5_000)
+    assert inspect(long).result is long
+    shown = inspect(long, policy(max_chars=1000)).result
+    assert shown is not None
+    (block,) = shown["content"]
+    assert len(block["text"]) <= 1000 and block["text"].startswith("aaa") and block["text"].endswith("bbb")
+
+
+@pytest.mark.parametrize("before", range(485, 505))
+def test_no_cut_leaves_half_of_a_secret_or_shows_how_long_it_was(before: int) -> None:
+    text = "a" * before + "hunter2" + "b" * 2_000
+    shown = inspect(text_result(text), policy(max_chars=1000), redactor=Known()).result
+    assert shown is not None
+    assert "hunter" not in str(shown) and "unter2" not in str(shown)
+    longer = inspect(text_result(text.replace("hunter2", "[secret]")), policy(max_chars=1000)).result
+    assert shown == longer

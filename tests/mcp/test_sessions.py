@@ -182,7 +182,9 @@ async def test_more_than_fits_lies_in_the_session(served: gateways.Served) -> No
         for size in (600_000, 3_000_000):  # cut for the result, and cut already when it was captured
             long = await agent.python(f"print('x' * {size})")
             path = long.structured_content["whole"]["stdout"]
-            assert "bytes left out" in long.structured_content["stdout"]
+            assert "left out" in long.structured_content["stdout"] and long.structured_content["truncated"] is True
+            assert sum(len(block.text) for block in long.content) < 11_000
+            assert len(json.dumps(long.structured_content)) < 12_000
             counted = await agent("run_shell", command=f"wc -c < {path}")
             assert int(counted.structured_content["stdout"]) == size + 1
         await agent("close_session")

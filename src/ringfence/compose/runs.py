@@ -163,6 +163,11 @@ def own_contracts(settings: Config, most_bytes: int | None = None, tools: Sequen
     }
 
 
+def _unshortened(contract: Contract) -> Contract:
+    """The contract for a caller in this process, who is no model that pays for every character."""
+    return sealed_contract(replace(contract, result=replace(contract.result, max_chars=None)))
+
+
 def _beside(contract: Contract, declared: Mapping[str, Contract]) -> Contract:
     """What a declared contract redacts or asks approval for holds for the other tools of its session, too."""
     hidden = [pattern for each in declared.values() for pattern in each.redact]
@@ -251,7 +256,8 @@ class Runs:
         )
 
     def _catalog(self, tools: Sequence[str]) -> Catalog:
-        contracts = own_contracts(self._settings, _MOST_RESULT_BYTES, tools)
+        given = own_contracts(self._settings, _MOST_RESULT_BYTES, tools)
+        contracts = {name: _unshortened(contract) for name, contract in given.items()}
         self._names = {contract.tool: name for name, contract in reversed(contracts.items())}
         own = own_definitions(contracts, self.executor.provision, self._settings.networks, wide=True)
         return Catalog(contracts, {}, schemas=self._schemas, own=own)

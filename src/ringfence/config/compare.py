@@ -132,7 +132,8 @@ def _rate(old: Rate, new: Rate) -> bool:
 
 def _result(old: ResultPolicy, new: ResultPolicy) -> bool:
     trust = _along("trusted", "partial", "untrusted")
-    return new.max_bytes <= old.max_bytes and _within(old.fields, new.fields) and trust(old.trust, new.trust)
+    smaller = new.max_bytes <= old.max_bytes and _no_more(old.max_chars, new.max_chars)
+    return smaller and _within(old.fields, new.fields) and trust(old.trust, new.trust)
 
 
 def _approval_rule(old: ApprovalRule, new: ApprovalRule) -> bool:

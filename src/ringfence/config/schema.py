@@ -160,6 +160,7 @@ class LogSection(Shape):
 
 class ResultSection(Shape):
     max_bytes: Annotated[int, Field(ge=1, le=100_000_000)] = 1_000_000
+    max_chars: Annotated[int, Field(ge=100, le=100_000_000)] | None = None
     fields: list[Text] | None = None
     trust: Literal["trusted", "partial", "untrusted"] = "partial"
 

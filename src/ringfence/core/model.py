@@ -181,6 +181,8 @@ class ResultPolicy:
     max_bytes: int = 1_000_000
     fields: tuple[str, ...] | None = None
     trust: Literal["trusted", "partial", "untrusted"] = "partial"
+    max_chars: int | None = None
+    """How many characters of text a model is given; of what is longer, head and tail. None: no such limit."""
 
 
 @plain

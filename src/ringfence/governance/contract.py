@@ -39,6 +39,8 @@ ContractProblem = tuple[tuple[str | int, ...], str]
 
 # ── Building ──────────────────────────────────────────────────────────────────────────────────────
 
+_OWN_CHARS = 10_000
+"""What our own tools give a model to read, unless the contract says otherwise."""
 _re2_options = re2.Options()
 _re2_options.log_errors = False  # the engine would write the pattern to stderr
 
@@ -57,6 +59,8 @@ def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[ContractP
     result = dict(given.get("result") or {})
     if result.get("fields") is not None:
         result["fields"] = tuple(result["fields"])
+    if result.get("max_chars") is None and transport is Transport.SANDBOXED_EXEC:
+        result["max_chars"] = _OWN_CHARS
     environments = given.get("environments")
     contract = Contract(
         name=name,

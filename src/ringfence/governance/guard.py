@@ -1,4 +1,5 @@
-"""What may go back: a result passes size, schema, fields, invisible characters and redaction, in that order.
+"""What may go back: a result passes size, schema, fields, invisible characters, redaction and, where its contract
+says how much a model is given to read, that; in this order.
 
 Unknown fields and content types stay as they are. Where no rule matches, the very object that came in goes out.
 Characters that a reader does not see are removed from the texts of results. In keys, and in all that a person reads or
@@ -20,11 +21,12 @@ from typing import Any, cast
 import anyio
 import re2
 
-from ringfence.core import canonical, invisible
+from ringfence.core import canonical, excerpt, invisible
 from ringfence.core.errors import Refused
 from ringfence.core.model import Contract, Definition, GuardedText, Json, Status, Transport, own_words
 from ringfence.core.ports import SAID_IN_CALLS, Channel, Redactor
 from ringfence.core.secret import REPLACEMENT
+from ringfence.sandbox.tools import toolkit
 
 log = logging.getLogger("ringfence.guard")
 
@@ -135,6 +137,7 @@ class Guard:
             self._fields,
             self._unforged,
             self._clean,
+            self._shorten,
         )
 
     def inspect(
@@ -300,6 +303,14 @@ class Guard:
             hits = item.hits if isinstance(item.hits, _RuleHits) else _RuleHits(escape=False)
             item.result = self._walk(item.result, patterns, hits)
             item.hits = hits
+
+    def _shorten(self, item: _Item) -> None:
+        # Last: of a secret that is gone, nothing is left to be cut in two, and the place of a cut tells nothing of it.
+        most = item.contract.result.max_chars
+        own = item.contract.transport is Transport.SANDBOXED_EXEC
+        if most is None or len(item.encoded) <= most or (own and item.contract.tool not in toolkit.PROGRAMS):
+            return  # our tools that read files give them page by page
+        item.result = excerpt.shortened(item.result, most, structured=own)
 
     def _unforged(self, item: _Item) -> None:
         # First, while what hides in a key has not been escaped: it is ours if it would look like one of ours.

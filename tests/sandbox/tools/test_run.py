@@ -85,6 +85,21 @@ async def test_what_is_cut_lies_in_the_session(tmp_path: Path) -> None:
         assert read["text"] == "x" * 5000
 
 
+async def test_what_a_model_is_not_given_to_read_lies_in_the_session(tmp_path: Path) -> None:
+    given = {"transport": "sandboxed_exec", "mode": "high_risk", "result": {"max_chars": 1000}}
+    async with calling(tmp_path, build("execute_python", given)[0]) as call:
+        session = await call.opened()
+        answer = await call("execute_python", session=session, code="say " + "x" * 5000)
+        assert answer.result is not None
+        told = answer.result["structuredContent"]
+        assert told["truncated"] is True
+        assert f"all of stdout, 5000 bytes, is in {told['whole']['stdout']}" in words(answer)
+        read = await call.told("read_file", session=session, path=told["whole"]["stdout"])
+        assert (read["text"], read["next_offset"]) == ("x" * 5000, None), "the contract of another tool"
+        short = await call.told("execute_python", session=session, code="say hello")
+        assert "truncated" not in short and "whole" not in short
+
+
 async def test_somebody_in_this_process_hears_and_sees_as_it_comes_and_has_all_of_it(tmp_path: Path) -> None:
     heard: list[Any] = []
     attached = Attached(tell=lambda stream, data: heard.append((stream, data)), shown=heard.append)

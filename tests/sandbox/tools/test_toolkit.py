@@ -69,7 +69,13 @@ def test_a_description_states_the_effective_limits(contract: Any) -> None:
     text = definition(contract, limits, BoxContents(TEMPLATES["data"])).body["description"]
     for stated in (
         *(f"{contract.timeout_seconds:g} s", "512 MiB of memory", "2 GiB of disk", "7 processes and threads"),
-        *("1.5 processor cores", "1 MiB of output", "1 MB at most", "Network: none", "numpy, pandas, matplotlib"),
+        *(
+            "1.5 processor cores",
+            "1 MiB of output",
+            "10,000 characters in all",
+            "Network: none",
+            "numpy, pandas, matplotlib",
+        ),
         *("/workspace/output", "/workspace/tmp", "standard library"),
     ):
         assert stated in text, stated

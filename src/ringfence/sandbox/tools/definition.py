@@ -53,7 +53,7 @@ class ToolOffer:
             f" {size(limits.disk_bytes)} of disk, {limits.processes} processes and threads,"
             f" {limits.cpu_cores:g} processor core{'' if limits.cpu_cores == 1 else 's'}",
             "output": size(limits.output_bytes),
-            "capture": size(limits.capture_bytes),
+            "shown": _shown(self.contract, limits),
             "packages": f"Python's standard library{more}",
             "installing": _installing(contents),
             "network": _reachable(contents.network),
@@ -164,6 +164,11 @@ def _seconds(value: float) -> str:
     return f"{value:g} s"
 
 
+def _shown(contract: Contract, limits: Limits) -> str:
+    most = contract.result.max_chars
+    return size(limits.capture_bytes) if most is None else f"{most:,} characters"
+
+
 def _installing(contents: BoxContents) -> str:
     if not contents.installable:
         return "nothing can be installed"
@@ -250,7 +255,7 @@ def named(*names: str) -> Json:
     return {name: {} for name in names}
 
 
-RAN = named("stdout", "stderr", "exit_code", "ended", "files")
+RAN = named("stdout", "stderr", "exit_code", "ended", "files", "truncated")
 """The result of a program."""
 STEP = named("session", "step", "state", "whole")
 """What a step of a session has besides."""

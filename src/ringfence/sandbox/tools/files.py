@@ -100,7 +100,7 @@ def _rest(about: Json) -> list[Json]:
 
 def _words(task: Task, mime: str, data: bytes, size: int) -> Answer:
     """Shorten it until the result fits: it stands there twice."""
-    room = len(data) if "length" in task.given else min(len(data), _TEXT_BYTES)
+    room = len(data) if "length" in task.given else min(len(data), task.most_chars or _TEXT_BYTES)
     while True:
         part = data[: _whole(data[:room]) or room]
         about = _about(task, mime, len(part), size)

@@ -79,6 +79,8 @@ async def process_output(task: Task) -> Answer:
         return task.answer({**result, "stdout_at": logs.stdout_at, "stderr_at": logs.stderr_at}, "")
     # What does not fit comes with the next call.
     room = max(1, (task.most_bytes - SPARE_BYTES) // _ESCAPED // 2)
+    if task.most_chars is not None:
+        room = min(room, max(1, task.most_chars // (2 if stdout and stderr else 1)))
     rest_out = len(stdout[room:])
     rest_err = len(stderr[room:])
     result |= {"stdout_at": logs.stdout_at - rest_out, "stderr_at": logs.stderr_at - rest_err}

@@ -5,13 +5,14 @@ What the program claims of itself stands apart, under `claimed`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from ringfence.core import canonical
+from ringfence.core import canonical, excerpt
 from ringfence.core.box import BoxReport, Captured, Stream
-from ringfence.core.model import Json, Status
+from ringfence.core.model import Contract, Json, Status
 from ringfence.core.record import plain
 from ringfence.core.sessions import Failure, Shown, StepReport
 from ringfence.sandbox.tools.resources import address
@@ -56,10 +57,23 @@ class ResultParts:
     """For a caller in this process, which gets every form of a claimed value."""
     whole: Mapping[Stream, str] = field(default_factory=dict)
     """The files with all of a stream that is cut here."""
+    most_chars: int | None = None
+    """How many characters the caller is given to read; the guard leaves out what is more."""
 
     @property
     def is_error(self) -> bool:
         return judge(self.report)[0] is not Status.SUCCESS
+
+    def cut(self) -> Mapping[Stream, Captured]:
+        """The streams that the caller does not get whole."""
+        out, err = self.report.stdout, self.report.stderr
+        room: float = math.inf
+        if self.most_chars is not None:
+            shown = [form for each in self.shown if (form := each.data.get("text/plain"))]
+            failed = [] if self.error is None else [self.error.traceback]
+            room = excerpt.share([len(text) for text in (out.text, err.text, *shown, *failed)], self.most_chars)
+        streams: dict[Stream, Captured] = {"stdout": out, "stderr": err}
+        return {name: stream for name, stream in streams.items() if stream.truncated or len(stream.text) > room}
 
 
 def of_step(step: StepReport, *, wide: bool) -> ResultParts:
@@ -90,6 +104,22 @@ def fitting(parts: ResultParts, most: int) -> tuple[ResultParts, Json]:
             break
         result = _result(parts)
     return parts, result
+
+
+def read_by_a_model(parts: ResultParts, contract: Contract) -> ResultParts:
+    """For a caller that is given so many characters. The guard shortens texts, after it searched them. Only what was
+    cut already when it was captured is cut here, so that the number of bytes that are missing is right; unless the
+    contract removes something, which must not be cut in two."""
+    most = contract.result.max_chars
+    if most is None:
+        return parts
+    report = parts.report
+    if (report.stdout.truncated or report.stderr.truncated) and not contract.redact:
+        stdout, stderr = (
+            cut(stream, most // 2) if stream.truncated else stream for stream in (report.stdout, report.stderr)
+        )
+        report = replace(report, stdout=stdout, stderr=stderr)
+    return replace(parts, report=report, most_chars=most)
 
 
 def cut(stream: Captured, room: int) -> Captured:
@@ -129,12 +159,14 @@ def _result(parts: ResultParts) -> Json:
     files = [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in report.files[:MOST_FILES]]
     structured: Json = {"stdout": stdout, "stderr": stderr, "exit_code": report.exit_status, "ended": report.ended}
     structured["files"] = files
+    cut = parts.cut()
+    if cut:
+        structured["truncated"] = True
     content: list[Json] = [text(stdout)] if stdout or parts.step is None else []
     if stderr:
         content.append(text(f"stderr:\n{stderr}"))
+    content += _pointers(parts, cut)
     if parts.step is not None:
-        if report.stdout.truncated or report.stderr.truncated:
-            content += _pointers(parts)
         for each in parts.shown:
             content += _blocks(each)
         if parts.error is not None:
@@ -190,14 +222,14 @@ def _blocks(each: Shown) -> Iterator[Json]:
         yield text(f"[too long to be shown: {forms}; save it in /workspace/output and read it with read_file]")
 
 
-def _pointers(parts: ResultParts) -> Iterator[Json]:
+def _pointers(parts: ResultParts, cut: Mapping[Stream, Captured]) -> Iterator[Json]:
     """Where to find the whole of a stream that was cut."""
-    for name, stream in (("stdout", parts.report.stdout), ("stderr", parts.report.stderr)):
-        if not stream.truncated:
-            continue
-        path = parts.whole.get("stdout" if name == "stdout" else "stderr")
+    for name, stream in cut.items():
+        path = parts.whole.get(name)
         if path is not None:
             yield text(f"[all of {name}, {stream.total} bytes, is in {path}; read parts of it with read_file]")
+        elif parts.step is None:
+            yield text(f"[{name} had {stream.total} bytes, and the rest is not kept; in a session all of it is]")
         else:
             yield text(f"[{name} had {stream.total} bytes; write so much into a file, and read parts of it]")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -103,7 +103,7 @@ def _described(what: str, in_session: str, unless_commands: str = "") -> Callabl
             what if commands is not None else what + unless_commands,
             "Nothing of an earlier call is there.",
             "Limits: {timeout}, {limits}, {output} of output.",
-            "Of a long output the head and the tail are returned, {capture} at most.",
+            "Of a long output the head and the tail are returned, {shown} in all.",
             "Network: {network}. Listening: {listening}.",
             *(("Programs: {programs}.",) if commands is not None else ()),
             "Packages: {packages}; {installing}.",
@@ -207,7 +207,8 @@ async def in_fresh_box(
     if _inputs_differ(call, report):
         text = "an input changed after it was named, so the program saw another than was agreed to"
         return Answer(None, Status.FAILED, "input_changed", text, isolation, ran=ran)
-    fitted, result = results.fitting(results.ResultParts(report), contract.result.max_bytes)
+    parts = results.read_by_a_model(results.ResultParts(report), contract)
+    fitted, result = results.fitting(parts, contract.result.max_bytes)
     ran = ran if fitted.report is report else Ran(wanted.limits, fitted.report)
     return Answer(result, status, code, isolation=isolation, ran=ran)
 
@@ -256,8 +257,9 @@ async def _answer(task: Task, seen: StepReport) -> Answer:
         trouble = f": {'; '.join(report.trouble)}" if report.trouble else ""
         message = f"session {step.session} failed at step {step.step}{trouble}"
         return Answer(None, status, code, message, isolation, ran=Ran(limits, report), within=within)
-    fitted, result = results.fitting(results.of_step(step, wide=task.wide), task.most_bytes)
-    if not task.wide and (whole := await _whole(task, seen, fitted.report)):
+    parts = results.read_by_a_model(results.of_step(step, wide=task.wide), task.grant.contract)
+    fitted, result = results.fitting(parts, task.most_bytes)
+    if not task.wide and (whole := await _whole(task, seen, fitted.cut())):
         fitted, result = results.fitting(replace(fitted, whole=whole), task.most_bytes)
     return Answer(result, status, code, isolation=isolation, ran=Ran(limits, fitted.report), within=within)
 
@@ -279,7 +281,7 @@ def _listener(task: Task) -> Tell:
     return (task.attached.tell if task.open else None) or discard_output
 
 
-async def _whole(task: Task, step: StepReport, shown: BoxReport) -> Mapping[Stream, str]:
+async def _whole(task: Task, step: StepReport, cut: Collection[Stream]) -> Mapping[Stream, str]:
     """Where the whole of a stream lies that is cut. One that was captured whole and is cut only now, we put there."""
     out: dict[Stream, str] = {}
     streams: tuple[Stream, Stream] = ("stdout", "stderr")
@@ -287,7 +289,7 @@ async def _whole(task: Task, step: StepReport, shown: BoxReport) -> Mapping[Stre
         captured: Captured = getattr(step.cell.report, stream)
         if stream in step.whole:
             out[stream] = step.whole[stream]
-        elif not captured.truncated and getattr(shown, stream).truncated:
+        elif not captured.truncated and stream in cut:
             path = f"/workspace/tmp/step-{step.step}.{stream}"
             with suppress(RingfenceError):  # no room for it, say; then the result says how to do without
                 await task.keeper.write(task.owner, task.session, path, captured.head + captured.tail)

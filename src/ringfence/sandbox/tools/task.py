@@ -91,6 +91,10 @@ class Task:
     def most_bytes(self) -> int:
         return self.grant.contract.result.max_bytes
 
+    @property
+    def most_chars(self) -> int | None:
+        return self.grant.contract.result.max_chars
+
     def answer(
         self, structured: Json, words: str, content: Sequence[Json] = (), given: Sequence[FileFact] = ()
     ) -> Answer:
