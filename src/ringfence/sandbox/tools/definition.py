@@ -138,13 +138,14 @@ class Tool:
         return body
 
     def choices(self, *, wide: bool) -> tuple[str, ...]:
-        """Several arguments of which exactly one must be given. An agent's schema cannot say so: what serves models
-        takes no tool that has `oneOf` at the top of its schema."""
+        """Several arguments of which exactly one must be given. An agent's schema does not say so, `request` refuses
+        the rest: the interfaces of models accept no tool that has `oneOf` at the top of its schema."""
         choices = tuple(key for key in self.one_of if wide or key not in self.wide)
         return choices if len(choices) > 1 else ()
 
     def _hints(self, offer: ToolOffer) -> Json:
-        """MCP's annotations. A client takes it for granted that a tool writes and destroys, and reaches the world."""
+        """MCP's annotations, but for those that say what a client assumes anyway: that a tool writes and destroys. Of
+        the world outside only a tool that makes a box says whether it is reached."""
         hints: Json = {"readOnlyHint": True} if self.mode is Mode.READ else {"destructiveHint": False}
         hints = {} if self.destructive else hints
         return {**hints, "openWorldHint": offer.contents.network is not None} if self.makes_box else hints
@@ -242,12 +243,14 @@ LISTEN: Json = {
 ALLOW_PACKAGES: Json = {**PACKAGES, "description": "What its programs may install by themselves: names or patterns."}
 NETWORK: Json = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
 """A name under `networks:`, or places as HOST[:PORT]."""
+# An agent's model reads all of this before its first call, so it says only what the name of an argument does not.
+# Where a name is too long, or names nothing, the keeper of sessions refuses it with a message that says so.
+
 ONE: Json = {"session": TEXT}
-"""What it names, whoever keeps sessions, files and processes refuses with a clear message if it is not there; bounds in
-each schema would cost every model their tokens."""
 
 # ── Results ───────────────────────────────────────────────────────────────────────────────────────
-# Clients show models none of this, and every one of them gets all of it: it names what is there.
+# Few clients show these to models, and every client gets them: they name what is there. What it means is in the
+# documentation.
 
 
 def named(*names: str) -> Json:

@@ -133,7 +133,7 @@ def _waited(task: Task, info: ProcessState) -> Answer:
 
 @Tool(
     Mode.WRITE,
-    "Send a signal (left out: KILL) to a background command and all that it started.",
+    "Send a signal as TERM or 15 (left out: KILL) to a background command and all that it started.",
     {**_ONE, "signal": {"type": ["string", "integer"]}},
     ("session", "process"),
     PROCESS,

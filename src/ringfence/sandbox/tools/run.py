@@ -107,7 +107,7 @@ def _described(what: str, in_session: str, unless_commands: str = "") -> Callabl
             "Network: {network}. Listening: {listening}.",
             *(("Programs: {programs}.",) if commands is not None else ()),
             "Packages: {packages}; {installing}.",
-            "Writable: /workspace/output, for files that are a result, and /workspace/tmp.",
+            "Working folder: /workspace; writable: /workspace/output, for files that are a result, and /workspace/tmp.",
             *((in_session,) if offer.sessions is not None and commands is None else ()),
         ]
         programs = "" if commands is None else programs_stated(commands)
