@@ -301,6 +301,14 @@ async def test_whoever_cannot_be_asked_gives_no_answer() -> None:
 # ── boxes ──
 
 
+async def test_our_own_tools_cost_a_model_few_tokens(tmp_path: Path) -> None:
+    boxing.need_boxes()
+    async with App.open(config.load(gateways.write(tmp_path, "gateway: {state: ./state}"))) as app:
+        tools = app.front.listing.tools()
+        assert [tool["name"] for tool in tools] == list(gateways.own_tools())
+        assert len(json.dumps(tools, ensure_ascii=False, separators=(",", ":")).encode()) <= 12_000
+
+
 async def test_code_runs_in_a_box_under_the_built_in_contract_or_the_declared_one(tmp_path: Path) -> None:
     boxing.need_boxes()
     declared = ", py: {transport: sandboxed_exec, tool: execute_python, mode: high_risk, timeout_seconds: 9}"

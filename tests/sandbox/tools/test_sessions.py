@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.core import canonical
 from ringfence.core.box import MIB, Attached, Input
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Status
@@ -25,8 +26,8 @@ async def test_a_session_is_opened_with_what_the_configuration_gives_and_the_cal
             0,
             {"for": "tests"},
         )
-        assert (told["limits"]["wall_seconds"], told["limits"]["memory_bytes"]) == (5, 256 * MIB)
-        assert "isolation" not in told, "that is a fact, and told as one"
+        (box,) = call.place.backend.boxes
+        assert (box.spec.limits.wall_seconds, box.spec.limits.memory_bytes) == (5, 256 * MIB)
         answer = await call("open_session")
         assert answer.within is not None and answer.within.state == "running"
         assert answer.isolation == {"backend": "fake"}
@@ -101,6 +102,88 @@ async def test_lists_are_of_those_that_live_and_for_an_agent_of_those_that_ended
         assert await listed(Attached()) == [second]
         assert await listed(Attached(), ended=True) == [second, first]
         assert await listed(Attached(), session=first) == [first]
+
+
+async def test_a_model_is_told_of_sessions_what_it_needs_and_a_caller_in_this_process_everything(
+    tmp_path: Path,
+) -> None:
+    async with calling(tmp_path) as call:
+        needed = {"session", "state", "template", "step", "expires_at", "why", "contexts", "metadata"}
+        opened = await call.told("open_session", metadata={"for": "tests"})
+        assert set(opened) == needed
+        assert set(await call.told("pause_session", session=opened["session"])) < needed
+        (listed,) = (await call.told("list_sessions"))["sessions"]
+        assert (set(listed), listed["metadata"]) == (needed, {"for": "tests"})
+        (forked,) = (await call.told("fork_session", session=opened["session"], count=1))["sessions"]
+        assert set(forked) == needed
+        all_of_it = needed | {"created_at", "ended_at", "snapshot", "memory_bytes", "limits", "network", "isolation"}
+        for tool in ("open_session", "list_sessions"):
+            told = await call.told(tool, Attached())
+            assert set(told["sessions"][0] if tool == "list_sessions" else told) == all_of_it
+
+
+async def test_a_list_of_many_sessions_is_short(tmp_path: Path) -> None:
+    async with calling(tmp_path, max_sessions=40) as call:
+        wordy = {f"{number}-{'key' * 20}": "value" * 100 for number in range(20)}
+        for _ in range(20):
+            await call.opened()
+        plain = await call("list_sessions")
+        assert plain.result is not None
+        assert len(plain.result["structuredContent"]["sessions"]) == len(words(plain).splitlines()) == 20
+        assert len(canonical.dumps(plain.result)) < 20 * 350
+        for _ in range(20):
+            await call.opened(metadata=wordy)
+        wide = (await call.told("list_sessions", Attached()))["sessions"]
+        assert sum(each["metadata"] == wordy for each in wide) == 20
+        cut = await call("list_sessions")
+        assert len(canonical.dumps(cut.result)) < 40 * 500
+        assert cut.result is not None
+        shown = cut.result["structuredContent"]["sessions"][-1]["metadata"]
+        assert list(shown) == list(wordy)[: len(shown)] and list(shown.values())[-1].endswith("…")
+        for each in wide:
+            await call("close_session", session=each["session"])
+        assert len((await call.told("list_sessions"))["sessions"]) == 10
+        assert len((await call.told("list_sessions", Attached(), ended=True))["sessions"]) == 32
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        ("close_session", {"session": ""}, "there is no session ''"),
+        ("close_session", {"session": "s" * 500_000}, f"there is no session '{'s' * 80}'"),
+        ("execute_python", {"session": "", "code": "say x"}, "there is no session ''"),
+        ("execute_python", {"code": "say x", "context": "other"}, "context: only in a session"),
+        ("run_shell", {"command": "ls", "background": True}, "background: only in a session"),
+        ("execute_python", {"session": ..., "code": "say x", "context": ""}, "cannot be the name of a context"),
+        ("execute_python", {"session": ..., "code": "say x", "context": "c" * 500_000}, "the name of a context"),
+        ("copy_file", {"session": ..., "path": "a", "to_session": "", "to_path": "a"}, "there is no session ''"),
+        ("copy_file", {"session": ..., "path": "a", "to_path": ""}, "is not a path"),
+        ("read_file", {"session": ..., "path": ""}, "is not a path"),
+        ("list_files", {"session": ..., "path": ""}, "is not a path"),
+        ("write_file", {"session": ..., "path": "", "text": "x"}, "is not a path"),
+        ("write_file", {"session": ..., "path": "a"}, "exactly one of text, base64 must be given"),
+        ("write_file", {"session": ..., "path": "a", "text": "", "base64": ""}, "exactly one of text, base64"),
+        ("snapshot_session", {"session": ..., "name": "n" * 100_000}, "cannot be the name of a snapshot"),
+        ("wait_process", {"session": ..., "process": 0}, "there is no process 0"),
+        ("wait_process", {"session": ..., "process": -1}, "there is no process -1"),
+        ("stop_process", {"session": ..., "process": 1, "signal": "term"}, "signal: it is one of HUP, INT"),
+        ("stop_process", {"session": ..., "process": 1, "signal": 99}, "a number from 1 to 64"),
+        ("stop_process", {"session": ..., "process": 1, "signal": 0}, "a number from 1 to 64"),
+        ("open_session", {"volumes": [{"name": "v", "at": "v"}] * 17}, "a session can have 16 volumes"),
+        ("open_session", {"metadata": {"a": "x" * 20_000}}, "metadata may have 64 entries"),
+    ],
+)
+async def test_what_the_schemas_leave_open_is_refused_in_few_words(
+    tool: str, arguments: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    async with calling(tmp_path) as call:
+        session = await call.opened()
+        await call("write_file", session=session, path="a", text="x")
+        given: dict[str, Any] = {key: session if value is ... else value for key, value in arguments.items()}
+        with pytest.raises(Refused) as refused:
+            await call(tool, **given)
+        assert refused.value.status is Status.VALIDATION_FAILURE
+        assert said in refused.value.message and len(refused.value.message) < 300
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,9 @@ def fits(contract: Any, arguments: Any, *, wide: bool = False) -> bool:
         (PYTHON, {"code": "1", "limits": {"wall": 1}}, False, False),
         (PYTHON, {"code": "1", "root": True}, False, False),
         (PYTHON, {"code": "1", "session": "s", "context": "c"}, True, True),
-        (PYTHON, {"code": "1", "context": "c"}, False, False),
         (PYTHON, {"code": "1", "session": None}, False, False),
         (SHELL, {"command": "ls"}, True, True),
         (SHELL, {"command": "ls", "session": "s", "background": True}, True, True),
-        (SHELL, {"command": "ls", "background": True}, False, False),
         (SHELL, {"command": "ls", "session": "s", "cwd": "/workspace/a", "pty": [80, 24]}, False, True),
         (SHELL, {"command": "ls", "session": "s", "pty": [80]}, False, False),
         (SHELL, {"argv": ["ls"]}, False, True),
@@ -144,6 +142,7 @@ def test_what_an_agent_may_do_with_a_session_and_what_only_somebody_in_this_proc
         Schema(body["outputSchema"])
         assert "facts" not in body["outputSchema"]["properties"]
         assert "{" not in body["description"], tool
+        assert not {"oneOf", "anyOf", "allOf", "not", "enum"} & set(body["inputSchema"]), "models' providers refuse it"
 
 
 def test_each_tool_says_how_much_harm_it_can_do() -> None:
@@ -152,10 +151,10 @@ def test_each_tool_says_how_much_harm_it_can_do() -> None:
     reading = {tool for tool in WIDE_TOOLS if mode(tool) == "read"}
     assert {"read_file", "list_files", "list_sessions", "process_output"} < reading
     assert not reading & {tool for tool in WIDE_TOOLS if tool.startswith(("write", "remove", "close", "stop", "copy"))}
-    for tool in TOOLS:
-        hints = taken(tool, SessionLifetimes())["annotations"]
-        assert hints["readOnlyHint"] is (tool in reading)
-        assert not (hints["readOnlyHint"] and hints["destructiveHint"])
+    hints = {tool: taken(tool, SessionLifetimes()).get("annotations", {}) for tool in TOOLS}
+    assert {tool for tool in TOOLS if hints[tool].get("readOnlyHint", False)} == reading & set(TOOLS)
+    destructive = {tool for tool in set(TOOLS) - reading if hints[tool].get("destructiveHint", True)}
+    assert destructive == {"close_session", "remove_file", "stop_process"}
 
 
 def test_an_agent_stays_within_the_clocks_of_the_configuration() -> None:
@@ -188,17 +187,14 @@ def test_where_there_are_no_sessions_nothing_is_said_of_them() -> None:
     [
         ("write_file", {"session": "s", "path": "a", "text": ""}, True),
         ("write_file", {"session": "s", "path": "a", "base64": ""}, True),
-        ("write_file", {"session": "s", "path": "a", "text": "", "base64": ""}, False),
-        ("write_file", {"session": "s", "path": "a"}, False),
         ("write_file", {"session": "s", "path": "a", "data": {"bytes": 1, "sha256": "-"}}, False),
         ("write_file", {"path": "a", "text": ""}, False),
         ("fork_session", {"session": "s", "count": 0}, False),
         ("fork_session", {"session": "s", "count": 1000}, False),
         ("stop_process", {"session": "s", "process": 1, "signal": "TERM"}, True),
         ("stop_process", {"session": "s", "process": 1, "signal": 15}, True),
-        ("stop_process", {"session": "s", "process": 1, "signal": "term"}, False),
-        ("stop_process", {"session": "s", "process": 1, "signal": 99}, False),
-        ("read_file", {"session": "s", "path": "", "offset": 0}, False),
+        ("stop_process", {"session": "s", "process": 1, "signal": True}, False),
+        ("read_file", {"session": "s", "path": 1}, False),
         ("read_file", {"session": "s", "path": "a", "offset": -1}, False),
         ("list_files", {"session": "s", "depth": 0}, False),
         ("open_session", {"volumes": [{"name": "v", "at": "/workspace/v", "mode": "rw"}]}, True),

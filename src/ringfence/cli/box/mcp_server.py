@@ -112,6 +112,5 @@ def _without_session(definition: Definition) -> Definition:
     schema: Json = dict(definition.body["inputSchema"])
     schema["properties"] = {k: v for k, v in schema["properties"].items() if k not in _NOT_TAKEN}
     schema["required"] = [name for name in schema.get("required", ()) if name not in _NOT_TAKEN]
-    schema.pop("dependentRequired", None)
     body: dict[str, Any] = {**definition.body, "inputSchema": schema}
     return replace(definition, body=body, digest=canonical.definition_digest(body))

@@ -1,6 +1,6 @@
 """How a tool of ours is declared, and how it is offered: `@Tool(…)` stands above the function that carries it out.
 
-    @Tool("Pause a session", Mode.WRITE, "Let everything in it stand still.", ONE, ("session",), _STATE)
+    @Tool(Mode.WRITE, "Let everything in a session stand still.", ONE, ("session",), STATE)
     async def pause_session(task: Task) -> Answer:
         ...
 
@@ -63,7 +63,6 @@ class ToolOffer:
             "most_lifetime": _seconds(lifetimes.most_lifetime_seconds),
             "idle": _seconds(lifetimes.idle_seconds),
             "retain": _seconds(lifetimes.retain_seconds),
-            "result": size(self.contract.result.max_bytes),
         }
 
 
@@ -75,7 +74,6 @@ async def _undeclared(task: Task) -> Answer:
 class Tool:
     """One tool: its description, arguments and results, and the function that carries it out."""
 
-    title: str
     mode: Mode
     """How much harm it can do by itself."""
     text: str | Callable[[ToolOffer], str]
@@ -83,12 +81,11 @@ class Tool:
     takes: Json
     needs: tuple[str, ...] = ()
     gives: Json = field(default_factory=dict)
-    """Properties of its structured content; they are always there unless `maybe` names them."""
-    maybe: tuple[str, ...] = ()
+    """Properties of its structured content for an agent; a caller in this process may get more."""
     wide: Json = field(default_factory=dict)
     """Arguments for callers in this process only."""
     in_session: Json = field(default_factory=dict)
-    """Arguments that exist only where there are sessions, and only together with `session`."""
+    """Arguments that exist only where there are sessions; `request` refuses them without `session`."""
     one_of: tuple[str, ...] = ()
     """Exactly one of these arguments must be given."""
     only_wide: bool = False
@@ -118,37 +115,40 @@ class Tool:
     def body(self, offer: ToolOffer, *, wide: bool) -> Json:
         """The definition of the tool, as MCP has it."""
         taken = {**self.takes, **(self.in_session if offer.sessions is not None else {}), **(self.wide if wide else {})}
-        choices = [key for key in self.one_of if key in taken]
-        needs = list(self.needs)
-        schema: Json = {
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
+        choices = self.choices(wide=wide)
+        needs = [key for key in self.needs if key not in choices]
+        schema: Json = {  # in JSON Schema 2020-12, as MCP reads a schema that names no other
             "type": "object",
             "properties": taken if wide else {key: _bounded(key, each, offer) for key, each in taken.items()},
-            "required": needs,
+            **({"required": needs} if needs else {}),
             "additionalProperties": False,
         }
-        if len(choices) > 1:
-            schema["required"] = [key for key in needs if key not in choices]
+        if choices and wide:
             schema["oneOf"] = [{"required": [key]} for key in choices]
-        if self.in_session and offer.sessions is not None:
-            schema["dependentRequired"] = {key: ["session"] for key in self.in_session}
         body: Json = {
             "name": self.name,
-            "title": self.title,
             "description": self.text.format_map(offer.stated()) if isinstance(self.text, str) else self.text(offer),
             "inputSchema": schema,
-            "annotations": {
-                "readOnlyHint": self.mode is Mode.READ,
-                "destructiveHint": self.destructive,
-                "openWorldHint": not self.needs_session and offer.contents.network is not None,
-            },
+            **({"annotations": hints} if (hints := self._hints(offer)) else {}),
         }
         if not wide:  # a caller in this process has the report itself
-            needed = [key for key in self.gives if key not in self.maybe]
-            body["outputSchema"] = {"type": "object", "properties": self.gives, "required": needed}
+            body["outputSchema"] = {"type": "object", "properties": self.gives}
         if offer.contents.installable and self.makes_box:
             schema["properties"]["packages"] = PACKAGES
         return body
+
+    def choices(self, *, wide: bool) -> tuple[str, ...]:
+        """Several arguments of which exactly one must be given. An agent's schema does not say so, `request` refuses
+        the rest: the interfaces of models accept no tool that has `oneOf` at the top of its schema."""
+        choices = tuple(key for key in self.one_of if wide or key not in self.wide)
+        return choices if len(choices) > 1 else ()
+
+    def _hints(self, offer: ToolOffer) -> Json:
+        """MCP's annotations, but for those that say what a client assumes anyway: that a tool writes and destroys. Of
+        the world outside only a tool that makes a box says whether it is reached."""
+        hints: Json = {"readOnlyHint": True} if self.mode is Mode.READ else {"destructiveHint": False}
+        hints = {} if self.destructive else hints
+        return {**hints, "openWorldHint": offer.contents.network is not None} if self.makes_box else hints
 
 
 def _bounded(key: str, schema: Json, offer: ToolOffer) -> Json:
@@ -213,7 +213,6 @@ TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
 NUMBER: Json = {"type": "integer"}
 COUNT: Json = {"type": "integer", "minimum": 0}
 FLAG: Json = {"type": "boolean"}
-MAYBE: Json = {"type": ["string", "null"]}
 DIGEST: Json = {
     "type": "object",
     "properties": {"name": TEXT, "bytes": COUNT, "sha256": TEXT},
@@ -244,81 +243,29 @@ LISTEN: Json = {
 ALLOW_PACKAGES: Json = {**PACKAGES, "description": "What its programs may install by themselves: names or patterns."}
 NETWORK: Json = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
 """A name under `networks:`, or places as HOST[:PORT]."""
-SESSION: Json = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": 200,
-    "description": "The session, as open_session named it.",
-}
-CONTEXT: Json = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": 100,
-    "description": "One of several interpreters in the session, by a name of yours; each has variables of its own.",
-}
-PATH: Json = {"type": "string", "minLength": 1, "description": "Beneath /workspace: absolute, or relative to it."}
-PROCESS: Json = {"type": "integer", "minimum": 1, "description": "The number that run_shell gave."}
+# An agent's model reads all of this before its first call, so it says only what the name of an argument does not.
+# Where a name is too long, or names nothing, the keeper of sessions refuses it with a message that says so.
 
-ONE: Json = {"session": SESSION}
+ONE: Json = {"session": TEXT}
 
 # ── Results ───────────────────────────────────────────────────────────────────────────────────────
+# Few clients show these to models, and every client gets them: they name what is there. What it means is in the
+# documentation.
 
-FILE: Json = {"path": TEXT, "bytes": COUNT, "sha256": TEXT}
-FILES: Json = {"type": "array", "items": {"type": "object", "properties": FILE, "required": list(FILE)}}
-INFO: Json = {
-    "session": TEXT,
-    "state": {"enum": ["starting", "running", "paused", "stopped"]},
-    "template": TEXT,
-    "created_at": TEXT,
-    "expires_at": {**MAYBE, "description": "When it is closed; for one that is paused, unless it is resumed before."},
-    "ended_at": MAYBE,
-    "why": {**MAYBE, "description": "Why it was stopped."},
-    "step": {"type": "integer", "description": "How many steps were begun in it."},
-    "contexts": {"type": "array", "items": TEXT},
-    "metadata": TEXTS,
-    "snapshot": MAYBE,
-    "memory_bytes": {"type": ["integer", "null"]},
-    "limits": {"type": "object"},
-    "network": {"type": "array", "items": TEXT, "description": "Whom its box may reach."},
-}
-INFOS: Json = {"type": "array", "items": {"type": "object", "properties": INFO, "required": list(INFO)}}
-RUNNING: Json = {
-    "session": TEXT,
-    "process": NUMBER,
-    "argv": {"type": "array", "items": TEXT},
-    "started_at": TEXT,
-    "running": FLAG,
-    "exit_code": {"type": ["integer", "null"]},
-    "ended": {**MAYBE, "description": "How it ended; null while it runs."},
-    "signal": {"type": ["integer", "null"]},
-}
-_CLAIMED: Json = {
-    "type": "object",
-    "description": "What the program in the box said of itself. It is not trusted.",
-    "properties": {
-        "results": {
-            "type": "array",
-            "description": "Values that were shown: MIME type to text. Images stand in the content alone.",
-            "items": {"type": "object", "properties": {"data": TEXTS, "main": FLAG}, "required": ["data", "main"]},
-        },
-        "error": {"type": ["object", "null"], "description": "name, value and traceback."},
-    },
-    "required": ["results", "error"],
-}
-STEP: Json = {
-    "session": TEXT,
-    "step": {"type": "integer", "description": "Which step of its session it was."},
-    "state": TEXT,
-    "context": MAYBE,
-    "interpreter_alive": {**FLAG, "description": "false: its variables are lost; the next call has a fresh one."},
-    "fresh_interpreter": {**FLAG, "description": "true: it has no variables of earlier steps."},
-    "claimed": _CLAIMED,
-    "whole": {**TEXTS, "description": "Where in the session all of a stream lies that was cut."},
-    "process": {"type": "integer", "description": "The number of a command in the background."},
-}
-"""Additional properties of a result in a session."""
-ENTRY: Json = {
-    "type": "object",
-    "properties": {"path": TEXT, "kind": TEXT, "bytes": COUNT, "modified": TEXT, "mode": NUMBER, "target": MAYBE},
-    "required": ["path", "kind", "bytes"],
-}
+
+def named(*names: str) -> Json:
+    """Properties by their names alone."""
+    return {name: {} for name in names}
+
+
+RAN = named("stdout", "stderr", "exit_code", "ended", "files", "truncated")
+"""The result of a program."""
+STEP = named("session", "step", "state", "whole")
+"""What a step of a session has besides."""
+CELL = {**STEP, **named("context", "interpreter_alive", "fresh_interpreter", "claimed")}
+"""A step of Python."""
+STATE = named("session", "state", "step", "expires_at", "why")
+INFO = {**STATE, **named("template", "contexts", "metadata")}
+"""What an agent is told of a session."""
+PROCESS = named("session", "process", "argv", "started_at", "running", "exit_code", "ended", "signal")
+FILE = named("session", "path", "bytes", "sha256")

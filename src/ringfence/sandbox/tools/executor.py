@@ -73,7 +73,8 @@ class Executor:
                 f"{contract.name} demands isolation {contract.isolation}, and backend {self.backend.name}"
                 f" gives {self.provision.level}",
             )
-        request.check(call)
+        wide = call.attached is not None
+        request.check(call, KIT[contract.tool].choices(wide=wide) if call.kind == "tool" else ())
         if request.template(call, contract) not in self.provision.templates:
             known = ", ".join(self.provision.templates)
             raise Refused(
@@ -107,6 +108,8 @@ class Executor:
                 answer = await self._run_in_box(grant, screen)
         finally:
             screen.finish()
+        if grant.call.kind == "tool" and grant.call.attached is None:
+            _keep_promised(answer, KIT[grant.contract.tool])
         return replace(answer, redactions=screen.rules, secrets=screen.secrets) if screen.rules else answer
 
     async def _run_in_box(self, grant: Grant, screen: OutputScreen) -> Answer:
@@ -181,6 +184,13 @@ class Executor:
         await self.backend.close()
         if self._session_executor is not None:
             await self._session_executor.close()
+
+
+def _keep_promised(answer: Answer, tool: Tool) -> None:
+    """An agent's structured content has what the tool's schema names, and no more."""
+    if answer.result is not None and "structuredContent" in answer.result:
+        told = answer.result["structuredContent"]
+        answer.result["structuredContent"] = {key: value for key, value in told.items() if key in tool.gives}
 
 
 # ── Sessions ──────────────────────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ from ringfence.core.box import MIB, FileFact
 from ringfence.core.errors import Refused, RingfenceError
 from ringfence.core.model import Answer, Json, Mode, Principal, Status
 from ringfence.core.sessions import Within, Writing
-from ringfence.sandbox.tools.definition import COUNT, DIGEST, ENTRY, FILE, FLAG, ONE, PATH, SESSION, TEXT, Tool
+from ringfence.sandbox.tools.definition import COUNT, DIGEST, FILE, FLAG, ONE, TEXT, Tool, named
 from ringfence.sandbox.tools.resources import OUTPUT, TEMPLATE, address, as_text, located, type_of
 from ringfence.sandbox.tools.results import MOST_FILES, SPARE_BYTES, text
 from ringfence.sandbox.tools.task import Task, bad, data_of, file_json, owner_of, pieces_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ringfence.sandbox.files.workspace import EntryInfo
     from ringfence.sandbox.sessions.service import SessionService
 
-_TO: Json = {**PATH, "description": "Where to, beneath /workspace."}
+_ONE: Json = {**ONE, "path": TEXT}
 _WORKSPACE = "/workspace"
 _TEXT_BYTES = 200_000
 """The length of a text where the caller gives none."""
@@ -40,12 +40,11 @@ def _entry(entry: EntryInfo) -> Json:
 
 
 @Tool(
-    "List files",
     Mode.READ,
-    "What is in a folder of a session. Left out, the path is /workspace.",
-    {**ONE, "path": PATH, "depth": {"type": "integer", "minimum": 1, "maximum": 32, "description": "Left out: 1."}},
+    "What is in a folder of a session (left out: /workspace), `depth` levels deep (left out: 1).",
+    {**_ONE, "depth": {"type": "integer", "minimum": 1, "maximum": 32}},
     ("session",),
-    {"session": TEXT, "path": TEXT, "entries": {"type": "array", "items": ENTRY}, "left_out": COUNT},
+    named("session", "path", "entries", "left_out"),
     wide={"depth": {"type": "integer", "minimum": 0, "maximum": 64}},
 )
 async def list_files(task: Task) -> Answer:
@@ -64,17 +63,11 @@ async def list_files(task: Task) -> Answer:
 
 
 @Tool(
-    "Read a file",
     Mode.READ,
-    "Read a file of a session: text as text, a picture as a picture, anything else as a blob. A result has {result}"
-    " at most: of a longer file comes the first part, and next_offset says where to go on.",
-    {**ONE, "path": PATH, "offset": COUNT, "length": {"type": "integer", "minimum": 1, "maximum": 64 * MIB}},
+    "Read a file of a session. A long one comes in parts: go on from next_offset.",
+    {**_ONE, "offset": COUNT, "length": {"type": "integer", "minimum": 1}},
     ("session", "path"),
-    {
-        **{"session": TEXT, "path": TEXT, "mime": TEXT, "size": COUNT, "offset": COUNT, "bytes": COUNT},
-        **{"text": TEXT, "next_offset": {"type": ["integer", "null"], "description": "null: that was all."}},
-    },
-    ("text",),
+    named("session", "path", "mime", "size", "offset", "bytes", "next_offset", "text"),
 )
 async def read_file(task: Task) -> Answer:
     if task.attached.sink is not None and task.open:
@@ -182,20 +175,12 @@ class _Pour:
 
 
 @Tool(
-    "Write a file",
     Mode.WRITE,
-    "Write a file in a session, with the folders above it: `text`, or `base64` for what is no text. What was there"
-    " is replaced; with `append` it is added to. For more than fits into one call, append. /workspace/input is"
-    " read-only.",
-    {
-        **ONE,
-        "path": PATH,
-        "text": TEXT,
-        "base64": {"type": "string", "contentEncoding": "base64"},
-        "append": FLAG,
-    },
+    "Write a file in a session, with the folders above it: `text`, or `base64` for what is no text. It replaces what"
+    " was there; `append` adds to it.",
+    {**_ONE, "text": TEXT, "base64": TEXT, "append": FLAG},
     ("session", "path"),
-    {"session": TEXT, **FILE},
+    FILE,
     wide={"data": DIGEST, "mode": {"type": "integer", "minimum": 0, "maximum": 0o777}},
     one_of=("text", "base64", "data"),
     writes_files=True,
@@ -252,12 +237,11 @@ async def _streamed(task: Task, path: str, how: Writing) -> FileFact:
 
 
 @Tool(
-    "Remove a file",
     Mode.WRITE,
     "Remove a file of a session, or a folder with all that is in it.",
-    {**ONE, "path": PATH},
+    _ONE,
     ("session", "path"),
-    {"session": TEXT, "path": TEXT},
+    named("session", "path"),
     destructive=True,
     writes_files=True,
 )
@@ -267,12 +251,11 @@ async def remove_file(task: Task) -> Answer:
 
 
 @Tool(
-    "Make a folder",
     Mode.WRITE,
     "Make a folder in a session, with those above it.",
-    {**ONE, "path": PATH},
+    _ONE,
     ("session", "path"),
-    {"session": TEXT, "path": TEXT, "made": {**FLAG, "description": "false: it was there already."}},
+    named("session", "path", "made"),
     writes_files=True,
 )
 async def make_folder(task: Task) -> Answer:
@@ -281,12 +264,11 @@ async def make_folder(task: Task) -> Answer:
 
 
 @Tool(
-    "Copy a file",
     Mode.WRITE,
-    "Copy a file, of this session or into another one of yours, without its content passing through you.",
-    {**ONE, "path": PATH, "to_session": SESSION, "to_path": _TO},
+    "Copy a file, also to another session of yours, without its content passing through you.",
+    {**_ONE, "to_session": TEXT, "to_path": TEXT},
     ("session", "path", "to_path"),
-    {"session": TEXT, **FILE},
+    FILE,
     writes_files=True,
 )
 async def copy_file(task: Task) -> Answer:
@@ -298,10 +280,9 @@ async def copy_file(task: Task) -> Answer:
 
 
 @Tool(
-    "Rename a file",
     Mode.WRITE,
     "Give a file another path.",
-    {**ONE, "path": PATH, "to": _TO},
+    {**_ONE, "to": TEXT},
     ("session", "path", "to"),
     only_wide=True,
     writes_files=True,
@@ -312,10 +293,9 @@ async def rename_file(task: Task) -> Answer:
 
 
 @Tool(
-    "Read a folder",
     Mode.READ,
     "A folder as a tar stream.",
-    {**ONE, "path": PATH},
+    _ONE,
     ("session", "path"),
     only_wide=True,
 )
@@ -332,10 +312,9 @@ async def read_folder(task: Task) -> Answer:
 
 
 @Tool(
-    "Write a folder",
     Mode.WRITE,
     "Put the files of a tar stream into a folder.",
-    {**ONE, "path": PATH, "data": DIGEST},
+    {**_ONE, "data": DIGEST},
     ("session", "path", "data"),
     only_wide=True,
     writes_files=True,
@@ -347,10 +326,9 @@ async def write_folder(task: Task) -> Answer:
 
 
 @Tool(
-    "Watch a folder",
     Mode.READ,
     "Tells what changes in a folder.",
-    {**ONE, "path": PATH, "recursive": FLAG},
+    {**_ONE, "recursive": FLAG},
     ("session", "path"),
     only_wide=True,
 )

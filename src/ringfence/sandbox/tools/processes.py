@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ringfence.core.box import Ran
 from ringfence.core.model import Answer, Json, Mode
 from ringfence.core.sessions import ProcessState
-from ringfence.sandbox.tools.definition import COUNT, DIGEST, FLAG, NUMBER, ONE, PROCESS, RUNNING, TEXT, Tool
+from ringfence.sandbox.tools.definition import COUNT, DIGEST, FLAG, NUMBER, ONE, PROCESS, TEXT, Tool, named
 from ringfence.sandbox.tools.results import SPARE_BYTES, text
 from ringfence.sandbox.tools.task import Task, already_begun, bad, data_of
 
@@ -16,12 +16,9 @@ SIGNALS: Mapping[str, int] = {
     **{"HUP": 1, "INT": 2, "QUIT": 3, "KILL": 9, "USR1": 10, "USR2": 12, "TERM": 15},
     **{"CONT": 18, "STOP": 19},
 }
-_SIGNAL: Json = {
-    "anyOf": [{"enum": list(SIGNALS)}, {"type": "integer", "minimum": 1, "maximum": 64}],
-    "description": "Left out: KILL.",
-}
-_AT: Json = {**COUNT, "description": "Where to begin: what an earlier call gave as the same."}
-_ATS: Json = {"stdout_at": _AT, "stderr_at": _AT}
+_LAST_SIGNAL = 64
+_ONE: Json = {**ONE, "process": NUMBER}
+_ATS: Json = {"stdout_at": COUNT, "stderr_at": COUNT}
 _ESCAPED = 12
 
 
@@ -48,12 +45,11 @@ def line(info: ProcessState) -> str:
 
 
 @Tool(
-    "List commands in the background",
     Mode.READ,
-    "Commands that run_shell started with `background` in a session, those that are over included.",
+    "Background commands of a session, also those that are over.",
     ONE,
     ("session",),
-    {"session": TEXT, "processes": {"type": "array", "items": {"type": "object", "properties": RUNNING}}},
+    named("session", "processes"),
 )
 async def list_processes(task: Task) -> Answer:
     found = await task.keeper.processes(task.owner, task.session)
@@ -62,13 +58,12 @@ async def list_processes(task: Task) -> Answer:
 
 
 @Tool(
-    "Read the output of a command",
     Mode.READ,
-    "What a command in the background has written so far. For what is new since the last call, give the stdout_at"
-    " and stderr_at that it returned.",
-    {**ONE, "process": PROCESS, **_ATS},
+    "What a background command has written. For what is new since a call, give the stdout_at and stderr_at that it"
+    " returned.",
+    {**_ONE, **_ATS},
     ("session", "process"),
-    {"session": TEXT, "process": NUMBER, "stdout": TEXT, "stderr": TEXT, **_ATS, "running": FLAG},
+    named("session", "process", "running", "stdout", "stderr", "stdout_at", "stderr_at"),
 )
 async def process_output(task: Task) -> Answer:
     given = task.given
@@ -99,16 +94,11 @@ async def process_output(task: Task) -> Answer:
 
 
 @Tool(
-    "Wait for a command",
     Mode.READ,
-    "Wait until a command in the background is over, {timeout} at most; `running` says whether it is.",
-    {
-        **ONE,
-        "process": PROCESS,
-        "seconds": {"type": "number", "minimum": 0, "description": "No longer than this."},
-    },
+    "Wait until a background command is over, {timeout} at most.",
+    {**_ONE, "seconds": {"type": "number", "minimum": 0}},
     ("session", "process"),
-    RUNNING,
+    PROCESS,
     wide=_ATS,
     own_clock=True,
 )
@@ -142,30 +132,35 @@ def _waited(task: Task, info: ProcessState) -> Answer:
 
 
 @Tool(
-    "Stop a command",
     Mode.WRITE,
-    "Send a signal to a command in the background and all that it started.",
-    {**ONE, "process": PROCESS, "signal": _SIGNAL},
+    "Send a signal as TERM or 15 (left out: KILL) to a background command and all that it started.",
+    {**_ONE, "signal": {"type": ["string", "integer"]}},
     ("session", "process"),
-    RUNNING,
+    PROCESS,
     destructive=True,
 )
 async def stop_process(task: Task) -> Answer:
-    wanted = task.given.get("signal", "KILL")
-    number = SIGNALS[wanted] if isinstance(wanted, str) else wanted
-    await task.keeper.signal(task.owner, task.session, task.given["process"], number)
+    await task.keeper.signal(task.owner, task.session, task.given["process"], _signal(task))
     with already_begun():  # it may take a moment to go
         info = await task.keeper.wait(task.owner, task.session, task.given["process"], 0.5)
     return task.answer(process_json(info), line(info))
 
 
+def _signal(task: Task) -> int:
+    wanted = task.given.get("signal", "KILL")
+    if isinstance(wanted, str) and wanted in SIGNALS:
+        return SIGNALS[wanted]
+    if isinstance(wanted, str) or not 1 <= wanted <= _LAST_SIGNAL:
+        raise bad(f"signal: it is one of {', '.join(SIGNALS)}, or a number from 1 to {_LAST_SIGNAL}")
+    return int(wanted)
+
+
 @Tool(
-    "Send input to a command",
     Mode.HIGH_RISK,  # a shell takes it for commands
-    "Write to the stdin of a command in the background. With `eof` it is closed after that.",
-    {**ONE, "process": PROCESS, "text": TEXT, "eof": FLAG},
+    "Write to the stdin of a background command; `eof` closes it.",
+    {**_ONE, "text": TEXT, "eof": FLAG},
     ("session", "process"),
-    {"session": TEXT, "process": NUMBER, "bytes": COUNT},
+    named("session", "process", "bytes"),
     wide={"data": DIGEST},
     runs=True,
 )

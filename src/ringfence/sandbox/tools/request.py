@@ -51,6 +51,7 @@ _IN_A_SESSION = (
     "metadata",
 )
 """Limits of the whole box, not of one step."""
+_ONLY_IN_A_SESSION = ("cwd", "pty", "context", "background")
 
 
 # ── Settings ──────────────────────────────────────────────────────────────────────────────────────
@@ -103,9 +104,11 @@ class Provision:
 # ── The box ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def check(call: Call) -> None:
-    """Raises Refused for arguments that no box can be made of."""
+def check(call: Call, choices: tuple[str, ...] = ()) -> None:
+    """Raises Refused for arguments that no box can be made of, and where not exactly one of `choices` is given."""
     problem = next(_problems(call.arguments), None)
+    if problem is None and choices and sum(name in call.arguments for name in choices) != 1:
+        problem = f"exactly one of {', '.join(choices)} must be given"
     if problem is not None:
         raise Refused(
             Status.VALIDATION_FAILURE, "bad_arguments", f"The arguments of {call.tool!r} do not fit: {problem}."
@@ -328,12 +331,12 @@ def _problems(given: Json) -> Iterator[str]:
             yield f"{name}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB"
     if "argv" in given and not words and "code" not in given:
         yield "argv: there is no command in it"
-    if "session" in given and ("code" in given or "command" in given or words):
+    if "session" not in given:
+        yield from (f"{name}: only in a session" for name in _ONLY_IN_A_SESSION if name in given)
+    elif "code" in given or "command" in given or words:
         yield from (f"{name}: a session's box has its own already" for name in _IN_A_SESSION if name in given)
         if "code" in given:
             yield from (f"{name}: a cell has none" for name in ("argv", "stdin", "pty", "cwd") if name in given)
-    else:
-        yield from (f"{name}: only in a session" for name in ("cwd", "pty") if name in given)
     for name in ("command", "argv", "name", "trees", "cwd"):
         texts = given.get(name) or ()
         for text in (texts,) if isinstance(texts, str) else texts:

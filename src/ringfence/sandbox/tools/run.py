@@ -25,18 +25,19 @@ from ringfence.core.sessions import (
 from ringfence.sandbox.tools import request, results
 from ringfence.sandbox.tools.definition import (
     ALLOW_PACKAGES,
-    CONTEXT,
-    FILES,
+    CELL,
+    FLAG,
     LISTEN,
     MOUNTS,
     NETWORK,
     PACKAGES,
-    SESSION,
+    RAN,
     STEP,
     TEXT,
     TEXTS,
     Tool,
     ToolOffer,
+    named,
     programs_stated,
 )
 from ringfence.sandbox.tools.limits import limits_schema
@@ -52,26 +53,14 @@ _LONGEST_WAIT = 0.2
 # ── Descriptions ──────────────────────────────────────────────────────────────────────────────────
 
 _PYTHON_SESSION = (
-    "With `session` (see open_session) it runs in that session's box instead, as a cell of a notebook does: variables,"
-    " imports, files and the working folder stay for the next call; the value of a last expression, display(…) and"
-    " figures of matplotlib are returned, too. A cell that is stopped by its limit of time keeps the variables where it"
-    " can; interpreter_alive says so."
+    "With `session` (see open_session) it is a cell of a notebook there: variables, imports and files stay, and the"
+    " value of the last expression, display(…) and matplotlib figures are returned. `context` names one of several"
+    " interpreters."
 )
 _SHELL_SESSION = (
-    "With `session` (see open_session) it runs in that session's box instead, with the files that are there. With"
-    " `background` it returns at once with the number of the process: see process_output, wait_process, send_input and"
-    " stop_process."
+    "With `session` (see open_session) it runs there, with its files; with `background` it goes on after the call: see"
+    " process_output, wait_process, send_input, stop_process."
 )
-_CODE: Json = {"type": "string", "description": "The source. Print what you want to see."}
-_COMMAND: Json = {"type": "string", "description": "A command line for /bin/sh."}
-_SESSION: Json = {
-    **SESSION,
-    "description": "A session from open_session, to run in its box. Left out: a fresh box for this call alone.",
-}
-_BACKGROUND: Json = {
-    "type": "boolean",
-    "description": "Start it and return; it runs until it ends or its session does. Its stdin is open for send_input.",
-}
 _BYTES: Json = {
     "type": "object",
     "properties": {"name": TEXT, "bytes": {"type": "integer"}, "sha256": TEXT},
@@ -103,18 +92,6 @@ _WIDE: Json = {
         "maxItems": 2,
     },
 }
-_GIVES: Json = {
-    "stdout": TEXT,
-    "stderr": TEXT,
-    "exit_code": {"type": ["integer", "null"], "description": "null where the program did not end by itself."},
-    "ended": {
-        "type": "string",
-        "description": "exited, signalled, timeout, oom, pids, disk, output or policy; running, in the background.",
-    },
-    "files": {**FILES, "description": "What the program left in /workspace/output; in a session, what is new."},
-    "truncated": {"type": "boolean", "description": "true: stdout, stderr or what was shown is not all here."},
-    **STEP,
-}
 
 
 def _described(what: str, in_session: str, unless_commands: str = "") -> Callable[[ToolOffer], str]:
@@ -124,15 +101,14 @@ def _described(what: str, in_session: str, unless_commands: str = "") -> Callabl
         commands = offer.contract.commands
         sentences = [
             what if commands is not None else what + unless_commands,
-            "Nothing of an earlier call is there: no variable, no file, no process.",
-            *((in_session,) if offer.sessions is not None and commands is None else ()),
-            "Limits: {timeout}, {limits}, {output} of output; past any of them the run is ended.",
+            "Nothing of an earlier call is there.",
+            "Limits: {timeout}, {limits}, {output} of output.",
             "Of a long output the head and the tail are returned, {shown} in all.",
             "Network: {network}. Listening: {listening}.",
             *(("Programs: {programs}.",) if commands is not None else ()),
             "Packages: {packages}; {installing}.",
-            "Files: the working folder is /workspace; /workspace/output is for files that are a result,"
-            " /workspace/tmp for scratch, and nothing else can be written.",
+            "Working folder: /workspace; writable: /workspace/output, for files that are a result, and /workspace/tmp.",
+            *((in_session,) if offer.sessions is not None and commands is None else ()),
         ]
         programs = "" if commands is None else programs_stated(commands)
         return " ".join(sentences).format_map({**offer.stated(), "programs": programs})
@@ -145,15 +121,13 @@ def _described(what: str, in_session: str, unless_commands: str = "") -> Callabl
 
 
 @Tool(
-    "Run Python in a box",
     Mode.HIGH_RISK,
-    _described("Run Python {python} source as a program in a fresh box, and return what it prints.", _PYTHON_SESSION),
-    {"code": _CODE, "session": _SESSION},
+    _described("Run Python {python} code in a fresh box, and return what it prints.", _PYTHON_SESSION),
+    {"code": TEXT, "session": TEXT},
     ("code",),
-    _GIVES,
-    maybe=("truncated", *STEP),
+    {**RAN, **CELL},
     wide=_WIDE,
-    in_session={"context": CONTEXT},
+    in_session={"context": TEXT},
     makes_box=True,
     runs=True,
     own_clock=True,
@@ -168,19 +142,17 @@ async def execute_python(task: Task) -> Answer:
 
 
 @Tool(
-    "Run a shell command in a box",
     Mode.HIGH_RISK,
     _described(
         "Run a command line with /bin/sh in a fresh box, and return what it prints.",
         _SHELL_SESSION,
         unless_commands=" Python {python} is there.",
     ),
-    {"command": _COMMAND, "session": _SESSION},
+    {"command": TEXT, "session": TEXT},
     ("command",),
-    _GIVES,
-    maybe=("truncated", *STEP),
+    {**RAN, **STEP, **named("process", "running")},
     wide=_WIDE,
-    in_session={"background": _BACKGROUND},
+    in_session={"background": FLAG},
     one_of=("command", "argv"),  # a command is a line for the shell, or words
     makes_box=True,
     runs=True,

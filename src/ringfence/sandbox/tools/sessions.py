@@ -11,23 +11,19 @@ from ringfence.core.sessions import ForkProblem, SessionInfo
 from ringfence.sandbox.tools import request
 from ringfence.sandbox.tools.definition import (
     ALLOW_PACKAGES,
-    CONTEXT,
-    COUNT,
     DIGEST,
     FLAG,
     INFO,
-    INFOS,
     LISTEN,
-    MAYBE,
     MOUNTS,
     NETWORK,
-    NUMBER,
     ONE,
     PACKAGES,
-    SESSION,
+    STATE,
     TEXT,
     TEXTS,
     Tool,
+    named,
 )
 from ringfence.sandbox.tools.limits import limits_schema
 from ringfence.sandbox.tools.task import Task, session_json
@@ -37,38 +33,24 @@ if TYPE_CHECKING:
     from ringfence.sandbox.sessions.volumes import Volume
 
 MOST_FORKS_PER_CALL = 32
-_METADATA: Json = {
-    **TEXTS,
-    "additionalProperties": {"type": "string", "maxLength": 1000},
-    "maxProperties": 32,
-    "description": "Words of yours, shown by list_sessions.",
-}
 _VOLUMES: Json = {
     "type": "array",
-    "maxItems": 16,
-    "description": "Durable folders, for what must outlive the session.",
+    "description": "Durable folders.",
     "items": {
         "type": "object",
-        "properties": {
-            "name": TEXT,
-            "at": {"type": "string", "description": "A folder beneath /workspace."},
-            "mode": {"enum": ["ro", "rw"]},
-        },
+        "properties": {"name": TEXT, "at": TEXT, "mode": {"enum": ["ro", "rw"]}},
         "required": ["name", "at"],
         "additionalProperties": False,
     },
 }
 _OPENING: Json = {
-    "template": {"type": "string", "description": "What is ready in it; left out: the usual one."},
-    "lifetime_seconds": {"type": "number", "minimum": 1, "description": "Then it is closed. Pauses do not count."},
-    "idle_seconds": {"type": "number", "minimum": 1, "description": "So long without work, and it is paused."},
-    "metadata": _METADATA,
-    "snapshot": {"type": "string", "description": "Start with the files of this snapshot (snapshot_session)."},
+    "template": TEXT,
+    "lifetime_seconds": {"type": "number", "minimum": 1},
+    "idle_seconds": {"type": "number", "minimum": 1},
+    "metadata": TEXTS,
+    "snapshot": TEXT,
     "volumes": _VOLUMES,
-    "setup": {
-        "type": "string",
-        "description": "Python for each of its interpreters to begin with. Where it fails, no session is opened.",
-    },
+    "setup": {"type": "string", "description": "Python to begin each interpreter with."},
 }
 _OPENING_WIDE: Json = {
     "lifetime_seconds": {"type": "number", "exclusiveMinimum": 0},
@@ -94,25 +76,22 @@ _PORT: Json = {
     "maxLength": 100,
     "description": "In the box, or its name in the contract.",
 }
-_STATE: Json = {key: INFO[key] for key in ("session", "state", "step", "expires_at", "why")}
-_SNAPSHOT: Json = {"snapshot": TEXT, "name": MAYBE, "bytes": COUNT, "files": COUNT, "created_at": TEXT}
 _VOLUME_BYTES = 1024 * MIB
 _MOST_PAST = 32
+_MOST_PAST_SHOWN = 10
+"""To a model."""
 
 
 @Tool(
-    "Open a session",
     Mode.WRITE,
-    "Open a session: a box of your own that stays, to work in step by step. Give its name as `session` to"
-    " execute_python and run_shell, and to the tools for files and processes."
+    "Open a session: a box that stays, to work in step by step. Give its name as `session` to execute_python,"
+    " run_shell and the tools for files and processes; paths are beneath /workspace."
     " Python {python}; packages: {packages}. Network: {network}. Listening: {listening}."
     " Limits of the box, all steps together: {limits}; of one step: {timeout}."
-    " It is closed {lifetime} after it was opened ({most_lifetime} at most), and paused after {idle} without work;"
-    " a call to it resumes it. What is in /workspace/output when it ends is kept for {retain} more, as resources."
-    " Close it when you are done.",
+    " It is closed {lifetime} after it was opened ({most_lifetime} at most), and paused after {idle} without work until"
+    " it is used. Files in /workspace/output are resources, {retain} longer than it. Close it when you are done.",
     _OPENING,
-    gives={**INFO, "ports": {**TEXTS, "description": "Where ports of it are on this machine, by name."}},
-    maybe=("ports",),
+    gives={**INFO, **named("ports")},
     wide=_OPENING_WIDE,
     makes_box=True,
 )
@@ -136,12 +115,11 @@ async def open_session(task: Task) -> Answer:
 
 
 @Tool(
-    "Close a session",
     Mode.WRITE,
-    "End a session and everything that runs in it. Its files are gone, but for those in /workspace/output.",
+    "End a session. Of its files only those in /workspace/output are kept.",
     ONE,
     ("session",),
-    _STATE,
+    STATE,
     destructive=True,
 )
 async def close_session(task: Task) -> Answer:
@@ -150,12 +128,11 @@ async def close_session(task: Task) -> Answer:
 
 
 @Tool(
-    "Pause a session",
     Mode.WRITE,
-    "Let everything in a session stand still, its clocks included, until it is used or resumed. Nothing is lost.",
+    "Let everything in a session stand still, its clocks too, until it is used or resumed.",
     ONE,
     ("session",),
-    _STATE,
+    STATE,
 )
 async def pause_session(task: Task) -> Answer:
     info = await task.keeper.pause(task.owner, task.session)
@@ -163,12 +140,11 @@ async def pause_session(task: Task) -> Answer:
 
 
 @Tool(
-    "Resume a session",
     Mode.WRITE,
     "Let a paused session go on. Using it does the same.",
     ONE,
     ("session",),
-    _STATE,
+    STATE,
 )
 async def resume_session(task: Task) -> Answer:
     info = await task.keeper.resume(task.owner, task.session)
@@ -176,13 +152,11 @@ async def resume_session(task: Task) -> Answer:
 
 
 @Tool(
-    "List sessions",
     Mode.READ,
-    "Your sessions, with their states: starting, running, paused or stopped; those that were stopped within a day,"
-    " with why.",
+    "Your sessions, also those that were stopped of late, with why.",
     {},
-    gives={"sessions": INFOS},
-    wide={"session": SESSION, "ended": FLAG},
+    gives=named("sessions"),
+    wide={"session": TEXT, "ended": FLAG},
 )
 async def list_sessions(task: Task) -> Answer:
     if "session" in task.given:
@@ -190,7 +164,7 @@ async def list_sessions(task: Task) -> Answer:
     else:
         infos = list(await task.keeper.list(task.owner))
         if not task.wide or task.given.get("ended"):
-            infos += (await task.keeper.past(task.owner))[-_MOST_PAST:]
+            infos += (await task.keeper.past(task.owner))[-(_MOST_PAST if task.wide else _MOST_PAST_SHOWN) :]
     sessions = [session_json(info, wide=task.wide) for info in infos]
     return task.listing({"sessions": sessions}, "\n".join(map(_line, infos)) or "There are no sessions.")
 
@@ -203,13 +177,11 @@ def _line(info: SessionInfo) -> str:
 
 
 @Tool(
-    "Take a snapshot of a session",
     Mode.WRITE,
-    "Keep the files of a session as they are, to open others from: open_session(snapshot=…). Variables and"
-    " processes are not kept.",
-    {**ONE, "name": {"type": "string", "maxLength": 64, "description": "A name of yours for it."}},
+    "Keep the files of a session, not its variables, to open others with: open_session(snapshot=…).",
+    {**ONE, "name": TEXT},
     ("session",),
-    {"session": TEXT, **_SNAPSHOT},
+    named("session", "snapshot", "name", "bytes", "files", "created_at"),
 )
 async def snapshot_session(task: Task) -> Answer:
     kept = await task.keeper.snapshot(task.owner, task.session, task.given.get("name"))
@@ -219,13 +191,11 @@ async def snapshot_session(task: Task) -> Answer:
 
 
 @Tool(
-    "Fork a session",
     Mode.WRITE,
-    "Open several sessions that begin with the files of this one. Variables and processes are not taken over."
-    " Each is reported by itself: a session, or an error.",
+    "Open several sessions that begin with the files of this one, not with its variables.",
     {**ONE, "count": {"type": "integer", "minimum": 1, "maximum": MOST_FORKS_PER_CALL}},
     ("session", "count"),
-    {"session": TEXT, "sessions": {"type": "array", "items": {"type": "object"}}},
+    named("session", "sessions"),
 )
 async def fork_session(task: Task) -> Answer:
     """Fork one by one: each succeeds or fails by itself."""
@@ -245,12 +215,11 @@ def _fork(made: SessionInfo | ForkProblem, wide: bool) -> Json:
 
 
 @Tool(
-    "Interrupt a cell",
     Mode.WRITE,
-    "Raise KeyboardInterrupt in the Python that runs in a session just now. Its variables stay.",
-    {**ONE, "context": CONTEXT},
+    "Raise KeyboardInterrupt in the Python that runs in a session. Its variables stay.",
+    {**ONE, "context": TEXT},
     ("session",),
-    {"session": TEXT, "interrupted": {**FLAG, "description": "false: nothing was running."}},
+    named("session", "interrupted"),
 )
 async def interrupt_session(task: Task) -> Answer:
     interrupted = await task.keeper.interrupt(task.owner, task.session, task.given.get("context", "default"))
@@ -258,7 +227,6 @@ async def interrupt_session(task: Task) -> Answer:
 
 
 @Tool(
-    "Extend a session",
     Mode.WRITE,
     "Give a session this lifetime, counted from now.",
     {**ONE, "lifetime_seconds": {"type": "number", "exclusiveMinimum": 0}},
@@ -271,13 +239,12 @@ async def extend_session(task: Task) -> Answer:
 
 
 @Tool(
-    "Show a port of a session to its owner",
     Mode.WRITE,
     "Let what listens at a port of a session's box be reached on this machine's loopback, by its owner alone, until"
     " the session ends. No other user can connect, and the box reaches nothing by it.",
     {**ONE, "port": _PORT},
     ("session", "port"),
-    {"session": TEXT, "host": TEXT, "port": NUMBER},
+    named("session", "host", "port"),
     if_declared=True,
 )
 async def expose_port(task: Task) -> Answer:
@@ -289,13 +256,13 @@ async def expose_port(task: Task) -> Answer:
 # ── Snapshots ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@Tool("List snapshots", Mode.READ, "Snapshots, newest first.", {}, only_wide=True)
+@Tool(Mode.READ, "Snapshots, newest first.", {}, only_wide=True)
 async def list_snapshots(task: Task) -> Answer:
     found = await task.keeper.snapshots(task.owner)
     return task.listing({"snapshots": [_snapshot(each) for each in found]}, f"{len(found)} snapshots")
 
 
-@Tool("Remove a snapshot", Mode.WRITE, "Forget a snapshot.", {"snapshot": TEXT}, ("snapshot",), only_wide=True)
+@Tool(Mode.WRITE, "Forget a snapshot.", {"snapshot": TEXT}, ("snapshot",), only_wide=True)
 async def remove_snapshot(task: Task) -> Answer:
     await task.keeper.remove_snapshot(task.owner, task.given["snapshot"])
     return task.listing({}, "It is removed.")
@@ -315,7 +282,6 @@ def _snapshot(kept: Snapshot) -> Json:
 
 
 @Tool(
-    "Make a volume",
     Mode.WRITE,
     "Make a durable folder that sessions can mount.",
     {"name": TEXT, "max_bytes": {"type": "integer", "minimum": 1}, "mode": {"enum": ["ro", "rw"]}},
@@ -330,14 +296,13 @@ async def create_volume(task: Task) -> Answer:
     return task.listing(_volume(made), f"Volume {made.name} is there.")
 
 
-@Tool("List volumes", Mode.READ, "Durable folders.", {}, only_wide=True)
+@Tool(Mode.READ, "Durable folders.", {}, only_wide=True)
 async def list_volumes(task: Task) -> Answer:
     found = await task.keeper.volumes(task.owner)
     return task.listing({"volumes": [_volume(each) for each in found]}, f"{len(found)} volumes")
 
 
 @Tool(
-    "Remove a volume",
     Mode.WRITE,
     "Remove a volume with all that is in it.",
     {"name": TEXT},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ _NOTHING = Attached()
 _NO_ROUTE = Route()
 _PIECE = MIB
 _MOST = 64 * MIB
+_METADATA_SHOWN = 200
 
 
 def _forgotten(_: SessionInfo) -> None:
@@ -119,24 +120,43 @@ class Task:
 # ── Parts of answers ──────────────────────────────────────────────────────────────────────────────
 
 
-def session_json(info: SessionInfo, *, wide: bool = False) -> Json:
+def session_json(info: SessionInfo, *, wide: bool) -> Json:
+    """What is told of a session: to a caller in this process all of it, to a model what it needs to go on."""
     structured: Json = {
         "session": info.id,
         "state": info.state,
         "template": info.template,
-        "created_at": info.created_at,
-        "expires_at": info.expires_at,
-        "ended_at": info.ended_at,
-        "why": info.why,
         "step": info.step,
+        "expires_at": info.expires_at,
+        "why": info.why,
         "contexts": list(info.contexts),
+    }
+    if not wide:
+        return {**structured, "metadata": _begin(info.metadata)}
+    return {
+        **structured,
         "metadata": dict(info.metadata),
+        "created_at": info.created_at,
+        "ended_at": info.ended_at,
         "snapshot": info.snapshot,
         "memory_bytes": info.memory_bytes,
         "limits": asdict(info.limits),
         "network": list(info.network),
+        "isolation": dict(info.isolation),
     }
-    return {**structured, "isolation": dict(info.isolation)} if wide else structured
+
+
+def _begin(metadata: Mapping[str, str]) -> Json:
+    """As much of it as has room where many sessions are listed."""
+    shown: Json = {}
+    room = _METADATA_SHOWN
+    for key, value in metadata.items():
+        room -= len(key)
+        if room <= 0:
+            break
+        shown[key] = value if len(value) <= room else f"{value[:room]}…"
+        room -= len(value)
+    return shown
 
 
 def file_json(fact: FileFact) -> Json:
