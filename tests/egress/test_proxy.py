@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from ringfence.core import own_ports
 from ringfence.core.box import NetworkRule
 from ringfence.egress.wire import ProxyLimits
 from tests import tooling
@@ -120,6 +121,22 @@ async def test_an_address_is_reached_by_a_rule_that_names_it() -> None:
         client = await inside.open()
         assert status(await client.ask(get(server.port, host="0x7f.1"))) == 200
         assert server.requests[0].split(b"\r\n")[1] == f"Host: 127.0.0.1:{server.port}".encode()
+
+
+async def test_what_we_listen_on_ourselves_is_reached_by_no_rule() -> None:
+    async with (
+        answering(Server()) as server,
+        box([NetworkRule("lit", ("127.0.0.1", "0.0.0.0", "api.example"))], LOCAL) as inside,
+    ):
+        mark = own_ports.announce("127.0.0.1", server.port)
+        assert mark is not None
+        with mark:
+            for host in ("127.0.0.1", "0.0.0.0", "api.example"):
+                assert reason(await inside.say(get(server.port, host=host))) == "own_port"
+        assert server.requests == []
+        assert {(fact["verdict"], fact["reason"]) for fact in inside.facts} == {("denied", "own_port")}
+        client = await inside.open()
+        assert status(await client.ask(get(server.port, host="127.0.0.1"))) == 200, "the mark is gone"
 
 
 async def test_the_address_that_was_checked_is_the_one_dialled() -> None:

@@ -24,7 +24,7 @@ from ringfence.cli import common
 from ringfence.cli.terminal import safe
 from ringfence.compose.gateway import App
 from ringfence.config import Config, GatewaySettings
-from ringfence.core import system
+from ringfence.core import own_ports, system
 from ringfence.front.http import HttpFront
 from ringfence.front.listen import AT_A_SOCKET, LOOPBACK, GatewayApp, Listener, open_socket, same_user, unix_socket
 from ringfence.front.stdio import StdioFront
@@ -100,8 +100,13 @@ async def _tcp(app: App, at: GatewaySettings, demo: bool) -> None:
     token = None if system.tells_peers() else identity.local_token(config.key_folder())
     app.http = HttpFront(app.front, same_user(lambda: app.agent, token), LOOPBACK, port)
     host = f"[{address}]" if ":" in address else address
+    mark = own_ports.announce(address, port)
     announce(app, f"http://{host}:{port}/mcp", demo, token)
-    await _http(app.http, listening)
+    try:
+        await _http(app.http, listening)
+    finally:
+        if mark is not None:
+            mark.close()
 
 
 async def _http(front: HttpFront, listening: socket.socket) -> None:

@@ -226,6 +226,7 @@ _OPERATOR = {
             *("metadata", "embedded"),
         )
     },
+    "own_port": ("Ringfence itself listens there, and boxes may not reach it.", "Nothing; no rule allows it."),
     # packages and images
     "package_denied": ("The package may not be installed.", "Name it under `sandbox.allow_packages`."),
     "package_not_pinned": (

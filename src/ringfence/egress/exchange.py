@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from ringfence.core import own_ports
 from ringfence.core.box import NetworkRule, Reply
 from ringfence.core.brokering import OutboundRequest
 from ringfence.core.errors import Refused, Unavailable
@@ -52,6 +53,8 @@ class EgressContext:
         """Raises Forbidden, Failed."""
         named = self.rules.named(rule, place.port)
         addresses = await self.dialler.addresses(place.host, named, rule.name)
+        if any(own_ports.is_ours(str(address), place.port) for address in addresses):
+            raise Forbidden(rule.name, "own_port", f"Ringfence itself listens on {place.host} port {place.port}")
         return await self.dialler.connect(place, addresses, entry, self.trust if tls else None)
 
 

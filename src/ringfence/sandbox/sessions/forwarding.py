@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 
+from ringfence.core import own_ports
 from ringfence.core.aio import shielded
 from ringfence.core.box import Listening
 from ringfence.core.errors import Unavailable
@@ -114,6 +115,7 @@ class _Forward:
         self._peer = peer
         self._count = count
         self._opening = asyncio.ensure_future(asyncio.start_server(self._connected, "127.0.0.1", 0))
+        self._mark: socket.socket | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._unlogged = 0
         self._silent_until = 0.0
@@ -123,10 +125,14 @@ class _Forward:
             server = await shielded(self._opening)
         except OSError as error:
             raise Unavailable("no_ports", f"no port of this host is to be had: {error}") from error
+        if self._mark is None:
+            self._mark = own_ports.announce(*server.sockets[0].getsockname()[:2])
         return int(server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
         self._opening.add_done_callback(_shut)
+        if self._mark is not None:
+            self._mark.close()
         for connection in list(self._connections):
             connection.cancel()
 
