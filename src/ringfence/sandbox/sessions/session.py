@@ -181,7 +181,7 @@ class Session:
         """The workspace by a new descriptor, which the caller closes: the session may close its own at any time."""
         self.check_live()
         assert self._workspace is not None
-        return Workspace(os.dup(self._workspace.descriptor), self._workspace.owner)
+        return Workspace(os.dup(self._workspace.descriptor), self._workspace.owner, on_host=self._workspace.on_host)
 
     def check_live(self) -> None:
         """Raise Refused unless it is running or paused."""
@@ -197,7 +197,8 @@ class Session:
         self._box = box
         try:
             # A descriptor of our own: a box that dies closes its own, and we still keep what it wrote.
-            self._workspace = Workspace(os.dup(box.workspace), box.host_id)
+            on_host = tuple(mount.at for mount in self.spec.stay.mounts if mount.mode == "rw")
+            self._workspace = Workspace(os.dup(box.workspace), box.host_id, on_host=on_host)
             self.mounts.hold(box)
         except (OSError, KeyError) as problem:
             raise Unavailable("no_box", "the box was gone before anything could be put into it") from problem
