@@ -404,6 +404,11 @@ def test_what_a_step_left_behind_may_have_an_effect(
     assert ("nothing was sent" in facts["explanation"]) == (expected == "none")
 
 
+def test_what_was_planted_after_the_last_step_is_in_the_facts_of_closing_a_session() -> None:
+    closed = ending(contract=replace(BOX, mode=Mode.WRITE), within=Within("s_1", 2, planted=("/srv/.envrc",)))
+    assert build(closed)["planted"] == ["/srv/.envrc"]
+
+
 def test_the_page_of_facts_names_every_fact() -> None:
     full = report(
         files=tuple(FileFact(f"/workspace/output/{number}", 1, "0" * 64) for number in range(1001)),

@@ -120,6 +120,8 @@ def _of_session(within: Within) -> Json:
         given["claimed"] = ["exit_status"]  # of a cell, its interpreter says whether it failed
     if within.packages:
         given["packages"] = [dict(package) for package in within.packages]
+    if within.planted:
+        given["planted"] = list(within.planted)
     return {"session": session, **given}
 
 
