@@ -379,6 +379,9 @@ def test_what_was_put_into_a_session_is_told_by_digest() -> None:
     assert facts["effect"] == "none"
     reading = ending(contract=replace(BOX, mode=Mode.READ), within=Within("box_1"))
     assert explanation(reading).endswith("it only reads, so nothing was changed")
+    sent = Ran(Limits(), report(network={**NETWORK, "allowed": [GOT]}))
+    waited = explanation(replace(reading, ran=sent))
+    assert waited.endswith("this call only waited; what was sent is the effect of the call that started the command")
 
 
 LATE: dict[str, Any] = {"network": {**NETWORK, "allowed": [GOT], "bytes_out": 9}}
@@ -389,6 +392,7 @@ LATE: dict[str, Any] = {"network": {**NETWORK, "allowed": [GOT], "bytes_out": 9}
     [
         ({"late": LATE}, SENDS, "unknown"),
         ({"late": {"network": {**NETWORK, "denied": [GOT]}}}, SENDS, "none"),
+        ({"late": {"network": {**NETWORK, "allowed": [{**GOT, "count": 0}], "bytes_in": 9}}}, SENDS, "none"),
         ({"late": {"cpu_ms": 3.0}}, SENDS, "none"),
         ({"left": True}, SENDS, "unknown"),
         ({"left": True}, NO_EFFECTS, "none"),

@@ -256,8 +256,8 @@ def _sent(ending: Ending) -> bool | None:
 
 def _went_out(network: Mapping[str, Any]) -> bool:
     asked = (entry for which in ("allowed", "failed") for entry in network.get(which, ()))
-    # Bytes are those of hosts outside alone: our own index answers here.
-    return network.get("bytes_out", 0) > 0 or any(entry["host"] != INDEX_HOST for entry in asked)
+    # Bytes are those of hosts outside alone: our own index answers here. An answer that comes in later is no request.
+    return network.get("bytes_out", 0) > 0 or any(entry["host"] != INDEX_HOST and entry["count"] > 0 for entry in asked)
 
 
 def explanation(ending: Ending, changed: Effect | None = None) -> str:
@@ -412,6 +412,8 @@ def _what_changed(ending: Ending, changed: Effect) -> str:
             if not ending.dispatched or ending.status in _NEVER_RAN:
                 return "nothing was run" if ending.status is not Status.SUCCESS else "nothing was run again"
             if contract is not None and contract.mode is Mode.READ and not ending.possible:
+                if _sent(ending):
+                    return "this call only waited; what was sent is the effect of the call that started the command"
                 return "it only reads, so nothing was changed"
             had = ending.possible.sends or (ending.ran is not None and ending.ran.report.network is not None)
             network = "nothing was sent to the network" if had else "network was denied"
