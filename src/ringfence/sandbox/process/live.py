@@ -37,12 +37,13 @@ from ringfence.sandbox.process.zygote_handle import ZygoteHandle
 _KILL_ROUNDS = 8
 _LONG_STEP_MS = 5000.0
 _LONG_STEP_LOOK_SECONDS = 0.25
+"""A step that has run longer than that is looked at only this often."""
 _STOPPED_SECONDS = 0.25
 """After which every process that was told to stop has stopped."""
 _PAUSE_LOOK_SECONDS = 5.0
+_MAPS_PIECE = 64 * 1024
 _MOST_MOVES = 3
 """So often a process may be found moving in a pause, for it may have been started just then."""
-"""A step that has run longer than that is looked at only this often."""
 
 
 class _LastStepEnd(NamedTuple):
@@ -276,14 +277,22 @@ class LiveBox:
         finally:
             main.close()
 
-    def _maps_files(self) -> bool:
-        """Whether a process in it has a file of the workspace mapped for writing, shared with the file."""
+    def _maps_files(self, most: int) -> bool:
+        """Whether a process in it has a file of the workspace mapped for writing, shared with the file. A box decides
+        how many memory areas it has: beyond `most` bytes of their list the answer is yes. Called in threads, too."""
         device = os.fstat(self.workspace).st_dev
-        word = f"{os.major(device):02x}:{os.minor(device):02x}"
+        word = b" %02x:%02x " % (os.major(device), os.minor(device))
         for pid in self._processes():
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
-                if any(line.split(None, 4)[3] == word and line.split(None, 2)[1].endswith("s") for line in maps):
-                    return True
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb", buffering=0) as maps:
+                rest = b""
+                while data := maps.read(_MAPS_PIECE):
+                    most -= len(data)
+                    if most < 0:
+                        return True
+                    listed = rest + data
+                    *lines, rest = listed.split(b"\n")
+                    if word in listed and any(word in line and line.split(None, 2)[1].endswith(b"s") for line in lines):
+                        return True
         return False
 
     def late_fact(self, step: Step) -> Mapping[str, Any] | None:
