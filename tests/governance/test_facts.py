@@ -381,7 +381,9 @@ def test_what_was_put_into_a_session_is_told_by_digest() -> None:
     assert explanation(reading).endswith("it only reads, so nothing was changed")
     sent = Ran(Limits(), report(network={**NETWORK, "allowed": [GOT]}))
     waited = explanation(replace(reading, ran=sent))
-    assert waited.endswith("this call only waited; what was sent is the effect of the call that started the command")
+    assert waited.endswith("this call only waited; what the command did is the effect of the call that started it")
+    planted = Ran(Limits(), report(planted=("/srv/.envrc",)))
+    assert "the effect of the call that started it" in explanation(replace(reading, ran=planted))
 
 
 LATE: dict[str, Any] = {"network": {**NETWORK, "allowed": [GOT], "bytes_out": 9}}

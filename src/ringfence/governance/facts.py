@@ -412,8 +412,8 @@ def _what_changed(ending: Ending, changed: Effect) -> str:
             if not ending.dispatched or ending.status in _NEVER_RAN:
                 return "nothing was run" if ending.status is not Status.SUCCESS else "nothing was run again"
             if contract is not None and contract.mode is Mode.READ and not ending.possible:
-                if _sent(ending):
-                    return "this call only waited; what was sent is the effect of the call that started the command"
+                if _sent(ending) or (ending.ran is not None and ending.ran.report.planted):
+                    return "this call only waited; what the command did is the effect of the call that started it"
                 return "it only reads, so nothing was changed"
             had = ending.possible.sends or (ending.ran is not None and ending.ran.report.network is not None)
             network = "nothing was sent to the network" if had else "network was denied"
