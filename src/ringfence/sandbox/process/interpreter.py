@@ -44,8 +44,8 @@ _LOOK_SECONDS = 0.02
 _RECVFROM = str(NUMBERS.get(os.uname().machine, {}).get("recvfrom")).encode()
 _PEEK_ARGUMENTS = (b"0x1", b"0x22")
 """`repl` waits for its next order with these: one byte, MSG_PEEK | MSG_TRUNC, which leaves the message there."""
-_CAUGHT_SIGNALS = 1 << signal.SIGINT - 1
-"""What the guest itself catches, as /proc shows it."""
+_CAUGHT_SIGNALS = 1 << signal.SIGINT - 1 | 1 << 32 - 1 | 1 << 33 - 1
+"""What the guest itself catches, as /proc shows it, and what the C library does once there was a thread."""
 _O_ASYNC = 0o20000
 _SO_RCVTIMEO = 20
 _RECEIVING_PLACE = b"skb_wait"
@@ -392,7 +392,8 @@ class MainThread:
         """Whether the whole process stands still until its next order, as far as the kernel shows that to us.
 
         It waits on the channel to us and without a deadline, and no signal can call a function of its own: it catches
-        none but SIGINT, and nothing that it holds (a timer, a descriptor) would send that one. Raises OSError.
+        none but SIGINT and those of the C library, and nothing that it holds (a timer, a descriptor) would send one of
+        these. Raises OSError.
         """
         if not self.waits() or self._caught_signals() & ~_CAUGHT_SIGNALS:
             return False
