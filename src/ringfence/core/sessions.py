@@ -196,6 +196,8 @@ class SessionInfo:
     secrets: SessionSecrets | None = None
     keeps: bool = False
     """Whether it may write to a volume, which outlives it."""
+    planted: tuple[str, ...] = ()
+    """Once it has ended: what was planted in its mounts after its last step (see `BoxReport.planted`)."""
 
 
 @plain
@@ -286,6 +288,8 @@ class Within:
     """Files that the call put into the workspace."""
     packages: tuple[Mapping[str, str], ...] = ()
     """What was installed for it, when it was opened."""
+    planted: tuple[str, ...] = ()
+    """What was planted in its mounts after its last step, when it was closed."""
 
 
 @plain

@@ -562,3 +562,50 @@ async def test_boxes_that_stay_leak_nothing() -> None:
     finally:
         await backend.close()
     assert looking.groups(os.getpid()) <= before  # what ends too slowly is swept at the next start
+
+
+# ── Could it act before its next step? ──
+
+_LATER = {
+    "a timer": "import signal\nsignal.signal(signal.SIGALRM, print)\nsignal.setitimer(signal.ITIMER_REAL, 6000)",
+    "a timer that interrupts": """
+import ctypes
+event = (ctypes.c_int * 16)()
+event[2] = 2  # SIGINT, in a sigevent after its value
+made = ctypes.c_void_p()
+assert ctypes.CDLL(None).timer_create(0, event, ctypes.byref(made)) == 0
+""",
+    "a deadline for its orders": """
+import os, socket, struct
+for name in os.listdir('/proc/self/fd'):
+    try:
+        found = socket.socket(fileno=os.dup(int(name)))
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 6000, 0))
+    except OSError:
+        pass
+""",
+    "a file that signals": """
+import fcntl, os, socket
+one, other = socket.socketpair()
+fcntl.fcntl(one, fcntl.F_SETFL, os.O_ASYNC)
+""",
+}
+
+
+@pytest.mark.parametrize("source", _LATER.values(), ids=_LATER)
+async def test_an_interpreter_that_can_act_without_an_order_runs_on(box: LiveBox, source: str) -> None:
+    assert not box.runs_on()
+    interpreter = await box.interpreter()
+    await run(interpreter, "x = 1")
+    assert not box.runs_on()
+    main = interpreters.MainThread(interpreter._member.pid)
+    try:
+        main._read("syscall")
+    except PermissionError:
+        if "setitimer" not in source:
+            pytest.skip("the kernel shows us nothing but its signals")
+    finally:
+        main.close()
+    report = await run(interpreter, source)
+    assert report.error is None, report.error
+    assert box.runs_on()

@@ -154,7 +154,7 @@ class ProcessBackend:
         if report.ended == "infra" and not box.begun:
             raise Unavailable("no_box", "the box ended before the program began: " + ("; ".join(box.trouble) or "?"))
         if spec.mounts or len(box.trouble) > len(report.trouble):
-            report = replace(report, trouble=tuple(box.trouble), planted=guarded.planted(spec.mounts, before))
+            report = replace(report, trouble=tuple(box.trouble), planted=guarded.planted_since(spec.mounts, before))
         if baseline.programs is not None:
             loose = baseline.programs.advisory or not report.isolation["protections"]["landlock"]["on"]
             report = replace(report, commands="advisory" if loose else "enforced")

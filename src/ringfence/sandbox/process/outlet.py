@@ -54,6 +54,8 @@ class NetworkOutlet:
         """The environment variables that programs need for it."""
         self.final_facts: dict[str, Any] | None = None
         """The `network` fact, once it is closed."""
+        self.held = False
+        """Nothing leaves, until `go_on`."""
         self._way = way
 
     @classmethod
@@ -77,7 +79,16 @@ class NetworkOutlet:
 
     def since(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """The difference between the fact `before` and now."""
-        return _difference(before, self.facts())
+        return difference(before, self.facts())
+
+    def hold(self) -> None:
+        """Let nothing more out until `go_on`: what has not left by now waits, also what no process holds any more."""
+        self.held = True
+        self._way.hold()
+
+    def go_on(self) -> None:
+        self.held = False
+        self._way.go_on()
 
     async def close(self) -> None:
         if self.final_facts is None:
@@ -110,7 +121,7 @@ def _system_bundle() -> bytes:
 _SUMS = ("count", "bytes_in", "bytes_out")
 
 
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in now.items():
         if isinstance(value, int):

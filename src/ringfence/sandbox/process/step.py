@@ -76,8 +76,21 @@ class StepBox(Protocol):
 class Step:
     """One cell or command, from its order until it is over."""
 
-    def __init__(self, home: StepBox, member: BoxMember, limits: Limits, tell: Tell) -> None:
+    def __init__(
+        self,
+        home: StepBox,
+        member: BoxMember,
+        limits: Limits,
+        tell: Tell,
+        *,
+        reported: bool = True,
+        may_send: bool = True,
+    ) -> None:
+        """`reported`: a caller gets its report; else late work is reported with the next step that is. `may_send`:
+        while it runs, the box may use its route out."""
         self.limits = limits
+        self.reported = reported
+        self.may_send = may_send
         self.member = member
         self.peak = 0
         self.full: Limit | None = None
@@ -96,8 +109,6 @@ class Step:
         self.cpu_after: float | None = None
         self._cpu_seen = 0.0
         self.late = LateWork()
-        self.reported = True
-        """Whether a caller gets its report; else late work is reported with the next step."""
         self.others: OtherTasks | None = None
         """What else runs in the box, if anything does."""
         self._denied = dict(member.denials.by_name)
