@@ -50,7 +50,7 @@ _READY = b"ready"
 _START_SECONDS = 30.0
 _LAST_WORDS = 2000
 _GUEST_PACKAGE = "ringfence.sandbox.process.guest"
-_GUEST_MODULES = ("display", "runner", "claims", "repl")
+_GUEST_MODULES = ("mainfile", "display", "runner", "claims", "repl")
 """Each after those that it needs."""
 _BOOT = f"""\
 import sys

@@ -34,7 +34,7 @@ import sys
 from os import _exit, close, dup2, fstat, getpid, pread
 from time import tzset
 
-from ringfence.sandbox.process.guest import claims, display, runner
+from ringfence.sandbox.process.guest import claims, display, mainfile, runner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,8 +54,6 @@ _IN_A_ROW = 1000
 _HELD = 4096
 _MOST_KEPT = 4 * 1024 * 1024
 """Bytes of source that are kept for tracebacks; the oldest cells are forgotten first."""
-_FUTURE = 0x1FE0000
-"""The code flags that `from __future__ import` sets: they hold for later cells, too."""
 _STREAM_NAMES = ("stdout", "stderr")
 
 
@@ -123,6 +121,7 @@ class Repl:
         self._files = frozenset(function.__code__.co_filename for function in every)
         self._streams = Streams()
         self._figures = display.Figures(self._show_figures)
+        self._file = mainfile.MainFile(self._sources.all, alone=False)
         self._names: dict[str, Any] = runner.fresh_main("-c").__dict__
         self._prepare(depth)
 
@@ -141,7 +140,9 @@ class Repl:
             tzset()
         if "matplotlib" in sys.modules:
             sys.modules["matplotlib"].use("Agg")
-        display.Loading({"matplotlib.pyplot": self._figures.adopt, "linecache": self._sources.quote})
+        loaded = {"matplotlib.pyplot": self._figures.adopt, "linecache": self._sources.quote}
+        mainfile.Loading({**loaded, mainfile.SPAWN: self._file.adopt})
+        runner.name_a_parent()
         os.register_at_fork(after_in_child=self._fall_silent)
         # Libraries check whether the handler is the default one, and restore it; so the default one is ours.
         signals: list[Any] = [signal, sys.modules.get("signal", signal)]
@@ -194,6 +195,9 @@ class Repl:
         self._figures.kinds = cell.figures
         self._set_env(cell)
         self._sources.keep(cell.name, cell.source)
+        if b"__file__" in cell.source and "__file__" not in self._names:
+            self._file.give_file()
+        look_again()
         self._names.pop("__warningregistry__", None)  # the warning was about a line of another cell
         value = None
         try:
@@ -439,7 +443,7 @@ class Sources:
             tree.body.pop()
         if tree.body:
             codes.append(compile(tree, name, "exec", self._flags, dont_inherit=True))
-            self._flags |= codes[0].co_flags & _FUTURE
+            self._flags |= codes[0].co_flags & mainfile.FUTURE  # they hold for later cells, too
         if alone is not None:
             codes.append(compile(_ast.Expression(alone.value), name, "eval", self._flags, dont_inherit=True))
         return codes
@@ -453,6 +457,9 @@ class Sources:
             oldest = next(iter(self._kept))
             self._size -= len(self._kept.pop(oldest))
             self._put(oldest, b"")
+
+    def all(self) -> list[tuple[str, bytes]]:
+        return list(self._kept.items())
 
     def quote(self, linecache: Any) -> None:
         """From now on lines can be asked for."""
@@ -577,6 +584,14 @@ class Streams:
                 for place in (name, f"__{name}__"):
                     if getattr(sys, place, None) is old:
                         setattr(sys, place, new)
+
+
+def look_again() -> None:
+    """Find modules in folders of the path that did not exist when the interpreter looked there first, as those of a
+    PYTHONPATH in a workspace that began empty: it would not look there again."""
+    for path, finder in list(sys.path_importer_cache.items()):
+        if finder is None and os.path.isdir(path):
+            sys.path_importer_cache.pop(path, None)
 
 
 def flush_what_is_there() -> None:
