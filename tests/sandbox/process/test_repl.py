@@ -396,7 +396,7 @@ def test_what_utf8_cannot_say_is_shown(run: Interpreter) -> None:
     assert outcome.ok
 
 
-def test_what_is_printed_between_cells_goes_nowhere(run: Interpreter) -> None:
+def test_what_is_printed_between_cells_never_fails_nor_shows_up_in_another(run: Interpreter) -> None:
     cell = """
 import sys, threading, time
 failures, said = [], 0

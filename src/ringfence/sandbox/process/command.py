@@ -32,6 +32,7 @@ class RunningCommand:
         self._member = member
         self._command = command
         self._step = Step(home, member, command.limits, tell)
+        self._step.reported = command.reported
         self._input = -1
         self._over: asyncio.Task[BoxReport] | None = None
 
@@ -89,6 +90,7 @@ class RunningCommand:
         if self._home.box.host_id is not None:
             os.fchown(theirs, self._home.box.host_id, self._home.box.host_id)
         self._step.output.read_from(ours, "stdout")
+        self._step.pipes = False
         return [theirs, os.dup(theirs), os.dup(theirs)]
 
     def resize(self, columns: int, rows: int) -> None:

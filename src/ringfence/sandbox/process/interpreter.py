@@ -195,7 +195,7 @@ class Interpreter:
             self._running = None
             self._member.on_message = lambda _: None
             self._member.ended.remove_done_callback(gone)  # else a session would keep one for every step
-            step.finish(lingers=True)
+            step.finish()
             self._member.on_denial = self._watch_denials_between_cells(self._member.denials.total)
         await self._home.outputs.read_ahead()
         return self._report(step, claims)

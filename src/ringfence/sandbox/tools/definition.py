@@ -309,6 +309,7 @@ STEP: Json = {
     "fresh_interpreter": {**FLAG, "description": "true: it has no variables of earlier steps."},
     "claimed": _CLAIMED,
     "whole": {**TEXTS, "description": "Where in the session all of a stream lies that was cut."},
+    "late": {**TEXTS, "description": "Output of what earlier steps left running, by stream."},
     "process": {"type": "integer", "description": "The number of a command in the background."},
 }
 """Additional properties of a result in a session."""
