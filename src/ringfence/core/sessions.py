@@ -107,6 +107,8 @@ class Command:
     source: bytes | None = None
     """The source of a Python program; `argv` then follows its name in `sys.argv`."""
     name: str = "-c"
+    reported: bool = True
+    """Whether somebody waits for its report; else the next report that is waited for has what was late."""
 
 
 @plain

@@ -385,6 +385,8 @@ def _late(ending: Ending) -> str:
     parts += [f"{sum(late['denials'].values())} refused system calls"] if late.get("denials") else []
     parts += [f"{len(late['files'])} files"] if late.get("files") else []
     parts += ["requests to the network"] if late.get("network") else []
+    written = sum(late.get(f"{stream}_bytes", 0) for stream in ("stdout", "stderr"))
+    parts += [f"{written} bytes of output"] if written else []
     tasks = late.get("tasks")
     if tasks:
         parts.append("1 thread or process beside it" if tasks == 1 else f"{tasks} threads and processes beside it")

@@ -57,7 +57,7 @@ _READY = b"ready"
 _START_SECONDS = 30.0
 _LAST_WORDS = 2000
 _GUEST_PACKAGE = "ringfence.sandbox.process.guest"
-_GUEST_MODULES = ("display", "runner", "claims", "repl")
+_GUEST_MODULES = ("mainfile", "display", "runner", "claims", "repl")
 """Each after those that it needs."""
 _BOOT = f"""\
 import sys
@@ -204,7 +204,7 @@ class Interpreter:
             self._running = None
             self._member.on_message = lambda _: None
             self._member.ended.remove_done_callback(gone)  # else a session would keep one for every step
-            step.finish(lingers=True)
+            step.finish()
             self._member.on_denial = self._watch_denials_between_cells(self._member.denials.total)
         await self._home.outputs.read_ahead()
         return self._report(step, claims)

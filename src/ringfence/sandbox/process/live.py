@@ -30,6 +30,7 @@ from ringfence.sandbox.process.limits.pulse import BUSY_SECONDS, Rhythm, worked_
 from ringfence.sandbox.process.outlet import NetworkOutlet, difference
 from ringfence.sandbox.process.output_files import OutputFiles
 from ringfence.sandbox.process.step import Step
+from ringfence.sandbox.process.streams import LateOutput
 from ringfence.sandbox.process.watch import added_up, descendants, full, reclaim, used_memory, worked
 from ringfence.sandbox.process.zygote.confine import Shape
 from ringfence.sandbox.process.zygote_handle import ZygoteHandle
@@ -77,6 +78,7 @@ class LiveBox:
         self.paused = False
         self._pause_watch: asyncio.TimerHandle | None = None
         self.outputs = OutputFiles(box.descriptors["workspace"], box.limits.disk_bytes, self._maps_files)
+        self.late_output = LateOutput(box.hub)
         self._zygote = zygote
         self._request_lock = asyncio.Lock()
         self._shape = shape
@@ -478,6 +480,7 @@ class LiveBox:
             await asyncio.sleep(0.005)
         self._rhythm.stop()
         self._tasks.close()
+        self.late_output.close()
         if self.outlet is not None:
             await self.outlet.close()
         return "" if self.box.remove() else "; ".join(self.box.trouble)

@@ -473,7 +473,7 @@ class Session:
         with self.in_use:
             await self._ensure_running()
             before = self._mounts_seen
-            running, number = await self._start_command(request, limits, whole.tell)
+            running, number = await self._start_command(request, limits, whole.tell, reported=True)
             try:
                 report = await running.over()
             except asyncio.CancelledError:
@@ -486,10 +486,13 @@ class Session:
             self.id, number, self._with_session_facts(CellReport(report), before), state=self.state, whole=kept
         )
 
-    async def _start_command(self, request: CommandRequest, limits: Limits, tell: Tell) -> tuple[StartedCommand, int]:
+    async def _start_command(
+        self, request: CommandRequest, limits: Limits, tell: Tell, *, reported: bool
+    ) -> tuple[StartedCommand, int]:
         if not request.argv:
             raise refusal("bad_command", "the command has no words; give at least the name of a program")
         command = Command(request.argv, request.limits or limits, request.env, request.cwd, request.stdin, request.pty)
+        command = replace(command, reported=reported)
         while True:
             await self._ensure_running()
             async with self._lock.shared():
@@ -561,7 +564,7 @@ class Session:
         with self.in_use:
             self._background.check_room()
             before = self._mounts_seen
-            running, _ = await self._start_command(request, limits, tell)
+            running, _ = await self._start_command(request, limits, tell, reported=False)
             over = self._tasks.start(self._background_report(running, before))
             return self._background.add(request.argv, running, over, listeners, self._used)
 
