@@ -114,8 +114,6 @@ class Step:
         """What earlier steps left running and wrote until it was over."""
         self.pipes = True
         """Whether its output goes through pipes, which others may still hold when it is over."""
-        self.reported = True
-        """Whether a caller gets its report; else late work is reported with the next step."""
         self.others: OtherTasks | None = None
         """What else runs in the box, if anything does."""
         self._denied = dict(member.denials.by_name)
