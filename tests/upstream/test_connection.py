@@ -14,7 +14,7 @@ from ringfence.core.model import Json, Principal, ServerSpec, Status
 from ringfence.core.ports import UpstreamRequest
 from ringfence.upstream import connection
 from ringfence.upstream.connection import ROOTS_CHANGED, Connection, Roots, first_roots, relayable
-from ringfence.upstream.link import ANSWER_UNUSABLE, RpcError
+from ringfence.upstream.link import AnswerUnusable, RpcError
 from tests.faking import OK, Client, Wire, definition, far_end
 
 pytestmark = pytest.mark.anyio
@@ -204,7 +204,11 @@ async def test_no_answer_in_time_is_a_timeout() -> None:
 
 @pytest.mark.parametrize(
     ("problem", "reason"),
-    [(RpcError(-32602, "no", {"a": 1}), "upstream_error"), (RpcError(ANSWER_UNUSABLE, "x"), "answer_unusable")],
+    [
+        (RpcError(-32602, "no", {"a": 1}), "upstream_error"),
+        (RpcError(AnswerUnusable("x").code, "that code, sent by the server"), "upstream_error"),
+        (AnswerUnusable("x"), "answer_unusable"),
+    ],
     ids=str,
 )
 async def test_an_error_of_the_server_is_its_own_words(problem: RpcError, reason: str) -> None:

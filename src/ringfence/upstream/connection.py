@@ -20,11 +20,11 @@ from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, Upstream
 from ringfence.core.model import Definition, Json, ServerSpec, Status
 from ringfence.core.ports import SAID_IN_CALLS, UpstreamRequest
 from ringfence.upstream.link import (
-    ANSWER_UNUSABLE,
     HANDSHAKE,
     HANDSHAKES,
     MAX_MESSAGE_BYTES,
     MODERN,
+    AnswerUnusable,
     InFlight,
     RpcError,
     ServerLink,
@@ -361,7 +361,7 @@ class Connection:
         return found
 
     def _failure(self, exc: RpcError, capabilities: Json) -> Exception:
-        reason = "answer_unusable" if exc.code == ANSWER_UNUSABLE else "upstream_error"
+        reason = "answer_unusable" if isinstance(exc, AnswerUnusable) else "upstream_error"
         if exc.code == _VISIT_URL:
             return self._visit(exc, capabilities)
         if exc.code == _MISSING_CAPABILITY:

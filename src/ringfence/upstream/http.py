@@ -22,7 +22,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.egress.resolver import Check, CheckedResolver
-from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, MODERN, InFlight, RpcError, reason_of
+from ringfence.upstream.link import MAX_MESSAGE_BYTES, MODERN, AnswerUnusable, InFlight, RpcError, reason_of
 from ringfence.upstream.pacing import MOST_QUESTIONS, PIECE_BYTES, Floods, Intake, LinkBudget, framing
 
 log = logging.getLogger("ringfence.upstream")
@@ -166,7 +166,7 @@ class HttpLink:
                 return _result(_parse(await _read_bounded(response)), message["id"])
             if kind.startswith("text/event-stream"):
                 return await self._follow(client, response, message["id"], exchange)
-            raise RpcError(ANSWER_UNUSABLE, f"server {self._name} answered with content type {kind[:60]!r}")
+            raise AnswerUnusable(f"server {self._name} answered with content type {kind[:60]!r}")
 
     async def _follow(
         self, client: aiohttp.ClientSession, response: aiohttp.ClientResponse, ident: int, exchange: InFlight
@@ -315,7 +315,7 @@ async def _read_bounded(response: aiohttp.ClientResponse, limit: int = MAX_MESSA
     while not content.at_eof():
         out += await content.readany()
         if len(out) > limit:
-            raise RpcError(ANSWER_UNUSABLE, f"the server sent an answer of more than {limit} bytes")
+            raise AnswerUnusable(f"the server sent an answer of more than {limit} bytes")
     return bytes(out)
 
 
@@ -396,7 +396,7 @@ class _Events:
                 self._place.note(line)
         self._searched = len(self._buffer)
         if self._held + len(self._buffer) > self._limit:
-            raise RpcError(ANSWER_UNUSABLE, f"the server sent an event of more than {self._limit} bytes")
+            raise AnswerUnusable(f"the server sent an event of more than {self._limit} bytes")
         return out
 
 
@@ -404,9 +404,9 @@ def _parse(body: bytes) -> Json:
     try:
         value = canonical.loads(body)
     except canonical.NotCanonical as exc:
-        raise RpcError(ANSWER_UNUSABLE, f"the server's answer is not usable: {exc}") from None
+        raise AnswerUnusable(f"the server's answer is not usable: {exc}") from None
     if not isinstance(value, dict):
-        raise RpcError(ANSWER_UNUSABLE, "the server's answer is no JSON-RPC message")
+        raise AnswerUnusable("the server's answer is no JSON-RPC message")
     return value
 
 
@@ -416,7 +416,7 @@ def _result(value: Json, ident: int) -> Json:
         raise RpcError(error["code"], str(error.get("message", "")), error.get("data"))
     result = value.get("result")
     if value.get("id") not in (ident, str(ident)) or not isinstance(result, dict):
-        raise RpcError(ANSWER_UNUSABLE, "the server's answer belongs to no request of ours")
+        raise AnswerUnusable("the server's answer belongs to no request of ours")
     return result
 
 
