@@ -248,10 +248,10 @@ async def _settle(app: App, settings: Config, changes: list[Change], yes: bool, 
         return False
     user = identity.os_user()
     person = identity.person_of(settings.people, user)
-    for number, change in enumerate(changes):
-        await app.accept(change.new, person.name if person is not None else user)
-        if told is not None:
-            told["definitions"][number]["accepted"] = True
+    await app.accept([change.new for change in changes], person.name if person is not None else user)
+    if told is not None:
+        for entry in told["definitions"]:
+            entry["accepted"] = True
     if told is None:
         print(f"Accepted {many}. A gateway that is running notices by itself.")
     return True

@@ -178,7 +178,7 @@ _OPERATOR = {
     ),
     "tool_gone": ("The server no longer offers the tool.", "Look at the server; remove its contract."),
     "ambiguous_server": (
-        "Several servers offer the tool, and the contract names none.",
+        "Several servers offer the tool, or may, and the contract names none.",
         "Name the server in the contract.",
     ),
     "bad_schema": ("The tool's own schema cannot be used.", "Report it to the server's author; pin another version."),
