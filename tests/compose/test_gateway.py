@@ -207,11 +207,19 @@ async def test_a_tool_is_offered_once_its_definition_was_accepted(tmp_path: Path
     assert told == [("echo", "alice", shown["echo"].digest)]
 
 
+PROMPTS = 'first_use, prompts: ["*"]'
+
+
+def prompt(name: str, body: Any = None) -> Definition:
+    body = body or {"name": name}
+    return Definition("hostile", name, canonical.definition_digest(body), body, "prompt")
+
+
 async def test_names_of_definitions_on_record_hold_no_secret_and_nothing_unseen(tmp_path: Path) -> None:
     name = "x\u200b\x1b[2J AKIAIOSFODNN7EXAMPLE"
-    async with opened(tmp_path) as app:
-        for body in ({"name": name, "inputSchema": {}}, {"name": name, "inputSchema": {}, name: 1}):
-            await app.learn("hostile", [Definition("hostile", name, canonical.definition_digest(body), body)])
+    async with opened(tmp_path, pins=PROMPTS) as app:
+        for body in ({"name": name}, {"name": name, name: 1}):
+            await app.learn("hostile", [prompt(name, body)])
         assert [d.name for d in app.store.reader().pins("hostile")].count(name) == 1, "what was pinned is as it came"
     records = [gateways.records(tmp_path / "state", kind=f"pin_{kind}")[-1] for kind in ("accepted", "changed")]
     clean = "x\\u{200b}\\u{1b}[2J [redacted]"
@@ -219,14 +227,64 @@ async def test_names_of_definitions_on_record_hold_no_secret_and_nothing_unseen(
     assert records[1]["fields"] == [clean]
 
 
-async def test_first_use_pins_each_definition_once(tmp_path: Path) -> None:
+async def test_first_use_pins_each_definition_that_is_used_once(tmp_path: Path) -> None:
     for _ in range(2):
         async with opened(tmp_path) as app:
             assert offered(app) == ["echo", "counter"]
-            count = len(await app.pool.definitions("hostile", app.agent))
+            assert len(await app.pool.definitions("hostile", app.agent)) > 2
     accepted = gateways.records(tmp_path / "state", kind="pin_accepted")
-    assert len(accepted) == count
-    assert {body["by"] for body in accepted} == {"first_use"}
+    assert {(body["name"], body["by"]) for body in accepted} == {("echo", "first_use"), ("counter", "first_use")}
+    assert len(accepted) == 2
+
+
+async def test_many_definitions_are_accepted_and_their_changes_recorded_in_one_write_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, pins=PROMPTS) as app:
+        writes, write = list[object](), app.store.write
+
+        async def counted(work: Any, **more: Any) -> Any:
+            writes.append(work)
+            return await write(work, **more)
+
+        monkeypatch.setattr(app.store, "write", counted)
+        many = [prompt(f"p{number}") for number in range(500)]
+        await app.learn("hostile", many)
+        assert len(writes) == 1
+        await app.learn("hostile", many)
+        assert len(writes) == 1
+        await app.learn("hostile", [prompt(d.name, {**d.body, "title": "x"}) for d in many])
+        assert len(writes) == 2
+    changed = gateways.records(tmp_path / "state", kind="pin_changed")
+    assert len(changed) == apps._MOST_CHANGES + 1
+    assert changed[-1]["more"] == 500 - apps._MOST_CHANGES
+
+
+async def test_first_use_ends_where_a_server_shows_ever_new_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(apps, "_MOST_FIRST_USE", 12)
+    async with opened(tmp_path, pins=PROMPTS) as app:  # echo and counter are relied on
+        for turn in range(4):
+            await app.learn("hostile", [prompt(f"p{turn}-{number}") for number in range(5)])
+        assert len(app.store.reader().pins("hostile")) == 12
+        assert "are not accepted on first use" in caplog.text
+        monkeypatch.setattr(apps, "_GONE_SECONDS", -1.0)
+        await app.learn("hostile", [prompt(f"last-{number}") for number in range(5)])
+        names = {d.name for d in app.store.reader().pins("hostile")}
+    assert {"echo", "counter", *(f"last-{number}" for number in range(5))} <= names
+    assert len(names) == 12
+    assert [body["count"] for body in gateways.records(tmp_path / "state", kind="pins_dropped")] == [5]
+
+
+async def test_changed_that_changes_nothing_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path) as app:
+        rules = app.pipeline.rules
+        own = await app.pool.definitions("hostile", app.agent)
+        await app._lists_changed("hostile", own)
+        assert app.pipeline.rules is rules
+        await app._lists_changed("hostile", own[1:])
+        assert app.pipeline.rules is not rules
 
 
 async def test_a_change_hides_the_tool_until_it_is_accepted_or_undone(tmp_path: Path) -> None:

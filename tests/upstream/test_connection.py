@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
 from ringfence.core.model import Json, Principal, ServerSpec, Status
 from ringfence.core.ports import UpstreamRequest
@@ -145,6 +147,37 @@ async def test_a_listing_of_long_pages_is_given_up_before_it_fills_the_memory() 
     with pytest.raises(Unavailable, match="never ends"):
         await opened(far_end(tools_list=page))
     assert len(pages) == 4
+
+
+@pytest.mark.parametrize("pages", [1, 10])
+async def test_a_listing_of_too_many_tools_is_refused_and_as_many_as_may_be_are_read(pages: int) -> None:
+    most = connection.MOST_DEFINITIONS
+
+    def listing(count: int) -> Any:
+        async def page(params: Json, exchange: Any) -> Json:
+            number = int(params.get("cursor", "0"))
+            tools = [{"name": f"{number}-{each}"} for each in range(count // pages)]
+            return {"tools": tools, "nextCursor": str(number + 1)} if number + 1 < pages else {"tools": tools}
+
+        return far_end(tools_list=page)
+
+    made, _ = await opened(listing(most))
+    assert len(made.definitions) == most
+    with pytest.raises(Unavailable, match="tools/list lists more than 1,000 tools") as refused:
+        await opened(listing(most + pages))
+    assert refused.value.reason_code == "server_listing"
+
+
+async def test_definitions_are_digested_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    where: list[int] = []
+
+    def digest(body: Any) -> str:
+        where.append(threading.get_ident())
+        return "sha256:x"
+
+    monkeypatch.setattr(canonical, "definition_digest", digest)
+    await opened(far_end())
+    assert where and threading.get_ident() not in where
 
 
 @pytest.mark.parametrize("listed", [{"tools": None}, {"tools": {"a": 1}}, {}, RpcError(-32601, "x")], ids=str)

@@ -29,7 +29,7 @@ from ringfence.config import Config
 from ringfence.core import canonical
 from ringfence.core.box import BoxSpec, Program
 from ringfence.core.errors import ConfigError, Refused, RingfenceError, StoreError, Unavailable
-from ringfence.core.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec
+from ringfence.core.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec, Transport
 from ringfence.core.ports import Channel, UpstreamRequest, WarmableBackend
 from ringfence.front.http import HttpFront
 from ringfence.front.mcp import McpFront
@@ -42,7 +42,7 @@ from ringfence.governance.dispatch import Dispatcher, DispatchTargets
 from ringfence.governance.guard import Guard, without_forged
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.policy import Policy
-from ringfence.governance.rulebook import Rulebook, implicit_contract
+from ringfence.governance.rulebook import Rulebook, allowed_item, implicit_contract
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.store import FIRST_USE, PinRow, Store, Transaction, Unproven
@@ -53,6 +53,11 @@ log = logging.getLogger("ringfence")
 
 _NAME_LENGTH = 300
 _MOST_FIELDS = 50
+_MOST_CHANGES = 100
+"""Changed definitions of one listing that are each on record; of the rest, how many there were."""
+_MOST_FIRST_USE = 3000
+"""Definitions of one server that are accepted without a person: what it lists, and some that it listed before."""
+_GONE_SECONDS = 86400.0
 _RETAIN_SECONDS = 3600.0
 _LEAPT = (
     "the clock is far past the newest record: nothing is pruned by gateway.retention until this gateway has run for a"
@@ -180,20 +185,62 @@ class App:
         except RingfenceError as exc:
             log.warning("server %s is not available: %s", server, exc)
 
-    async def learn(self, server: str, definitions: list[Definition]) -> None:
-        """Compare what a server shows with what was accepted; pin what may be pinned on first use."""
+    def uses(self, server: str) -> Callable[[Definition], bool]:
+        """Tells which of a server's definitions the configuration offers; the others are neither accepted nor kept."""
         spec = self.config.servers[server]
-        pinned = {(d.kind, d.name): d for d in self.store.reader().pins(server)}
+        contracts = [c for c in self.config.contracts.values() if c.transport is Transport.MCP]
+        tools = {c.tool for c in contracts if c.server in (None, server)}
+        return lambda d: d.name in tools if d.kind == "tool" else allowed_item(spec, "prompt", d.name)
+
+    async def learn(self, server: str, definitions: Sequence[Definition]) -> None:
+        """Compare what a server shows with what was accepted; pin what may be pinned on first use."""
+        rows = self.store.reader().pinned(server)
+        pinned = {(row.definition.kind, row.definition.name): row.definition for row in rows}
         known = self._live.get(server, {})
         self._live[server] = {(d.kind, d.name): d for d in definitions}
+        fresh: list[Definition] = []
+        changed: list[tuple[Definition, Definition]] = []
+        used = self.uses(server)
         for definition in definitions:
-            old = pinned.get((definition.kind, definition.name))
-            if old is None and spec.pins == "first_use":
-                await self.accept([definition], FIRST_USE)
-            elif old is not None and old.digest != definition.digest:
-                before = known.get((definition.kind, definition.name))
-                if before is None or before.digest != definition.digest:
-                    await self._changed(old, definition)
+            place = (definition.kind, definition.name)
+            old = pinned.get(place)
+            if old is None:
+                if used(definition):
+                    fresh.append(definition)
+            elif old.digest != definition.digest and (place not in known or known[place].digest != definition.digest):
+                changed.append((old, definition))
+        if fresh and self.config.servers[server].pins == "first_use":
+            await self._accept_at_first_use(server, fresh, rows)
+        if changed:
+            await self._changed(server, changed)
+
+    async def _accept_at_first_use(self, server: str, fresh: list[Definition], rows: list[PinRow]) -> None:
+        """Pin what a server shows, up to a number; what it showed long ago and nobody relies on makes room."""
+        mine = [row for row in rows if not row.by_person]
+        excess = len(mine) + len(fresh) - _MOST_FIRST_USE
+        if excess > 0:
+            late = time.time() - _GONE_SECONDS
+            used = self.uses(server)
+            shown = self._live[server]
+
+            def relied_on(row: PinRow) -> bool:
+                definition = row.definition
+                named = definition.kind == "tool" and used(definition)
+                return named or row.bound is not None or (definition.kind, definition.name) in shown
+
+            gone = [row for row in mine if row.at < late and not relied_on(row)]
+            oldest = [row.definition for row in sorted(gone, key=lambda row: row.at)[:excess]]
+            if oldest:
+                await self.store.write(lambda tx: tx.drop_pins(server, oldest), durable=True)
+            left_out = excess - len(oldest)
+            if left_out > 0:
+                fresh = fresh[: max(0, len(fresh) - left_out)]
+                log.error(
+                    "server %s: %d definitions are not accepted on first use, since %d were: ringfence check --accept",
+                    *(server, left_out, _MOST_FIRST_USE),
+                )
+        if fresh:
+            await self.accept(fresh, FIRST_USE)
 
     async def accept(self, definitions: Sequence[Definition], by: str) -> None:
         """Pin definitions, on record. If a person does, capabilities that name no server follow, unless they rely on a
@@ -220,18 +267,32 @@ class App:
         shown = self._live.get(server)
         return not row.by_person or (shown is not None and ("tool", row.definition.name) not in shown)
 
-    async def _changed(self, old: Definition, new: Definition) -> None:
-        named = self._guard.message(new.name, most=_NAME_LENGTH)
-        log.warning(
-            "server %s changed its definition of %s; it is hidden until accepted: ringfence check --accept",
-            new.server,
-            named,
-        )
-        body: Json = {"server": new.server, "of": new.kind, "name": named}
+    async def _changed(self, server: str, changes: list[tuple[Definition, Definition]]) -> None:
+        """Put it on record that accepted definitions (the old, the new) are no longer what the server shows."""
+        bodies = [self._difference(old, new) for old, new in changes[:_MOST_CHANGES]]
+        for body in bodies:
+            log.warning(
+                "server %s changed its definition of %s; it is hidden until accepted: ringfence check --accept",
+                *(server, body["name"]),
+            )
+        more = len(changes) - len(bodies)
+        if more:
+            log.warning("server %s changed %d more of its definitions; they are hidden, too", server, more)
+            bodies.append({"server": server, "more": more})
+
+        def put(tx: Transaction) -> None:
+            for body in bodies:
+                tx.append("pin_changed", None, body)
+
+        await self.store.write(put, durable=True)
+
+    def _difference(self, old: Definition, new: Definition) -> Json:
+        body: Json = {"server": new.server, "of": new.kind}
+        body["name"] = self._guard.message(new.name, most=_NAME_LENGTH)
         body |= {"pinned": old.digest, "seen": new.digest}
         fields = sorted(k for k in {*old.body, *new.body} if old.body.get(k) != new.body.get(k))
         body["fields"] = [self._guard.message(field, most=_NAME_LENGTH) for field in fields[:_MOST_FIELDS]]
-        await self.store.write(lambda tx: tx.append("pin_changed", None, body), durable=True)
+        return body
 
     async def _starting(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
         if spec.url is None and spec.placement == "unsafe_host":
@@ -486,6 +547,8 @@ class App:
                 if definition.kind == "tool":
                     contracts.setdefault(definition.name, contract(server, definition.body))
         self.config = replace(self.config, contracts=contracts)
+        for server, found in self._live.items():
+            await self.learn(server, list(found.values()))
         await self._enforce()
 
     # ── what servers say unasked ──────────────────────────────────────────────────────────────────
@@ -507,6 +570,10 @@ class App:
             await self._tell(principal, method, shown)
 
     async def _lists_changed(self, server: str, definitions: list[Definition]) -> None:
+        known = self._live.get(server)
+        shown = {(d.kind, d.digest) for d in definitions}
+        if known is not None and {(d.kind, d.digest) for d in known.values()} == shown:
+            return  # "changed", says the server, and nothing did
         try:
             await self.learn(server, definitions)
             await self.refresh()

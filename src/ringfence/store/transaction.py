@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -397,6 +397,14 @@ class Transaction:
         )
         if bound.rowcount:
             self.append("pin_bound", None, {"server": server, "tool": tool, "before": instead_of})
+
+    def drop_pins(self, server: str, definitions: Sequence[Definition]) -> None:
+        """Forget accepted definitions of a server. How many is recorded."""
+        self._connection.executemany(
+            "DELETE FROM pins WHERE server = ? AND kind = ? AND name = ?",
+            [(server, definition.kind, definition.name) for definition in definitions],
+        )
+        self.append("pins_dropped", None, {"server": server, "count": len(definitions)})
 
     def pins(self, server: str | None = None) -> list[Definition]:
         return [row.definition for row in pin_rows(self._connection, server)]

@@ -23,7 +23,7 @@ from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unava
 from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.egress.resolver import Check, CheckedResolver
 from ringfence.upstream.link import MAX_MESSAGE_BYTES, MODERN, AnswerUnusable, InFlight, RpcError, reason_of
-from ringfence.upstream.pacing import MOST_QUESTIONS, PIECE_BYTES, Floods, Intake, LinkBudget, framing
+from ringfence.upstream.pacing import LONG_BYTES, MOST_QUESTIONS, PIECE_BYTES, Floods, Intake, LinkBudget, framing
 
 log = logging.getLogger("ringfence.upstream")
 
@@ -163,7 +163,7 @@ class HttpLink:
                 self._session = response.headers.get("mcp-session-id", self._session)
             kind = response.headers.get("content-type", "")
             if kind.startswith("application/json"):
-                return _result(_parse(await _read_bounded(response)), message["id"])
+                return _result(await self._parsed(await _read_bounded(response)), message["id"])
             if kind.startswith("text/event-stream"):
                 return await self._follow(client, response, message["id"], exchange)
             raise AnswerUnusable(f"server {self._name} answered with content type {kind[:60]!r}")
@@ -194,7 +194,7 @@ class HttpLink:
     ) -> Json | None:
         try:
             async for data in _events(response, place, self._intake):
-                value = _parse(data)
+                value = await self._parsed(data)
                 if "method" not in value:
                     return _result(value, ident)
                 await self._inbound(value, len(data), exchange.ask, exchange.hear)
@@ -202,6 +202,9 @@ class HttpLink:
             if place.last is None:
                 raise
         return None
+
+    async def _parsed(self, body: bytes) -> Json:
+        return _parse(body) if len(body) < LONG_BYTES else await self._intake.floods.aside(lambda: _parse(body))
 
     async def _inbound(
         self, value: Json, size: int, ask: Callable[[str, Json], Awaitable[Json]] | None, tell: Tell
@@ -299,7 +302,7 @@ class HttpLink:
                     if response.status != 200:
                         return  # the server offers no such stream
                     async for data in _events(response, _Place(), self._intake):
-                        value = _parse(data)
+                        value = await self._parsed(data)
                         if "method" in value:
                             await self._inbound(value, len(data), None, tell)
                         else:

@@ -36,7 +36,7 @@ from ringfence.core.errors import OutcomeUnknown, Unavailable
 from ringfence.core.model import Json, ServerSpec
 from ringfence.core.ports import Launched
 from ringfence.upstream.link import MAX_MESSAGE_BYTES, AnswerUnusable, InFlight, RpcError
-from ringfence.upstream.pacing import MOST_QUESTIONS, PIECE_BYTES, Floods, Intake
+from ringfence.upstream.pacing import LONG_BYTES, MOST_QUESTIONS, PIECE_BYTES, Floods, Intake
 
 log = logging.getLogger("ringfence.upstream")
 
@@ -233,7 +233,7 @@ class StdioLink:
         self, line: bytes | TooLong, complaints: _Complaints, out: MemoryObjectSendStream[SessionMessage | Exception]
     ) -> None:
         if isinstance(line, bytes):
-            message = _parse(line, complaints.add)
+            message = await self._parsed(line, complaints)
             size = len(line)
         else:
             message = _unusable(line.request_id, line.problem)
@@ -242,6 +242,15 @@ class StdioLink:
             await self._intake.notification(size)
         elif await self._admits(message, size):
             await out.send(SessionMessage(message))
+
+    async def _parsed(self, line: bytes, complaints: _Complaints) -> JSONRPCMessage | None:
+        if len(line) < LONG_BYTES:
+            return _parse(line, complaints.add)
+        problems: list[object] = []
+        message = await self._intake.floods.aside(lambda: _parse(line, problems.append))
+        for problem in problems:
+            complaints.add(problem)
+        return message
 
     async def _admits(self, message: JSONRPCMessage, size: int) -> bool:
         """Whether it goes on to the dispatcher, when its time has come."""
