@@ -33,6 +33,7 @@ from ringfence.store.rows import (
     KeyRow,
     Part,
     Payload,
+    PinRow,
     approval_by_id,
     approval_from,
     key_row,
@@ -288,6 +289,10 @@ class Reader:
             return key_row(self._connection, scope, key)
 
     def pins(self, server: str | None = None) -> list[Definition]:
+        return [row.definition for row in self.pinned(server)]
+
+    def pinned(self, server: str | None = None) -> list[PinRow]:
+        """Accepted definitions, with who accepted each."""
         with _readable():
             return pin_rows(self._connection, server)
 

@@ -101,6 +101,25 @@ class Approval:
     """What the log proves of it, where that was looked at."""
 
 
+FIRST_USE = "first_use"
+"""In the place of the person who accepted a definition: nobody did."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinRow:
+    """An accepted definition, and who relies on it."""
+
+    definition: Definition
+    by: str
+    at: float
+    bound: int | None
+    """The place in the order in which tools came to capabilities that name no server; None: it came to none."""
+
+    @property
+    def by_person(self) -> bool:
+        return self.by != FIRST_USE
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRow:
     """An idempotency key and what became of the call that took it."""
@@ -147,7 +166,7 @@ APPROVAL = (
 BRIEF = APPROVAL.replace(" summary,", " '{}',")
 """Without what people are shown, which may be large."""
 KEY = "SELECT scope, key, request_digest, call_id, state, outcome, at FROM keys WHERE scope = ? AND key = ?"
-PIN = "SELECT server, name, digest, body, kind FROM pins"
+PIN = "SELECT server, name, digest, body, kind, by, at, bound FROM pins"
 RECORD = "SELECT id, chain, seq, at, kind, call_id, text, hash FROM records"
 
 
@@ -226,10 +245,10 @@ def key_row(connection: sqlite3.Connection, scope: str, key: str) -> KeyRow | No
     return KeyRow(row[0], row[1], row[2], row[3], row[4], outcome, row[6])
 
 
-def pin_rows(connection: sqlite3.Connection, server: str | None) -> list[Definition]:
+def pin_rows(connection: sqlite3.Connection, server: str | None) -> list[PinRow]:
     where, values = (" WHERE server = ?", (server,)) if server is not None else ("", ())
     rows = connection.execute(f"{PIN}{where} ORDER BY server, kind, name", values)
-    return [Definition(row[0], row[1], row[2], unpack(row[3]), row[4]) for row in rows]
+    return [PinRow(Definition(row[0], row[1], row[2], unpack(row[3]), row[4]), *row[5:]) for row in rows]
 
 
 def record_from(row: tuple[Any, ...], find: Callable[[str], str | None] | None = None) -> Record:

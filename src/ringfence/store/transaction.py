@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -376,15 +376,38 @@ class Transaction:
             "SELECT digest FROM pins WHERE server = ? AND kind = ? AND name = ?", place
         ).fetchone()
         self._connection.execute(
-            "INSERT OR REPLACE INTO pins (server, kind, name, digest, body, by, at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO pins (server, kind, name, digest, body, by, at) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (server, kind, name) DO UPDATE SET digest = excluded.digest, body = excluded.body,"
+            " by = excluded.by, at = excluded.at",
             (*place, definition.digest, pack(definition.body), by, at),
         )
         body = {"server": place[0], "definition": place[1], "digest": definition.digest, "by": by}
         body["name"] = place[2] if named is None else named
         self.append("pin_accepted", None, {**body, "before": before[0] if before else None})
 
+    def bind_pin(self, server: str, tool: str, *, instead_of: str | None = None) -> None:
+        """Capabilities that name the tool and no server mean this server's from now on. It is recorded."""
+        self._connection.execute(
+            "UPDATE pins SET bound = NULL WHERE server = ? AND kind = 'tool' AND name = ?", (instead_of, tool)
+        )
+        bound = self._connection.execute(
+            "UPDATE pins SET bound = (SELECT coalesce(max(bound), 0) + 1 FROM pins)"
+            " WHERE server = ? AND kind = 'tool' AND name = ? AND bound IS NULL",
+            (server, tool),
+        )
+        if bound.rowcount:
+            self.append("pin_bound", None, {"server": server, "tool": tool, "before": instead_of})
+
+    def drop_pins(self, server: str, definitions: Sequence[Definition]) -> None:
+        """Forget accepted definitions of a server. How many is recorded."""
+        self._connection.executemany(
+            "DELETE FROM pins WHERE server = ? AND kind = ? AND name = ?",
+            [(server, definition.kind, definition.name) for definition in definitions],
+        )
+        self.append("pins_dropped", None, {"server": server, "count": len(definitions)})
+
     def pins(self, server: str | None = None) -> list[Definition]:
-        return pin_rows(self._connection, server)
+        return [row.definition for row in pin_rows(self._connection, server)]
 
     def put_payload(self, call_id: str, part: Part, salt: bytes, body: bytes) -> None:
         """Keep a payload that the contract lets us keep, and its salt, apart from the log."""

@@ -23,9 +23,8 @@ HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", HANDSHAKE)
 MAX_MESSAGE_BYTES = 8_000_000
 """Longest single message taken from a server; a longer one fails the call it answers and nothing else."""
 
-
-ANSWER_UNUSABLE = -32001
-"""Our own code for an answer that came but cannot be used: too long, or not strict JSON."""
+_UNUSABLE = -32001
+"""What a client is told as the code of an answer that cannot be used."""
 
 
 class RpcError(RingfenceError):
@@ -36,6 +35,13 @@ class RpcError(RingfenceError):
         self.code = code
         self.message = message
         self.data = data
+
+
+class AnswerUnusable(RpcError):
+    """An answer came and cannot be used: too long, not strict JSON. Known by its type: a server sends any code."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_UNUSABLE, message)
 
 
 @dataclass(slots=True)
@@ -96,7 +102,8 @@ class ServerLink(Protocol):
         ...
 
     async def request(self, method: str, params: Json, exchange: InFlight) -> Json:
-        """Send and wait. Raises RpcError, Unavailable (nothing was sent) or OutcomeUnknown (no message came back)."""
+        """Send and wait. Raises RpcError, AnswerUnusable, Unavailable (nothing was sent) or OutcomeUnknown (no message
+        came back). Which of them it is, the link knows by itself: no code that a server sends stands for another."""
         ...
 
     async def notify(self, method: str, params: Json | None, headers: Mapping[str, str] | None = None) -> None:
