@@ -583,6 +583,24 @@ class Policy:
         )
 
 
+def joined(decision: Decision, other: Decision, name: str, asks: Sequence[str] = ()) -> Decision:
+    """The decision on a call that is also one of the capability `name`: allowed if both are, with all that either
+    demands, and with what `asks` for."""
+    allowed = decision.allowed and other.allowed
+    every = tuple(dict.fromkeys((*decision.asks, *other.asks, *asks)))
+    return replace(
+        decision,
+        allowed=allowed,
+        reason=f"{decision.reason}; as {name}: {other.reason}",
+        rules=tuple(dict.fromkeys((*decision.rules, *other.rules))),
+        asks=every if allowed else (),
+        sandbox=allowed and (decision.sandbox or other.sandbox),
+        marks=tuple(dict.fromkeys((*decision.marks, *other.marks))),
+        error="; ".join(dict.fromkeys(filter(None, (decision.error, other.error)))) or None,
+        forms=tuple(dict([*other.forms, *decision.forms]).items()),
+    )
+
+
 def _matched(compiled: _Compiled, seen: _Seen, see: Callable[[], Json], errors: list[str]) -> str | None:
     try:
         return compiled.matches(seen, see)

@@ -8,7 +8,18 @@ from collections.abc import Mapping
 from ringfence.core.box import Ran
 from ringfence.core.model import Answer, Json, Mode
 from ringfence.core.sessions import ProcessState
-from ringfence.sandbox.tools.definition import COUNT, DIGEST, FLAG, NUMBER, ONE, PROCESS, RUNNING, TEXT, Tool
+from ringfence.sandbox.tools.definition import (
+    COUNT,
+    DIGEST,
+    FLAG,
+    NUMBER,
+    ONE,
+    PROCESS,
+    RUNNING,
+    TEXT,
+    CarriedCode,
+    Tool,
+)
 from ringfence.sandbox.tools.results import SPARE_BYTES, text
 from ringfence.sandbox.tools.task import Task, already_begun, bad, data_of
 
@@ -168,6 +179,7 @@ async def stop_process(task: Task) -> Answer:
     {"session": TEXT, "process": NUMBER, "bytes": COUNT},
     wide={"data": DIGEST},
     runs=True,
+    carries=CarriedCode("text", "run_shell", "command"),
 )
 async def send_input(task: Task) -> Answer:
     given = task.given

@@ -27,6 +27,7 @@ from ringfence.sandbox.tools.definition import (
     SESSION,
     TEXT,
     TEXTS,
+    CarriedCode,
     Tool,
 )
 from ringfence.sandbox.tools.limits import limits_schema
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ringfence.sandbox.sessions.volumes import Volume
 
 MOST_FORKS_PER_CALL = 32
+_SET_UP = CarriedCode("setup", "execute_python", "code")
 _METADATA: Json = {
     **TEXTS,
     "additionalProperties": {"type": "string", "maxLength": 1000},
@@ -115,6 +117,7 @@ _MOST_PAST = 32
     maybe=("ports",),
     wide=_OPENING_WIDE,
     makes_box=True,
+    carries=_SET_UP,
 )
 async def open_session(task: Task) -> Answer:
     try:
@@ -226,6 +229,7 @@ async def snapshot_session(task: Task) -> Answer:
     {**ONE, "count": {"type": "integer", "minimum": 1, "maximum": MOST_FORKS_PER_CALL}},
     ("session", "count"),
     {"session": TEXT, "sessions": {"type": "array", "items": {"type": "object"}}},
+    carries=_SET_UP,  # that of the session: it runs again in each
 )
 async def fork_session(task: Task) -> Answer:
     """Fork one by one: each succeeds or fails by itself."""
