@@ -13,6 +13,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from ringfence.core.model import Json, Principal, ServerSpec
+from ringfence.front import mcp as mcp_front
 from ringfence.front.inbound import ClientRequest, Inbound
 from ringfence.front.mcp import McpFront
 from tests.faking import Reply, Said, Way, governed
@@ -91,6 +92,20 @@ async def test_a_subscription_is_a_call(tmp_path: Path) -> None:
             ("resource", "resources/subscribe", "file:///etc/passwd", "validation_failure"),
             ("resource", "resources/unsubscribe", PUBLIC, "success"),
         ]
+
+
+async def test_a_session_is_subscribed_to_a_bounded_number_of_resources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_front, "MOST_WATCHED", 2)
+    async with fronted(tmp_path) as (front, _):
+        client = inbound()
+        for name in ("doc:a", "doc:b", "doc:a"):
+            await ask(front, "resources/subscribe", client, uri=name)
+        with pytest.raises(MCPError, match="can be subscribed to"):
+            await ask(front, "resources/subscribe", client, uri="doc:c")
+        await ask(front, "resources/unsubscribe", client, uri="doc:a")
+        await ask(front, "resources/subscribe", client, uri="doc:c")
 
 
 async def test_a_second_session_is_judged_too(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -180,6 +182,19 @@ def test_defect_20_what_is_remembered_is_bounded(clock: Clock) -> None:
         budget.admit(asked, contract, f"digest{number}").release(Status.FAILED)
     assert len(budget._buckets) <= 50
     assert len(budget._streaks) <= 50
+
+
+class Name(str):
+    """A name that can be watched."""
+
+
+def test_how_long_the_name_is_that_a_caller_gives_costs_no_memory(budget: Budget) -> None:
+    asked = call(Name("invented"))
+    seen = weakref.ref(asked.tool)
+    budget.note(asked, "d", Status.VALIDATION_FAILURE)
+    del asked
+    gc.collect()
+    assert len(budget._streaks) == 1 and seen() is None
 
 
 def test_a_place_that_is_taken_is_not_forgotten(clock: Clock) -> None:

@@ -182,7 +182,9 @@ def test_cancelling_what_is_not_there(pipe: Pipe, ident: Any) -> None:
     pipe.write(json.dumps(note).encode())
 
 
-def test_nothing_before_the_handshake(tmp_path: Path, hostile_command: list[str]) -> None:
+def test_nothing_before_the_handshake_and_in_it_a_client_says_little_of_itself(
+    tmp_path: Path, hostile_command: list[str]
+) -> None:
     config = gateway.configuration(
         {"hostile": {"command": hostile_command, "pins": "first_use"}}, gateway.tools("hostile", "echo")
     )
@@ -191,6 +193,11 @@ def test_nothing_before_the_handshake(tmp_path: Path, hostile_command: list[str]
         assert "error" in pipe.ask(gateway.call("echo", {"text": "early"}))
         (body,) = refused(pipe.gateway)
         assert (body["reason_code"], body["method"]) == ("not_initialized", "tools/call")
+        talkative: JSON = {"experimental": {f"k{number}": {} for number in range(1000)}}
+        assert "clientInfo and capabilities" in pipe.ask(gateway.initialize(talkative))["error"]["message"]
+        modern = pipe.ask(gateway.modern(gateway.call("echo"), talkative))
+        assert "clientInfo and capabilities" in modern["error"]["message"]
+        assert [body["reason_code"] for body in refused(pipe.gateway)[1:]] == ["invalid_params"] * 2
         assert "result" in pipe.ask(gateway.initialize())
     finally:
         assert pipe.close() == 0

@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_DEPTH = 64
@@ -237,3 +237,25 @@ def salted_bytes(text: bytes, salt: bytes) -> str:
 def new_id(prefix: str) -> str:
     """A fresh unguessable id, `prefix_…`. It begins with the time, so that indexes grow at their end."""
     return f"{prefix}_{time.time_ns() // 1_000_000:011x}{os.urandom(8).hex()}"
+
+
+def is_light(value: Any, most: int) -> bool:
+    """Whether a JSON value has at most so many characters, each value and key in it counted as 32 more. However heavy
+    it is, no more of it than that is looked at."""
+    left = most
+    stack = [value]
+    while stack and left > 0:
+        item = stack.pop()
+        left -= 16
+        if isinstance(item, str):
+            left -= len(item)
+        elif isinstance(item, Mapping):
+            left -= 16 * len(item)
+            if left > 0:
+                stack.extend(item.keys())
+                stack.extend(item.values())
+        elif isinstance(item, list | tuple):
+            left -= 16 * len(item)
+            if left > 0:
+                stack.extend(item)
+    return left > 0

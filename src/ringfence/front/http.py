@@ -37,7 +37,15 @@ from starlette.types import Message, Receive, Scope, Send
 from ringfence.core import canonical
 from ringfence.core.model import Json, Principal
 from ringfence.front import results
-from ringfence.front.inbound import ClientRequest, Inbound, wants, with_params
+from ringfence.front.inbound import (
+    ClientRequest,
+    Inbound,
+    declared_problem,
+    handshake,
+    wants,
+    with_params,
+    without_icons,
+)
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusal, Refusals, reason_of
 from ringfence.upstream.connection import ROOTS_CHANGED
@@ -475,6 +483,12 @@ class HttpFront:
             return
         value, fault = message
         if value.get("method") == "initialize" and "id" in value:
+            try:
+                value = {**value, "params": handshake(_params(value) or {})}
+            except MCPError as exc:
+                await request.note(reason_of(exc.code), "initialize")
+                await _error(request.send, 400, exc.code, exc.message, value["id"])
+                return
             session = self.sessions.create(principal)
             if session is None:
                 await request.error(503, INVALID_REQUEST, "too_many_sessions", "too many sessions are open")
@@ -629,7 +643,7 @@ class HttpFront:
         if self._front.answers(method, version):
             declared = route.client_capabilities if isinstance(route.client_capabilities, dict) else {}
             return self._front.answer(ClientRequest(method, params, version, inbound, declared))
-        connection = Connection.from_envelope(version, route.client_info, route.client_capabilities)
+        connection = Connection.from_envelope(version, without_icons(route.client_info), route.client_capabilities)
         runner: ServerRunner[Any] = ServerRunner(self._front.server, connection, None)
         return runner.on_request(exchange, method, params)
 
@@ -639,7 +653,12 @@ class HttpFront:
         if duplicated is not None:
             return InboundLadderRejection(HEADER_MISMATCH, f"{duplicated} header appears more than once")
         route = classify_inbound_request(value, headers=headers)
-        if isinstance(route, InboundLadderRejection) or value["method"] != "tools/call":
+        if isinstance(route, InboundLadderRejection):
+            return route
+        problem = declared_problem(route.client_info, route.client_capabilities)
+        if problem is not None:
+            return InboundLadderRejection(INVALID_PARAMS, problem)
+        if value["method"] != "tools/call":
             return route
         params = value["params"]
         arguments = params.get("arguments") or {}

@@ -28,6 +28,11 @@ ANSWER_SECONDS = 600.0
 WAIT_SECONDS = 600.0
 """How long a paused call waits for its client's next request."""
 MAX_WAITING = 1000
+MOST_DECLARED = 16_384
+"""Characters of what a client says of itself, as `canonical.is_light` counts them. It is kept as long as the client's
+session, or as a call that waits for the client."""
+MOST_WATCHED = 1000
+"""Resources that one session, or one stream, may be subscribed to."""
 
 
 @dataclass(slots=True)
@@ -57,6 +62,29 @@ def with_params(value: Any, fault: str | None) -> tuple[Any, str | None]:
     if called and not isinstance(value.get("params", {}), dict):
         return {**value, "params": {}}, fault or "params must be an object"
     return value, fault
+
+
+def without_icons(info: Any) -> Any:
+    """What a client says of itself, without pictures, which may be long and which nothing here shows."""
+    return {name: value for name, value in info.items() if name != "icons"} if isinstance(info, dict) else info
+
+
+def declared_problem(info: Any, capabilities: Any) -> str | None:
+    """Why what a client declares is not accepted, if so."""
+    if canonical.is_light((without_icons(info), capabilities), MOST_DECLARED):
+        return None
+    return f"what a client declares (clientInfo and capabilities) has more than {MOST_DECLARED} characters"
+
+
+def handshake(params: Mapping[str, Any]) -> Json:
+    """The params of an `initialize`, as they are kept. Raises MCPError."""
+    kept = {name: params[name] for name in ("protocolVersion", "capabilities", "clientInfo", "_meta") if name in params}
+    if "clientInfo" in kept:
+        kept["clientInfo"] = without_icons(kept["clientInfo"])
+    problem = declared_problem(kept, None)
+    if problem is not None:
+        raise MCPError(INVALID_PARAMS, problem)
+    return kept
 
 
 @dataclass(slots=True)

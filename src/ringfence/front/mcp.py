@@ -27,6 +27,7 @@ from ringfence.front import results
 from ringfence.front.inbound import (
     LOG_LEVEL_KEY,
     LOG_LEVELS,
+    MOST_WATCHED,
     ClientChannel,
     ClientRequest,
     Inbound,
@@ -46,6 +47,7 @@ log = logging.getLogger("ringfence.front")
 
 Context = ServerRequestContext[Any, Any]
 _HANDSHAKE_ONLY = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
+_TOO_MANY = f"no more than {MOST_WATCHED} resources can be subscribed to"
 _QUESTIONS = ("elicitation", "sampling", "roots")
 
 
@@ -261,6 +263,8 @@ class McpFront:
     async def _subscribe(self, asked: ClientRequest, inbound: Inbound) -> Json:
         uri = _watchable(asked.params.get("uri"))
         if uri not in inbound.watching:
+            if len(inbound.watching) >= MOST_WATCHED:
+                raise MCPError(INVALID_PARAMS, _TOO_MANY)
             await self._watch(inbound, uri, asked.version)
             inbound.watching.add(uri)
         return {}
@@ -320,8 +324,11 @@ class McpFront:
         assert isinstance(inbound, Inbound)
         principal = inbound.principal
         watched: set[str] = set()
+        wanted = params.notifications.resource_subscriptions or ()
+        if len(wanted) > MOST_WATCHED:
+            raise MCPError(INVALID_PARAMS, _TOO_MANY)
         try:
-            for uri in params.notifications.resource_subscriptions or ():
+            for uri in wanted:
                 try:
                     known = _watchable(uri)
                     await self._watch(inbound, known, ctx.protocol_version)

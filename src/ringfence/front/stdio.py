@@ -22,6 +22,7 @@ from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp.shared.transport_context import TransportContext
 from mcp_types import (
     INTERNAL_ERROR,
+    INVALID_PARAMS,
     INVALID_REQUEST,
     PARSE_ERROR,
     ErrorData,
@@ -32,7 +33,7 @@ from mcp_types import (
 
 from ringfence.core import canonical
 from ringfence.core.model import Json, Principal
-from ringfence.front.inbound import Inbound, wants, with_params
+from ringfence.front.inbound import Inbound, declared_problem, handshake, wants, with_params, without_icons
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusal, reason_of
 from ringfence.upstream.connection import ROOTS_CHANGED
@@ -98,14 +99,18 @@ class StdioFront:
             dctx: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
         ) -> Json:
             meta = (params or {}).get("_meta")
+            if method == "initialize":
+                params = handshake(params or {})
             if method == "initialize" or not (isinstance(meta, dict) and _VERSION_KEY in meta):
                 return await runner.on_request(dctx, method, params)
             route = classify_inbound_request({"method": method, "params": params})
             if isinstance(route, InboundLadderRejection):
                 raise MCPError(route.code, route.message, route.data)
-            once = Connection.from_envelope(
-                route.protocol_version, route.client_info, route.client_capabilities, outbound=quiet
-            )
+            problem = declared_problem(route.client_info, route.client_capabilities)
+            if problem is not None:
+                raise MCPError(INVALID_PARAMS, problem)
+            info = without_icons(route.client_info)
+            once = Connection.from_envelope(route.protocol_version, info, route.client_capabilities, outbound=quiet)
             try:
                 return await serve_one(self._front.server, dctx, method, params, connection=once, lifespan_state=None)
             except Exception as exc:  # the edge: as over HTTP, details stay in our log

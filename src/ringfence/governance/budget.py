@@ -86,7 +86,8 @@ class Budget:
         self._clock = clock
         self._guard_loops = guard_loops
         self._buckets: _Recent[tuple[str, str], _Bucket] = _Recent(kept, lambda bucket: bucket.running == 0)
-        self._streaks: _Recent[tuple[str, str, str], _Streak] = _Recent(min(kept, 2000), lambda streak: True)
+        # By the digest of the call, which covers its name: a caller may give that any length.
+        self._streaks: _Recent[tuple[str, str], _Streak] = _Recent(min(kept, 2000), lambda streak: True)
 
     def admit(self, call: Call, contract: Contract, arguments_digest: str) -> BudgetSlot:
         """Take a place and a token. Raises Refused, which costs neither."""
@@ -110,7 +111,7 @@ class Budget:
 
     def check_loop(self, call: Call, arguments_digest: str) -> None:
         """Refuse a call that failed, unchanged, too many times in a row just now."""
-        streak = self._streaks.peek((call.principal.key, call.tool, arguments_digest))
+        streak = self._streaks.peek((call.principal.key, arguments_digest))
         if streak is None or len(streak.failed_at) < LOOP_FAILURES:
             return
         wait = streak.failed_at[0] + LOOP_SECONDS - self._clock()
@@ -125,7 +126,7 @@ class Budget:
         """Remember how a call ended; a success ends its row of failures."""
         if not self._guard_loops:
             return
-        key = (call.principal.key, call.tool, arguments_digest)
+        key = (call.principal.key, arguments_digest)
         if status in _FAILURES:
             self._streaks.get(key, _Streak).failed_at.append(self._clock())
         elif status is Status.SUCCESS:

@@ -294,6 +294,11 @@ class Catalog:
             if isinstance(found, Capability) and _in(self._contracts[name], environment)
         ]
 
+    def serving(self, tool: str, environment: str) -> list[Contract]:
+        """The contracts for one of our own tools that are offered in this environment."""
+        offered = [capability.contract for capability in self.offered(environment)]
+        return [each for each in offered if each.tool == tool and each.transport is Transport.SANDBOXED_EXEC]
+
     def resolve(self, call: Call, environment: str) -> Capability:
         """The capability that the call means, its arguments checked. Raises Refused."""
         if call.fault is not None:

@@ -70,6 +70,8 @@ class CallState:
     contract: Contract | None = None
     definition: Definition | None = None
     decision: Decision | None = None
+    programs: tuple[Contract, ...] = ()
+    """The contracts for programs that it was decided by as well, because it runs code as they do."""
     possible: PossibleEffects = NO_EFFECTS
     """What it may change outside."""
     network: Json | None = None

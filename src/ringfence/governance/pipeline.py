@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from urllib.parse import unquote
 
 import anyio
@@ -25,6 +26,7 @@ from ringfence.core.model import (
     SYSTEM,
     Call,
     Contract,
+    Decision,
     Grant,
     Json,
     Outcome,
@@ -44,10 +46,11 @@ from ringfence.governance.dispatch import Dispatcher
 from ringfence.governance.guard import ONLY_FIELDS, Guard, GuardedChannel, without_forged
 from ringfence.governance.idempotency import IdempotencyKey, IdempotencyKeys
 from ringfence.governance.journal import CallState
+from ringfence.governance.policy import joined
 from ringfence.governance.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
 from ringfence.sandbox.tools.resources import normal_address
 from ringfence.sandbox.tools.results import explain
-from ringfence.sandbox.tools.toolkit import SERVER
+from ringfence.sandbox.tools.toolkit import SERVER, carried_code
 from ringfence.store import Approval, Store, Transaction, Unproven
 
 log = logging.getLogger("ringfence.pipeline")
@@ -91,7 +94,11 @@ class Pipeline:
             await self._policy(rules, state, contract)  # 4 policy
             call = state.call  # as it goes on
             self._dispatcher.check(call, contract, state.decision)  # type: ignore[arg-type]
-            state.possible = effects.possible_effects(call, contract, await self._dispatcher.outside(call, contract))
+            outside = await self._dispatcher.outside(call, contract)
+            state.possible = effects.possible_effects(call, contract, outside)
+            code = carried_code(call, contract, outside)
+            if code is not None:
+                await self._as_program(rules, state, *code)
             key, replayed = await self._earlier(rules, state, contract)  # 5 once
             if replayed is not None:
                 outcome = replayed
@@ -245,12 +252,26 @@ class Pipeline:
         decision = state.decision = await rules.policy.decided(state.call, contract)
         if contract.commands is not None and decision.allowed:
             state.decision = approval_binding.for_programs(decision, state.call, contract)
-        if not decision.allowed:
-            code = "policy_error" if decision.error is not None else "policy"
-            raise Refused(Status.DENIED, code, f"Refused by policy: {decision.reason}")
+        _require_allowed(decision)
         if decision.asks and state.call.kind in ASIDE:
             text = f"Refused by policy: {decision.reason}, and no person can be asked for {state.call.method}"
             raise Refused(Status.DENIED, "policy", text)
+
+    async def _as_program(self, rules: Rulebook, state: CallState, tool: str, arguments: Json) -> None:
+        """Code is code, whichever call brings it: what policy, contracts and people demand of the tool that would run
+        it is demanded of this call, too. Raises Refused, Unavailable."""
+        assert state.decision is not None
+        state.programs = tuple(rules.catalog.serving(tool, rules.environment))
+        if not state.programs:
+            text = f"{state.call.tool} would run code as {tool} does, and that is not offered here"
+            raise Refused(Status.DENIED, "policy", f"Refused by policy: {text}")
+        for each in state.programs:
+            call = replace(state.call, tool=each.name, arguments=arguments)
+            decision = await rules.policy.decided(call, each)
+            asks = rules.approvals.asked_by(each, partial(variables, call, each, rules.environment))
+            state.decision = joined(state.decision, decision, each.name, asks)
+            _require_allowed(state.decision)
+            self._dispatcher.check(replace(call, arguments={"session": ""}), each, decision)  # it would be in one
 
     # ── 5 once ────────────────────────────────────────────────────────────────────────────────────
 
@@ -408,6 +429,11 @@ class Pipeline:
                 found = now.catalog.resolve(state.call, now.environment)
                 fresh.contract = found.contract
                 fresh.definition = found.definition
+                fresh.programs = tuple(
+                    each
+                    for tool in {p.tool for p in state.programs}
+                    for each in now.catalog.serving(tool, now.environment)
+                )
             else:
                 fresh.contract = self._listed(now, fresh)
         except Refused:
@@ -564,6 +590,12 @@ def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) ->
         outcome.ran,
         outcome.within,
     )
+
+
+def _require_allowed(decision: Decision) -> None:
+    if not decision.allowed:
+        code = "policy_error" if decision.error is not None else "policy"
+        raise Refused(Status.DENIED, code, f"Refused by policy: {decision.reason}")
 
 
 def _trust(state: CallState, reason_code: str) -> str:
