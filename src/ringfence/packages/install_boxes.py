@@ -80,7 +80,7 @@ class InstallBoxes:
     async def run(self, what: str, job: BoxJob, trees: tuple[Path, ...] = ()) -> BoxReport:
         """`what` names the packages in errors. Raises Unavailable."""
         given = (
-            Input("install.py", Path(__file__).with_name("inside") / f"{job.script.rpartition('.')[2]}.py"),
+            Input("install.py", Path(__file__).with_name("inside") / f"{job.script.rpartition('.')[2]}.py", links=True),
             Input("order.json", canonical.dumps(dict(job.order))),
         )
         basis = await self._reaching(job.registry) if job.registry is not None else BoxSpec(Program("command"))
@@ -110,7 +110,7 @@ class InstallBoxes:
         inputs: tuple[Input, ...] = ()
         # With a credential, TLS ends at our proxy, which adds it: the proxy trusts the registry, and the box the proxy.
         if registry.certificates and not registry.credentials:
-            inputs = (Input("trusted.pem", registry.certificates),)
+            inputs = (Input("trusted.pem", registry.certificates, links=True),)
             env |= dict.fromkeys(_TRUST, "/workspace/input/trusted.pem")
         network = await self._reach(registry)
         return BoxSpec(Program("command"), env=env, inputs=inputs, trees=registry.trees, network=network)

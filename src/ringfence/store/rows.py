@@ -19,6 +19,8 @@ Part = Literal["arguments", "result"]
 T = TypeVar("T")
 _LATEST = 253_402_300_800.0
 """No calendar shows a later time."""
+_LOOKED_AT = 1000
+"""Records, for a leap of the time of day."""
 _DEPTH = 4 * canonical.MAX_DEPTH
 """Rows wrap what came from outside, so they may be nested deeper than that may."""
 
@@ -235,6 +237,12 @@ def last_time(connection: sqlite3.Connection) -> float:
     """The time in the newest record; a tampered file may hold any type there."""
     row = connection.execute("SELECT at FROM records ORDER BY id DESC LIMIT 1").fetchone()
     return float(row[0]) if row is not None and isinstance(row[0], int | float) else 0.0
+
+
+def recent_times(connection: sqlite3.Connection) -> list[float]:
+    """The times in the last records, newest first, to look for a leap of the time of day in them."""
+    rows = connection.execute("SELECT at FROM records ORDER BY id DESC LIMIT ?", (_LOOKED_AT,)).fetchall()
+    return [float(at) for (at,) in rows if isinstance(at, int | float)]
 
 
 def key_row(connection: sqlite3.Connection, scope: str, key: str) -> KeyRow | None:

@@ -41,6 +41,8 @@ from ringfence.store.rows import (
     unpack,
 )
 
+KEPT_DAYS = 8
+"""How many days' quotas of one scope are kept."""
 SAID_SECONDS = 3600.0
 """After so long a process says again what its records share: by then a reader may have forgotten it."""
 _SAY = "INSERT INTO shared (digest, text, at) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at"
@@ -487,8 +489,16 @@ class Transaction:
     # ── Quotas ──
 
     def spend(self, scope: str, day: str, limit: int) -> bool:
-        """Take one of `limit` for this day; False where none is left."""
-        self._connection.execute("DELETE FROM quotas WHERE scope = ? AND day < ?", (scope, day))
+        """Take one of `limit` for this day; False where none is left.
+
+        What was spent on the last days on record stays, whatever day it is by the clock: one that was ahead for a while
+        must not give back what today has spent.
+        """
+        self._connection.execute(
+            "DELETE FROM quotas WHERE scope = ?1 AND day < ?2 AND day NOT IN"
+            " (SELECT day FROM quotas WHERE scope = ?1 ORDER BY day DESC LIMIT ?3)",
+            (scope, day, KEPT_DAYS),
+        )
         if limit < 1:
             return False
         spent = self._connection.execute(

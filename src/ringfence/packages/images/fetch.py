@@ -133,7 +133,9 @@ class ImageFetcher:
             "layers": [{"file": each.file, "packed": each.packed} for each in manifest.layers],
             "most_entries": _MOST_ENTRIES,
         }
-        inputs = tuple(Input(f"files/{each}", staging / each) for each in {layer.file for layer in manifest.layers})
+        inputs = tuple(
+            Input(f"files/{each}", staging / each, links=True) for each in {layer.file for layer in manifest.layers}
+        )
         left = staging / "left"
         await self._boxes.run(str(name), BoxJob(_LAYERS, "unpack", order, left, inputs=inputs))
         listing = await asyncio.to_thread(read_json, left / "listing.json", _MOST_LISTING)

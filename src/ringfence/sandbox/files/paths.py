@@ -230,9 +230,15 @@ def open_beneath(root: int, parts: tuple[str, ...], flags: int, mode: int = 0) -
     raise OSError(number, os.strerror(number), os.fsdecode(path))
 
 
-def open_without_links(path: str) -> int:
-    """An O_PATH descriptor; no link on the way is followed. Raises OSError."""
-    how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, _NO_LINKS | _NO_MAGIC_LINKS)
+def open_without_links(path: str, flags: int = os.O_PATH) -> int:
+    """Open a path of the host; no link on the way is followed. Raises OSError."""
+    if not has_openat2():
+        start = os.open("/" if path.startswith("/") else ".", FOLDER)
+        try:
+            return _open_step_by_step(start, tuple(filter(None, path.split("/"))), flags, 0)
+        finally:
+            os.close(start)
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, 0, _NO_LINKS | _NO_MAGIC_LINKS)
     name = os.fsencode(path)
     here = ctypes.c_long(-100)
     descriptor = int(_syscall(ctypes.c_long(_OPENAT2), here, name, how, ctypes.c_long(len(how))))
