@@ -307,3 +307,24 @@ async def test_a_box_that_stays_has_it_for_all_that_runs_in_it(backend: ProcessB
     assert [each.report.left for each in (first, quiet, leaves, cleared)] == [False, False, True, False]
     assert second.stdout.text == f"http://127.0.0.1:{outlet.PORT}\n"
     assert box.outlet is not None and box.outlet.facts()["allowed"][0]["count"] == 1
+
+
+async def test_what_set_up_code_does_is_in_the_facts_of_the_next_step(backend: ProcessBackend) -> None:
+    async with answering(Server()) as outside:
+        name = "len(os.listdir('/workspace/output'))"
+        setup = f"{ASK}import os\nask('api.example', {outside.port})\nopen(f'/workspace/output/{{{name}}}', 'w')\n"
+        refused = "try: os.chroot('/')\nexcept OSError: pass"
+        box = await backend.open(StaySpec(setup=setup + refused), serve(OPEN))
+        try:
+            await box.interpreter()
+            again = await box.interpreter()
+            step = (await again.run(Cell(b"1"), lambda *_: None, lambda _: None)).report
+            after = (await again.run(Cell(b"1"), lambda *_: None, lambda _: None)).report
+        finally:
+            await box.end()
+    assert step.late is not None and after.late is None
+    assert [entry["count"] for entry in step.late["network"]["allowed"]] == [2]
+    assert step.late["network"]["bytes_out"] == sum(map(len, outside.requests))
+    assert step.late["denials"] == {"chroot": 2}
+    assert [each["path"] for each in step.late["files"]] == ["/workspace/output/0", "/workspace/output/1"]
+    assert not step.denials and not step.files and step.network is not None and not step.network["allowed"]

@@ -92,6 +92,14 @@ class Interpreter:
     def alive(self) -> bool:
         return self._member.alive
 
+    @property
+    def folder(self) -> str | None:
+        place = f"/proc/{self._member.pid}/cwd"
+        try:
+            return os.readlink(place) if os.stat(place).st_nlink else None
+        except OSError:
+            return None
+
     # ── Start ──
 
     def start_fork(self) -> None:
@@ -138,7 +146,8 @@ class Interpreter:
         self._unnumbered += 1
         try:
             async with self._turn:
-                done = await self._run(Cell(source.encode(), limits), discard_output, discard_value, "<setup>")
+                cell = Cell(source.encode(), limits, reported=False)
+                done = await self._run(cell, discard_output, discard_value, "<setup>")
         except asyncio.CancelledError:
             await self.end()
             raise

@@ -16,6 +16,7 @@ from typing import Any
 from ringfence.core.box import FileFact
 from ringfence.core.system import process_fields
 from ringfence.sandbox.process.box import Box
+from ringfence.sandbox.process.outlet import joined
 from ringfence.sandbox.process.watch import descendants
 
 _TICKS_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
@@ -25,7 +26,7 @@ _MOST_OPEN = 64
 
 @dataclass(slots=True)
 class LateWork:
-    """Work in a box by what earlier steps left there, since the last step that was reported."""
+    """Work in a box by what earlier steps left there, and by set-up code, since the last step that was reported."""
 
     cpu_ms: float = 0.0
     denials: dict[str, int] = field(default_factory=dict)
@@ -36,12 +37,12 @@ class LateWork:
     of the network may be theirs."""
 
     def add(self, more: LateWork) -> None:
-        """Add more; of tasks and of the network, the newer value replaces the older one."""
+        """Add more; of tasks, the newer value replaces the older one."""
         self.cpu_ms += more.cpu_ms
         for name, count in more.denials.items():
             self.denials[name] = self.denials.get(name, 0) + count
         self.files += more.files
-        self.network = more.network or self.network
+        self.network = more.network if self.network is None else joined(self.network, more.network or {})
         self.tasks = more.tasks or self.tasks
 
     def fact(self) -> dict[str, Any] | None:

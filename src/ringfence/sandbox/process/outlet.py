@@ -123,6 +123,21 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
     return out
 
 
+def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The `network` fact of two spans of time together."""
+    out = dict(one)
+    for name, value in other.items():
+        if isinstance(value, int):
+            out[name] = out.get(name, 0) + value
+            continue
+        entries = {_place(entry): dict(entry) for entry in out.get(name, ())}
+        for entry in value:
+            known = entries.setdefault(_place(entry), {**entry, **dict.fromkeys(_SUMS, 0)})
+            known.update({each: known[each] + entry.get(each, 0) for each in _SUMS})
+        out[name] = list(entries.values())
+    return out
+
+
 def _place(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(value for name, value in entry.items() if name not in _SUMS)
 

@@ -70,6 +70,8 @@ class StepBox(Protocol):
 
     def late_fact(self, step: Step) -> Mapping[str, Any] | None: ...
 
+    def keep(self, report: BoxReport) -> None: ...
+
     def leaves_work(self) -> bool: ...
 
 
@@ -97,7 +99,7 @@ class Step:
         self._cpu_seen = 0.0
         self.late = LateWork()
         self.reported = True
-        """Whether a caller gets its report; else late work is reported with the next step."""
+        """Whether a caller gets its report; else what it did is reported with the next step, as late work is."""
         self.others: OtherTasks | None = None
         """What else runs in the box, if anything does."""
         self._denied = dict(member.denials.by_name)
@@ -200,7 +202,7 @@ def _always(task: int) -> bool:
 def box_report(ending: Termination, step: Step, home: StepBox) -> BoxReport:
     ended, status, number, limit = ending
     files, skipped = home.outputs.changed()
-    return BoxReport(
+    report = BoxReport(
         ended=ended,
         exit_status=status,
         signal=number,
@@ -217,6 +219,9 @@ def box_report(ending: Termination, step: Step, home: StepBox) -> BoxReport:
         late=home.late_fact(step),
         left=home.leaves_work(),
     )
+    if not step.reported:
+        home.keep(report)
+    return report
 
 
 def survived_limit(step: Step, home: StepBox) -> Limit | None:
