@@ -282,6 +282,20 @@ async def test_a_tunnel_is_not_inspected_and_says_so() -> None:
     assert fact["bytes_out"] > 500 and fact["bytes_in"] > 500
 
 
+async def test_nothing_leaves_through_a_tunnel_that_is_held() -> None:
+    async with serves(Server()) as server, box([PLAIN], LOCAL) as inside:
+        client = await tunnelled(inside, f"api.example:{server.port}", TRUST)
+        assert (await client.ask(get(host="whoever.example"))).endswith(b"ok")
+        inside.attached.hold()
+        before = inside.attached.facts()[0]["bytes_out"]
+        client.writer.write(get(host="whoever.example"))
+        await tooling.until(lambda: inside.attached.waiting == 1)
+        assert (inside.attached.facts()[0]["bytes_out"], len(server.requests)) == (before, 1)
+        inside.attached.go_on()
+        assert (await client.ask(b"")).endswith(b"ok")
+    assert len(server.requests) == 2
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [

@@ -379,6 +379,11 @@ def test_what_was_put_into_a_session_is_told_by_digest() -> None:
     assert facts["effect"] == "none"
     reading = ending(contract=replace(BOX, mode=Mode.READ), within=Within("box_1"))
     assert explanation(reading).endswith("it only reads, so nothing was changed")
+    sent = Ran(Limits(), report(network={**NETWORK, "allowed": [GOT]}))
+    waited = explanation(replace(reading, ran=sent))
+    assert waited.endswith("this call only waited; what the command did is the effect of the call that started it")
+    planted = Ran(Limits(), report(planted=("/srv/.envrc",)))
+    assert "the effect of the call that started it" in explanation(replace(reading, ran=planted))
 
 
 LATE: dict[str, Any] = {"network": {**NETWORK, "allowed": [GOT], "bytes_out": 9}}
@@ -389,6 +394,7 @@ LATE: dict[str, Any] = {"network": {**NETWORK, "allowed": [GOT], "bytes_out": 9}
     [
         ({"late": LATE}, SENDS, "unknown"),
         ({"late": {"network": {**NETWORK, "denied": [GOT]}}}, SENDS, "none"),
+        ({"late": {"network": {**NETWORK, "allowed": [{**GOT, "count": 0}], "bytes_in": 9}}}, SENDS, "none"),
         ({"late": {"cpu_ms": 3.0}}, SENDS, "none"),
         ({"left": True}, SENDS, "unknown"),
         ({"left": True}, NO_EFFECTS, "none"),
@@ -402,6 +408,11 @@ def test_what_a_step_left_behind_may_have_an_effect(
     facts = build(ending(contract=BOX, ran=ran, possible=possible, within=Within("s_1", 2, "main")))
     assert facts["effect"] == expected
     assert ("nothing was sent" in facts["explanation"]) == (expected == "none")
+
+
+def test_what_was_planted_after_the_last_step_is_in_the_facts_of_closing_a_session() -> None:
+    closed = ending(contract=replace(BOX, mode=Mode.WRITE), within=Within("s_1", 2, planted=("/srv/.envrc",)))
+    assert build(closed)["planted"] == ["/srv/.envrc"]
 
 
 def test_the_page_of_facts_names_every_fact() -> None:

@@ -30,6 +30,28 @@ def test_what_a_step_leaves_the_next_one_finds(sandbox: Sandbox) -> None:
     sandbox.run_code("os.chdir('/workspace')")
 
 
+def test_tasks_go_on_between_steps_and_what_they_print_is_late() -> None:
+    with Sandbox.create() as sandbox:
+        ticking = """
+import asyncio, os
+async def tick():
+    while not os.path.exists('go'):
+        await asyncio.sleep(0.01)
+    print('late')
+    open('done', 'w').close()
+task = asyncio.create_task(tick())
+await asyncio.sleep(0)
+"""
+        first = sandbox.run_code(ticking)
+        assert (first.error, first.late.stdout) == (None, [])
+        sandbox.files.write("go", "")
+        tooling.wait_until(lambda: sandbox.files.exists("done"))
+        second = sandbox.run_code("print('mine')\ntask.done()")
+        assert (second.text, second.logs.stdout, second.late.stdout) == ("True", ["mine\n"], ["late\n"])
+        assert second.facts["late"]["stdout_bytes"] == 5
+        assert sandbox.commands.run("true").late.stdout == []
+
+
 def test_what_holds_for_all_steps_is_written_out_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Isolation is most of a step's record, and the same in each."""
     sandbox.run_code("1")

@@ -133,6 +133,38 @@ def test_another_takes_it_up_by_its_number(sandbox: Sandbox) -> None:
     assert sandbox.commands.kill(99_999) is False
 
 
+def test_what_a_handle_shows_grows_while_the_command_runs(sandbox: Sandbox) -> None:
+    job = sandbox.commands.run("echo one; echo err >&2; read line; echo two", background=True)
+    tooling.wait_until(lambda: (job.stdout, job.stderr) == ("one\n", "err\n"))
+    assert job.read() == ("one\n", "err\n"), "showing it has not taken it away"
+    heard: list[str] = []
+    job.send_stdin("\n")
+    tooling.wait_until(lambda: job.stdout == "one\ntwo\n")
+    job.wait(timeout=120, on_stdout=heard.append)
+    assert (heard, job.stdout) == (["two\n"], "one\ntwo\n")
+
+
+def test_another_handle_sees_what_came_before(sandbox: Sandbox) -> None:
+    job = sandbox.commands.run("echo before; read line; echo after", background=True)
+    tooling.wait_until(lambda: job.stdout == "before\n")
+    other = Sandbox.connect(sandbox.id).commands.connect(job.pid)
+    assert other.stdout == "before\n"
+    job.send_stdin("\n")
+    assert "".join(text for _, text in other) == "before\nafter\n", "an iteration begins with what was only shown"
+    assert other.stdout == "before\nafter\n"
+
+
+async def test_what_a_handle_shows_grows_while_it_is_awaited(state: Path) -> None:
+    async with AsyncSandbox() as box:
+        job = await box.commands.run("echo one; read line; echo two", background=True)
+        await tooling.until(lambda: job.stdout == "one\n")
+        waiting = asyncio.create_task(job.wait())
+        await job.send_stdin("\n")
+        assert (await waiting).stdout == "one\ntwo\n" == job.stdout
+        stopped = await box.commands.run("sleep 600", background=True)
+    assert stopped.stdout == "", "a handle of a command that is gone shows what it saw"
+
+
 def test_a_timeout_ends_a_job_too(sandbox: Sandbox) -> None:
     job = sandbox.commands.run("sleep 600", background=True, timeout=0.3)
     ended = job.wait(timeout=120)

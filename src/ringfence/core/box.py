@@ -227,6 +227,12 @@ class ServedRoute(Protocol):
         """The `network` fact so far; under `packages`, what was installed over it."""
         ...
 
+    def hold(self) -> None:
+        """Let nothing more out until `go_on`. What the box asks for meanwhile waits."""
+        ...
+
+    def go_on(self) -> None: ...
+
     async def close(self) -> dict[str, Any]:
         """End every connection; the `network` fact."""
         ...
@@ -371,6 +377,9 @@ class BoxReport:
     """Its interpreter reported that it was done, and went on: the supervisor ended it."""
     late: Mapping[str, Any] | None = None
     """What processes left by earlier steps did since the previous step; it is not part of this step."""
+    late_stdout: Captured = Captured()
+    late_stderr: Captured = Captured()
+    """What those wrote since the previous step."""
     left: bool = False
     """It left processes or threads that go on in its box, and that have a route out."""
     planted: tuple[str, ...] = ()

@@ -107,6 +107,8 @@ class Command:
     source: bytes | None = None
     """The source of a Python program; `argv` then follows its name in `sys.argv`."""
     name: str = "-c"
+    reported: bool = True
+    """Whether somebody waits for its report; else the next report that is waited for has what was late."""
 
 
 @plain
@@ -196,6 +198,8 @@ class SessionInfo:
     secrets: SessionSecrets | None = None
     keeps: bool = False
     """Whether it may write to a volume, which outlives it."""
+    planted: tuple[str, ...] = ()
+    """Once it has ended: what was planted in its mounts after its last step (see `BoxReport.planted`)."""
 
 
 @plain
@@ -286,6 +290,8 @@ class Within:
     """Files that the call put into the workspace."""
     packages: tuple[Mapping[str, str], ...] = ()
     """What was installed for it, when it was opened."""
+    planted: tuple[str, ...] = ()
+    """What was planted in its mounts after its last step, when it was closed."""
 
 
 @plain

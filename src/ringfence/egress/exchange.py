@@ -20,6 +20,7 @@ from ringfence.core.brokering import OutboundRequest
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.egress import http1, names
 from ringfence.egress.dial import Dialler
+from ringfence.egress.gate import Gate
 from ringfence.egress.http1 import NO_BODY, Framing, HttpRequest, HttpResponse, frame, frame_end, read_body
 from ringfence.egress.ledger import EgressLedger, Failed, Forbidden, LedgerEntry, Malformed, RuleMeter, Stopped
 from ringfence.egress.names import BadName, Endpoint
@@ -47,6 +48,7 @@ class EgressContext:
     authority: Authority | None
     """None where no rule has TLS end here."""
     trust: ssl.SSLContext
+    gate: Gate
     substitute: Substitute | None = None
 
     async def connect(self, place: Endpoint, rule: NetworkRule, entry: LedgerEntry, *, tls: bool) -> OutsideWire:
@@ -179,11 +181,13 @@ class ProxyExchange:
         rule = verdict.granted
         meter = self._context.meters[rule.name]
         meter.admit(request.framing.length)
+        await self._context.gate.passed()  # a broker that is asked has that on record
         given = await self._given(request, place, target, rule)
         without = given.strip | {name.lower() for name in given.put} | {"host", "expect"}
         kept = http1.end_to_end(request.headers, without)
         headers = (("Host", place.header(self._scheme)), *kept, *given.put.items())
         head = http1.write_request(request.method, target, headers, request.framing)
+        await self._context.gate.passed()
         entry.allow(rule.name)
         return _Sending(request, place, rule, head, meter, entry, given)
 
@@ -260,6 +264,7 @@ class ProxyExchange:
         upload: asyncio.Task[bool] | None = None
         kept = whole = False
         try:
+            await self._context.gate.passed()
             sending.meter.outward(len(sending.head), sending.entry)
             with contextlib.suppress(Closed):
                 await outside.send(sending.head)
@@ -320,9 +325,11 @@ class ProxyExchange:
                 if (word := watch.sees(piece)) is not None:
                     await self._caught(sending, word)
                 data = frame(piece, framing)
+                await self._context.gate.passed()
                 sending.meter.outward(len(data), sending.entry)
                 if not await _sent(outside, data):
                     return False
+            await self._context.gate.passed()
             return await _sent(outside, frame_end(framing))
         except Stopped:
             outside.abort()

@@ -19,6 +19,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.egress import names, tunnel
 from ringfence.egress.dial import Dial, Dialler, Resolve, system_dial, system_resolve
 from ringfence.egress.exchange import EgressContext, ProxyExchange
+from ringfence.egress.gate import Gate
 from ringfence.egress.http1 import HttpRequest
 from ringfence.egress.ledger import (
     EgressFact,
@@ -77,6 +78,7 @@ class Egress:
             limits=self._limits,
             authority=signing,
             trust=self._trust,
+            gate=Gate(),
             substitute=substitute,
         )
         attached = BoxProxy(context)
@@ -100,6 +102,18 @@ class BoxProxy:
     def facts(self) -> list[EgressFact]:
         """The facts so far."""
         return self._context.ledger.facts()
+
+    def hold(self) -> None:
+        """Let nothing more out until `go_on`: what the box asks for waits."""
+        self._context.gate.shut()
+
+    def go_on(self) -> None:
+        self._context.gate.open()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests and pieces of them are held."""
+        return self._context.gate.waiting
 
     async def listen(self, listener: socket.socket) -> None:
         self._server = await asyncio.start_server(self._accepted, sock=listener, limit=_BUFFER)
@@ -185,9 +199,11 @@ class BoxProxy:
 
     async def _open(self, place: Endpoint, rule: NetworkRule, wire: HttpWire, entry: LedgerEntry) -> Tunnel:
         meter = self._context.meters[rule.name]
+        await self._context.gate.passed()
         meter.admit()
         entry.allow(rule.name)
-        return Tunnel(wire, await self._context.connect(place, rule, entry, tls=False), meter, entry)
+        outside = await self._context.connect(place, rule, entry, tls=False)
+        return Tunnel(wire, outside, meter, entry, self._context.gate)
 
     async def _terminate(self, place: Endpoint, wire: HttpWire, entry: LedgerEntry) -> ServedTls:
         """Raises Forbidden where the hello is for another host, Failed where the client does not believe us."""

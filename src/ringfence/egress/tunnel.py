@@ -11,6 +11,7 @@ import contextlib
 from dataclasses import dataclass
 
 from ringfence.egress import names
+from ringfence.egress.gate import Gate
 from ringfence.egress.ledger import Forbidden, LedgerEntry, RuleMeter, Stopped
 from ringfence.egress.names import Host
 from ringfence.egress.wire import Closed, HttpWire, OutsideWire, ProxyLimits
@@ -228,7 +229,10 @@ class HelloGuard:
 class Tunnel:
     """One tunnel, from the client's hello to the end of both sides."""
 
-    def __init__(self, client: HttpWire, outside: OutsideWire, meter: RuleMeter, entry: LedgerEntry) -> None:
+    def __init__(
+        self, client: HttpWire, outside: OutsideWire, meter: RuleMeter, entry: LedgerEntry, gate: Gate
+    ) -> None:
+        self._gate = gate
         self._client = client
         self._outside = outside
         self._meter = meter
@@ -268,6 +272,7 @@ class Tunnel:
         return data
 
     async def _send_out(self, data: bytes) -> None:
+        await self._gate.passed()
         self._meter.outward(len(data), self._entry)
         await self._outside.send(data)
 

@@ -120,6 +120,8 @@ def _of_session(within: Within) -> Json:
         given["claimed"] = ["exit_status"]  # of a cell, its interpreter says whether it failed
     if within.packages:
         given["packages"] = [dict(package) for package in within.packages]
+    if within.planted:
+        given["planted"] = list(within.planted)
     return {"session": session, **given}
 
 
@@ -254,8 +256,8 @@ def _sent(ending: Ending) -> bool | None:
 
 def _went_out(network: Mapping[str, Any]) -> bool:
     asked = (entry for which in ("allowed", "failed") for entry in network.get(which, ()))
-    # Bytes are those of hosts outside alone: our own index answers here.
-    return network.get("bytes_out", 0) > 0 or any(entry["host"] != INDEX_HOST for entry in asked)
+    # Bytes are those of hosts outside alone: our own index answers here. An answer that comes in later is no request.
+    return network.get("bytes_out", 0) > 0 or any(entry["host"] != INDEX_HOST and entry["count"] > 0 for entry in asked)
 
 
 def explanation(ending: Ending, changed: Effect | None = None) -> str:
@@ -383,6 +385,8 @@ def _late(ending: Ending) -> str:
     parts += [f"{sum(late['denials'].values())} refused system calls"] if late.get("denials") else []
     parts += [f"{len(late['files'])} files"] if late.get("files") else []
     parts += ["requests to the network"] if late.get("network") else []
+    written = sum(late.get(f"{stream}_bytes", 0) for stream in ("stdout", "stderr"))
+    parts += [f"{written} bytes of output"] if written else []
     tasks = late.get("tasks")
     if tasks:
         parts.append("1 thread or process beside it" if tasks == 1 else f"{tasks} threads and processes beside it")
@@ -410,6 +414,8 @@ def _what_changed(ending: Ending, changed: Effect) -> str:
             if not ending.dispatched or ending.status in _NEVER_RAN:
                 return "nothing was run" if ending.status is not Status.SUCCESS else "nothing was run again"
             if contract is not None and contract.mode is Mode.READ and not ending.possible:
+                if _sent(ending) or (ending.ran is not None and ending.ran.report.planted):
+                    return "this call only waited; what the command did is the effect of the call that started it"
                 return "it only reads, so nothing was changed"
             had = ending.possible.sends or (ending.ran is not None and ending.ran.report.network is not None)
             network = "nothing was sent to the network" if had else "network was denied"

@@ -176,6 +176,17 @@ class ProxyRoute:
     def facts(self) -> dict[str, Any]:
         return self._with_more(network_fact(self._attached.facts()))
 
+    def hold(self) -> None:
+        self._attached.hold()
+
+    def go_on(self) -> None:
+        self._attached.go_on()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests and pieces of them are held."""
+        return self._attached.waiting
+
     async def close(self) -> dict[str, Any]:
         if self._handed is not None:
             self._handed.revoke()

@@ -236,7 +236,7 @@ class CommandHandle(_Blocking[AsyncCommandHandle]):
 
     @property
     def stdout(self) -> str:
-        """Its stdout as far as this handle has read, waited or iterated."""
+        """All of its stdout so far, what came before this handle was made included."""
         return self._inner.stdout
 
     @property

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from ringfence.core.box import Attached, Stream
-from ringfence.core.errors import NotFound, TimedOut
+from ringfence.core.errors import NotFound, RingfenceError, TimedOut
 from ringfence.core.model import Json, Outcome
 from ringfence.sdk import engine
-from ringfence.sdk.client import SessionClient, given
+from ringfence.sdk.client import SessionClient, call_by_engine, given
 from ringfence.sdk.execution import CommandResult, command_result, value
 from ringfence.sdk.infos import ProcessInfo
 from ringfence.sdk.once import OnOutput, known
@@ -131,6 +132,11 @@ class AsyncCommandHandle:
         self._client = client
         self._callbacks = dict(callbacks or {"stdout": None, "stderr": None})
         self._seen: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._unheard: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        """What was seen and neither `read` nor `wait` nor an iteration has handed out yet."""
+        self._reading = 0
+        """How many of those are under way: each begins where the one before ended."""
+        self._over = False
         self._at = {"stdout": 0, "stderr": 0}
         utf8 = codecs.getincrementaldecoder("utf-8")
         self._decoders = {name: utf8("replace") for name in self._seen}
@@ -142,22 +148,21 @@ class AsyncCommandHandle:
 
     @property
     def stdout(self) -> str:
-        """Its stdout as far as this handle has read, waited or iterated."""
+        """All of its stdout so far, what came before this handle was made included."""
+        self._look()
         return "".join(self._seen["stdout"])
 
     @property
     def stderr(self) -> str:
         """Its stderr, likewise."""
+        self._look()
         return "".join(self._seen["stderr"])
 
     async def read(self) -> tuple[str, str]:
         """Its new stdout and stderr since the last read or wait, without waiting."""
-        new: list[tuple[str, str]] = []
-        attached = Attached(tell=lambda stream, data: new.append((stream, self._take(stream, data))))
-        reply = value(await self._client.outcome("process_output", self._place(), attached))
-        self._at = {"stdout": int(reply["stdout_at"]), "stderr": int(reply["stderr_at"])}
-        out, err = ("".join(text for stream, text in new if stream == name) for name in self._seen)
-        return out, err
+        with self._going_on():
+            await self._fetch()
+        return self._new("stdout"), self._new("stderr")
 
     async def wait(
         self, timeout: float | None = None, on_stdout: OnOutput | None = None, on_stderr: OnOutput | None = None
@@ -168,17 +173,30 @@ class AsyncCommandHandle:
             callbacks = dict(self._callbacks)
 
         async def telling(tell: Callable[[str, Any], None]) -> Outcome:
+            for stream in self._seen:
+                tell(stream, self._new(stream))
             return await self._follow(lambda stream, data: tell(stream, self._take(stream, data)), timeout)
 
-        outcome = await engine.with_callbacks(telling, callbacks)
+        with self._going_on():
+            outcome = await engine.with_callbacks(telling, callbacks)
         reply = value(outcome)
         if reply["running"]:
             text = f"command {self.pid} of sandbox {self._client.id} still runs after {timeout} s and goes on"
             raise TimedOut("wait_timeout", f"{text}; wait again, or kill it")
+        self._over = True
         return self._result(reply, outcome)
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, str]]:
         """Yield pairs of `stdout` or `stderr` and text, as it is written, until the command is over."""
+        with self._going_on():
+            for stream in self._seen:
+                if text := self._new(stream):
+                    yield stream, text
+            async with contextlib.aclosing(self._pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _pieces(self) -> AsyncGenerator[tuple[str, str], None]:
         loop = asyncio.get_running_loop()
         heard: asyncio.Queue[tuple[Stream, bytes] | None] = asyncio.Queue()
         following = loop.create_task(self._follow(lambda *piece: engine.quietly(loop, heard.put_nowait, piece), None))
@@ -205,10 +223,42 @@ class AsyncCommandHandle:
         return {"process": self.pid, "stdout_at": self._at["stdout"], "stderr_at": self._at["stderr"]}
 
     def _take(self, stream: Stream, data: bytes) -> str:
+        """Take what came, and hand it out with all that was not handed out before."""
+        self._keep(stream, data)
+        return self._new(stream)
+
+    def _keep(self, stream: Stream, data: bytes) -> None:
         self._at[stream] += len(data)
         text = self._decoders[stream].decode(data)
         self._seen[stream].append(text)
+        self._unheard[stream].append(text)
+
+    def _new(self, stream: str) -> str:
+        text = "".join(self._unheard[stream])
+        self._unheard[stream].clear()
         return text
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        self._reading += 1
+        try:
+            yield
+        finally:
+            self._reading -= 1
+
+    async def _fetch(self) -> None:
+        """Read what is there, without waiting for more."""
+        reply = value(await self._client.outcome("process_output", self._place(), Attached(tell=self._keep)))
+        self._at = {"stdout": int(reply["stdout_at"]), "stderr": int(reply["stderr_at"])}
+        self._over = not reply["running"]
+
+    def _look(self) -> None:
+        """Read what is there now, for a property: its caller cannot await. The engine has a thread of its own, so this
+        takes a moment and never waits for the caller's loop."""
+        if self._over or self._reading or self._client.call_tool is not call_by_engine or engine.engine().here:
+            return
+        with self._going_on(), contextlib.suppress(RingfenceError):  # it is gone: what was seen of it stays
+            engine.waited(self._fetch)
 
     async def _follow(self, put: Put, timeout: float | None) -> Outcome:
         arguments = {**self._place(), **given(seconds=timeout)}

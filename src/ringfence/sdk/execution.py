@@ -185,6 +185,8 @@ class Execution:
     """The number of this step in its sandbox."""
     alive: bool = True
     """Whether its interpreter still lives, with all variables; if not, the next run gets a fresh one."""
+    late: Logs = field(default_factory=Logs)
+    """What threads, processes and tasks that earlier steps left wrote since the previous step."""
 
     @property
     def text(self) -> str:
@@ -203,6 +205,8 @@ class CommandResult:
     """The command's own; 128+n for one that died of signal n, 124 for a timeout, 137 for a limit."""
     facts: Json
     status: str
+    late: Logs = field(default_factory=Logs)
+    """As for `Execution`."""
 
 
 # ── From outcomes ─────────────────────────────────────────────────────────────────────────────────
@@ -234,7 +238,7 @@ def without_result(problem: RingfenceError, status: Status | None = None, facts:
 def command_result(outcome: Outcome) -> CommandResult:
     """Raises an error if nothing ran, or the outcome is not known."""
     stdout, stderr = streams(outcome)
-    return CommandResult(stdout, stderr, _exit_code(outcome), outcome.facts, str(outcome.status))
+    return CommandResult(stdout, stderr, _exit_code(outcome), outcome.facts, str(outcome.status), _late(outcome))
 
 
 def streams(outcome: Outcome) -> tuple[str, str]:
@@ -337,7 +341,15 @@ def cell(outcome: Outcome) -> Execution:
         context=reply.get("context"),
         step=reply.get("step"),
         alive=bool(reply.get("interpreter_alive", True)),
+        late=_late(outcome),
     )
+
+
+def _late(outcome: Outcome) -> Logs:
+    if outcome.ran is None:
+        return Logs()
+    streams = (outcome.ran.report.late_stdout, outcome.ran.report.late_stderr)
+    return Logs(*([stream.text] if stream.total else [] for stream in streams))
 
 
 def _cell_error(outcome: Outcome, reply: Json, claimed: Json) -> ExecutionError | None:

@@ -106,7 +106,7 @@ class Interpreter:
     def __call__(self, source: str | bytes, seen: Callable[[str], None] | None = None, **order: Any) -> Outcome:
         """Run a cell. `seen` is told of stdout as it grows."""
         self._cells += 1
-        self._let_go()
+        before = self._readers
         source = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
         wanted = {"kind": "cell", "id": self._cells, "name": f"<cell {self._cells}>", "source": source, **order}
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
@@ -119,10 +119,15 @@ class Interpreter:
         for descriptor in given:
             os.close(descriptor)
         self._readers = list(readers)
-        return self._follow(*readers, seen)
+        try:
+            return self._follow(*readers, seen)
+        finally:
+            # Not as soon as a cell has ended: what it left writes into its pipes until the next one.
+            for descriptor in before:
+                os.close(descriptor)
 
     def _let_go(self) -> None:
-        """Of the last cell's pipes. Not as soon as it has ended: the interpreter lets go of them only then."""
+        """Of the last cell's pipes."""
         for descriptor in self._readers:
             os.close(descriptor)
         self._readers = []

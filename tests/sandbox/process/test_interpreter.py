@@ -41,6 +41,19 @@ def said(report: CellReport) -> str:
     return report.results[-1].data["text/plain"]
 
 
+async def test_variables_that_python_reads_at_its_start_have_their_effect_in_sessions(backend: ProcessBackend) -> None:
+    env = {"PYTHONHASHSEED": "0", "PYTHONOPTIMIZE": "1", "PYTHONPATH": "/workspace/lib", "PYTHONWARNINGS": "error"}
+    box = await backend.open(StaySpec(env=env))
+    assert box.isolation["memory_layout"] == "fresh"
+    interpreter = await box.interpreter()
+    made = "import os, sys\nos.mkdir('lib')\nopen('lib/greeting.py', 'w').write('word = 1')"
+    assert (await run(interpreter, made)).error is None
+    seen = "import greeting\nsys.flags.hash_randomization, sys.flags.optimize, sys.warnoptions, greeting.__file__"
+    assert said(await run(interpreter, seen)) == "(0, 1, ['error'], '/workspace/lib/greeting.py')"
+    plain = await backend.open(StaySpec(env={"WHO": "me"}))
+    assert plain.isolation["memory_layout"] == "shared"
+
+
 async def test_interpreters_have_a_layout_of_their_own_and_facts_say_so(box: LiveBox, backend: ProcessBackend) -> None:
     one, two = await box.interpreter(), await box.interpreter()
     assert said(await run(one, _WHERE)) != said(await run(two, _WHERE))

@@ -20,6 +20,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.sessions import Cell, CellReport, Command, Failure, Shown, StaySpec
 from ringfence.sandbox.files import collect as collecting
 from ringfence.sandbox.process import interpreter as interpreters
+from ringfence.sandbox.process import streams
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.cgroups.cgroup import Cgroups, Group
 from ringfence.sandbox.process.interpreter import Interpreter
@@ -86,6 +87,59 @@ talker.start()
     assert said(await run(interpreter, "quiet.set()\ntalker.join()\nfailed")) == "[]"
 
 
+async def test_what_is_written_between_steps_comes_with_the_next_one_as_late(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    leaving = """
+import asyncio, os, subprocess, threading
+go = threading.Event()
+def talk():
+    go.wait()
+    print('thread')
+    display('shown')
+threading.Thread(target=talk).start()
+child = subprocess.Popen('while [ ! -e go ]; do sleep 0.01; done; echo child >&2; touch /workspace/said', shell=True)
+async def tick():
+    while not os.path.exists('go'):
+        await asyncio.sleep(0.01)
+    print('task')
+    go.set()
+task = asyncio.create_task(tick())
+print('now')
+await asyncio.sleep(0)
+"""
+    first = (await run(interpreter, leaving)).report
+    assert (first.stdout.text, first.late_stdout.total) == ("now\n", 0)
+    background = Command(("/bin/sh", "-c", "touch go; while [ ! -e said ]; do sleep 0.01; done"), reported=False)
+    report = await (await box.command(background, nothing)).over()
+    assert report.late_stdout.total == 0, "nobody waits for the report of a command in the background"
+    seen = await run(interpreter, "print('mine')\ntask.done()")
+    assert (said(seen), seen.report.stdout.text) == ("True", "mine\n")
+    assert (seen.report.late_stdout.text, seen.report.late_stderr.text) == ("task\nthread\n'shown'\n", "child\n")
+    late = seen.report.late
+    assert late is not None and (late["stdout_bytes"], late["stderr_bytes"]) == (20, 6)
+    again = (await run(interpreter, "threading.active_count()")).report
+    assert (again.late_stdout.total, again.late_stderr.total) == (0, 0), "each piece is reported once"
+
+
+async def test_what_a_command_left_writes_comes_with_the_next_step(box: LiveBox) -> None:
+    left = await shell(box, "(while [ ! -e go ]; do sleep 0.01; done; echo left; touch said) & echo first")
+    assert left.stdout.text == "first\n"
+    seen = await shell(box, "touch go; while [ ! -e said ]; do sleep 0.01; done; echo second")
+    assert (seen.stdout.text, seen.late_stdout.text) == ("second\n", "left\n")
+
+
+async def test_late_output_is_kept_in_bounded_memory_and_pipes(box: LiveBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_MOST_LATE", 4)
+    for _ in range(4):
+        await shell(box, "sleep 600 & echo first")
+    assert len(box.late_output._open) == 4
+    much = "(while [ ! -e go ]; do sleep 0.01; done; head -c 300000 /dev/zero; touch said) & true"
+    await shell(box, much)
+    seen = await shell(box, "touch go; while [ ! -e said ]; do sleep 0.01; done", wall_seconds=60)
+    assert (seen.late_stdout.total, seen.late_stdout.truncated) == (300_000, True)
+    assert len(seen.late_stdout.head) + len(seen.late_stdout.tail) == 64 * 1024
+
+
 async def test_threads_that_compute_and_print_outlive_the_cells(box: LiveBox) -> None:
     """Each of them keeps the interpreter from what it does at the end of a cell for as long as it may."""
     interpreter = await box.interpreter()
@@ -112,11 +166,14 @@ for each in workers: each.start()
 async def test_pipes_of_steps_that_are_over_are_let_go_of(box: LiveBox) -> None:
     interpreter = await box.interpreter()
     await run(interpreter, "1")
-    await asyncio.sleep(0.1)  # pipes of cells are kept for a moment
+    await tooling.until(lambda: not box.late_output._open)  # pipes of cells are kept until all have let go of them
     before = looking.descriptors()
     for _ in range(30):
         await run(interpreter, "import os; kept = os.dup(1)")
-    await tooling.until(lambda: looking.descriptors() <= before)
+    await tooling.until(lambda: looking.descriptors() <= before + streams._MOST_LATE)
+    assert len(box.late_output._open) <= streams._MOST_LATE
+    await interpreter.end()
+    await tooling.until(lambda: not box.late_output._open)
 
 
 async def test_steps_that_are_over_are_not_kept(box: LiveBox) -> None:
@@ -562,3 +619,50 @@ async def test_boxes_that_stay_leak_nothing() -> None:
     finally:
         await backend.close()
     assert looking.groups(os.getpid()) <= before  # what ends too slowly is swept at the next start
+
+
+# ── Could it act before its next step? ──
+
+_LATER = {
+    "a timer": "import signal\nsignal.signal(signal.SIGALRM, print)\nsignal.setitimer(signal.ITIMER_REAL, 6000)",
+    "a timer that interrupts": """
+import ctypes
+event = (ctypes.c_int * 16)()
+event[2] = 2  # SIGINT, in a sigevent after its value
+made = ctypes.c_void_p()
+assert ctypes.CDLL(None).timer_create(0, event, ctypes.byref(made)) == 0
+""",
+    "a deadline for its orders": """
+import os, socket, struct
+for name in os.listdir('/proc/self/fd'):
+    try:
+        found = socket.socket(fileno=os.dup(int(name)))
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 6000, 0))
+    except OSError:
+        pass
+""",
+    "a file that signals": """
+import fcntl, os, socket
+one, other = socket.socketpair()
+fcntl.fcntl(one, fcntl.F_SETFL, os.O_ASYNC)
+""",
+}
+
+
+@pytest.mark.parametrize("source", _LATER.values(), ids=_LATER)
+async def test_an_interpreter_that_can_act_without_an_order_runs_on(box: LiveBox, source: str) -> None:
+    assert not box.runs_on()
+    interpreter = await box.interpreter()
+    await run(interpreter, "x = 1")
+    assert not box.runs_on()
+    main = interpreters.MainThread(interpreter._member.pid)
+    try:
+        main._read("syscall")
+    except PermissionError:
+        if "setitimer" not in source:
+            pytest.skip("the kernel shows us nothing but its signals")
+    finally:
+        main.close()
+    report = await run(interpreter, source)
+    assert report.error is None, report.error
+    assert box.runs_on()

@@ -17,9 +17,12 @@ from ringfence.core.box import BoxReport, BoxSpec, Limits, NetworkRule, Program,
 from ringfence.core.errors import Unavailable
 from ringfence.core.sessions import Cell, Command, StaySpec
 from ringfence.egress.tls import Authority
-from ringfence.governance.route import ProxyServer
+from ringfence.governance.route import ProxyRoute, ProxyServer
+from ringfence.sandbox.files.workspace import Workspace
 from ringfence.sandbox.process import outlet
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.interpreter import Interpreter
+from ringfence.sandbox.process.live import LiveBox
 from tests import tooling
 from tests.egress.outside import LOOPBACK, NOBODY, Names, Server, answering, host_context, trusting
 from tests.sandbox import comparing
@@ -207,6 +210,10 @@ class Closing:
     def facts(self) -> dict[str, Any]:
         return {}
 
+    def hold(self) -> None: ...
+
+    def go_on(self) -> None: ...
+
     async def close(self) -> dict[str, Any]:
         self.closed += 1
         self.listener.close()
@@ -309,6 +316,117 @@ async def test_a_box_that_stays_has_it_for_all_that_runs_in_it(backend: ProcessB
     assert box.outlet is not None and box.outlet.facts()["allowed"][0]["count"] == 1
 
 
+# ── After a step ──
+
+POST = """
+import socket
+def post(port, path, corked=False):
+    way = socket.create_connection(("127.0.0.1", 3128))
+    if corked:
+        way.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+    place = f"api.example:{port}"
+    head = f"POST http://{place}/{path} HTTP/1.1\\r\\nHost: {place}\\r\\nContent-Length: 6\\r\\n\\r\\n"
+    way.sendall(head.encode() + b"secret")
+    return way
+"""
+
+
+def requests(report: BoxReport) -> int:
+    assert report.network is not None
+    return sum(entry["count"] for entry in report.network["allowed"])
+
+
+class Staying:
+    """A box that stays, with an interpreter and a route to a server."""
+
+    def __init__(self, box: LiveBox, interpreter: Interpreter, outside: Server) -> None:
+        self.box = box
+        self.interpreter = interpreter
+        self.outside = outside
+
+    async def cell(self, source: str, **how: Any) -> BoxReport:
+        cell = Cell(source.replace("PORT", str(self.outside.port)).encode(), **how)
+        report = await self.interpreter.run(cell, lambda *_: None, lambda _: None)
+        assert report.error is None, report.error
+        return report.report
+
+    async def something_waits(self) -> None:
+        """Until a request of the box is held."""
+        assert self.box.outlet is not None
+        route = self.box.outlet._way
+        assert isinstance(route, ProxyRoute)
+        await tooling.until(lambda: route.waiting == 1)
+
+
+@pytest.fixture
+async def staying(backend: ProcessBackend) -> AsyncIterator[Staying]:
+    async with answering(Server()) as outside:
+        box = await backend.open(StaySpec(), serve(OPEN))
+        try:
+            made = Staying(box, await box.interpreter(), outside)
+            await made.cell(POST)
+            yield made
+        finally:
+            await box.end()
+
+
+CORKED = "way = post(PORT, 'corked', corked=True)"
+TIMER = """
+import signal
+signal.signal(signal.SIGALRM, lambda *_: post(PORT, "timer"))
+signal.setitimer(signal.ITIMER_REAL, 0.01)
+"""
+
+
+@pytest.mark.parametrize("source", [CORKED, TIMER], ids=["bytes that the kernel holds back", "a timer"])
+async def test_what_a_harmless_step_sends_afterwards_waits_for_a_step_that_reports_it(
+    staying: Staying, source: str
+) -> None:
+    harmless = await staying.cell(source)
+    if not requests(harmless):  # a timer may end before its cell does
+        assert not harmless.left
+        await staying.something_waits()
+        assert staying.outside.requests == []
+        own = await staying.cell("1", reported=False)
+        assert (requests(own), staying.outside.requests) == (0, [])
+    reports = [harmless]
+    while not staying.outside.requests:
+        reports.append(await staying.cell("1"))
+    assert sum(map(requests, reports)) == 1
+
+
+async def test_what_waits_when_a_session_is_closed_is_never_sent(staying: Staying) -> None:
+    harmless = await staying.cell(CORKED)
+    assert (requests(harmless), harmless.left) == (0, False)
+    await staying.something_waits()
+    await staying.box.end()
+    assert staying.outside.requests == []
+
+
+async def test_beside_a_background_command_a_step_leaves_something_and_the_next_one_tells_what_it_sent(
+    staying: Staying,
+) -> None:
+    command = await staying.box.command(Command(("/bin/sleep", "600")), lambda *_: None)
+    thread = "import threading, os, time\ndef later():\n    while not os.path.exists('go'): time.sleep(0.01)\n"
+    leaves = await staying.cell(f"{thread}    post(PORT, 'late')\nthreading.Thread(target=later, daemon=True).start()")
+    assert (requests(leaves), leaves.left) == (0, True)
+    Workspace(staying.box.workspace, staying.box.host_id).write("go", b"")
+    await tooling.until(lambda: staying.outside.requests)
+    after = await staying.cell("1")
+    assert after.left and after.late is not None and after.late["network"]["allowed"][0]["count"] == 1
+    command.signal(9)
+    assert requests(await command.over()) == 1
+
+
+async def test_what_set_up_code_of_another_interpreter_lets_out_is_told_by_the_next_step(staying: Staying) -> None:
+    await staying.cell(CORKED)
+    await staying.something_waits()
+    while not staying.outside.requests:
+        await staying.interpreter.set_up("1", Limits())
+    after = await staying.cell("1")
+    assert after.late is not None and after.late["network"]["allowed"][0]["count"] == 1
+
+
 async def test_what_set_up_code_does_is_in_the_facts_of_the_next_step(backend: ProcessBackend) -> None:
     async with answering(Server()) as outside:
         name = "len(os.listdir('/workspace/output'))"
@@ -316,15 +434,20 @@ async def test_what_set_up_code_does_is_in_the_facts_of_the_next_step(backend: P
         refused = "try: os.chroot('/')\nexcept OSError: pass"
         box = await backend.open(StaySpec(setup=setup + refused), serve(OPEN))
         try:
-            await box.interpreter()
-            again = await box.interpreter()
-            step = (await again.run(Cell(b"1"), lambda *_: None, lambda _: None)).report
-            after = (await again.run(Cell(b"1"), lambda *_: None, lambda _: None)).report
+            reports = []
+            for _ in range(2):
+                interpreter = await box.interpreter()
+                for _ in range(2):
+                    reports.append((await interpreter.run(Cell(b"1"), lambda *_: None, lambda _: None)).report)
         finally:
             await box.end()
-    assert step.late is not None and after.late is None
-    assert [entry["count"] for entry in step.late["network"]["allowed"]] == [2]
-    assert step.late["network"]["bytes_out"] == sum(map(len, outside.requests))
-    assert step.late["denials"] == {"chroot": 2}
-    assert [each["path"] for each in step.late["files"]] == ["/workspace/output/0", "/workspace/output/1"]
-    assert not step.denials and not step.files and step.network is not None and not step.network["allowed"]
+    for number, report in enumerate(reports):
+        assert not report.denials and not report.files and not requests(report)
+        if number % 2:
+            assert report.late is None
+            continue
+        assert report.late is not None and report.late["denials"] == {"chroot": 1}
+        assert [each["path"] for each in report.late["files"]] == [f"/workspace/output/{number // 2}"]
+        # What set-up code asks for while a session opens belongs to the call that opens it.
+        network = report.late.get("network", {"allowed": [], "bytes_out": 0})
+        assert sum(entry["count"] for entry in network["allowed"]) == number // 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.core.box import BoxSpec, Program
+from ringfence.core.box import BoxSpec, Program, SetUp
 from ringfence.sandbox.process.backend import ProcessBackend
 from tests import tooling
 from tests.sandbox import comparing
@@ -133,6 +133,28 @@ async def test_variables_that_python_reads_at_its_start_have_their_effect(backen
     report = await backend.run(BoxSpec(Program("python", source), env=env))
     assert report.stdout.head == b"0 1 /workspace/input iso8859-1\n"
     assert report.isolation["memory_layout"] == "fresh"
+
+
+async def test_a_templates_variables_that_python_reads_at_its_start_have_their_effect() -> None:
+    setup = SetUp(env={"PYTHONHASHSEED": "0", "PYTHONPATH": "/workspace/input"})
+    backend = ProcessBackend(templates={"python": (), "seeded": ()}, setups={"seeded": setup}, depth=0)
+    source = b"import sys\nprint(sys.flags.hash_randomization, sys.path[1])"
+    try:
+        report = await backend.run(BoxSpec(Program("python", source), template="seeded"))
+        assert report.stdout.head == b"0 /workspace/input\n"
+        plain = await backend.run(BoxSpec(Program("python", source)))
+        assert plain.isolation["memory_layout"] == "shared"
+    finally:
+        await backend.close()
+
+
+async def test_packages_are_found_beside_what_the_environment_names(backend: ProcessBackend, tmp_path: Path) -> None:
+    (tmp_path / "greeting.py").write_text("word = 'hello'")
+    tmp_path.chmod(0o755)
+    source = b"import greeting, sys\nprint(greeting.word, sys.path[1])"
+    spec = BoxSpec(Program("python", source), env={"PYTHONPATH": "/workspace/input"}, packages=(tmp_path,))
+    report = await backend.run(spec)
+    assert (report.stdout.text, report.stderr.text) == ("hello /workspace/input\n", "")
 
 
 async def test_the_time_zone_comes_from_the_environment(backend: ProcessBackend) -> None:

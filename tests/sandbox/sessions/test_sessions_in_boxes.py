@@ -7,14 +7,15 @@ import json
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringfence.core.box import MIB, Input, Limits, Stream
+from ringfence.core.box import MIB, Input, Limits, Mount, Stream
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.sessions import (
     CellReport,
@@ -377,3 +378,58 @@ async def test_tenants_do_not_share_a_zygote(home: Home) -> None:
     other = home.manager.get(STRANGER, theirs).box
     assert isinstance(other, LiveBox)
     assert other._zygote is not home.living(mine)._zygote
+
+
+# ── What is planted in a mount, whoever does it and whenever ──
+
+
+@pytest.fixture
+def project() -> Iterator[Path]:
+    """A folder that the user of a box may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+def planting(project: Path) -> StaySpec:
+    return StaySpec(mounts=(Mount(str(project), "/project", "rw"),))
+
+
+async def test_what_a_background_command_plants_is_in_its_report_and_in_the_next_steps(
+    home: Home, project: Path
+) -> None:
+    box = await home.create(stay=planting(project))
+    plant = ("/bin/sh", "-c", "echo x > /project/.vimrc")
+    process = (await home.manager.start(ME, box, CommandRequest(plant))).process
+    over = await home.manager.wait(ME, box, process, None)
+    assert over.report is not None and over.report.planted == ("/project/.vimrc",)
+    assert (await home.cell(box, "1")).cell.report.planted == ("/project/.vimrc",)
+    assert (await home.cell(box, "1")).cell.report.planted == ()
+
+
+async def test_what_an_earlier_step_left_plants_between_steps_is_in_the_next_report(home: Home, project: Path) -> None:
+    box = await home.create(stay=planting(project))
+    leaves = "import os, time\nif os.fork() == 0:\n    while not os.path.exists('go'): time.sleep(0.01)\n"
+    leaves += "    open('/project/.envrc', 'w').write('x'); os._exit(0)"
+    assert (await home.cell(box, leaves)).cell.report.planted == ()
+    await home.manager.write(ME, box, "go", b"")
+    await until(lambda: (project / ".envrc").exists())
+    assert (await home.cell(box, "1")).cell.report.planted == ("/project/.envrc",)
+
+
+async def test_what_is_planted_after_the_last_step_is_told_when_a_session_is_closed(home: Home, project: Path) -> None:
+    box = await home.create(stay=planting(project))
+    leaves = "import os, time\nif os.fork() == 0:\n    while not os.path.exists('go'): time.sleep(0.01)\n"
+    await home.cell(box, leaves + "    open('/project/.envrc', 'w').write('x'); os._exit(0)")
+    await home.manager.write(ME, box, "go", b"")
+    await until(lambda: (project / ".envrc").exists())
+    assert (await home.manager.end(ME, box)).planted == ("/project/.envrc",)
+    lines = (home.folder / "sessions.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["planted"] == ["/project/.envrc"]
+
+
+async def test_what_was_there_before_a_session_is_not_planted(home: Home, project: Path) -> None:
+    (project / ".envrc").write_text("x")
+    box = await home.create(stay=planting(project))
+    assert (await home.cell(box, "1")).cell.report.planted == ()
+    assert (await home.manager.end(ME, box)).planted == ()

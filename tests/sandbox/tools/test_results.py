@@ -46,6 +46,19 @@ def test_a_caller_in_this_process_has_every_form_where_it_is_claimed() -> None:
     assert told["structuredContent"]["claimed"]["results"][0]["data"] == {"image/png": PICTURE}
 
 
+def test_what_came_late_is_marked_and_cut_like_the_rest() -> None:
+    told = result(step(stdout=b"mine\n", late_stdout=captured(b"theirs\n"), late_stderr=captured(b"err\n")))
+    assert [block["text"] for block in told["content"]] == [
+        "mine\n",
+        "stdout of what earlier steps left running:\ntheirs\n",
+        "stderr of what earlier steps left running:\nerr\n",
+    ]
+    assert told["structuredContent"]["late"] == {"stdout": "theirs\n", "stderr": "err\n"}
+    assert "late" not in result(step(stdout=b"mine\n"))["structuredContent"]
+    much = step(late_stdout=captured(b"x" * 60_000))
+    assert len(canonical.dumps(result(much, 20_000))) < 20_000
+
+
 def test_html_is_not_shown_as_text_but_noted() -> None:
     told = result(step(Shown({"text/plain": "a  b", "text/html": "<table><b>x</b></table>"})))
     assert [block["text"] for block in told["content"]] == [

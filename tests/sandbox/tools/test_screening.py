@@ -75,6 +75,14 @@ def test_what_was_captured_is_searched_and_counted_by_rule_and_by_secret() -> No
     assert here.rules == {"known_secret": 2, "aws_access_key": 1} and here.secrets == {"horse": 2}
 
 
+def test_what_came_late_is_searched_like_what_was_captured() -> None:
+    here = screen()
+    late = {"late_stdout": captured(f"a {VALUE}\n".encode()), "late_stderr": captured(SHAPE.encode())}
+    clean = here.report(BoxReport("exited", **late))  # type: ignore[arg-type]
+    assert (clean.late_stdout.head, clean.late_stderr.head) == (b"a [redacted]\n", b"[redacted]")
+    assert here.rules == {"known_secret": 1, "aws_access_key": 1}
+
+
 def test_where_nothing_strikes_the_very_same_report_goes_on() -> None:
     report = BoxReport("exited", stdout=captured(b"a\n"), stderr=captured(b"head", b"tail", 10_000))
     assert OutputScreen().report(report) is report

@@ -12,6 +12,8 @@ A box may not change them where it may write to a folder of the host (`guarded`)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 FOLDERS = (".config", ".cargo", ".julia", ".local", ".yarn")
 """They hold such files among others: the appearance of such a folder means nothing."""
 PINNED = (".git", *FOLDERS)
@@ -258,3 +260,21 @@ def is_acted_upon(name: str, *, folder: bool = False) -> bool:
     if plain.startswith(".psqlrc-"):  # with the version of psql
         return True
     return plain in _TOPS or (plain == _REPOSITORY and not folder)
+
+
+_ALL = frozenset(name.casefold() for name in NAMES)
+_MAY_CHANGE = frozenset(name.casefold() for name in PINNED)
+
+
+def acts(parts: Sequence[str]) -> str | None:
+    """The part of a path that names, or lies in, what such a program obeys; None where there is none. The folders in
+    PINNED may not be replaced themselves, and the rest of what is in them may be changed."""
+    for at, name in enumerate(parts):
+        inner = [part.casefold() for part in parts[at:]]
+        if not is_acted_upon(name, folder=len(inner) > 1):
+            continue
+        if inner[0] not in _MAY_CHANGE or len(inner) == 1:
+            return name
+        if any("/".join(inner[:end]) in _ALL for end in range(2, len(inner) + 1)):
+            return "/".join(parts[at:])
+    return None

@@ -131,10 +131,19 @@ def _path(found: WalkEntry) -> str:
 
 
 def unpack_into(
-    folder: int, owner: int | None, stream: Iterable[bytes], *, max_bytes: int, max_files: int
+    folder: int,
+    owner: int | None,
+    stream: Iterable[bytes],
+    *,
+    max_bytes: int,
+    max_files: int,
+    on_host: bool = False,
 ) -> list[FileFact]:
-    """Unpack an archive into an open folder. Returns its files, by relative paths. Raises OSError and Refused."""
-    return _unpack(folder, owner, TarReader(stream, max_bytes=max_bytes, max_files=max_files), None)
+    """Unpack an archive into an open folder of a box. Returns its files, by relative paths. Where it is a folder of the
+    host (`on_host`), an archive with what programs there act upon by themselves is refused. Raises OSError and
+    Refused."""
+    left_out: dict[str, str] | None = {} if on_host else None
+    return _unpack(folder, owner, TarReader(stream, max_bytes=max_bytes, max_files=max_files), left_out, whole=True)
 
 
 def unpack_on_host(
@@ -147,7 +156,9 @@ def unpack_on_host(
     return _unpack(folder, None, reader, left_out), left_out
 
 
-def _unpack(folder: int, owner: int | None, reader: TarReader, left_out: dict[str, str] | None) -> list[FileFact]:
+def _unpack(
+    folder: int, owner: int | None, reader: TarReader, left_out: dict[str, str] | None, *, whole: bool = False
+) -> list[FileFact]:
     stage = f"{PART}{secrets.token_hex(8)}.part"
     with acting_as(owner):
         os.mkdir(stage, 0o700, dir_fd=folder)
@@ -157,6 +168,9 @@ def _unpack(folder: int, owner: int | None, reader: TarReader, left_out: dict[st
             for member in reader.members():
                 if left_out is None or not _withheld(member, left_out):
                     _put(staged, owner, member, reader, facts)
+            if whole and left_out:
+                path, why = next(iter(left_out.items()))
+                raise refusal("read_only", f"the archive has {path!r}, which a box may not write: {why}; leave it out")
             _check_merge(staged, folder)
             _merge(staged, folder, owner)
     finally:
@@ -265,12 +279,15 @@ def _check_merge(staged: int, folder: int, inside: tuple[str, ...] = ()) -> None
         path = "/".join((*inside, name))
         if is_folder != stat.S_ISDIR(there.st_mode):
             raise refusal("exists", f"{path!r} is there already, and is {_other(is_folder)}; remove it first")
-        if is_folder:
-            with opened(name, FOLDER, staged) as below, opened(name, FOLDER, folder) as target:
-                if is_mount(folder, there) and os.listdir(below):
-                    text = f"{path!r} is a mount of the box, which an archive cannot go into; leave it out"
-                    raise refusal("mounted", text)
-                _check_merge(below, target, (*inside, name))
+        mounted = f"{path!r} is a mount of the box, which an archive cannot go into; leave it out"
+        if not is_folder:
+            if is_mount(folder, name):
+                raise refusal("mounted", mounted)
+            continue
+        with opened(name, FOLDER, staged) as below, opened(name, FOLDER, folder) as target:
+            if is_mount(folder, name) and os.listdir(below):
+                raise refusal("mounted", mounted)
+            _check_merge(below, target, (*inside, name))
 
 
 def _other(is_folder: bool) -> str:

@@ -53,6 +53,9 @@ class Seen:
     states: Mapping[str, _State]
 
 
+NOTHING_SEEN = Seen({}, {})
+
+
 @plain
 class _Way:
     links: tuple[str, ...]
@@ -125,12 +128,15 @@ def look(mounts: Sequence[Mount], held: Held) -> Seen:
     return Seen(held, {at: state for at, state in found if state is not None} | closed | dict(_repositories(guards)))
 
 
-def planted(mounts: Sequence[Mount], before: Seen) -> tuple[str, ...]:
-    """What was created or changed since then; of nested ones, the outer one alone."""
-    if not mounts:
-        return ()
+def planted_since(mounts: Sequence[Mount], before: Seen) -> tuple[str, ...]:
+    """What was planted until now."""
+    return planted(before, look(mounts, before.held)) if mounts else ()
+
+
+def planted(before: Seen, after: Seen) -> tuple[str, ...]:
+    """What was created or changed between two looks; of nested ones, the outer one alone."""
     found: list[str] = []
-    for at, now in look(mounts, before.held).states.items():
+    for at, now in after.states.items():
         was = before.states.get(at, ((), None))
         if now == was or (now[1] is None and now[0] == was[0]):
             continue  # unchanged, or removed

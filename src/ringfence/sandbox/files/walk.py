@@ -151,10 +151,10 @@ def remove_entry(folder: int, name: str, owner: int | None) -> None:
     A folder disappears from its place at once; removing its contents takes its time. Needs no space on the disk.
     """
     os.stat(name, dir_fd=folder, follow_symlinks=False)
+    check_no_mount(folder, name)
     with acting_as(owner):
         if _drop(folder, name):
             return
-        _check_for_mounts(folder, name)
         gone = f"{PART}{secrets.token_hex(8)}.gone"
         os.rename(name, gone, src_dir_fd=folder, dst_dir_fd=folder)
         if _drop(folder, gone):  # something else had taken its place
@@ -167,32 +167,50 @@ def remove_entry(folder: int, name: str, owner: int | None) -> None:
         os.rmdir(gone, dir_fd=folder)
 
 
-def empty(folder: int, owner: int | None, kept: Callable[[os.stat_result], bool]) -> None:
-    """Remove everything in an open folder, except entries that are to be kept."""
+def empty(folder: int, owner: int | None) -> None:
+    """Remove everything in an open folder, except our mounts."""
     for name in os.listdir(folder):
         with suppress(FileNotFoundError):
-            if not kept(os.stat(name, dir_fd=folder, follow_symlinks=False)):
+            if not is_mount(folder, name):
                 remove_entry(folder, name, owner)
 
 
-def is_mount(folder: int, info: os.stat_result) -> bool:
-    """Whether this entry of the folder is one of our mounts.
+def is_mount(folder: int, name: str) -> bool:
+    """Whether this entry of the folder, a folder or a file, is one of our mounts. Raises OSError.
 
-    Removing or renaming it from outside would take the mount away from the box: the kernel only stops processes in the
-    same mount namespace from doing so.
+    Removing, renaming or replacing it from outside would take the mount away from the box: the kernel only stops
+    processes in the same mount namespace from doing so. What is mounted over itself has the same device, so the mounts
+    themselves are compared.
     """
-    return stat.S_ISDIR(info.st_mode) and info.st_dev != os.fstat(folder).st_dev
+    entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return _mount_of(entry) != _mount_of(folder)
+    finally:
+        os.close(entry)
+
+
+def _mount_of(descriptor: int) -> bytes:
+    with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
+        return next(line for line in file if line.startswith(b"mnt_id:"))
+
+
+def check_no_mount(folder: int, name: str) -> None:
+    """Raises OSError where this entry is one of our mounts, or a folder with one in it."""
+    with suppress(FileNotFoundError):
+        if is_mount(folder, name):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
+        _check_for_mounts(folder, name)
 
 
 def _check_for_mounts(folder: int, name: str, depth: int = _DEEPEST_MOUNT) -> None:
     with suppress(FileNotFoundError, NotADirectoryError, PermissionError), opened(name, FOLDER, folder) as below:
         with os.scandir(below) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        for inner in names:
+            names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+        for inner, is_folder in names.items():
             with suppress(FileNotFoundError):
-                if is_mount(below, os.stat(inner, dir_fd=below, follow_symlinks=False)):
+                if is_mount(below, inner):
                     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), inner)
-            if depth > 1:
+            if is_folder and depth > 1:
                 _check_for_mounts(below, inner, depth - 1)
 
 
@@ -248,7 +266,7 @@ def _drop(folder: int, name: str) -> bool:
         info = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if not stat.S_ISDIR(info.st_mode):
             os.unlink(name, dir_fd=folder)
-        elif is_mount(folder, info):
+        elif info.st_dev != os.fstat(folder).st_dev:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
         else:
             os.rmdir(name, dir_fd=folder)

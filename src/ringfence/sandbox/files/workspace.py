@@ -20,9 +20,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ringfence.core.box import MIB, FileFact
+from ringfence.core.box import MIB, FileFact, within
 from ringfence.core.errors import Refused
 from ringfence.core.system import write_all
+from ringfence.sandbox.files.acted_upon import WHY, acts
 from ringfence.sandbox.files.archive import pack_folder, unpack_into
 from ringfence.sandbox.files.paths import (
     CREATE,
@@ -42,7 +43,7 @@ from ringfence.sandbox.files.paths import (
     shown,
 )
 from ringfence.sandbox.files.tree import Kind, kind_of, read_tree, tree_digest
-from ringfence.sandbox.files.walk import Walk, is_mount, remove_entry
+from ringfence.sandbox.files.walk import Walk, check_no_mount, remove_entry
 from ringfence.sandbox.files.watch import Watcher
 
 MOST_READ = 64 * MIB
@@ -71,14 +72,23 @@ Entries = list[EntryInfo]
 class Workspace:
     """Paths are absolute beneath /workspace, or relative to it. All methods raise Refused and block."""
 
-    def __init__(self, descriptor: int, owner: int | None, input_descriptor: int | None = None) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        owner: int | None,
+        input_descriptor: int | None = None,
+        on_host: tuple[str, ...] = (),
+    ) -> None:
         """The caller closes the descriptors; `input_descriptor` is a writable one of /workspace/input.
 
-        `owner`: the user that new files belong to on the host, where that is not ours.
+        `owner`: the user that new files belong to on the host, where that is not ours. `on_host`: where the box sees
+        folders of the host that it may write to. What programs of the host act upon by themselves is not changed there:
+        the box may not, and we act for it.
         """
         self.descriptor = descriptor
         self.owner = owner
         self.input_descriptor = input_descriptor
+        self.on_host = on_host
 
     # ── Reading ──
 
@@ -151,7 +161,9 @@ class Workspace:
         """
         parts = _below_root(path)
         pieces = (data,) if isinstance(data, bytes) else from_source(data)
+        self._check_path(parts)
         with explaining(self.descriptor, path), made_folder(self.descriptor, parts[:-1], self.owner) as (folder, _):
+            self._check_entry(folder, parts[-1])
             if append:
                 return self._append(folder, parts, pieces, mode)
             return self._replace(folder, parts, pieces, mode)
@@ -191,6 +203,7 @@ class Workspace:
 
     def make_dir(self, path: str) -> bool:
         """Make a folder, with those above it. False where it is there already."""
+        self._check_path(parts_of(path))
         with explaining(self.descriptor, path), made_folder(self.descriptor, parts_of(path), self.owner) as (_, made):
             return made
 
@@ -198,6 +211,7 @@ class Workspace:
         """Remove a file, a link, or a folder with everything in it. No link is followed."""
         parts = _below_root(path)
         with explaining(self.descriptor, path), beneath(self.descriptor, parts[:-1]) as folder:
+            self._check_entry(folder, parts[-1])
             remove_entry(folder, parts[-1], self.owner)
 
     def rename(self, old: str, new: str) -> None:
@@ -205,10 +219,10 @@ class Workspace:
         source = _below_root(old)
         target = _below_root(new)
         with explaining(self.descriptor, old), beneath(self.descriptor, source[:-1]) as here:
-            _not_mounted(here, source[-1])
+            self._check_entry(here, source[-1])
             os.stat(source[-1], dir_fd=here, follow_symlinks=False)
             with explaining(self.descriptor, new), beneath(self.descriptor, target[:-1]) as there:
-                _not_mounted(there, target[-1])
+                self._check_entry(there, target[-1])
                 if os.fstat(here).st_dev != os.fstat(there).st_dev:
                     raise refusal("other_disk", f"{old!r} and {new!r} are not on one disk; copy it instead")
                 with acting_as(self.owner):
@@ -232,8 +246,13 @@ class Workspace:
         Nothing of it is visible in its place before all of it was read and checked. Existing files are replaced.
         """
         parts = parts_of(path)
+        self._check_path(parts)
         with explaining(self.descriptor, path), made_folder(self.descriptor, parts, self.owner) as (folder, _):
-            facts = unpack_into(folder, self.owner, from_source(stream), max_bytes=max_bytes, max_files=max_files)
+            place = _place_of(folder)
+            self._refuse_what_acts(place)
+            whole = from_source(stream)
+            inside = any(within(place, at) for at in self.on_host)
+            facts = unpack_into(folder, self.owner, whole, max_bytes=max_bytes, max_files=max_files, on_host=inside)
         return tuple(FileFact(full_path((*parts, fact.path)), fact.bytes, fact.sha256) for fact in facts)
 
     def watch(self, path: str = WORKSPACE, *, recursive: bool = False) -> Watcher:
@@ -243,6 +262,20 @@ class Workspace:
             return Watcher(folder, parts, recursive=recursive)
 
     # ── Helpers ──
+
+    def _check_entry(self, folder: int, name: str) -> None:
+        """Refuse to put, move or remove an entry in a way that the box itself could not. Raises OSError and Refused."""
+        self._refuse_what_acts(f"{_place_of(folder)}/{name}" if self.on_host else "")
+        check_no_mount(folder, name)
+
+    def _check_path(self, parts: tuple[str, ...]) -> None:
+        """The same before folders on the way are made, by what the caller wrote."""
+        self._refuse_what_acts(full_path(parts))
+
+    def _refuse_what_acts(self, place: str) -> None:
+        for at in self.on_host:
+            if within(place, at) and (named := acts([*filter(None, place.removeprefix(at).split("/"))])) is not None:
+                raise refusal("read_only", f"{place!r} cannot be changed from a box: {WHY} ({named})")
 
     @contextmanager
     def _reading(self, path: str) -> Iterator[tuple[int, int]]:
@@ -286,10 +319,9 @@ def _mode_of(folder: int, name: str) -> int:
     return 0o644
 
 
-def _not_mounted(folder: int, name: str) -> None:
-    with suppress(FileNotFoundError):
-        if is_mount(folder, os.stat(name, dir_fd=folder, follow_symlinks=False)):
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
+def _place_of(folder: int) -> str:
+    """Where the box sees an open folder: by whatever links it was reached."""
+    return os.readlink(f"/proc/self/fd/{folder}")
 
 
 def _target(name: str, folder: int, info: os.stat_result) -> str | None:

@@ -43,20 +43,19 @@ from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.named_programs import SYSTEM, choose
 from ringfence.sandbox.process.outlet import NetworkOutlet, check_namespace
 from ringfence.sandbox.process.pool import BoxPool
-from ringfence.sandbox.process.run import ProgramRun
+from ringfence.sandbox.process.run import ProgramRun, read_at_start
 from ringfence.sandbox.process.watch import kernel_cpu_seconds, longest_file
 from ringfence.sandbox.process.zygote.confine import Shape
 
 log = logging.getLogger(__name__)
 
+_NO_SETUP = SetUp()
 _NO_SETUPS: Mapping[str, SetUp] = MappingProxyType({})
 _TEST_SECONDS = (30.0, 600.0)
 """How long the box of the self-test may take; a machine that is too slow for the first gets the second."""
 _REAP_SECONDS = 10.0
 _SPARE_SECONDS = 0.05
 """The next box that stays is made after that time, when the one that was opened has had its first step."""
-_READ_AT_START = ("PYTHON", "LANG", "LC_", "LD_", "GLIBC_", "MALLOC_")
-"""Environment variables that a process looks at once, when it starts."""
 
 
 class ProcessBackend:
@@ -99,8 +98,9 @@ class ProcessBackend:
     async def run(self, spec: BoxSpec, tell: OnOutput | None = None) -> BoxReport:
         capabilities.check_spec(spec, self._templates)
         inputs.check_inputs(spec.inputs, spec.output)
-        if spec.program.kind == "python" and any(name.startswith(_READ_AT_START) for name in spec.env):
-            spec = replace(spec, layout="fresh")  # an interpreter that already runs would not read them
+        setup = self._setups.get(spec.template, _NO_SETUP)
+        if spec.program.kind == "python" and read_at_start(spec.env, setup.env):
+            spec = replace(spec, layout="fresh")
         runs: list[ProgramRun] = []
         with beginning("the box", lambda: any(run.ordered for run in runs)):
             await self._open()
@@ -118,14 +118,16 @@ class ProcessBackend:
         pool = self._pool
         baseline = self._baseline(spec)
         limits = spec.limits
+        setup = self._setups.get(spec.template, _NO_SETUP)
         if spec.programs is not None:
             baseline = await self._with_programs(baseline, spec.programs)
         if baseline.packages:
-            spec = replace(spec, env={"PYTHONPATH": ":".join(baseline.packages), **spec.env})
-        setup = self._setups.get(spec.template)
-        if setup is not None and (setup.env or setup.files):
+            spec = replace(spec, env=_with_packages(baseline.packages, {**setup.env, **spec.env}))
+        elif setup.env:
+            spec = replace(spec, env={**setup.env, **spec.env})
+        if setup.files:
             files = (Input(name, Path(host)) for name, host in setup.files.items())
-            spec = replace(spec, env={**setup.env, **spec.env}, inputs=(*files, *spec.inputs))
+            spec = replace(spec, inputs=(*files, *spec.inputs))
         shape = self._shape(limits)
         if baseline.mounts:
             shape["mounts"] = [mount.shape for mount in baseline.mounts]
@@ -155,7 +157,7 @@ class ProcessBackend:
         if report.ended == "infra" and not box.begun:
             raise Unavailable("no_box", "the box ended before the program began: " + ("; ".join(box.trouble) or "?"))
         if spec.mounts or len(box.trouble) > len(report.trouble):
-            report = replace(report, trouble=tuple(box.trouble), planted=guarded.planted(spec.mounts, before))
+            report = replace(report, trouble=tuple(box.trouble), planted=guarded.planted_since(spec.mounts, before))
         if baseline.programs is not None:
             loose = baseline.programs.advisory or not report.isolation["protections"]["landlock"]["on"]
             report = replace(report, commands="advisory" if loose else "enforced")
@@ -184,6 +186,8 @@ class ProcessBackend:
         """A box that stays until it is ended. Raises ValueError, Unavailable."""
         # A fork would run the user's code among all that is ready.
         by_exec = spec.layout == "fresh" or spec.setup is not None
+        if spec.root is None and read_at_start(spec.env, self._setups.get(spec.template, _NO_SETUP).env):
+            by_exec = True
         as_run = BoxSpec(
             Program("python", (spec.setup or "").encode()) if spec.root is None else image_root.COMMANDS,
             spec.limits,
@@ -207,7 +211,7 @@ class ProcessBackend:
     async def _open_live(self, spec: StaySpec, as_run: BoxSpec, network: Serve | None, *, by_exec: bool) -> LiveBox:
         await self._open()
         assert self._pool is not None
-        setup = self._setups.get(spec.template, SetUp())
+        setup = self._setups.get(spec.template, _NO_SETUP)
         baseline = replace(self._baseline(as_run), stays=True, setup=setup.source)
         given = (*(Input(name, Path(host)) for name, host in setup.files.items()), *spec.inputs)
         shape = self._shape(spec.limits)
@@ -218,7 +222,7 @@ class ProcessBackend:
         live.mounted = mounting.held(baseline.mounts)
         live.env = {**(live.outlet.env if live.outlet is not None else {}), **setup.env, **spec.env}
         if spec.packages or (by_exec and baseline.packages):
-            live.env = {"PYTHONPATH": ":".join(baseline.packages), **live.env}
+            live.env = _with_packages(baseline.packages, live.env)
         if by_exec:
             live.exec_interpreters(str(interpreter()), (setup.source, spec.setup), spec.limits)
         self._live.add(live)
@@ -442,6 +446,11 @@ class ProcessBackend:
                 fact["root"] = "image"
             self._isolations = {seen: fact}
         return self._isolations[seen]
+
+
+def _with_packages(packages: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a new interpreter finds these packages, after what the caller wants it to find."""
+    return {**env, "PYTHONPATH": ":".join(filter(None, (env.get("PYTHONPATH"), *packages)))}
 
 
 def _packages() -> tuple[str, ...]:

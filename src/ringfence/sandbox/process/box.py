@@ -54,6 +54,12 @@ class Hub:
         self._poll.register(descriptor, select.EPOLLIN)
         self._called[descriptor] = call
 
+    def change(self, descriptor: int, call: Callable[[], object]) -> None:
+        """Another callback for a descriptor, which may have been removed before."""
+        if descriptor not in self._called:
+            self._poll.register(descriptor, select.EPOLLIN)
+        self._called[descriptor] = call
+
     def remove(self, descriptor: int) -> None:
         """Remove a descriptor before it is closed. It may have been removed before."""
         if self._called.pop(descriptor, None) is not None and not self._poll.closed:

@@ -15,9 +15,10 @@ from ringfence.core.aio import shielded
 from ringfence.core.box import BoxReport, Captured, Program
 from ringfence.core.errors import Unavailable
 from ringfence.core.sessions import Command, Tell
+from ringfence.core.system import interpreter
 from ringfence.sandbox.process.box import BoxMember
 from ringfence.sandbox.process.memory_file import memory_file
-from ringfence.sandbox.process.run import python_words
+from ringfence.sandbox.process.run import python_words, read_at_start
 from ringfence.sandbox.process.step import Step, StepBox, box_report, termination_of
 from ringfence.sandbox.process.streams import new_input, new_pipe
 from ringfence.sandbox.process.watch import descendants
@@ -31,6 +32,7 @@ class RunningCommand:
         self._member = member
         self._command = command
         self._step = Step(home, member, command.limits, tell)
+        self._step.reported = command.reported
         self._input = -1
         self._over: asyncio.Task[BoxReport] | None = None
 
@@ -54,9 +56,12 @@ class RunningCommand:
             if command.source is not None:
                 order |= {"kind": "python", "name": command.name}
                 given.append(memory_file(command.source))
-                if self._home.interpreter_path is not None:
+                path = self._home.interpreter_path
+                if path is None and read_at_start(command.env):
+                    path = str(interpreter())
+                if path is not None:
                     program = Program("python", command.source, command.argv, command.name)
-                    order |= {"kind": "fresh", "argv": [self._home.interpreter_path, *python_words(program)]}
+                    order |= {"kind": "fresh", "argv": [path, *python_words(program)]}
             self._member.order(order, given)
         except OSError as exc:
             self._step.finish()
@@ -85,6 +90,7 @@ class RunningCommand:
         if self._home.box.host_id is not None:
             os.fchown(theirs, self._home.box.host_id, self._home.box.host_id)
         self._step.output.read_from(ours, "stdout")
+        self._step.pipes = False
         return [theirs, os.dup(theirs), os.dup(theirs)]
 
     def resize(self, columns: int, rows: int) -> None:

@@ -11,6 +11,8 @@ import contextlib
 import marshal
 import os
 import signal
+import socket
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -28,6 +30,7 @@ from ringfence.sandbox.process.seccomp.syscalls import NUMBERS
 from ringfence.sandbox.process.step import Step, StepBox, box_report, survived_limit, termination_of
 from ringfence.sandbox.process.untrusted_reply import Claims
 from ringfence.sandbox.process.watch import Termination
+from ringfence.sandbox.process.zygote import kernel
 
 GRACE_SECONDS = 1.0
 """For a cell that was interrupted; then its interpreter is killed."""
@@ -41,6 +44,10 @@ _LOOK_SECONDS = 0.02
 _RECVFROM = str(NUMBERS.get(os.uname().machine, {}).get("recvfrom")).encode()
 _PEEK_ARGUMENTS = (b"0x1", b"0x22")
 """`repl` waits for its next order with these: one byte, MSG_PEEK | MSG_TRUNC, which leaves the message there."""
+_CAUGHT_SIGNALS = 1 << signal.SIGINT - 1 | 1 << 32 - 1 | 1 << 33 - 1
+"""What the guest itself catches, as /proc shows it, and what the C library does once there was a thread."""
+_O_ASYNC = 0o20000
+_SO_RCVTIMEO = 20
 _RECEIVING_PLACE = b"skb_wait"
 """Part of the name of the kernel function in which a thread waits for a message."""
 _CODE_FD = 3
@@ -50,7 +57,7 @@ _READY = b"ready"
 _START_SECONDS = 30.0
 _LAST_WORDS = 2000
 _GUEST_PACKAGE = "ringfence.sandbox.process.guest"
-_GUEST_MODULES = ("display", "runner", "claims", "repl")
+_GUEST_MODULES = ("mainfile", "display", "runner", "claims", "repl")
 """Each after those that it needs."""
 _BOOT = f"""\
 import sys
@@ -173,9 +180,10 @@ class Interpreter:
         self._rested = False
         claims = Claims(self._cells)
         over = asyncio.Event()
-        step = Step(self._home, self._member, cell.limits, tell)
+        # A line of the supervisor's own needs no network: what waits for its way out goes with a step that is reported.
+        may_send = cell.reported or name is not None
+        step = Step(self._home, self._member, cell.limits, tell, reported=cell.reported, may_send=may_send)
         self._running = step
-        step.reported = cell.reported
         step.on_stop = lambda: self._stop(over)
         step.on_timeout = lambda: claims.done and self._allow_grace(step, over)
 
@@ -204,7 +212,7 @@ class Interpreter:
             self._running = None
             self._member.on_message = lambda _: None
             self._member.ended.remove_done_callback(gone)  # else a session would keep one for every step
-            step.finish(lingers=True)
+            step.finish()
             self._member.on_denial = self._watch_denials_between_cells(self._member.denials.total)
         await self._home.outputs.read_ahead()
         return self._report(step, claims)
@@ -240,6 +248,8 @@ class Interpreter:
             # The kernel keeps the peak of the whole process: only if it rose was it this cell's.
             step.peak, self._peak_ever = max(step.peak, highest if highest > self._peak_ever else 0), highest
         report = box_report(self._termination(step, claims), step, self._home)
+        if not step.reported:
+            self._home.keep(report)
         if claims.done and step.ended is not None and not self._rested:
             report = replace(report, forged=True)
         return CellReport(report, tuple(claims.results), claims.error, self.alive, claims.broken or "")
@@ -388,6 +398,41 @@ class MainThread:
             return _RECEIVING_PLACE in place
         return self._read("stat").rpartition(b")")[2].split()[:1] == [b"S"]
 
+    def acts_only_on_orders(self) -> bool:
+        """Whether the whole process stands still until its next order, as far as the kernel shows that to us.
+
+        It waits on the channel to us and without a deadline, and no signal can call a function of its own: it catches
+        none but SIGINT and those of the C library, and nothing that it holds (a timer, a descriptor) would send one of
+        these. Raises OSError.
+        """
+        if not self.waits() or self._caught_signals() & ~_CAUGHT_SIGNALS:
+            return False
+        try:
+            waiting_at = int(self._read("syscall").split()[1], 16)
+            return (
+                not self._has_timers() and not self._is_signalled_by_files() and _is_our_channel(self._pid, waiting_at)
+            )
+        except PermissionError:  # a box with an id of its own, under an ordinary user: the signals are all that we see
+            return True
+
+    def _caught_signals(self) -> int:
+        return int(self._read("status").partition(b"\nSigCgt:")[2].split()[0], 16)
+
+    def _has_timers(self) -> bool:
+        try:
+            with open(f"/proc/{self._pid}/timers", "rb") as file:
+                return bool(file.read(1))
+        except FileNotFoundError:  # a kernel that does not list them
+            return False
+
+    def _is_signalled_by_files(self) -> bool:
+        folder = f"/proc/{self._pid}/fdinfo"
+        for name in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError), open(f"{folder}/{name}", "rb") as file:
+                if int(file.read(200).partition(b"flags:")[2].split()[0], 8) & _O_ASYNC:
+                    return True
+        return False
+
     def _read(self, name: str) -> bytes:
         """Raises PermissionError where we may not read it, ProcessLookupError where it is gone."""
         if name not in self._files:
@@ -398,6 +443,19 @@ class MainThread:
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
+
+
+def _is_our_channel(pid: int, descriptor: int) -> bool:
+    """Whether this descriptor of a process is a socket that we made, and that it waits at without a deadline."""
+    handle = os.pidfd_open(pid)
+    try:
+        with socket.socket(fileno=kernel.call("pidfd_getfd", handle, descriptor, 0)) as found:
+            if found.family != socket.AF_UNIX:
+                return False
+            maker = int.from_bytes(found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+            return maker == os.getpid() and not any(found.getsockopt(socket.SOL_SOCKET, _SO_RCVTIMEO, 16))
+    finally:
+        os.close(handle)
 
 
 # ── Code for an interpreter started by exec ───────────────────────────────────────────────────────

@@ -16,7 +16,6 @@ from typing import Any
 from ringfence.core.box import FileFact
 from ringfence.core.system import process_fields
 from ringfence.sandbox.process.box import Box
-from ringfence.sandbox.process.outlet import joined
 from ringfence.sandbox.process.watch import descendants
 
 _TICKS_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
@@ -37,12 +36,12 @@ class LateWork:
     of the network may be theirs."""
 
     def add(self, more: LateWork) -> None:
-        """Add more; of tasks, the newer value replaces the older one."""
+        """Add more; of tasks and of the network, the newer value replaces the older one."""
         self.cpu_ms += more.cpu_ms
         for name, count in more.denials.items():
             self.denials[name] = self.denials.get(name, 0) + count
         self.files += more.files
-        self.network = more.network if self.network is None else joined(self.network, more.network or {})
+        self.network = more.network or self.network
         self.tasks = more.tasks or self.tasks
 
     def fact(self) -> dict[str, Any] | None:

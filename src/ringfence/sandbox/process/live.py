@@ -24,12 +24,13 @@ from ringfence.sandbox.files.guarded import Held
 from ringfence.sandbox.process.box import Box, BoxMember
 from ringfence.sandbox.process.command import RunningCommand
 from ringfence.sandbox.process.host.capabilities import check_words
-from ringfence.sandbox.process.interpreter import Interpreter
+from ringfence.sandbox.process.interpreter import Interpreter, MainThread
 from ringfence.sandbox.process.late_work import LateWork, OtherTasks, TaskTable
 from ringfence.sandbox.process.limits.pulse import BUSY_SECONDS, Rhythm, worked_ms
-from ringfence.sandbox.process.outlet import NetworkOutlet
+from ringfence.sandbox.process.outlet import NetworkOutlet, difference
 from ringfence.sandbox.process.output_files import OutputFiles
 from ringfence.sandbox.process.step import Step
+from ringfence.sandbox.process.streams import LateOutput
 from ringfence.sandbox.process.watch import added_up, descendants, full, reclaim, used_memory, worked
 from ringfence.sandbox.process.zygote.confine import Shape
 from ringfence.sandbox.process.zygote_handle import ZygoteHandle
@@ -37,19 +38,19 @@ from ringfence.sandbox.process.zygote_handle import ZygoteHandle
 _KILL_ROUNDS = 8
 _LONG_STEP_MS = 5000.0
 _LONG_STEP_LOOK_SECONDS = 0.25
+"""A step that has run longer than that is looked at only this often."""
 _STOPPED_SECONDS = 0.25
 """After which every process that was told to stop has stopped."""
 _PAUSE_LOOK_SECONDS = 5.0
+_MAPS_PIECE = 64 * 1024
 _MOST_MOVES = 3
 """So often a process may be found moving in a pause, for it may have been started just then."""
-"""A step that has run longer than that is looked at only this often."""
 
 
 class _LastStepEnd(NamedTuple):
     """The state of a box at the moment its last step ended and no other ran."""
 
     cpu_ms: float
-    network: Mapping[str, Any]
     known: list[int]
     """Its processes then, and the processor time they had used, where no control group counts it."""
     worked_ms: float | None
@@ -77,6 +78,7 @@ class LiveBox:
         self.paused = False
         self._pause_watch: asyncio.TimerHandle | None = None
         self.outputs = OutputFiles(box.descriptors["workspace"], box.limits.disk_bytes, self._maps_files)
+        self.late_output = LateOutput(box.hub)
         self._zygote = zygote
         self._request_lock = asyncio.Lock()
         self._shape = shape
@@ -91,6 +93,10 @@ class LiveBox:
         """Tasks of the box itself, which exist before any program runs in it."""
         self._tasks = TaskTable(box)
         self._last_step_end: _LastStepEnd | None = None
+        self._network_told: Mapping[str, Any] | None = None
+        """The `network` fact as it was when a step was last reported; None before there was any step. What comes after
+        that is late for the next step that is reported."""
+        self._any_reported = False
         self._unreported = LateWork()
         """Work between steps that no report contains yet."""
         self._started_since: list[int] = []
@@ -186,14 +192,13 @@ class LiveBox:
     # ── Watching ──
 
     def step_began(self, step: Step) -> None:
+        self._charge_late_network(step)
         if not self._steps:
             self._charge_late(step)
         if self._has_other_tasks():
             running = {each.member.pid for each in self._steps}
             step.others = OtherTasks(self._tasks, step.member.pid, running)
         self._steps.add(step)
-        if self.outlet is not None:
-            step.network_before = self.outlet.facts()
         if len(self._steps) == 1:
             self._rhythm.start()
         if self.paused:
@@ -204,9 +209,21 @@ class LiveBox:
         if not self._steps:
             self._rhythm.rest()  # what a step left behind may go on
             if step.cpu_after is not None:
-                network = self.outlet.facts() if self.outlet is not None else {}
                 known = list(self.box.known) if self.box.group is None else []
-                self._last_step_end = _LastStepEnd(step.cpu_after, network, known, worked_ms(known))
+                self._last_step_end = _LastStepEnd(step.cpu_after, known, worked_ms(known))
+        if self.outlet is not None and not self._something_runs():
+            self.outlet.hold()
+
+    def _charge_late_network(self, step: Step) -> None:
+        """Report with this step, but apart, what left the box since the last report, and let it send again."""
+        if self.outlet is None:
+            return
+        now = self.outlet.facts()
+        step.network_before = now
+        if self._network_told is not None and now != self._network_told:
+            step.late.network = difference(self._network_told, now)
+        if step.may_send:
+            self.outlet.go_on()
 
     def _charge_late(self, step: Step) -> None:
         """Report with this step, but apart, the work of leftovers of earlier steps since the last one was over."""
@@ -218,36 +235,66 @@ class LiveBox:
         begun = sum((task.used_ns() or 0) / 1e6 for pid in started if (task := self._tasks.get(pid)) is not None)
         step.late.cpu_ms = max(0.0, step.cpu_before - last.cpu_ms - begun)
         step.late.files = self.outputs.changed()[0]
-        step.late.network = self.outlet.since(last.network) if self.outlet is not None else None
 
     def _has_other_tasks(self) -> bool:
-        """Whether it has tasks besides the main threads of the processes that we started."""
+        """Whether it has tasks besides the main threads of the processes that we started and that wait for orders."""
+        if self._steps:
+            return True
         members = [member.pid for member in self.box.members.values() if member.pid]
         count = self.box.group.tasks_now() if self.box.group is not None else None
         if count is not None:
-            return count > self._own_tasks + len(members) or bool(self._steps)
+            return count > self._own_tasks + len(members)
         if self.box.group is None:  # the processor time that it begins with was added up just now
-            return self.box.tasks > len(members) or bool(self._steps)
+            return self.box.tasks > len(members)
         return len(self._tasks.numbers()) > len(members)
 
     def leaves_work(self) -> bool:
-        """Whether something goes on in it after its last step that could still use its route out."""
-        return self.outlet is not None and not self._steps and self.runs_on()
+        """Whether something may still use its route out after the step that is being reported: another step, a
+        background command, whatever a step left. Else the route was shut when the step was over, and stays so until
+        the next one begins: what could act later, such as a timer of an interpreter that waits, or bytes that the
+        kernel still holds back, sends nothing meanwhile."""
+        return self.outlet is not None and not self.outlet.held
 
-    def runs_on(self) -> bool:
+    def _something_runs(self) -> bool:
         try:
             return self.box.lives() and self._has_other_tasks()
         except (OSError, KeyError):  # it is gone
             return False
 
-    def _maps_files(self) -> bool:
-        """Whether a process in it has a file of the workspace mapped for writing, shared with the file."""
+    def runs_on(self) -> bool:
+        """Whether something could act in it before the next step. An interpreter that waits is looked at as well: it
+        may have a timer. That takes too long for each step, so the route out is shut instead."""
+        return self._something_runs() or any(map(self._may_act, list(self.box.members.values())))
+
+    def _may_act(self, member: BoxMember) -> bool:
+        if member is self._spare or not member.pid:
+            return False  # it has had no order yet
+        main = MainThread(member.pid)
+        try:
+            return not main.acts_only_on_orders()
+        except ProcessLookupError:
+            return False
+        except OSError:  # what we cannot see, we cannot exclude
+            return True
+        finally:
+            main.close()
+
+    def _maps_files(self, most: int) -> bool:
+        """Whether a process in it has a file of the workspace mapped for writing, shared with the file. A box decides
+        how many memory areas it has: beyond `most` bytes of their list the answer is yes. Called in threads, too."""
         device = os.fstat(self.workspace).st_dev
-        word = f"{os.major(device):02x}:{os.minor(device):02x}"
+        word = b" %02x:%02x " % (os.major(device), os.minor(device))
         for pid in self._processes():
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
-                if any(line.split(None, 4)[3] == word and line.split(None, 2)[1].endswith("s") for line in maps):
-                    return True
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb", buffering=0) as maps:
+                rest = b""
+                while data := maps.read(_MAPS_PIECE):
+                    most -= len(data)
+                    if most < 0:
+                        return True
+                    listed = rest + data
+                    *lines, rest = listed.split(b"\n")
+                    if word in listed and any(word in line and line.split(None, 2)[1].endswith(b"s") for line in lines):
+                        return True
         return False
 
     def late_fact(self, step: Step) -> Mapping[str, Any] | None:
@@ -263,8 +310,9 @@ class LiveBox:
         return fact
 
     def keep(self, report: BoxReport) -> None:
-        """Report what a step did with the next one. Its processor time is what it takes to start an interpreter."""
-        self._unreported.add(LateWork(0.0, dict(report.denials), report.files, report.network))
+        """Report what was refused to code that nobody asks about, and the files that it left, with the next step; so is
+        its network anyway. Its processor time is what it takes to start an interpreter."""
+        self._unreported.add(LateWork(denials=dict(report.denials), files=report.files))
 
     def _look_interval(self) -> float:
         """Long steps are looked at less often, where the kernel itself enforces the memory limit."""
@@ -326,7 +374,13 @@ class LiveBox:
 
     def network_fact(self, step: Step) -> Mapping[str, Any] | None:
         """The `network` fact of all the box did while this step ran."""
-        return None if self.outlet is None else self.outlet.since(step.network_before)
+        if self.outlet is None:
+            return None
+        now = self.outlet.facts()
+        self._any_reported = self._any_reported or step.reported
+        if step.reported or not self._any_reported:  # set-up code of a new session belongs to the call that opens it
+            self._network_told = now
+        return difference(step.network_before, now)
 
     def kill_all(self) -> None:
         """Kill every process in it; the box itself and its files stay."""
@@ -431,6 +485,7 @@ class LiveBox:
             await asyncio.sleep(0.005)
         self._rhythm.stop()
         self._tasks.close()
+        self.late_output.close()
         if self.outlet is not None:
             await self.outlet.close()
         return "" if self.box.remove() else "; ".join(self.box.trouble)

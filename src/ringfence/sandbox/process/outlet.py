@@ -54,6 +54,8 @@ class NetworkOutlet:
         """The environment variables that programs need for it."""
         self.final_facts: dict[str, Any] | None = None
         """The `network` fact, once it is closed."""
+        self.held = False
+        """Nothing leaves, until `go_on`."""
         self._way = way
 
     @classmethod
@@ -77,7 +79,16 @@ class NetworkOutlet:
 
     def since(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """The difference between the fact `before` and now."""
-        return _difference(before, self.facts())
+        return difference(before, self.facts())
+
+    def hold(self) -> None:
+        """Let nothing more out until `go_on`: what has not left by now waits, also what no process holds any more."""
+        self.held = True
+        self._way.hold()
+
+    def go_on(self) -> None:
+        self.held = False
+        self._way.go_on()
 
     async def close(self) -> None:
         if self.final_facts is None:
@@ -110,7 +121,7 @@ def _system_bundle() -> bytes:
 _SUMS = ("count", "bytes_in", "bytes_out")
 
 
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in now.items():
         if isinstance(value, int):
@@ -120,21 +131,6 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
         new = [_grown(old.get(_place(entry), {}), entry) for entry in value]
         # What was under way before and did nothing since is no part of it.
         out[name] = [entry for entry in new if any(entry.get(each, 0) > 0 for each in _SUMS)]
-    return out
-
-
-def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The `network` fact of two spans of time together."""
-    out = dict(one)
-    for name, value in other.items():
-        if isinstance(value, int):
-            out[name] = out.get(name, 0) + value
-            continue
-        entries = {_place(entry): dict(entry) for entry in out.get(name, ())}
-        for entry in value:
-            known = entries.setdefault(_place(entry), {**entry, **dict.fromkeys(_SUMS, 0)})
-            known.update({each: known[each] + entry.get(each, 0) for each in _SUMS})
-        out[name] = list(entries.values())
     return out
 
 

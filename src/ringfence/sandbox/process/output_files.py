@@ -15,11 +15,16 @@ from ringfence.sandbox.files import collect
 
 _MOST_FILES = 10_000
 _MUCH = 1_000_000
+_FEW_FILES = 100
+_MAPS_AT_ONCE = 128 * 1024
+_MAPS_AHEAD = 4 * 1024 * 1024
+"""How much of the lists of memory areas is read to find a mapped file: 60 bytes or more an area, 10 ms a megabyte."""
 _DEEPEST = 32
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-_Look = tuple[tuple[int, ...], ...]
+_Look = tuple[tuple[int, int, int, int], ...]
+"""Of each file and folder its inode, its size, and when it and its contents were changed."""
 _Found = tuple[_Look, tuple[FileFact, ...], dict[str, str]]
 
 
@@ -46,11 +51,16 @@ def collected(
 
 
 class OutputFiles:
-    """The output files of a box that stays."""
+    """The output files of a box that stays.
 
-    def __init__(self, workspace: int, max_bytes: int, mapped: Callable[[], bool]) -> None:
+    `read_ahead` comes before each `changed`, and does what takes long, in a thread. What is little is done at once, by
+    `changed`: a box decides how much there is and may add to it at any time, so that has a limit of its own, and what
+    no longer fits is left to the next call.
+    """
+
+    def __init__(self, workspace: int, max_bytes: int, mapped: Callable[[int], bool]) -> None:
         """`mapped`: whether a process has a file of it mapped for writing, and can change it without a trace in its
-        times."""
+        times; it may read so many bytes to find out, and is to say yes where that is not enough."""
         self._mapped = mapped
         self._workspace = workspace
         self._max_bytes = max_bytes
@@ -64,31 +74,38 @@ class OutputFiles:
         """Read much data ahead, in a thread, so that other callers need not wait. The size on disk does not show how
         much there is, since files can have holes."""
         async with self._turn:
-            self._ahead = None
-            look = self._seen()
-            if look and sum(each[1] for each in look) > _MUCH and (look != self._look or self._mapped()):
-                self._ahead = await shielded(asyncio.ensure_future(asyncio.to_thread(self._found)))
+            ahead = None
+            if not _is_little(self._seen(_FEW_FILES)):
+                ahead = await shielded(asyncio.ensure_future(asyncio.to_thread(self._found_if_changed)))
+            self._ahead = ahead
 
     def changed(self) -> tuple[tuple[FileFact, ...], dict[str, str]]:
         """Files that are new or changed since the last call, and what cannot be taken, and why."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
-            look = self._seen()
+            look = self._seen(_FEW_FILES)
             if not look:
                 self._look = ()
                 self._known = {}
                 return (), {}
-            if look == self._look and not self._mapped():
+            if not _is_little(look) or (look == self._look and not self._mapped(_MAPS_AT_ONCE)):
                 return (), {}
-            ahead = self._found()
+            ahead = self._found(min(self._max_bytes, 2 * _MUCH))
+            if ahead[2] and not _is_little(self._seen(_FEW_FILES)):
+                return (), {}  # it grew while it was read
         # A file may change all the time: what was seen before it was read counts, so that it is read again next time.
         self._look, facts, skipped = ahead
         new = tuple(fact for fact in facts if self._known.get(fact.path) != fact.sha256)
         self._known = {fact.path: fact.sha256 for fact in facts}
         return new, skipped
 
-    def _seen(self) -> _Look:
-        """The metadata of everything in it, without reading contents; empty where there is nothing."""
+    def _found_if_changed(self) -> _Found | None:
+        if self._seen() == self._look and not self._mapped(_MAPS_AHEAD):
+            return None
+        return self._found(self._max_bytes)
+
+    def _seen(self, most: int = _MOST_FILES) -> _Look:
+        """The metadata of everything in it, up to `most`, without reading contents; empty where there is nothing."""
         if not left_any(self._workspace):
             return ()
         try:
@@ -96,21 +113,26 @@ class OutputFiles:
         except OSError:
             return ()
         try:
-            look: list[tuple[int, ...]] = []
-            _stat(folder, look, 0)
+            look: list[tuple[int, int, int, int]] = []
+            _stat(folder, look, 0, most)
             return tuple(look)
         finally:
             os.close(folder)
 
-    def _found(self) -> _Found:
-        return self._seen(), *collected(self._workspace, None, self._max_bytes, _MOST_FILES)
+    def _found(self, max_bytes: int) -> _Found:
+        return self._seen(), *collected(self._workspace, None, max_bytes, _MOST_FILES)
 
 
-def _stat(folder: int, look: list[tuple[int, ...]], depth: int) -> None:
+def _is_little(look: _Look) -> bool:
+    """Whether so much is read as fast as it can be asked for."""
+    return len(look) < _FEW_FILES and sum(size for _, size, _, _ in look) <= _MUCH
+
+
+def _stat(folder: int, look: list[tuple[int, int, int, int]], depth: int, most: int) -> None:
     """The metadata of everything beneath."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if len(look) >= _MOST_FILES:
+            if len(look) >= most:
                 return
             with suppress(OSError):
                 found = entry.stat(follow_symlinks=False)
@@ -118,6 +140,6 @@ def _stat(folder: int, look: list[tuple[int, ...]], depth: int) -> None:
                 if stat.S_ISDIR(found.st_mode) and depth < _DEEPEST:
                     inner = os.open(entry.name, _FLAGS, dir_fd=folder)
                     try:
-                        _stat(inner, look, depth + 1)
+                        _stat(inner, look, depth + 1, most)
                     finally:
                         os.close(inner)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from ringfence.sandbox.process.streams import Output, new_input
 from ringfence.sandbox.process.watch import RunWatch, Termination, has_long_file, killed_by
 
 _REAP_SECONDS = 10.0
+_READ_AT_START = ("PYTHON", "LANG", "LC_", "LD_", "GLIBC_", "MALLOC_")
+"""Environment variables that a process looks at once, when it starts."""
 INLINE = 32_768
 """Shorter source goes into the order itself, which only the box's worker reads."""
 
@@ -195,6 +197,11 @@ class ProgramRun:
 
 
 _FROM_DESCRIPTOR = "with open(3, 'rb') as f: f = f.read()\nexec(compile(f, '<string>', 'exec', dont_inherit=True))"
+
+
+def read_at_start(*environments: Mapping[str, str]) -> bool:
+    """Whether a variable has an effect only in an interpreter that is started with it, and none in one that runs."""
+    return any(name.startswith(_READ_AT_START) for env in environments for name in env)
 
 
 def python_words(program: Program) -> list[str]:

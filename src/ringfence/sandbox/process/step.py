@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from ringfence.core.box import BoxReport, Ended, Limit, Limits, Usage
+from ringfence.core.box import BoxReport, Captured, Ended, Limit, Limits, Stream, Usage
 from ringfence.core.sessions import Tell
 from ringfence.sandbox.process.box import Box, BoxMember, ProcessExit
 from ringfence.sandbox.process.late_work import LateWork, OtherTasks
 from ringfence.sandbox.process.output_files import OutputFiles
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS
-from ringfence.sandbox.process.streams import Output
+from ringfence.sandbox.process.streams import LateOutput, Output
 from ringfence.sandbox.process.watch import Termination, has_long_file, killed_by, spent, used_up_by_process
 
 
@@ -55,6 +55,7 @@ class StepBox(Protocol):
     env: Mapping[str, str]
     interpreter_path: str | None
     outputs: OutputFiles
+    late_output: LateOutput
 
     def cpu_ms(self) -> float: ...
 
@@ -78,8 +79,21 @@ class StepBox(Protocol):
 class Step:
     """One cell or command, from its order until it is over."""
 
-    def __init__(self, home: StepBox, member: BoxMember, limits: Limits, tell: Tell) -> None:
+    def __init__(
+        self,
+        home: StepBox,
+        member: BoxMember,
+        limits: Limits,
+        tell: Tell,
+        *,
+        reported: bool = True,
+        may_send: bool = True,
+    ) -> None:
+        """`reported`: a caller gets its report; else late work is reported with the next step that is. `may_send`:
+        while it runs, the box may use its route out."""
         self.limits = limits
+        self.reported = reported
+        self.may_send = may_send
         self.member = member
         self.peak = 0
         self.full: Limit | None = None
@@ -98,8 +112,10 @@ class Step:
         self.cpu_after: float | None = None
         self._cpu_seen = 0.0
         self.late = LateWork()
-        self.reported = True
-        """Whether a caller gets its report; else what it did is reported with the next step, as late work is."""
+        self.late_output: Mapping[Stream, Captured] = {}
+        """What earlier steps left running and wrote until it was over."""
+        self.pipes = True
+        """Whether its output goes through pipes, which others may still hold when it is over."""
         self.others: OtherTasks | None = None
         """What else runs in the box, if anything does."""
         self._denied = dict(member.denials.by_name)
@@ -160,10 +176,12 @@ class Step:
         if self.member.denials.total - self._denials > MAX_DENIALS:
             self.stop("policy", None)
 
-    def finish(self, *, lingers: bool = False) -> None:
-        """Read the rest of the output and stop watching; `lingers` as for `Output.finish`."""
+    def finish(self) -> None:
+        """Read the rest of the output and stop watching."""
         self.clock.cancel()
-        self.output.finish(lingers=lingers)
+        if self.reported:  # before its own pipes are among those of steps that are over
+            self.late_output = self._home.late_output.take()
+        self.output.finish(self._home.late_output if self.pipes else None)
         if self.others is not None:
             self.others.look()
             self.late.cpu_ms += self.others.late_ms
@@ -202,7 +220,10 @@ def _always(task: int) -> bool:
 def box_report(ending: Termination, step: Step, home: StepBox) -> BoxReport:
     ended, status, number, limit = ending
     files, skipped = home.outputs.changed()
-    report = BoxReport(
+    late = home.late_fact(step)
+    if written := step.late_output:
+        late = {**(late or {}), **{f"{stream}_bytes": captured.total for stream, captured in written.items()}}
+    return BoxReport(
         ended=ended,
         exit_status=status,
         signal=number,
@@ -216,12 +237,11 @@ def box_report(ending: Termination, step: Step, home: StepBox) -> BoxReport:
         files=files,
         skipped=skipped,
         network=home.network_fact(step),
-        late=home.late_fact(step),
+        late=late,
+        late_stdout=written.get("stdout", Captured()),
+        late_stderr=written.get("stderr", Captured()),
         left=home.leaves_work(),
     )
-    if not step.reported:
-        home.keep(report)
-    return report
 
 
 def survived_limit(step: Step, home: StepBox) -> Limit | None:

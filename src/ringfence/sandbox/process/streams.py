@@ -17,8 +17,13 @@ from ringfence.sandbox.process.box import Hub
 from ringfence.sandbox.process.memory_file import can_be_sealed, memory_file
 
 _CHUNK = 65536
-_LINGER_SECONDS = 0.02
-"""How long a pipe that is not read any more is kept."""
+_LATE_BYTES = 64 * 1024
+"""What is kept of each stream that nobody waits for."""
+_LATE_SECONDS = 0.02
+"""After a piece of late output that long nothing is read: nobody waits for it, and its writer may never stop."""
+_MOST_LATE = 8
+"""Pipes of steps that are over and still have writers. The oldest are closed: what runs in a box decides how long it
+holds one, and must not use up the supervisor's descriptors."""
 
 
 # ── Output ────────────────────────────────────────────────────────────────────────────────────────
@@ -154,22 +159,75 @@ class Output:
             self._close(descriptor)
         self._too_much = _ignore  # else each run would be a cycle that only the garbage collector frees
 
-    def finish(self, *, lingers: bool = False) -> None:
-        """Read what is there, and stop. What other processes still hold open is not read.
-
-        `lingers`: writers are about to close it, and what they write until then must not fail.
-        """
+    def finish(self, late: LateOutput | None) -> None:
+        """Read what is there: the step is over. What others still hold open and write later is `late`, or not read."""
         for descriptor in list(self._open):
             for _ in range(1 + self._limits.output_bytes // _CHUNK):
                 if not self._read(descriptor):
                     break
-            if descriptor in self._open and lingers:
-                self._hub.remove(descriptor)
-                asyncio.get_running_loop().call_later(_LINGER_SECONDS, os.close, descriptor)
-            elif descriptor in self._open:
-                self._close(descriptor)
-        self._open.clear()
-        self._too_much = _ignore
+        if late is not None:
+            late.adopt(self._open)
+            self._open = {}
+        self.close()
+
+
+class LateOutput:
+    """What threads, children and tasks of a box write after their step is over, until it is reported."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._captures: dict[Stream, Capture] = {}
+        self._open: dict[int, Stream] = {}
+        """The pipes of steps that are over, as long as they have writers; the oldest first."""
+
+    def adopt(self, pipes: dict[int, Stream]) -> None:
+        for descriptor, stream in pipes.items():
+            self._open[descriptor] = stream
+            self._hub.change(descriptor, partial(self._read_slowly, descriptor))
+        while len(self._open) > _MOST_LATE:
+            self._close(next(iter(self._open)))
+
+    def take(self) -> dict[Stream, Captured]:
+        """All that came since the last time, and is there now."""
+        for descriptor in list(self._open):
+            for _ in range(_LATE_BYTES // _CHUNK + 1):
+                if not self._read(descriptor):
+                    break
+        taken, self._captures = self._captures, {}
+        return {stream: capture.done() for stream, capture in taken.items()}
+
+    def _read_slowly(self, descriptor: int) -> None:
+        if self._read(descriptor):
+            self._hub.remove(descriptor)
+            asyncio.get_running_loop().call_later(_LATE_SECONDS, self._go_on, descriptor)
+
+    def _go_on(self, descriptor: int) -> None:
+        if descriptor in self._open:  # or it has that number again, and then reads on too early, which does no harm
+            self._hub.change(descriptor, partial(self._read_slowly, descriptor))
+
+    def _read(self, descriptor: int) -> bool:
+        """Whether there may be more."""
+        stream = self._open.get(descriptor)
+        try:
+            chunk = os.read(descriptor, _CHUNK) if stream is not None else b""
+        except BlockingIOError:
+            return False
+        if stream is None or not chunk:
+            self._close(descriptor)
+            return False
+        if stream not in self._captures:
+            self._captures[stream] = Capture(_LATE_BYTES)
+        self._captures[stream].feed(chunk)
+        return True
+
+    def _close(self, descriptor: int) -> None:
+        if self._open.pop(descriptor, None) is not None:
+            self._hub.remove(descriptor)
+            os.close(descriptor)
+
+    def close(self) -> None:
+        for descriptor in list(self._open):
+            self._close(descriptor)
 
 
 def _ignore() -> None:

@@ -234,7 +234,7 @@ class BoxLauncher:
             try:
                 await box.end()
             finally:
-                _tell(spec, guarded.planted(stay.mounts, before))
+                _tell(spec, guarded.planted_since(stay.mounts, before))
 
         return box, end
 

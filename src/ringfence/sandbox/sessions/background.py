@@ -12,7 +12,6 @@ from ringfence.core.box import BoxReport, Captured, Stream
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Status
 from ringfence.core.sessions import ProcessLogs, ProcessState, StartedCommand, Tell
-from ringfence.sandbox.sessions.concurrency import DetachedTasks
 
 MOST_RUNNING = 16
 MOST_KEPT = 16
@@ -94,8 +93,7 @@ class Process:
 class Processes:
     """The background processes of one session, by number."""
 
-    def __init__(self, tasks: DetachedTasks) -> None:
-        self._tasks = tasks
+    def __init__(self) -> None:
         self._next = 1
         self._processes: dict[int, Process] = {}
 
@@ -109,10 +107,15 @@ class Processes:
             raise Refused(Status.VALIDATION_FAILURE, "too_many", text)
 
     def add(
-        self, argv: tuple[str, ...], running: StartedCommand, listeners: set[Tell], done: Callable[[], None]
+        self,
+        argv: tuple[str, ...],
+        running: StartedCommand,
+        over: asyncio.Task[BoxReport],
+        listeners: set[Tell],
+        done: Callable[[], None],
     ) -> ProcessState:
-        """Add one that was just started; `listeners` get what it writes, `done` is called when it exits."""
-        over = self._tasks.start(running.over())
+        """Add one that was just started; `over` waits for its report, `listeners` get what it writes, `done` is called
+        when it exits."""
         over.add_done_callback(lambda _: done())
         process = Process(self._next, argv, running, listeners, over)
         self._processes[self._next] = process

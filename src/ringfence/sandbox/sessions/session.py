@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar, Unpack
 
 from ringfence.core.aio import fed, in_thread, shielded
-from ringfence.core.box import FileFact, Limits, Stream
+from ringfence.core.box import BoxReport, FileFact, Limits, Stream
 from ringfence.core.errors import Refused, RingfenceError, Unavailable
 from ringfence.core.sessions import (
     BoxInterpreter,
@@ -114,7 +114,7 @@ class Session:
         self._shared = shared
         self._tasks = shared.tasks
         self._on_end = on_end
-        self._background = Processes(shared.tasks)
+        self._background = Processes()
         self._ports = PortForwards(id_, spec.stay.listening, self.in_use, self._open_socket, shared.peer)
         self._watchers: set[Watcher] = set()
         self._lock = SharedLock()
@@ -129,6 +129,11 @@ class Session:
         self._workspace: Workspace | None = None
         self._frozen = False
         self._ending: asyncio.Task[SessionInfo] | None = None
+        self._mounts_seen = guarded.NOTHING_SEEN
+        """Its mounts as they were when a step was last reported, or before anything ran: what comes after that is
+        reported, whatever made it."""
+        self._planted: tuple[str, ...] = ()
+        """What appeared in its mounts after its last step, once it has ended."""
 
     # ── State ──
 
@@ -169,6 +174,7 @@ class Session:
             network=tuple(host for rule in spec.network for host in rule.hosts),
             secrets=spec.secrets,
             keeps=any(mount.mode == "rw" for mount in spec.volumes),
+            planted=self._planted,
         )
 
     @property
@@ -181,7 +187,7 @@ class Session:
         """The workspace by a new descriptor, which the caller closes: the session may close its own at any time."""
         self.check_live()
         assert self._workspace is not None
-        return Workspace(os.dup(self._workspace.descriptor), self._workspace.owner)
+        return Workspace(os.dup(self._workspace.descriptor), self._workspace.owner, on_host=self._workspace.on_host)
 
     def check_live(self) -> None:
         """Raise Refused unless it is running or paused."""
@@ -195,9 +201,11 @@ class Session:
     def attach(self, box: StayingBox) -> Workspace:
         """Take its box. The caller puts files into the workspace returned, before anything runs."""
         self._box = box
+        self._mounts_seen = guarded.look(self.spec.stay.mounts, box.mounted)
         try:
             # A descriptor of our own: a box that dies closes its own, and we still keep what it wrote.
-            self._workspace = Workspace(os.dup(box.workspace), box.host_id)
+            on_host = tuple(mount.at for mount in self.spec.stay.mounts if mount.mode == "rw")
+            self._workspace = Workspace(os.dup(box.workspace), box.host_id, on_host=on_host)
             self.mounts.hold(box)
         except (OSError, KeyError) as problem:
             raise Unavailable("no_box", "the box was gone before anything could be put into it") from problem
@@ -373,13 +381,15 @@ class Session:
                 if why != "failed":
                     trouble += await self._keep_files(self._box)
                 trouble += await self._remove(self._box)
+                self._planted = await in_thread(lambda: self._planted_since(self._mounts_seen)[0])
         finally:
             await in_thread(self.mounts.close)
             self._ports.close()
             for watcher in list(self._watchers):
                 watcher.close()
             self._on_end()
-            self._shared.journal.write("ended", self._brief, {"trouble": trouble} if trouble else None)
+            more = {"trouble": trouble, "planted": list(self._planted)}
+            self._shared.journal.write("ended", self._brief, {name: each for name, each in more.items() if each})
         await self._shared.journal.synced()
         return self.info
 
@@ -428,7 +438,7 @@ class Session:
             async with context.turn:
                 interpreter, fresh = await self._interpreter(context)
                 number = self._begin_step(request.after_step)
-                before = self._look_at_mounts()
+                before = self._mounts_seen
                 whole = Spool(self.workspace, cell.limits.capture_bytes, tell, wanted=request.keep_whole)
                 try:
                     report = await context.run(interpreter, cell, whole.tell, shown)
@@ -458,8 +468,8 @@ class Session:
         whole = Spool(self.workspace, limits.capture_bytes, tell, wanted=request.keep_whole)
         with self.in_use:
             await self._ensure_running()
-            before = self._look_at_mounts()
-            running, number = await self._start_command(request, limits, whole.tell)
+            before = self._mounts_seen
+            running, number = await self._start_command(request, limits, whole.tell, reported=True)
             try:
                 report = await running.over()
             except asyncio.CancelledError:
@@ -472,10 +482,13 @@ class Session:
             self.id, number, self._with_session_facts(CellReport(report), before), state=self.state, whole=kept
         )
 
-    async def _start_command(self, request: CommandRequest, limits: Limits, tell: Tell) -> tuple[StartedCommand, int]:
+    async def _start_command(
+        self, request: CommandRequest, limits: Limits, tell: Tell, *, reported: bool
+    ) -> tuple[StartedCommand, int]:
         if not request.argv:
             raise refusal("bad_command", "the command has no words; give at least the name of a program")
         command = Command(request.argv, request.limits or limits, request.env, request.cwd, request.stdin, request.pty)
+        command = replace(command, reported=reported)
         while True:
             await self._ensure_running()
             async with self._lock.shared():
@@ -491,13 +504,18 @@ class Session:
         self.step += 1
         return self.step
 
-    def _look_at_mounts(self) -> guarded.Seen:
-        return guarded.look(self.spec.stay.mounts, self.box.mounted)
+    def _planted_since(self, before: guarded.Seen) -> tuple[tuple[str, ...], guarded.Seen]:
+        """What was planted in its mounts since then, and how they are now."""
+        if not self.spec.stay.mounts:
+            return (), before
+        now = guarded.look(self.spec.stay.mounts, before.held)
+        return guarded.planted(before, now), now
 
     def _with_session_facts(self, report: CellReport, before: guarded.Seen) -> CellReport:
         """Add what the session itself saw: files planted where programs of the host look for them, and connections
         refused at its ports. A step during which we ended the box was cancelled; the box did not fail."""
-        if found := guarded.planted(self.spec.stay.mounts, before):
+        found, self._mounts_seen = self._planted_since(before)
+        if found:
             report = replace(report, report=replace(report.report, planted=found))
         if refused := self._ports.refused():
             late = {**(report.report.late or {}), "refused_connections": refused}
@@ -541,8 +559,16 @@ class Session:
 
         with self.in_use:
             self._background.check_room()
-            running, _ = await self._start_command(request, limits, tell)
-            return self._background.add(request.argv, running, listeners, self._used)
+            before = self._mounts_seen
+            running, _ = await self._start_command(request, limits, tell, reported=False)
+            over = self._tasks.start(self._background_report(running, before))
+            return self._background.add(request.argv, running, over, listeners, self._used)
+
+    async def _background_report(self, running: StartedCommand, before: guarded.Seen) -> BoxReport:
+        """Nobody may ask for it, so the next step reports what was planted as well."""
+        report = await running.over()
+        found, _ = self._planted_since(before)
+        return replace(report, planted=found) if found else report
 
     async def processes(self) -> list[ProcessState]:
         return self._background.infos()

@@ -25,7 +25,7 @@ from ringfence.core.errors import Refused, Unavailable
 from ringfence.sandbox.files.blobstore import Owner, TreeStore, owner_folder, private_folder, storing, write_whole
 from ringfence.sandbox.files.paths import WORKSPACE, beneath, explaining, refusal
 from ringfence.sandbox.files.tree import INPUT, digest, read_tree, tree_digest, write_tree
-from ringfence.sandbox.files.walk import Walk, WalkEntry, empty, is_mount
+from ringfence.sandbox.files.walk import Walk, WalkEntry, empty
 from ringfence.sandbox.files.workspace import Workspace
 
 GIB = 1024**3
@@ -203,10 +203,10 @@ class _Kept:
 
 
 def _clear(root: int, workspace: Workspace) -> None:
-    empty(root, workspace.owner, kept=lambda info: is_mount(root, info))
+    empty(root, workspace.owner)
     if workspace.input_descriptor is not None:
         with beneath(workspace.input_descriptor, ()) as folder:
-            empty(folder, workspace.owner, kept=lambda info: is_mount(folder, info))
+            empty(folder, workspace.owner)
 
 
 def _unknown(reference: str) -> Refused:

@@ -46,7 +46,7 @@ from ringfence.sandbox.files.paths import (
     refusal,
 )
 from ringfence.sandbox.files.tree import read_tree, tree_digest, write_tree
-from ringfence.sandbox.files.walk import ReadBudget, Walk, empty, is_mount
+from ringfence.sandbox.files.walk import ReadBudget, Walk, empty
 from ringfence.sandbox.files.workspace import Workspace
 
 GIB = 1024**3
@@ -202,14 +202,14 @@ class OpenVolume:
         with storing("the volume"), self._store.using():
             volume = _read(self._place)
             with explaining(descriptor, WORKSPACE), beneath(descriptor, ()) as root:
-                empty(root, owner, kept=lambda info: is_mount(root, info))
+                empty(root, owner)
                 try:
                     nodes = self._store.tree(volume.listing) if volume.listing else []
                     if tree_digest(nodes) != volume.tree_digest:
                         raise self._store.damaged("its files are not those that were saved")
                     write_tree(root, nodes, self._store.get, owner)
                 except BaseException as problem:
-                    empty(root, owner, kept=lambda info: is_mount(root, info))
+                    empty(root, owner)
                     if isinstance(problem, ValueError):
                         raise self._store.damaged(str(problem)) from None
                     raise

@@ -260,7 +260,7 @@ def named(*names: str) -> Json:
 
 RAN = named("stdout", "stderr", "exit_code", "ended", "files", "truncated")
 """The result of a program."""
-STEP = named("session", "step", "state", "whole")
+STEP = named("session", "step", "state", "whole", "late")
 """What a step of a session has besides."""
 CELL = {**STEP, **named("context", "interpreter_alive", "fresh_interpreter", "claimed")}
 """A step of Python."""

@@ -86,17 +86,20 @@ def fitting(parts: ResultParts, most: int) -> tuple[ResultParts, Json]:
     report = parts.report
     out = report.stdout
     err = report.stderr
-    kept = len(out.head) + len(out.tail) + len(err.head) + len(err.tail)
+    kept = sum(len(each.head) + len(each.tail) for each in (out, err, report.late_stdout, report.late_stderr))
     for each in parts.shown:
         kept += sum(map(len, each.data.values()))
     kept += len(parts.error.traceback) + len(parts.error.value) if parts.error is not None else 0
     if kept * _ESCAPED + len(report.files[:MOST_FILES]) * 5000 + SPARE_BYTES < most:
         return parts, result  # the usual case, known without looking
-    room = max(len(report.stdout.head + report.stdout.tail), len(report.stderr.head + report.stderr.tail))
+    room = max(len(each.head + each.tail) for each in (out, err, report.late_stdout, report.late_stderr))
     while len(canonical.dumps(result)) > most - SPARE_BYTES:
         if room > 0:
             room //= 2
             report = replace(report, stdout=cut(report.stdout, room), stderr=cut(report.stderr, room))
+            report = replace(
+                report, late_stdout=cut(report.late_stdout, room), late_stderr=cut(report.late_stderr, room)
+            )
             parts = replace(parts, report=report)
         elif (less := _shown_less(parts)) is not None:
             parts = less
@@ -175,11 +178,20 @@ def _result(parts: ResultParts) -> Json:
             content.append(text("[the interpreter is gone, and its variables with it; the next call has a fresh one]"))
         if files:
             content += _links(parts.step.session, files)
+        if late := _late(report):
+            content += [text(f"{name} of what earlier steps left running:\n{said}") for name, said in late.items()]
+            structured["late"] = late
         structured |= _of_step(parts, parts.step)
     result: Json = {"content": content or [text("")], "structuredContent": structured}
     if parts.is_error:
         result["isError"] = True
     return result
+
+
+def _late(report: BoxReport) -> dict[str, str]:
+    """What was written since the last step by what earlier ones left running."""
+    streams = {"stdout": report.late_stdout, "stderr": report.late_stderr}
+    return {name: stream.text for name, stream in streams.items() if stream.total}
 
 
 def _of_step(parts: ResultParts, step: StepReport) -> Json:

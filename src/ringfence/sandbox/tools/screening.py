@@ -91,6 +91,9 @@ class OutputScreen:
         stderr = self._captured(report.stderr)
         if stdout is not report.stdout or stderr is not report.stderr:
             report = replace(report, stdout=stdout, stderr=stderr)
+        if report.late_stdout.total or report.late_stderr.total:
+            out, err = self._captured(report.late_stdout), self._captured(report.late_stderr)
+            report = replace(report, late_stdout=out, late_stderr=err)
         if report.trouble:
             report = replace(report, trouble=tuple(map(self._text, report.trouble)))
         return report

@@ -107,7 +107,7 @@ class Task:
     def session_answer(self, info: SessionInfo, words: str) -> Answer:
         """An answer with the present state of a session."""
         packages = self.installed.packages if self.installed is not None else ()
-        within = Within(info.id, info.step, state=info.state, packages=packages)
+        within = Within(info.id, info.step, state=info.state, packages=packages, planted=info.planted)
         structured = session_json(info, wide=self.wide)
         isolation = dict(info.isolation) or self.isolation
         return Answer({"content": [text(words)], "structuredContent": structured}, isolation=isolation, within=within)

@@ -6,19 +6,17 @@ user's code, so it relies on nothing that a value does; and what takes time to l
 
 from __future__ import annotations
 
-import builtins
 import io
 import sys
+
+from ringfence.sandbox.process.guest import mainfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import ModuleType
     from typing import Any
 
-BUILTINS = dict(vars(builtins))
-"""A cell may change the builtins: functions of modules that have this as theirs keep the original ones."""
-__builtins__ = BUILTINS  # type: ignore[assignment]
+__builtins__ = BUILTINS = mainfile.BUILTINS  # type: ignore[assignment]
 
 _METHODS = (
     ("_repr_html_", "text/html"),
@@ -134,40 +132,6 @@ class Figures:
             self._show()
 
         pyplot.show = show
-
-
-class Loading:
-    """Calls back when a module is loaded: the first of the finders of modules, which finds none itself."""
-
-    def __init__(self, wanted: dict[str, Callable[[Any], None]]) -> None:
-        self._wanted = wanted
-        for name in list(wanted):
-            if name in sys.modules:
-                wanted.pop(name)(sys.modules[name])
-        sys.meta_path.insert(0, self)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in self._wanted:
-            return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                if not isinstance(spec.loader, type):  # then it is this module's own
-                    self._listen(spec.loader, name)
-                return spec
-        return None
-
-    def _listen(self, loader: Any, name: str) -> None:
-        load = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            loader.__dict__.pop("exec_module", None)
-            load(module)
-            tell = self._wanted.pop(name, None)
-            if tell is not None:
-                tell(module)
-
-        loader.exec_module = exec_module
 
 
 # ── Helpers ───────────────────────────────────────────────────────────────────────────────────────

@@ -12,9 +12,10 @@ written. Its stdout and stderr may still be held then: by us for a moment, and b
 
 What a cell can count on: variables, imports, the working folder and the event loop stay. `_` is the last value shown.
 `display(…)` shows a value at once. A last line that ends with `;` shows nothing. `await` works at the top; tasks that
-are left go on while a later cell awaits. `sys.exit()` ends the cell, not the interpreter. SIGINT is KeyboardInterrupt
-in the running cell, and between cells nothing. A handler of SIGINT, a trace and a profile function last for their cell.
-A child that comes back from a cell ends there. Whatever of ours a cell breaks, it breaks for its own session alone.
+are left go on between cells, and while a later cell awaits. `sys.exit()` ends the cell, not the interpreter. SIGINT is
+KeyboardInterrupt in the running cell, and between cells nothing. A handler of SIGINT, a trace and a profile function
+last for their cell. A child that comes back from a cell ends there. Whatever of ours a cell breaks, it breaks for its
+own session alone.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ import io
 import marshal
 import os
 import sys
-from os import _exit, close, dup2, fstat, getpid, pread
+from os import _exit, access, close, dup2, fstat, getpid, pread
 from time import tzset
 
-from ringfence.sandbox.process.guest import claims, display, runner
+from ringfence.sandbox.process.guest import claims, display, mainfile, runner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ _IN_A_ROW = 1000
 _HELD = 4096
 _MOST_KEPT = 4 * 1024 * 1024
 """Bytes of source that are kept for tracebacks; the oldest cells are forgotten first."""
-_FUTURE = 0x1FE0000
-"""The code flags that `from __future__ import` sets: they hold for later cells, too."""
 _STREAM_NAMES = ("stdout", "stderr")
 
 
@@ -117,12 +116,14 @@ class Repl:
         self._undisturbed = frozenset(method.__code__ for method in every)
         self._handler = self._on_interrupt
         self._loop: Any = None
+        self._between = TasksBetweenCells()
         self._last: object = _NO_VALUE
         self._sources = Sources()
         every = (serve, display.forms, claims.messages)
         self._files = frozenset(function.__code__.co_filename for function in every)
         self._streams = Streams()
         self._figures = display.Figures(self._show_figures)
+        self._file = mainfile.MainFile(self._sources.all, alone=False)
         self._names: dict[str, Any] = runner.fresh_main("-c").__dict__
         self._prepare(depth)
 
@@ -141,7 +142,9 @@ class Repl:
             tzset()
         if "matplotlib" in sys.modules:
             sys.modules["matplotlib"].use("Agg")
-        display.Loading({"matplotlib.pyplot": self._figures.adopt, "linecache": self._sources.quote})
+        loaded = {"matplotlib.pyplot": self._figures.adopt, "linecache": self._sources.quote}
+        mainfile.Loading({**loaded, mainfile.SPAWN: self._file.adopt})
+        runner.name_a_parent()
         os.register_at_fork(after_in_child=self._fall_silent)
         # Libraries check whether the handler is the default one, and restore it; so the default one is ours.
         signals: list[Any] = [signal, sys.modules.get("signal", signal)]
@@ -157,7 +160,11 @@ class Repl:
     def step(self) -> None:
         """Run the next cell from its order to its end, or the rest of one that was interrupted."""
         if (cell := self._cell) is None:
-            self._streams.lead_nowhere()  # the supervisor does not wait for it
+            self._between.go_on(self._loop)
+            if self._between.running or _thread._count():
+                self._streams.flush()  # what they write now is read as late
+            else:
+                self._streams.lead_nowhere()  # the supervisor does not wait for it
             cell = self._cell = self._next()
         if not cell.begun:
             cell.begun = True
@@ -192,8 +199,12 @@ class Repl:
         if cell.refused:
             raise OSError(errno.EMFILE, "too many open files: the cell was not run; the next one can close some")
         self._figures.kinds = cell.figures
+        self._between.stop()
         self._set_env(cell)
         self._sources.keep(cell.name, cell.source)
+        if b"__file__" in cell.source and "__file__" not in self._names:
+            self._file.give_file()
+        look_again()
         self._names.pop("__warningregistry__", None)  # the warning was about a line of another cell
         value = None
         try:
@@ -245,7 +256,7 @@ class Repl:
         if signal.getsignal(signal.SIGINT) is not self._handler:
             signal.signal(signal.SIGINT, self._handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
-        (self._streams.lead_nowhere if _thread._count() else self._streams.flush)()  # a thread may write meanwhile
+        self._streams.flush()
         if not (self._spare or cell.refused):
             self._spare = self._streams.spare()
         self._restore_env(cell)
@@ -280,6 +291,8 @@ class Repl:
             return
         with self._lock:
             cell = self._cell
+            if cell is None:
+                sys.stdout.write(f"{forms.get('text/plain', '')}\n")  # of a thread, between cells: it is late
             if cell is None or not forms:
                 return
             fit, cut = claims.fitting(forms, cell.left)
@@ -439,7 +452,7 @@ class Sources:
             tree.body.pop()
         if tree.body:
             codes.append(compile(tree, name, "exec", self._flags, dont_inherit=True))
-            self._flags |= codes[0].co_flags & _FUTURE
+            self._flags |= codes[0].co_flags & mainfile.FUTURE  # they hold for later cells, too
         if alone is not None:
             codes.append(compile(_ast.Expression(alone.value), name, "eval", self._flags, dont_inherit=True))
         return codes
@@ -453,6 +466,9 @@ class Sources:
             oldest = next(iter(self._kept))
             self._size -= len(self._kept.pop(oldest))
             self._put(oldest, b"")
+
+    def all(self) -> list[tuple[str, bytes]]:
+        return list(self._kept.items())
 
     def quote(self, linecache: Any) -> None:
         """From now on lines can be asked for."""
@@ -483,8 +499,86 @@ def _hint(exc: SyntaxError) -> None:
         exc.msg += " (there are no magic commands here; `commands.run` runs a shell command)"
 
 
-# ── Streams: the running cell's pipes, and between cells nowhere; there is no input ───────────────
-# Output of threads and child processes while no cell runs is lost; it never fails, nor shows up in another cell.
+class TasksBetweenCells:
+    """Runs the event loop of cells while none of them runs: tasks go on.
+
+    It does so in a thread, which the supervisor sees as any other that a cell leaves. The main thread waits for the
+    next order meanwhile, by which the supervisor knows that a cell is over.
+    """
+
+    def __init__(self) -> None:
+        self._stopped = _thread.allocate_lock()
+        """Held while the thread runs."""
+        self._loop: Any = None
+        self._waiting: Any = None
+        """The task that ends when there is nothing left to do."""
+
+    @property
+    def running(self) -> bool:
+        return self._stopped.locked()
+
+    def go_on(self, loop: Any) -> None:
+        """Run the loop, if it has anything to do."""
+        try:
+            if loop is None or self.running or loop.is_closed() or not _has_work(loop):
+                return
+        except Exception:  # a cell has made something else of it
+            return
+        self._loop = loop
+        self._stopped.acquire()
+        try:
+            self._waiting = loop.create_task(self._until_idle(loop))
+            _thread.start_new_thread(self._run, ())
+        except BaseException:  # no more threads: the tasks go on with the next cell that awaits
+            self._waiting.cancel()
+            self._stopped.release()
+
+    def stop(self) -> None:
+        """Have the loop for the main thread again. A task that does not let go is waited for."""
+        if self.running:
+            try:
+                self._loop.call_soon_threadsafe(self._waiting.cancel)
+            except RuntimeError:  # closed by a task
+                return
+            self._stopped.acquire()
+            self._stopped.release()
+
+    def _run(self) -> None:
+        asyncio = sys.modules["asyncio"]
+        try:
+            self._loop.run_until_complete(self._waiting)
+        except asyncio.CancelledError:
+            return
+        except BaseException as exc:  # of a task: SystemExit, say
+            sys.excepthook(type(exc), exc, exc.__traceback__)
+        finally:
+            self._stopped.release()
+
+    async def _until_idle(self, loop: Any) -> None:
+        asyncio: Any = sys.modules["asyncio"]
+        while True:
+            tasks = asyncio.all_tasks(loop) - {self._waiting}
+            if tasks:
+                await asyncio.wait(tasks)
+            elif loop._scheduled:
+                await asyncio.sleep(max(0.0, max(handle.when() for handle in loop._scheduled) - loop.time()))
+            elif _watches(loop):
+                await loop.create_future()
+            else:
+                return
+
+
+def _has_work(loop: Any) -> bool:
+    return bool(sys.modules["asyncio"].all_tasks(loop) or loop._scheduled or loop._ready or _watches(loop))
+
+
+def _watches(loop: Any) -> bool:
+    """Whether it waits for files, a server's socket for one, besides the one that wakes it up."""
+    return len(loop._selector.get_map() or ()) > 1
+
+
+# ── Streams: the running cell's pipes, and after it those of the last as long as threads are left; there is no input ──
+# What threads and child processes write while no cell runs is read from the pipes of an earlier one, as late.
 
 
 class NoInput(io.TextIOBase):
@@ -516,6 +610,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._nowhere = -1
+        self._lead_somewhere = False
         self._own: list[io.TextIOBase] = []
         sys.stdin = sys.__stdin__ = NoInput()  # type: ignore[assignment, misc]
         for number, name in enumerate(_STREAM_NAMES, 1):
@@ -529,7 +624,11 @@ class Streams:
 
     def lead_to(self, stdout: int, stderr: int) -> None:
         """Write to these descriptors, which are taken over."""
-        self.flush()
+        if self._lead_somewhere:
+            self.lead_nowhere()
+        else:
+            self.flush()
+        self._lead_somewhere = True
         for number, descriptor in enumerate((stdout, stderr), 1):
             dup2(descriptor, number)
         close(stdout)
@@ -538,6 +637,7 @@ class Streams:
 
     def lead_nowhere(self) -> None:
         """Discard output from now on. Everything written so far has reached its cell."""
+        self._lead_somewhere = False
         self.flush()
         try:
             for number in (1, 2):
@@ -577,6 +677,14 @@ class Streams:
                 for place in (name, f"__{name}__"):
                     if getattr(sys, place, None) is old:
                         setattr(sys, place, new)
+
+
+def look_again() -> None:
+    """Find modules in folders of the path that did not exist when the interpreter looked there first, as those of a
+    PYTHONPATH in a workspace that began empty: it would not look there again."""
+    for path, finder in list(sys.path_importer_cache.items()):
+        if finder is None and access(path, os.R_OK | os.X_OK):
+            sys.path_importer_cache.pop(path, None)
 
 
 def flush_what_is_there() -> None:

@@ -1,4 +1,4 @@
-"""Runs one Python program as `python FILE` would, in an interpreter that was forked ready. Imports nothing of ours.
+"""Runs one Python program as `python FILE` would, in an interpreter that was forked ready.
 
 A program is run like this, at the bottom of the stack, since a program can see all frames below its own:
 
@@ -20,6 +20,8 @@ import gc
 import os
 import sys
 from _weakref import ref
+
+from ringfence.sandbox.process.guest import mainfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class GuestProgram:
         sys.setrecursionlimit(sys.getrecursionlimit() + FRAMES)
         sys.path.insert(0, "")
         self._known = frozenset(sys.modules)
+        self._file = mainfile.MainFile(lambda: [(self._shown, self._source)], alone=True)
 
     def take(self, source: bytes, name: str, arguments: list[str]) -> GuestProgram:
         """Take the program, as if it had been started by this name, with these arguments."""
@@ -53,6 +56,9 @@ class GuestProgram:
         sys.argv = [name, *arguments]
         if name == "-c":
             sys.orig_argv = [sys.executable, name, source.decode("utf-8", "replace"), *arguments]
+            mainfile.Loading({mainfile.SPAWN: self._file.adopt})
+            if b"__file__" in source:
+                self._file.give_file()
         else:
             sys.orig_argv = [sys.executable, name, *arguments]
             sys.path[0] = os.path.dirname(name)
@@ -171,6 +177,19 @@ def forget_ourselves() -> None:
     for name in list(sys.modules):
         if name.partition(".")[0] == "ringfence":
             del sys.modules[name]
+
+
+def name_a_parent() -> None:
+    """Let `os.getppid()` be the first process of the box where the parent is outside, which the kernel calls 0: a
+    signal to 0 would go to the program and its children, one to the first process harms nobody."""
+    ask = os.getppid
+
+    def getppid() -> int:
+        return ask() or 1
+
+    getppid.__doc__ = ask.__doc__
+    getppid.__module__ = "posix"
+    os.getppid = sys.modules["posix"].getppid = getppid  # type: ignore[attr-defined]
 
 
 def fresh_main(name: str) -> ModuleType:

@@ -124,6 +124,7 @@ class Zygote:
         signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         kernel.set_flags(isolated=0, ignore_environment=0, no_user_site=0, safe_path=False)
+        runner.name_a_parent()
         runner.forget_ourselves()
         sys.path.remove(sys.argv[1])
         if config["image"]:

@@ -1,0 +1,122 @@
+"""The output files of a box that stays: what takes long is done in a thread, whatever the box does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.core.box import FileFact
+from ringfence.core.sessions import Cell
+from ringfence.sandbox.files import collect
+from ringfence.sandbox.process.live import LiveBox
+from ringfence.sandbox.process.output_files import OutputFiles
+
+pytestmark = pytest.mark.anyio
+
+MUCH = 2_000_000
+
+
+class Folder:
+    """A workspace of our own, and the threads that its files are read in."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.output = path / "output"
+        self.output.mkdir()
+        self.readers: list[threading.Thread] = []
+        self.is_mapped = False
+        self.descriptor = os.open(path, os.O_RDONLY)
+        self.files = OutputFiles(self.descriptor, 100_000_000, lambda most: self.is_mapped)
+        collecting = collect.collect
+
+        def watched(*given: Any, **how: Any) -> tuple[tuple[FileFact, ...], dict[str, str]]:
+            self.readers.append(threading.current_thread())
+            return collecting(*given, **how)
+
+        monkeypatch.setattr(collect, "collect", watched)
+
+    def write(self, name: str, size: int) -> None:
+        with (self.output / name).open("wb") as file:
+            file.truncate(size)
+
+    async def changed(self) -> list[str]:
+        await self.files.read_ahead()
+        return [fact.path.rpartition("/")[2] for fact in self.files.changed()[0]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+    monkeypatch.setattr(collect, "EMPTY_FOLDER", -1)  # folders of other file systems have another size
+    made = Folder(tmp_path, monkeypatch)
+    yield made
+    os.close(made.descriptor)
+
+
+async def test_little_is_read_at_once_and_much_in_a_thread(folder: Folder) -> None:
+    folder.write("little", 10)
+    assert await folder.changed() == ["little"]
+    assert folder.readers == [threading.main_thread()]
+    folder.write("much", MUCH)
+    assert await folder.changed() == ["much"]
+    assert len(folder.readers) == 2 and folder.readers[1] is not threading.main_thread()
+    assert await folder.changed() == [] and len(folder.readers) == 2
+    folder.is_mapped = True
+    assert await folder.changed() == []
+    assert len(folder.readers) == 3 and folder.readers[2] is not threading.main_thread()
+
+
+async def test_many_files_are_much_however_small(folder: Folder) -> None:
+    for number in range(200):
+        folder.write(f"{number:03}", 1)
+    assert len(await folder.changed()) == 200
+    assert threading.main_thread() not in folder.readers
+
+
+async def test_what_grows_between_two_looks_is_left_to_the_next_step(folder: Folder) -> None:
+    folder.write("growing", 10)
+    await folder.files.read_ahead()
+    folder.write("growing", MUCH)
+    assert folder.files.changed() == ((), {})
+    assert folder.readers == []
+    assert await folder.changed() == ["growing"]
+    assert threading.main_thread() not in folder.readers
+
+
+async def test_what_a_step_read_ahead_is_there_for_it_while_another_reads(folder: Folder) -> None:
+    folder.write("much", MUCH)
+    await folder.files.read_ahead()
+    other = asyncio.create_task(folder.files.read_ahead())
+    await asyncio.sleep(0)  # it reads now
+    assert [fact.path for fact in folder.files.changed()[0]] == ["/workspace/output/much"]
+    await other
+    assert folder.files.changed() == ((), {})
+
+
+async def test_a_box_with_many_memory_areas_is_not_looked_through(box: LiveBox) -> None:
+    areas = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+open("/workspace/output/x", "w").write("x")
+size = os.sysconf("SC_PAGE_SIZE")
+start = libc.mmap(None, 8000 * size, 0, 0x4022, -1, 0)
+assert not any(libc.mprotect(start + number * size, size, 1) for number in range(0, 8000, 2))
+"""
+    interpreter = await box.interpreter()
+    quiet = await interpreter.run(Cell(b"1"), lambda *_: None, lambda _: None)
+    assert quiet.error is None and not box._maps_files(1 << 20)
+    report = await interpreter.run(Cell(areas.encode()), lambda *_: None, lambda _: None)
+    assert report.error is None, report.error
+    assert box._maps_files(1 << 17), "a list that is too long to be read counts as if something were mapped"
+    assert not box._maps_files(1 << 24)
+    mapping = b"import mmap\nf = open('/workspace/output/x', 'r+b')\nm = mmap.mmap(f.fileno(), 1)\nm[0] = 65"
+    mapped = await interpreter.run(Cell(mapping), lambda *_: None, lambda _: None)
+    assert [fact.path for fact in mapped.report.files] == ["/workspace/output/x"]
+    assert box._maps_files(1 << 24)
