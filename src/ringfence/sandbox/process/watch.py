@@ -159,12 +159,11 @@ def longest_file(limits: Limits) -> int:
 def has_long_file(box: Box) -> bool:
     """Whether a file in the workspace or a volume is as long as a file may be."""
     most = longest_file(box.limits)
-    for name, descriptor in box.descriptors.items():
-        if name == "workspace" or name.startswith("folder"):
-            with contextlib.suppress(OSError, Refused):  # more files than it is worth
-                entries = Walk(most=_MOST_LOOKED_AT, lenient=True).through(descriptor)
-                if any(stat.S_ISREG(found.info.st_mode) and found.info.st_size >= most for found in entries):
-                    return True
+    for name in box.written:
+        with contextlib.suppress(OSError, KeyError, Refused):  # it is gone, or has more files than it is worth
+            entries = Walk(most=_MOST_LOOKED_AT, lenient=True).through(box.descriptors[name])
+            if any(stat.S_ISREG(found.info.st_mode) and found.info.st_size >= most for found in entries):
+                return True
     return False
 
 
@@ -175,9 +174,10 @@ def full(workspace: int) -> Limit | None:
 
 
 def on_disk(box: Box) -> int:
-    """Bytes in the workspace now."""
-    state = os.fstatvfs(box.descriptors["workspace"])
-    return (state.f_blocks - state.f_bfree) * state.f_frsize
+    """Bytes now in the workspace and in the volumes that it may write to: each is a file system of its own, kept in
+    memory that is charged to whoever wrote it."""
+    states = [os.fstatvfs(box.descriptors[name]) for name in box.written]
+    return sum((state.f_blocks - state.f_bfree) * state.f_frsize for state in states)
 
 
 def worked(box: Box) -> float | None:
