@@ -89,7 +89,7 @@ class Cell:
     env: Mapping[str, str] = field(default_factory=dict)
     figures: tuple[str, ...] = ("png",)
     reported: bool = True
-    """False for a cell of our own, of which no caller gets a report."""
+    """False where no caller gets a report of it: what it did is then reported as late, with the next step."""
 
 
 @plain
@@ -323,6 +323,11 @@ class BoxInterpreter(Protocol):
 
     @property
     def alive(self) -> bool: ...
+
+    @property
+    def folder(self) -> str | None:
+        """Its working directory, by the kernel's word; None where that is gone or not known."""
+        ...
 
     async def run(self, cell: Cell, tell: Tell, shown: OnShown) -> CellReport:
         """Run one cell to its end, one at a time. Cancelling interrupts it, and kills the interpreter if that does not

@@ -390,7 +390,7 @@ def _late(ending: Ending) -> str:
     tasks = late.get("tasks")
     if tasks:
         parts.append("1 thread or process beside it" if tasks == 1 else f"{tasks} threads and processes beside it")
-    said = [f"left by earlier steps and charged to none: {', '.join(parts)}"] if parts else []
+    said = [f"left by earlier steps or set-up code and charged to none: {', '.join(parts)}"] if parts else []
     if refused := late.get("refused_connections"):
         said.append(f"{refused} connections of other users to its ports were refused")
     return "; ".join(said)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
 from ringfence.core.box import MIB, BoxReport, BoxSpec, Limits, Program
+from ringfence.core.sessions import Cell, Command, StaySpec
 from ringfence.sandbox.process import watch
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.cgroups.cgroup import GroupPool
@@ -319,10 +322,30 @@ async def test_the_length_of_a_file(backend: ProcessBackend) -> None:
     report = await run(backend, "open('/workspace/tmp/x', 'wb').write(b'a' * 2_000_000)", Limits(file_bytes=1_000_000))
     assert report.exit_status == 1
     assert report.stderr.text.endswith("OSError: [Errno 27] File too large\n")
-    report = await command(
-        backend, "truncate", "-s", "2000000", "/workspace/tmp/x", limits=Limits(file_bytes=1_000_000)
-    )
+    writing = ("dd", "if=/dev/zero", "of=/workspace/tmp/x", "bs=100000", "count=20")
+    report = await command(backend, *writing, limits=Limits(file_bytes=1_000_000))
     assert ending(report) == ("disk", None, 25, "file_size")
+
+
+async def test_a_signal_that_a_program_sends_itself_names_no_limit(backend: ProcessBackend) -> None:
+    itself = "import os, signal; signal.signal(25, signal.SIG_DFL); os.kill(os.getpid(), 25)"
+    assert ending(await run(backend, itself, Limits(file_bytes=1_000_000))) == ("signalled", None, 25, None)
+    box = await backend.open(StaySpec(Limits(file_bytes=1_000_000)))
+    cell = await (await box.interpreter()).run(Cell(itself.encode()), lambda *_: None, lambda _: None)
+    assert ending(cell.report) == ("signalled", None, 25, None)
+    started = await box.command(Command(("/bin/sh", "-c", "kill -XFSZ $$")), lambda *_: None)
+    assert ending(await started.over()) == ("signalled", None, 25, None)
+    await box.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGKILL])
+@pytest.mark.parametrize(("used", "ended"), [(1990.0, "signalled"), (2000.0, "timeout")])
+def test_processor_time_is_used_up_when_all_of_it_is_used(number: int, used: float, ended: str) -> None:
+    limits = Limits(cpu_seconds=2)
+    out_of_time = partial(watch.spent, used, limits)
+    assert watch.killed_by(number, lambda: False, out_of_time, lambda: None, lambda: False)[0] == ended
+    # The kernel counts in ticks: what it kills has used all that was allowed, even if a fifth of these were too many.
+    assert watch.kernel_cpu_seconds(limits) * 0.8 > 2
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

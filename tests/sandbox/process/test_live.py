@@ -17,7 +17,7 @@ import pytest
 
 from ringfence.core.box import MIB, BoxReport, Limits, SetUp, Stream
 from ringfence.core.errors import Unavailable
-from ringfence.core.sessions import Cell, CellReport, Command, Failure, Shown, StaySpec
+from ringfence.core.sessions import Cell, CellReport, Command, Failure, Folder, Shown, StaySpec
 from ringfence.sandbox.files import collect as collecting
 from ringfence.sandbox.process import interpreter as interpreters
 from ringfence.sandbox.process import streams
@@ -271,6 +271,19 @@ async def test_memory_is_the_boxs_and_its_files_survive(box: LiveBox) -> None:
     report = await run(interpreter, "x = [bytearray(10 << 20) for _ in range(60)]")
     assert (report.report.ended, report.report.limit, report.alive) == ("oom", "memory", False)
     assert (await shell(box, "cat /workspace/kept")).stdout.text == "kept"
+
+
+async def test_files_in_a_volume_are_disk_and_no_memory(backend: ProcessBackend) -> None:
+    limits = Limits(memory_bytes=64 * MIB, disk_bytes=32 * MIB)
+    box = await backend.open(StaySpec(limits, folders=(Folder("/workspace/v", 256 * MIB),)))
+    interpreter = await box.interpreter()
+    fills = "for n in range(4):\n    with open(f'/workspace/v/{n}', 'wb') as file: file.write(bytes(30 << 20))"
+    for source in (fills, "import time; time.sleep(0.05)"):
+        report = (await run(interpreter, source)).report
+        assert (report.ended, report.exit_status, report.limit) == ("exited", 0, None)
+    much = (await run(interpreter, "x = [bytearray(10 << 20) for _ in range(20)]")).report
+    assert (much.ended, much.limit) == ("oom", "memory"), "what is in the volume makes no room for memory"
+    assert (await shell(box, "ls /workspace/v")).stdout.text == "0\n1\n2\n3\n"
 
 
 async def test_a_peak_that_was_given_back_is_counted_for_its_cell(box: LiveBox) -> None:

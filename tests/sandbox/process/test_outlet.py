@@ -425,3 +425,29 @@ async def test_what_set_up_code_of_another_interpreter_lets_out_is_told_by_the_n
         await staying.interpreter.set_up("1", Limits())
     after = await staying.cell("1")
     assert after.late is not None and after.late["network"]["allowed"][0]["count"] == 1
+
+
+async def test_what_set_up_code_does_is_in_the_facts_of_the_next_step(backend: ProcessBackend) -> None:
+    async with answering(Server()) as outside:
+        name = "len(os.listdir('/workspace/output'))"
+        setup = f"{ASK}import os\nask('api.example', {outside.port})\nopen(f'/workspace/output/{{{name}}}', 'w')\n"
+        refused = "try: os.chroot('/')\nexcept OSError: pass"
+        box = await backend.open(StaySpec(setup=setup + refused), serve(OPEN))
+        try:
+            reports = []
+            for _ in range(2):
+                interpreter = await box.interpreter()
+                for _ in range(2):
+                    reports.append((await interpreter.run(Cell(b"1"), lambda *_: None, lambda _: None)).report)
+        finally:
+            await box.end()
+    for number, report in enumerate(reports):
+        assert not report.denials and not report.files and not requests(report)
+        if number % 2:
+            assert report.late is None
+            continue
+        assert report.late is not None and report.late["denials"] == {"chroot": 1}
+        assert [each["path"] for each in report.late["files"]] == [f"/workspace/output/{number // 2}"]
+        # What set-up code asks for while a session opens belongs to the call that opens it.
+        network = report.late.get("network", {"allowed": [], "bytes_out": 0})
+        assert sum(entry["count"] for entry in network["allowed"]) == number // 2

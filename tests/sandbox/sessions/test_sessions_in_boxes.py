@@ -202,6 +202,18 @@ async def test_commands_in_the_background_talk_and_listen(home: Home) -> None:
     assert (await home.manager.wait(ME, box, killed.process, 120)).running is False
 
 
+async def test_a_pause_and_a_snapshot_run_nothing_of_the_session(home: Home) -> None:
+    box = await home.create()
+    spying = "os.getcwd = lambda: open('/workspace/output/spied', 'w').name"
+    await home.cell(box, f"import os\nos.makedirs('/workspace/w')\nos.chdir('/workspace/w')\n{spying}")
+    await home.manager.pause(ME, box)
+    await home.manager.resume(ME, box)
+    assert (await home.manager.snapshot(ME, box)).cwd == "/workspace/w"
+    await home.cell(box, "os.rmdir('/workspace/w')")
+    assert (await home.manager.snapshot(ME, box)).cwd == "/workspace/w", "the last one that is known"
+    assert await home.value(box, "os.listdir('/workspace/output')") == "[]"
+
+
 async def test_a_fork_has_the_files_and_the_folder_and_nothing_else(home: Home) -> None:
     box = await home.create(stay=StaySpec(env={"A": "1"}, inputs=(Input("in.txt", b"given"),)))
     await home.cell(box, "import os, random\nsecret = 1\nos.makedirs('/workspace/w/x')\nos.chdir('/workspace/w/x')")

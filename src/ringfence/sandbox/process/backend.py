@@ -44,6 +44,7 @@ from ringfence.sandbox.process.named_programs import SYSTEM, choose
 from ringfence.sandbox.process.outlet import NetworkOutlet, check_namespace
 from ringfence.sandbox.process.pool import BoxPool
 from ringfence.sandbox.process.run import ProgramRun, read_at_start
+from ringfence.sandbox.process.watch import kernel_cpu_seconds, longest_file
 from ringfence.sandbox.process.zygote.confine import Shape
 
 log = logging.getLogger(__name__)
@@ -410,10 +411,8 @@ class ProcessBackend:
             "processes": limits.processes + self._counts("pids"),
             "open_files": open_files,
             "sends": sends,
-            # A file that fills the disk is to meet that limit first, which is one of whole pages.
-            "file_bytes": limits.file_bytes or limits.disk_bytes + os.sysconf("SC_PAGE_SIZE"),
-            # For a single process, and counted in ticks; so it comes after the watch, which counts better.
-            "cpu_seconds": math.ceil(limits.cpu_seconds) + 1 if limits.cpu_seconds else 0,
+            "file_bytes": longest_file(limits),
+            "cpu_seconds": kernel_cpu_seconds(limits),
             "data_bytes": 0 if self._counts("memory") else 2 * limits.memory_bytes,
             "cores": cores,
         }

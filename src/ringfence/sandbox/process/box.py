@@ -345,6 +345,8 @@ class Box:
         """Processor time of those that have ended, as far as it was seen."""
         self.parts = Parts()
         self.descriptors: dict[str, int] = {}
+        self.written: tuple[str, ...] = ("workspace",)
+        """The descriptors of the file systems that it may write to, which are kept in memory."""
         self.trouble: list[str] = []
         self.begun = False
         self.ended: asyncio.Future[ProcessExit | None] = loop.create_future()

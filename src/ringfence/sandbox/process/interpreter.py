@@ -99,6 +99,14 @@ class Interpreter:
     def alive(self) -> bool:
         return self._member.alive
 
+    @property
+    def folder(self) -> str | None:
+        place = f"/proc/{self._member.pid}/cwd"
+        try:
+            return os.readlink(place) if os.stat(place).st_nlink else None
+        except OSError:
+            return None
+
     # ── Start ──
 
     def start_fork(self) -> None:
@@ -240,6 +248,8 @@ class Interpreter:
             # The kernel keeps the peak of the whole process: only if it rose was it this cell's.
             step.peak, self._peak_ever = max(step.peak, highest if highest > self._peak_ever else 0), highest
         report = box_report(self._termination(step, claims), step, self._home)
+        if not step.reported:
+            self._home.keep(report)
         if claims.done and step.ended is not None and not self._rested:
             report = replace(report, forged=True)
         return CellReport(report, tuple(claims.results), claims.error, self.alive, claims.broken or "")

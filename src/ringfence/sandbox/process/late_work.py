@@ -25,7 +25,7 @@ _MOST_OPEN = 64
 
 @dataclass(slots=True)
 class LateWork:
-    """Work in a box by what earlier steps left there, since the last step that was reported."""
+    """Work in a box by what earlier steps left there, and by set-up code, since the last step that was reported."""
 
     cpu_ms: float = 0.0
     denials: dict[str, int] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ringfence.core import system
 from ringfence.core.aio import shielded
-from ringfence.core.box import Limit, Limits
+from ringfence.core.box import BoxReport, Limit, Limits
 from ringfence.core.errors import Unavailable, beginning
 from ringfence.core.sessions import Command, Tell
 from ringfence.sandbox.files.guarded import Held
@@ -308,6 +308,11 @@ class LiveBox:
         if (fact := self._unreported.fact()) is not None:
             self._unreported = LateWork()
         return fact
+
+    def keep(self, report: BoxReport) -> None:
+        """Report what was refused to code that nobody asks about, and the files that it left, with the next step; so is
+        its network anyway. Its processor time is what it takes to start an interpreter."""
+        self._unreported.add(LateWork(denials=dict(report.denials), files=report.files))
 
     def _look_interval(self) -> float:
         """Long steps are looked at less often, where the kernel itself enforces the memory limit."""

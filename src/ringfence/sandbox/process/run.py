@@ -19,7 +19,7 @@ from ringfence.sandbox.process.box import Box, ProcessExit
 from ringfence.sandbox.process.memory_file import memory_file
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS, Denials
 from ringfence.sandbox.process.streams import Output, new_input
-from ringfence.sandbox.process.watch import RunWatch, Termination, killed_by
+from ringfence.sandbox.process.watch import RunWatch, Termination, has_long_file, killed_by
 
 _REAP_SECONDS = 10.0
 _READ_AT_START = ("PYTHON", "LANG", "LC_", "LD_", "GLIBC_", "MALLOC_")
@@ -186,7 +186,13 @@ class ProgramRun:
             return "infra", None, None, None
         if os.WIFSIGNALED(ended.status):
             number = os.WTERMSIG(ended.status)
-            return killed_by(number, watch.out_of_memory, lambda: watch.out_of_time(ended.cpu_ms), watch.survived_limit)
+            return killed_by(
+                number,
+                watch.out_of_memory,
+                lambda: watch.out_of_time(ended.cpu_ms),
+                watch.survived_limit,
+                lambda: has_long_file(self.box),
+            )
         return "exited", os.WEXITSTATUS(ended.status), None, watch.survived_limit()
 
 

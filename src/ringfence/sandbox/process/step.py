@@ -16,7 +16,7 @@ from ringfence.sandbox.process.late_work import LateWork, OtherTasks
 from ringfence.sandbox.process.output_files import OutputFiles
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS
 from ringfence.sandbox.process.streams import LateOutput, Output
-from ringfence.sandbox.process.watch import Termination, killed_by, spent
+from ringfence.sandbox.process.watch import Termination, has_long_file, killed_by, spent, used_up_by_process
 
 
 class StepClock:
@@ -70,6 +70,8 @@ class StepBox(Protocol):
     def network_fact(self, step: Step) -> Mapping[str, Any] | None: ...
 
     def late_fact(self, step: Step) -> Mapping[str, Any] | None: ...
+
+    def keep(self, report: BoxReport) -> None: ...
 
     def leaves_work(self) -> bool: ...
 
@@ -257,6 +259,7 @@ def termination_of(exited: ProcessExit | None, step: Step, home: StepBox) -> Ter
     return killed_by(
         number,
         home.out_of_memory,
-        lambda: spent(exited.cpu_ms, step.limits),
+        lambda: spent(step.usage().cpu_ms or 0.0, step.limits) or used_up_by_process(exited.cpu_ms, home.box.limits),
         lambda: home.survived_limit() or step.full,
+        lambda: has_long_file(home.box),
     )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 from ringfence.core.box import Ended, Limit, Limits
+from ringfence.core.errors import Refused
 from ringfence.core.system import process_fields
+from ringfence.sandbox.files.walk import Walk
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.limits import uncounted
 from ringfence.sandbox.process.limits.pulse import Rhythm, worked_ms
@@ -18,6 +22,7 @@ from ringfence.sandbox.process.limits.shared_pages import memory
 from ringfence.sandbox.process.zygote import kernel
 
 _KCMP_VM = 1
+_MOST_LOOKED_AT = 2000
 
 Termination = tuple[Ended, int | None, int | None, Limit | None]
 """Why something ended, its exit status or signal, and the limit that was the reason."""
@@ -116,20 +121,50 @@ def killed_by(
     out_of_memory: Callable[[], bool],
     out_of_time: Callable[[], bool],
     survived_limit: Callable[[], Limit | None],
+    has_long_file: Callable[[], bool],
 ) -> Termination:
-    """Why a process died of this signal, which we did not send."""
+    """Why a process died of this signal, which we did not send. It may have sent the signal itself, so that alone shows
+    nothing: a limit is named only where what it limits was used up."""
     if number == signal.SIGKILL and out_of_memory():
         return "oom", None, number, "memory"
-    if number == signal.SIGXFSZ:
+    if number == signal.SIGXFSZ and has_long_file():
         return "disk", None, number, "file_size"
     if number in (signal.SIGXCPU, signal.SIGKILL) and out_of_time():
         return "timeout", None, number, "cpu"
     return "signalled", None, number, survived_limit()
 
 
+def kernel_cpu_seconds(limits: Limits) -> int:
+    """After which the kernel kills a single process; 0: never. It counts in ticks, which may be too many by some, so it
+    comes well after the watch, which counts better: what it kills has used all that was allowed."""
+    return math.ceil(limits.cpu_seconds * 1.25) + 1 if limits.cpu_seconds else 0
+
+
 def spent(cpu_ms: float, limits: Limits) -> bool:
-    """Whether so much processor time is all that was allowed; the kernel counts in ticks."""
-    return limits.cpu_seconds is not None and cpu_ms >= limits.cpu_seconds * 750
+    """Whether so much processor time is all that was allowed."""
+    return limits.cpu_seconds is not None and cpu_ms >= limits.cpu_seconds * 1000
+
+
+def used_up_by_process(cpu_ms: float, limits: Limits) -> bool:
+    """Whether a single process used so much in all its steps that the kernel may have killed it."""
+    most = kernel_cpu_seconds(limits)
+    return most > 0 and cpu_ms >= most * 800
+
+
+def longest_file(limits: Limits) -> int:
+    """A file that fills the disk is to meet that limit first, which is one of whole pages."""
+    return limits.file_bytes or limits.disk_bytes + os.sysconf("SC_PAGE_SIZE")
+
+
+def has_long_file(box: Box) -> bool:
+    """Whether a file in the workspace or a volume is as long as a file may be."""
+    most = longest_file(box.limits)
+    for name in box.written:
+        with contextlib.suppress(OSError, KeyError, Refused):  # it is gone, or has more files than it is worth
+            entries = Walk(most=_MOST_LOOKED_AT, lenient=True).through(box.descriptors[name])
+            if any(stat.S_ISREG(found.info.st_mode) and found.info.st_size >= most for found in entries):
+                return True
+    return False
 
 
 def full(workspace: int) -> Limit | None:
@@ -139,9 +174,10 @@ def full(workspace: int) -> Limit | None:
 
 
 def on_disk(box: Box) -> int:
-    """Bytes in the workspace now."""
-    state = os.fstatvfs(box.descriptors["workspace"])
-    return (state.f_blocks - state.f_bfree) * state.f_frsize
+    """Bytes now in the workspace and in the volumes that it may write to: each is a file system of its own, kept in
+    memory that is charged to whoever wrote it."""
+    states = [os.fstatvfs(box.descriptors[name]) for name in box.written]
+    return sum((state.f_blocks - state.f_bfree) * state.f_frsize for state in states)
 
 
 def worked(box: Box) -> float | None:

@@ -223,9 +223,11 @@ class ZygoteHandle:
         if not self.alive or not self._free:
             raise Unavailable("no_zygote", "the zygote is gone" if not self.alive else "the zygote has no slot left")
         stays = self.baseline.stays
+        folders = enumerate(shape.get("folders", ()))
+        volumes = {f"folder{number}": size for number, (_, size, read_only) in folders if not read_only}
         ours, theirs = new_channel()
         try:
-            group = self.shared.groups.take(limits, pauses=stays)
+            group = self.shared.groups.take(limits, pauses=stays, in_volumes=sum(volumes.values()))
         except OSError as exc:
             ours.close()
             theirs.close()
@@ -234,6 +236,7 @@ class ZygoteHandle:
         slot = self._free.pop()
         box = Box(self.made, slot, ours, limits, self.shared)
         box.group = group
+        box.written += tuple(volumes)
         box.inherited = self.seen
         box.host_id_fact = self.host_id
         if self._block is not None and os.geteuid() == 0:

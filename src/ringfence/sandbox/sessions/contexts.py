@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ringfence.core.box import Limits
@@ -27,7 +27,7 @@ MOST_CONTEXTS = 16
 MOST_WAITING = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OUR_LIMITS = Limits(wall_seconds=10.0, output_bytes=65_536, capture_bytes=16_384)
-"""For the few lines that the supervisor itself runs in an interpreter."""
+"""For the line that the supervisor itself runs in an interpreter."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Contexts:
 
     def __init__(self, session: str) -> None:
         self.folder = WORKSPACE
-        """The working directory of new interpreters: that of the default one when it was last asked."""
+        """The working directory of new interpreters: that of the default one when it was last noted."""
         self._session = session
         self._contexts: dict[str, Context] = {}
         self.get(DEFAULT)
@@ -84,7 +84,7 @@ class Contexts:
         """Raises SetUpFailed, Unavailable."""
         made = context.interpreter = await box.interpreter()
         if self.folder != WORKSPACE:
-            await self._run_own(context, f"__import__('os').chdir({self.folder!r})")
+            await self._enter_folder(context, made)
         return made
 
     def interrupt(self, name: str) -> bool:
@@ -94,30 +94,21 @@ class Contexts:
             return False
         return context.interpreter.interrupt()
 
-    async def note_folder(self, is_running: Callable[[], bool]) -> None:
-        """Ask the default interpreter, if it is idle, for its working directory. Its answer is not trusted."""
-        context = self._contexts[DEFAULT]
-        if not context.turn.idle or context.interpreter is None or not context.interpreter.alive:
-            return
-        async with context.turn:
-            if not is_running():
-                return
-            report = await self._run_own(context, "print(__import__('os').getcwd());")
-        answer = report.report.stdout.head.decode("utf-8", "replace").rstrip("\n") if report is not None else ""
+    def note_folder(self) -> None:
+        """Note the working directory of the default interpreter. The kernel is asked, not the interpreter: a pause or a
+        snapshot is no step, so nothing of the session may run for it. It is the program's choice, and not trusted."""
+        interpreter = self._contexts[DEFAULT].interpreter
+        folder = interpreter.folder if interpreter is not None and interpreter.alive else None
         try:
-            if answer.startswith(WORKSPACE):
-                self.folder = full_path(parts_of(answer))
+            if folder is not None and folder.startswith(WORKSPACE):
+                self.folder = full_path(parts_of(folder))
         except Refused:
             return
 
-    async def _run_own(self, context: Context, source: str) -> CellReport | None:
-        """Run a line of the supervisor's, which no caller gets a report of."""
-        assert context.interpreter is not None
-        cell = Cell(source.encode(), _OUR_LIMITS, reported=False)
-        try:
-            return await context.run(context.interpreter, cell, discard_output, discard_value)
-        except RingfenceError:
-            return None
+    async def _enter_folder(self, context: Context, interpreter: BoxInterpreter) -> None:
+        cell = Cell(f"__import__('os').chdir({self.folder!r})".encode(), _OUR_LIMITS, reported=False)
+        with suppress(RingfenceError):
+            await context.run(interpreter, cell, discard_output, discard_value)
 
 
 def cell_of(request: CellRequest, limits: Limits) -> Cell:

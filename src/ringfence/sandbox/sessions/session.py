@@ -275,7 +275,7 @@ class Session:
 
     async def _pause(self, *, only_idle: bool) -> None:
         async with self._lock.exclusive():
-            await self._note_folder()
+            self.contexts.note_folder()
             if only_idle and (self.state != "running" or not self._is_idle()):
                 return
             self.check_live()
@@ -323,7 +323,7 @@ class Session:
     async def _while_frozen(self, work: Callable[[Workspace], T]) -> T:
         """Work on its files, in a thread, while all its processes are stopped. Volumes are saved first."""
         async with self._lock.exclusive():
-            await self._note_folder()
+            self.contexts.note_folder()
             was_frozen = self._frozen
             workspace = self.workspace()
             try:
@@ -334,10 +334,6 @@ class Session:
                 os.close(workspace.descriptor)
                 if not was_frozen:
                     self._thaw()
-
-    async def _note_folder(self) -> None:
-        if self.state == "running":
-            await self.contexts.note_folder(lambda: self.state == "running")
 
     async def _save(self) -> None:
         if self.mounts:

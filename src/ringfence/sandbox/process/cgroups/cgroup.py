@@ -444,8 +444,11 @@ class GroupPool:
         """Whether a box enters groups of v1."""
         return self._cgroups.of_v1
 
-    def take(self, limits: Limits, *, pauses: bool = False) -> Group | None:
-        """An empty group with these limits; None where there can be none. Raises OSError."""
+    def take(self, limits: Limits, *, pauses: bool = False, in_volumes: int = 0) -> Group | None:
+        """An empty group with these limits; None where there can be none. Raises OSError.
+
+        `pauses`: it is for a box that stays, and is not used again. `in_volumes`: what such a box may write into volumes.
+        """
         self.remove_leaving()
         while not pauses and (used := self._used.get(limits)):
             group = used.popleft()
@@ -457,7 +460,7 @@ class GroupPool:
         group.pauses = pauses
         group.limit(
             memory_bytes=limits.memory_bytes,
-            hard_bytes=limits.memory_bytes + limits.disk_bytes,
+            hard_bytes=limits.memory_bytes + limits.disk_bytes + in_volumes,
             processes=limits.processes,
             cpu_cores=limits.cpu_cores,
         )
