@@ -420,6 +420,19 @@ async def test_a_server_that_never_has_enough_is_given_up() -> None:
     assert refused.value.reason_code == "too_many_rounds"
 
 
+@pytest.mark.parametrize(
+    ("each", "turns", "asked"), [(connection._MAX_QUESTIONS + 1, 1, 0), (60, 19, 60)], ids=["at once", "by and by"]
+)
+async def test_a_modern_server_asks_no_more_in_one_call_than_another(each: int, turns: int, asked: int) -> None:
+    wanted = {str(number): {"method": "elicitation/create", "params": FORM} for number in range(each)}
+    client = Client(EVERYTHING, {str(number): {"action": "accept"} for number in range(each)})
+    made, _ = await opened(rounds(*[{"inputRequests": wanted}] * turns))
+    with pytest.raises(Refused) as refused:
+        await made.request(asking(client))
+    assert refused.value.reason_code == "too_many_rounds"
+    assert sum(map(len, client.asked)) == asked
+
+
 def test_only_what_the_server_may_use_is_relayed() -> None:
     assert relayable(ServerSpec("a"), EVERYTHING) == {"elicitation": {}, "roots": {}}
     assert relayable(ServerSpec("a", sampling="ask", elicitation="deny"), EVERYTHING) == {"sampling": {}, "roots": {}}

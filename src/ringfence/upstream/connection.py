@@ -238,7 +238,7 @@ class Connection:
         await self.roots.settle(request, self._notify)
         with anyio.CancelScope(deadline=anyio.current_time() + request.timeout) as clock:
             turns: list[anyio.Lock] = []  # made for the first question: most calls have none
-            questions_left = _MAX_QUESTIONS
+            counted = _Questions(self.spec.name)
 
             async def asking(questions: Mapping[str, Json]) -> Mapping[str, Json]:
                 if not turns:
@@ -252,10 +252,8 @@ class Connection:
                         clock.deadline = anyio.current_time() + left
 
             async def ask(method: str, params: Json) -> Json:
-                nonlocal questions_left
-                questions_left -= 1
-                if questions_left < 0:  # or a server that asks without end would have no deadline
-                    raise RpcError(-32600, f"{self.spec.name} asked more than {_MAX_QUESTIONS} times in one call")
+                if problem := counted.too_many(1):
+                    raise RpcError(-32600, problem)
                 question = await self._permitted(request, method, params)
                 try:
                     answer = (await asking({"question": question})).get("question")
@@ -270,7 +268,7 @@ class Connection:
 
             exchange = InFlight(ask=ask, tell=tell, client=request.session, own=request.headers)
             try:
-                return await self._rounds(request, exchange, asking)
+                return await self._rounds(request, exchange, counted, asking)
             except RpcError as exc:
                 raise self._failure(exc, request.channel.capabilities) from None
         raise Refused(
@@ -283,6 +281,7 @@ class Connection:
         self,
         request: UpstreamRequest,
         exchange: InFlight,
+        counted: _Questions,
         asking: Callable[[Mapping[str, Json]], Awaitable[Mapping[str, Json]]],
     ) -> Json:
         sent = request.params
@@ -300,10 +299,12 @@ class Connection:
                 raise OutcomeUnknown(exc.reason_code, exc.message) from None
             if result.get("resultType") != "input_required":
                 return result  # the guard withholds what is not complete either
-            wanted = result.get("inputRequests")
+            wanted = _mapping(result.get("inputRequests"))
+            if problem := counted.too_many(len(wanted)):
+                raise Refused(Status.FAILED, "too_many_rounds", problem)
             questions: dict[str, Json] = {}
             answers: dict[str, Json] = {}
-            for key, item in (wanted if isinstance(wanted, dict) else {}).items():
+            for key, item in wanted.items():
                 method = _mapping(item).get("method")
                 try:
                     questions[key] = await self._permitted(request, str(method), _mapping(_mapping(item).get("params")))
@@ -488,6 +489,20 @@ async def ask_roots(request: UpstreamRequest) -> Json | None:
 async def first_roots(request: UpstreamRequest, capabilities: Json) -> Roots:
     """The roots for a connection that is opened for this call's client alone; a shared connection has none."""
     return Roots(await ask_roots(request) if "roots" in capabilities and request.session is not None else None)
+
+
+class _Questions:
+    """Those of one call, in whatever way the server asks. While one waits for its answer the call's clock stands still,
+    so a server that asked without end would have no deadline."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._left = _MAX_QUESTIONS
+
+    def too_many(self, more: int) -> str | None:
+        """Count so many more; what is wrong if the call has had too many."""
+        self._left -= more
+        return f"{self._server} asked more than {_MAX_QUESTIONS} times in one call" if self._left < 0 else None
 
 
 class Roots:
