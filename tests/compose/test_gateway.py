@@ -21,9 +21,11 @@ from ringfence.core.box import BoxSpec
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Call, Definition, Outcome, Person
 from ringfence.core.ports import UpstreamRequest
+from ringfence.core.secret import Secret
 from ringfence.governance import approvals
 from ringfence.governance.contract import build
 from ringfence.sandbox.tools.executor import Executor
+from ringfence.secrets.redaction import TenantRedactor
 from tests import boxing, gateways, tooling
 from tests.faking import Client
 
@@ -225,6 +227,19 @@ async def test_names_of_definitions_on_record_hold_no_secret_and_nothing_unseen(
     clean = "x\\u{200b}\\u{1b}[2J [redacted]"
     assert [record["name"] for record in records] == [clean, clean]
     assert records[1]["fields"] == [clean]
+
+
+async def test_a_definition_that_holds_a_known_secret_is_not_kept(tmp_path: Path) -> None:
+    value = "s3cr3t-Tok3n-value-ABCDEFGH-9876543210"
+    known = (Secret("token", value),)
+    async with opened(tmp_path) as app:
+        app._guard.redactor = TenantRedactor(lambda: known)
+        shape = {"name": "fine", "title": "AKIAIOSFODNN7EXAMPLE"}
+        bodies: list[Any] = [{"name": f"leak-{value}"}, {"name": "said", "title": value}, shape]
+        given = [Definition("hostile", b["name"], canonical.definition_digest(b), b, "prompt") for b in bodies]
+        await app.learn("hostile", given)
+        assert [d.name for d in app.store.reader().pins("hostile") if d.kind == "prompt"] == ["fine"], "a shape is none"
+    assert not any(value.encode() in file.read_bytes() for file in (tmp_path / "state").rglob("*") if file.is_file())
 
 
 async def test_first_use_pins_each_definition_that_is_used_once(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ringfence.core.box import Limits
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Definition, Json, Principal, ServerSpec
 from ringfence.core.ports import UpstreamRequest
+from ringfence.core.secret import Secret
 from ringfence.front.listing import Listing
 from ringfence.governance.contract import Catalog, built_in
 from ringfence.governance.dispatch import DispatchTargets
@@ -22,6 +23,7 @@ from ringfence.governance.rulebook import Rulebook, implicit_contract
 from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
 from ringfence.sandbox.tools.toolkit import PROGRAMS
 from ringfence.sandbox.tools.toolkit import definition as own_definition
+from ringfence.secrets.redaction import TenantRedactor
 from tests.faking import Said, contract, definition, governed, rulebook
 from tests.making import rule
 
@@ -131,6 +133,17 @@ async def test_only_tools_that_want_headers_have_a_header_schema(tmp_path: Path)
         assert shelf.header_schema("far") == HEADER
         assert shelf.header_schema("echo") is None
         assert shelf.header_schema("nobody") is None
+
+
+async def test_a_prompt_whose_name_is_a_secret_is_not_offered(tmp_path: Path) -> None:
+    secret = "s3cr3t-Tok3n-value-ABCDEFGH-9876543210"
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        known_now = (Secret("token", secret),)
+        way.pipeline._guard.redactor = TenantRedactor(lambda: known_now)
+        known = (prompt("desk", "fine"), prompt("desk", f"leak-{secret}"), prompt("desk", "said", title=secret))
+        way.pipeline.rules = swapped(way.pipeline.rules, ServerSpec("desk", prompts=("*",)), prompts=known)
+        assert shelf.prompts() == [{"name": "fine"}, {"name": "said", "title": "[redacted]"}]
+        assert shelf.prompt(f"leak-{secret}") is None
 
 
 async def test_a_prompt_that_two_servers_have_is_preceded_by_its_servers_name(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ async def accept_definitions(settings: Config, yes: bool, told: Json | None) -> 
         down = 0
         for server in settings.servers.values():
             try:
-                offered = await app.pool.definitions(server.name, app.agent)
+                offered = app.without_secrets(await app.pool.definitions(server.name, app.agent))
             except RingfenceError as exc:
                 print(safe(f"server {server.name} cannot be asked: {exc}"), file=sys.stderr)
                 down += 1

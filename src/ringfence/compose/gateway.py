@@ -194,6 +194,7 @@ class App:
 
     async def learn(self, server: str, definitions: Sequence[Definition]) -> None:
         """Compare what a server shows with what was accepted; pin what may be pinned on first use."""
+        definitions = self.without_secrets(definitions)
         rows = self.store.reader().pinned(server)
         pinned = {(row.definition.kind, row.definition.name): row.definition for row in rows}
         known = self._live.get(server, {})
@@ -213,6 +214,18 @@ class App:
             await self._accept_at_first_use(server, fresh, rows)
         if changed:
             await self._changed(server, changed)
+
+    def without_secrets(self, definitions: Iterable[Definition]) -> list[Definition]:
+        """Those that hold no known secret. An accepted definition is kept, and its name is shown as it is: one that
+        holds a secret counts as not offered."""
+        out: list[Definition] = []
+        for definition in definitions:
+            if self._guard.holds_secret({"name": definition.name, "body": definition.body}):
+                named = self._guard.message(definition.name, most=_NAME_LENGTH)
+                log.warning("server %s: a secret stands in its %s %s", definition.server, definition.kind, named)
+            else:
+                out.append(definition)
+        return out
 
     async def _accept_at_first_use(self, server: str, fresh: list[Definition], rows: list[PinRow]) -> None:
         """Pin what a server shows, up to a number; what it showed long ago and nobody relies on makes room."""

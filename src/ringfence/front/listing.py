@@ -120,9 +120,14 @@ class Listing:
         """Offered names; one that two servers use is preceded by its server's."""
         rules = self._pipeline.rules
         keys = [k for k in rules.prompts if k[0] in rules.servers and allowed_item(rules.servers[k[0]], "prompt", k[1])]
-        keys = [key for key in keys if invisible.name(key[1]) == key[1]]  # a name is sent back as it was shown
+        # A name is sent back as it was shown.
+        keys = [key for key in keys if invisible.name(key[1]) == key[1] and self._shows(key[1])]
         names = [name for _, name in keys]
         return {(n if names.count(n) == 1 else f"{s}.{n}"): (s, n) for s, n in keys}
+
+    def _shows(self, name: str) -> bool:
+        """Whether nothing in this name is a secret, or has the shape of one."""
+        return self._pipeline.listed({"name": name})["name"] == name
 
     async def resources(self, principal: Principal, *, templates: bool, origin: Origin = "system") -> list[Json]:
         """The resources of every server that lists any; a server that is down is logged and left out."""
