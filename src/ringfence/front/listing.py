@@ -127,7 +127,7 @@ class Listing:
 
     def _shows(self, name: str) -> bool:
         """Whether nothing in this name is a secret, or has the shape of one."""
-        return self._pipeline.listed({"name": name})["name"] == name
+        return bool(self._pipeline.listed({"name": name})["name"] == name)
 
     async def resources(self, principal: Principal, *, templates: bool, origin: Origin = "system") -> list[Json]:
         """The resources of every server that lists any; a server that is down is logged and left out."""
