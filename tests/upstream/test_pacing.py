@@ -127,6 +127,16 @@ async def test_a_client_that_takes_nothing_is_told_no_more() -> None:
     assert len(taken) == MOST_TOLD
 
 
+async def test_a_message_is_priced_by_its_values_not_by_its_bytes_alone(for_ever: None) -> None:
+    floods = Floods()
+    intake = Intake(floods)
+    await intake.notification(b'"' + b"x" * 100_000 + b'"')
+    async with anyio.create_task_group() as group:
+        group.start_soon(intake.notification, b"[" + b"[]," * 30_000 + b"[]]")
+        await held_back(floods)
+        group.cancel_scope.cancel()
+
+
 # ── Over HTTP ──
 
 
@@ -262,6 +272,9 @@ FLOOD = {
     "garbage": b"{{{\n",
     "empty lines": b"\n",
     "one line": b"x" * 100_000,
+    "small values": b'{"jsonrpc": "2.0", "method": "notifications/message", "params": {"a": ['
+    + b"{}," * pacing._BURST * 20
+    + b"{}]}}\n",
 }
 
 

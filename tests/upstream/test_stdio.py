@@ -23,7 +23,7 @@ from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.servers.launcher import BoxLauncher, LaunchSettings
 from ringfence.upstream import stdio
 from ringfence.upstream.host_process import HostLauncher
-from ringfence.upstream.link import AnswerUnusable, InFlight, RpcError
+from ringfence.upstream.link import MAX_MESSAGE_VALUES, AnswerUnusable, InFlight, RpcError
 from ringfence.upstream.stdio import Lines, StdioLink, TooLong, UnusableAnswer, _parse, to_message
 from tests import tooling
 from tests.faking import chunked
@@ -132,6 +132,25 @@ def test_an_answer_that_cannot_be_used_fails_the_request_it_answers(line: bytes)
     message = _parse(line)
     assert isinstance(message, UnusableAnswer)
     assert message.id == 3
+
+
+@pytest.mark.parametrize(
+    "result",
+    [b"[" * 100_000, b"[" + b"{}," * MAX_MESSAGE_VALUES + b"{}]", b"[" + b'"",' * MAX_MESSAGE_VALUES + b'""]',
+     b"[" + b"0," * MAX_MESSAGE_VALUES + b"0]", b"[" + b"1" * 5_000 + b"]"],
+    ids=["nested", "objects", "texts", "numbers", "digits"],
+)  # fmt: skip
+def test_an_answer_that_would_take_long_to_read_fails_its_request_at_once(result: bytes) -> None:
+    message = _parse(b'{"jsonrpc": "2.0", "id": 3, "result": {"a": ' + result + b"}}")
+    assert isinstance(message, UnusableAnswer)
+    assert message.id == 3
+
+
+def test_a_long_text_is_one_value_whatever_stands_in_it() -> None:
+    text = '{"a": [1, 2, "\\\\"], ' * (MAX_MESSAGE_VALUES // 2)
+    message = _parse(json.dumps({"jsonrpc": "2.0", "id": 3, "result": {"text": text, "more": [text[:100]]}}).encode())
+    assert isinstance(message, JSONRPCResponse)
+    assert message.result["text"] == text
 
 
 @pytest.mark.parametrize("line", [b"NaN", b"1e999", b'"\\ud800"', b"[NaN]", b'{"method": "x", "a": NaN}', b"\xff"])

@@ -22,8 +22,25 @@ from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.egress.resolver import Check, CheckedResolver
-from ringfence.upstream.link import MAX_MESSAGE_BYTES, MODERN, AnswerUnusable, InFlight, RpcError, reason_of
-from ringfence.upstream.pacing import LONG_BYTES, MOST_QUESTIONS, PIECE_BYTES, Floods, Intake, LinkBudget, framing
+from ringfence.upstream.link import (
+    MAX_MESSAGE_BYTES,
+    MODERN,
+    AnswerUnusable,
+    InFlight,
+    RpcError,
+    read_message,
+    reason_of,
+)
+from ringfence.upstream.pacing import (
+    LONG_BYTES,
+    MOST_QUESTIONS,
+    MOST_VALUES_TOLD,
+    PIECE_BYTES,
+    Floods,
+    Intake,
+    LinkBudget,
+    framing,
+)
 
 log = logging.getLogger("ringfence.upstream")
 
@@ -197,7 +214,7 @@ class HttpLink:
                 value = await self._parsed(data)
                 if "method" not in value:
                     return _result(value, ident)
-                await self._inbound(value, len(data), exchange.ask, exchange.hear)
+                await self._inbound(value, data, exchange.ask, exchange.hear)
         except aiohttp.ClientPayloadError:
             if place.last is None:
                 raise
@@ -207,19 +224,19 @@ class HttpLink:
         return _parse(body) if len(body) < LONG_BYTES else await self._intake.floods.aside(lambda: _parse(body))
 
     async def _inbound(
-        self, value: Json, size: int, ask: Callable[[str, Json], Awaitable[Json]] | None, tell: Tell
+        self, value: Json, data: bytes, ask: Callable[[str, Json], Awaitable[Json]] | None, tell: Tell
     ) -> None:
         method = value["method"]
         params = value.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" not in value or not isinstance(method, str):
-            await self._intake.notification(size)
-            if isinstance(method, str):
+            await self._intake.notification(data)
+            if isinstance(method, str) and canonical.values_at_most(data) <= MOST_VALUES_TOLD:
                 if method == "notifications/progress":
                     params.pop("progressToken", None)
                 await tell(method, params)
             return
-        await self._intake.question(size)
+        await self._intake.question(data)
         if self._group is not None and self._intake.asked(turn := object()):
             # Answered aside, so that the stream is read on while a person thinks.
             self._group.start_soon(self._answer, turn, value["id"], method, params, ask)
@@ -304,9 +321,9 @@ class HttpLink:
                     async for data in _events(response, _Place(), self._intake):
                         value = await self._parsed(data)
                         if "method" in value:
-                            await self._inbound(value, len(data), None, tell)
+                            await self._inbound(value, data, None, tell)
                         else:
-                            await self._intake.notification(len(data))
+                            await self._intake.notification(data)
             except (aiohttp.ClientError, RpcError, Unavailable) as exc:
                 log.debug("server %s: the standing stream ended: %s", self._name, exc)
             await anyio.sleep(_REOPEN_SECONDS)
@@ -405,7 +422,7 @@ class _Events:
 
 def _parse(body: bytes) -> Json:
     try:
-        value = canonical.loads(body)
+        value = read_message(body)
     except canonical.NotCanonical as exc:
         raise AnswerUnusable(f"the server's answer is not usable: {exc}") from None
     if not isinstance(value, dict):

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ringfence.core import canonical
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json
 from ringfence.upstream.pacing import MOST_TOLD
@@ -23,8 +24,18 @@ HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", HANDSHAKE)
 MAX_MESSAGE_BYTES = 8_000_000
 """Longest single message taken from a server; a longer one fails the call it answers and nothing else."""
 
+MAX_MESSAGE_VALUES = 200_000
+"""Most values in such a message: what it costs to read goes by these, not by its bytes."""
+
 _UNUSABLE = -32001
 """What a client is told as the code of an answer that cannot be used."""
+
+
+def read_message(data: bytes) -> Any:
+    """The JSON that a server sent. Raises NotCanonical, also where reading it would hold up everybody else."""
+    if canonical.has_more_values(data, MAX_MESSAGE_VALUES):
+        raise canonical.TooMuch(f"more than {MAX_MESSAGE_VALUES} values")
+    return canonical.loads(data)
 
 
 class RpcError(RingfenceError):

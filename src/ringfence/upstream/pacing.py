@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import anyio
 
+from ringfence.core import canonical
 from ringfence.core.model import Json
 
 T = TypeVar("T")
@@ -23,6 +24,7 @@ _BURST = 500
 _NOTIFICATION = 5
 _QUESTION = 20
 _BYTES_PER_UNIT = 1024
+_VALUES_PER_UNIT = 20
 _WASTED_BYTES_PER_UNIT = 16_384
 _LINES_PER_UNIT = 20
 _FRAMES_PER_UNIT = 10
@@ -41,6 +43,8 @@ MOST_QUESTIONS = 32
 """Questions of one link that people or clients think about at a time; the next one is refused."""
 MOST_ANSWERS = 64
 """Requests of a server that are not answered yet, pings included: one that asks on and takes no answers is ignored."""
+MOST_VALUES_TOLD = 20_000
+"""Values of one notification; one with more is dropped, for whoever hears it reads all of them again."""
 MOST_TOLD = 64
 """Notifications on their way to one client that does not take them; what comes then is dropped."""
 
@@ -109,6 +113,11 @@ def framing(data: bytes) -> float:
     return data.count(b"\r\n") / _FRAMES_PER_UNIT + max(0, heads - 1) * _HEAD
 
 
+def _weight(data: bytes) -> float:
+    """The price of a message by what it cost to read: a long text costs little, many small values cost much."""
+    return len(data) / _BYTES_PER_UNIT + canonical.values_at_most(data) / _VALUES_PER_UNIT
+
+
 class Intake:
     """What one link has taken lately, and what it was asked."""
 
@@ -120,11 +129,11 @@ class Intake:
 
     # ── the pace ──────────────────────────────────────────────────────────────────────────────────
 
-    async def notification(self, size: int) -> None:
-        await self._spend(_NOTIFICATION + size / _BYTES_PER_UNIT)
+    async def notification(self, data: bytes) -> None:
+        await self._spend(_NOTIFICATION + _weight(data))
 
-    async def question(self, size: int) -> None:
-        await self._spend(_QUESTION + size / _BYTES_PER_UNIT)
+    async def question(self, data: bytes) -> None:
+        await self._spend(_QUESTION + _weight(data))
 
     async def reading(self, piece: bytes, wasted: int) -> None:
         """Whatever else is in it: its lines were looked for, and `wasted` bytes were for nothing."""

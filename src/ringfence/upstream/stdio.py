@@ -35,8 +35,8 @@ from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Unavailable
 from ringfence.core.model import Json, ServerSpec
 from ringfence.core.ports import Launched
-from ringfence.upstream.link import MAX_MESSAGE_BYTES, AnswerUnusable, InFlight, RpcError
-from ringfence.upstream.pacing import LONG_BYTES, MOST_QUESTIONS, PIECE_BYTES, Floods, Intake
+from ringfence.upstream.link import MAX_MESSAGE_BYTES, AnswerUnusable, InFlight, RpcError, read_message
+from ringfence.upstream.pacing import LONG_BYTES, MOST_QUESTIONS, MOST_VALUES_TOLD, PIECE_BYTES, Floods, Intake
 
 log = logging.getLogger("ringfence.upstream")
 
@@ -234,13 +234,13 @@ class StdioLink:
     ) -> None:
         if isinstance(line, bytes):
             message = await self._parsed(line, complaints)
-            size = len(line)
+            data = line
         else:
             message = _unusable(line.request_id, line.problem)
-            size = 0
+            data = b""  # paid for while it was thrown away
         if message is None:
-            await self._intake.notification(size)
-        elif await self._admits(message, size):
+            await self._intake.notification(data)
+        elif await self._admits(message, data):
             await out.send(SessionMessage(message))
 
     async def _parsed(self, line: bytes, complaints: _Complaints) -> JSONRPCMessage | None:
@@ -252,10 +252,10 @@ class StdioLink:
             complaints.add(problem)
         return message
 
-    async def _admits(self, message: JSONRPCMessage, size: int) -> bool:
+    async def _admits(self, message: JSONRPCMessage, data: bytes) -> bool:
         """Whether it goes on to the dispatcher, when its time has come."""
         if isinstance(message, JSONRPCRequest):
-            await self._intake.question(size)
+            await self._intake.question(data)
             return self._intake.asked(message.id)
         if isinstance(message, JSONRPCNotification):
             if message.method == "notifications/cancelled":
@@ -267,8 +267,9 @@ class StdioLink:
             if isinstance(message, JSONRPCError):
                 self._errors[ident] = _error_of(message)
             return True
-        await self._intake.notification(size)
-        return isinstance(message, JSONRPCNotification)  # what answers nothing goes nowhere
+        await self._intake.notification(data)
+        # What answers nothing goes nowhere.
+        return isinstance(message, JSONRPCNotification) and canonical.values_at_most(data) <= MOST_VALUES_TOLD
 
 
 class TooLong:
@@ -348,9 +349,11 @@ class _Complaints:
 
 def _parse(line: bytes, complain: Callable[[object], None] = log.debug) -> JSONRPCMessage | None:
     try:
-        value = canonical.loads(line)
+        value = read_message(line)
     except canonical.NotCanonical as exc:
         complain(exc)
+        if exc.value is None and isinstance(exc, canonical.TooMuch):
+            return _unusable(_find_id(line[:_EDGE], line[-_EDGE:]), str(exc))
         if not isinstance(exc.value, dict) or "method" in exc.value:
             return None
         return _unusable(exc.value.get("id"), str(exc))
