@@ -23,6 +23,7 @@ from mcp_types import INVALID_PARAMS, SubscriptionsListenRequestParams, Subscrip
 
 from ringfence.core import canonical
 from ringfence.core.model import Call, CallKind, Json, Outcome, Principal
+from ringfence.core.quoting import quoted
 from ringfence.front import results
 from ringfence.front.inbound import (
     LOG_LEVEL_KEY,
@@ -281,7 +282,7 @@ class McpFront:
         principal = inbound.principal
         server = await self.listing.resource_server(principal, uri)
         if server == SERVER:  # what a session leaves is announced as a change of the list
-            raise MCPError(INVALID_PARAMS, f"no resource {uri!r} is offered that could be subscribed to")
+            raise MCPError(INVALID_PARAMS, f"no resource {quoted(uri, 1000)} is offered that could be subscribed to")
         call = _aside("resource", "resources/subscribe", inbound, uri, {"uri": uri})
         call = replace(call, server=server, session=inbound.session)
         assert inbound.outbound is not None

@@ -33,6 +33,7 @@ from mcp_types import (
 
 from ringfence.core import canonical
 from ringfence.core.model import Json, Principal
+from ringfence.core.quoting import quoted
 from ringfence.front.inbound import Inbound, declared_problem, handshake, wants, with_params, without_icons
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusal, reason_of
@@ -145,7 +146,7 @@ class StdioFront:
         inbound.outbound = dctx
         taken = ident in self._busy
         if taken:
-            problem = f"request id {str(ident)[:64]!r} is in use"
+            problem = f"request id {quoted(ident, 64)} is in use"
             if method != "tools/call":
                 inbound.reason = "id_in_use"
                 raise MCPError(INVALID_REQUEST, problem)
