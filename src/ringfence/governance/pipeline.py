@@ -77,6 +77,8 @@ class Pipeline:
         self._guard = guard
         self._budget = limits
         self._once = IdempotencyKeys(store)
+        self.stopping = False
+        """Set when the gateway begins to stop: calls that end by that were cancelled by no caller."""
         self._under_way = 0
         """How many calls run. Several share a commit, made beside the loop; a single one waits for no others."""
 
@@ -127,8 +129,7 @@ class Pipeline:
                 outcome = Outcome(Status.UNKNOWN, "store", text)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                stopped = Outcome(Status.KILLED, "cancelled", own_words("the caller cancelled the call"))
-                await self._close(state, key, slot, stopped)
+                await self._close(state, key, slot, self._given_up())
             raise
         except Exception:  # the edge of the pipeline: a fault of ours must still close the call on record
             log.exception("call %s failed inside the gateway", call.id)
@@ -138,6 +139,16 @@ class Pipeline:
                 own_words("the gateway itself failed"),
             )
         return await self._close(state, key, slot, outcome)  # 11 fact and audit
+
+    def _given_up(self) -> Outcome:
+        if self.stopping:
+            return Outcome(Status.KILLED, "stopping", own_words("the gateway was stopped before the call ended"))
+        return Outcome(Status.KILLED, "cancelled", own_words("the caller cancelled the call"))
+
+    async def withdrawn(self, call: Call) -> None:
+        """Put a call on record that its caller took back, or that a stop of the gateway ended, before it was begun."""
+        state = CallState(call, self.rules.environment, clean=self._guard.message)
+        await self._close(state, None, None, self._given_up())
 
     def listed(self, item: Json) -> Json:
         """An entry of a server's list, as a client may see it."""
