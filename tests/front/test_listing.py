@@ -158,6 +158,38 @@ async def test_a_prompt_that_two_servers_have_is_preceded_by_its_servers_name(tm
         assert [shelf.prompt(name) for name in ("greet", "hidden", "gone.greet")] == [None, None, None]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+async def test_no_server_takes_the_name_of_another_servers_prompt(tmp_path: Path, turned: bool) -> None:
+    offers = {
+        "desk": ("shared", "own"),
+        "other": ("shared", "desk.shared", "desk.own", "desk.new", "plain.dots", "other.mine"),
+        "other.more": ("shared",),
+        "more": ("shared", "more.shared"),
+    }
+    expected = {
+        **{"desk.shared": ("desk", "shared"), "own": ("desk", "own"), "other.shared": ("other", "shared")},
+        **{f"other.desk.{name}": ("other", f"desk.{name}") for name in ("shared", "own", "new")},
+        **{"plain.dots": ("other", "plain.dots"), "other.mine": ("other", "other.mine")},
+        **{"other.more.shared": ("other.more", "shared"), "more.shared": ("more", "shared")},
+        **{"more.more.shared": ("more", "more.shared")},
+    }
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        named = [prompt(server, name) for server, names in offers.items() for name in names]
+        specs = [ServerSpec(server, prompts=("*",)) for server in offers]
+        prompts = tuple(reversed(named)) if turned else tuple(named)
+        way.pipeline.rules = swapped(way.pipeline.rules, *specs, prompts=prompts)
+        assert {one["name"]: shelf.prompt(one["name"]) for one in shelf.prompts()} == expected
+
+
+async def test_a_prompt_whose_full_name_would_be_another_servers_is_not_offered(tmp_path: Path) -> None:
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        specs = [ServerSpec(server, prompts=("*",)) for server in ("a", "a.b", "c")]
+        prompts = (prompt("a", "b.x"), prompt("c", "b.x"), prompt("a.b", "x"), prompt("c", "x"))
+        way.pipeline.rules = swapped(way.pipeline.rules, *specs, prompts=prompts)
+        assert {one["name"] for one in shelf.prompts()} == {"c.b.x", "a.b.x", "c.x"}
+        assert shelf.prompt("a.b.x") == ("a.b", "x")
+
+
 async def test_resources_are_those_that_their_servers_list_allows(tmp_path: Path) -> None:
     lists = Lists(
         a=[{"uri": "doc:1", "x": 1}, {"uri": "secret:1"}, {"uri": 5}, {}, {"uri": "doc:../../etc"}],

@@ -259,6 +259,21 @@ async def test_a_cancelled_call_is_killed_on_record(tmp_path: Path, mode: str, e
         assert (await way.call()).ok, "its place is free again"
 
 
+async def test_a_call_that_ends_with_the_gateway_was_cancelled_by_no_caller(tmp_path: Path) -> None:
+    async with governed(tmp_path) as way:
+        way.servers.hold = anyio.Event()
+        with cancelled_once(lambda: way.servers.requests):
+            way.pipeline.stopping = True
+            await way.call()
+        (record,) = way.finished()
+        assert (record["status"], record["reason_code"], record["facts"]["ended"]) == (
+            "killed",
+            "stopping",
+            "cancelled",
+        )
+        assert "caller" not in record["message"] and "the gateway was stopped" in record["message"]
+
+
 async def test_a_call_cancelled_while_it_waits_for_a_person_has_no_effect(tmp_path: Path) -> None:
     said = Said(contracts=(contract("echo", mode="write", approval="always"),), wait=600)
     async with governed(tmp_path, said) as way:

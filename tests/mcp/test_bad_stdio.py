@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import tooling
 from tests.mcp import gateway
 from tests.mcp.bad_calls import ARGUMENTS, NAMES, with_arguments, with_name
 from tests.mcp.gateway import JSON, Gateway, about, text_of
@@ -174,6 +175,25 @@ def test_id_that_is_in_use(pipe: Pipe) -> None:
     first, second = pipe.answer("twice"), pipe.answer("twice")
     assert check_refused(pipe, first)["reason_code"] == "bad_request"
     assert text_of(second["result"]) == "at last", "the first one with this id is not disturbed"
+
+
+@pytest.mark.parametrize(("ident", "second"), [("mine", "mine"), (7, 7), (7, "7")])
+def test_a_second_request_with_an_id_in_use_does_not_take_the_firsts_cancellation(
+    pipe: Pipe, ident: Any, second: Any
+) -> None:
+    before = len(pipe.gateway.records(kind="started"))
+    pipe.write(json.dumps(gateway.call("slow", {"seconds": 600}, ident=ident)).encode())
+    tooling.wait_until(lambda: len(pipe.gateway.records(kind="started")) > before)
+    pipe.write(json.dumps(gateway.call("echo", {"text": "x"}, ident=second)).encode())
+    assert check_refused(pipe, pipe.answer(second))["reason_code"] == "bad_request"
+    pipe.write(json.dumps(gateway.request("tools/list", ident=second)).encode())
+    assert pipe.answer(second)["error"]["code"] == INVALID_REQUEST
+    note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": ident}}
+    pipe.write(json.dumps(note).encode())
+    call_id = pipe.gateway.records(kind="started")[before].call_id
+    assert call_id is not None
+    tooling.wait_until(lambda: pipe.gateway.records(call_id=call_id, kind="finished"))
+    assert pipe.gateway.finished(call_id)["reason_code"] == "cancelled"
 
 
 @pytest.mark.parametrize("ident", [999, "nobody", None, [], {"a": 1}, True])

@@ -36,6 +36,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ringfence.core import canonical
 from ringfence.core.model import Json, Principal
+from ringfence.core.quoting import quoted
 from ringfence.front import results
 from ringfence.front.inbound import (
     ClientRequest,
@@ -537,7 +538,7 @@ class HttpFront:
         ident = value["id"]
         taken = ident in session.in_flight
         if taken:
-            fault = f"request id {str(ident)[:64]!r} is in use"
+            fault = f"request id {quoted(ident, 64)} is in use"
             if value["method"] != "tools/call":
                 await request.note("id_in_use")
                 await _error(request.send, 400, INVALID_REQUEST, fault, ident)

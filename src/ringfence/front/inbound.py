@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,9 @@ class Inbound:
     """It became a call, which is on record; an error answer to what did not is recorded where it leaves."""
     reason: str | None = None
     """Why it did not, where the code of the answer does not say."""
+
+    def becomes_call(self) -> None:
+        self.called = True
 
 
 def with_params(value: Any, fault: str | None) -> tuple[Any, str | None]:
@@ -219,12 +222,16 @@ class PausedCalls:
         self._group.start_soon(self._drive, run, call)
         return await self._next(run)
 
-    async def resume(self, handle: str, call: Call, channel: PausableChannel) -> Outcome | Json:
+    async def resume(
+        self, handle: str, call: Call, channel: PausableChannel, found: Callable[[], None] = lambda: None
+    ) -> Outcome | Json:
+        """Go on with the call that waits under this handle, once it is `found`. Raises MCPError."""
         run = self._waiting.get(handle)
         if run is None or run.binding != _binding(call):
             raise MCPError(INVALID_PARAMS, "requestState is unknown, expired, or belongs to another request")
         if call.inputs is None:
             raise MCPError(INVALID_PARAMS, "inputResponses must be an object")
+        found()
         del self._waiting[handle]
         run.handle = None
         run.scope.deadline = float("inf")

@@ -31,6 +31,7 @@ from ringfence.core.model import (
     Status,
     Transport,
 )
+from ringfence.core.quoting import quoted
 from ringfence.core.schema import Schema, Unusable
 from ringfence.sandbox.tools import toolkit
 
@@ -322,7 +323,7 @@ class Catalog:
         names = [capability.contract.name for capability in self.offered(environment)]
         near = difflib.get_close_matches(tool[:128], names, n=3)
         hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
-        return Refused(Status.VALIDATION_FAILURE, "unknown_tool", f"There is no tool {tool[:128]!r}.{hint}")
+        return Refused(Status.VALIDATION_FAILURE, "unknown_tool", f"There is no tool {quoted(tool, 128)}.{hint}")
 
     def _usability(self, contract: Contract) -> Capability | Refused:
         """The capability, or the refusal that every call of it gets."""

@@ -79,6 +79,13 @@ class Ending:
         return self.wall_ms if self.ran is None else self.ran.report.wall_ms
 
 
+def _ended(ending: Ending) -> str:
+    given_up = ending.reason_code == "cancelled" or (
+        ending.status is Status.KILLED and ending.reason_code == "stopping"
+    )
+    return "cancelled" if given_up else _ENDED[ending.status]
+
+
 def build(ending: Ending) -> Json:
     """The facts object of a call."""
     contract = ending.contract
@@ -130,7 +137,7 @@ def _of_server(ending: Ending) -> Json:
     ran = ending.dispatched
     timed_out = ending.status is Status.TIMEOUT
     return {
-        "ended": "cancelled" if ending.reason_code == "cancelled" else _ENDED[ending.status],
+        "ended": _ended(ending),
         "timed_out": timed_out,
         "limit": "wall" if timed_out else None,
         "usage": {"cpu_ms": None, "peak_memory_bytes": None, "io_bytes": None, "processes": None},

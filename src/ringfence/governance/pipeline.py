@@ -28,6 +28,7 @@ from ringfence.core.model import (
     Contract,
     Decision,
     Grant,
+    GuardedText,
     Json,
     Outcome,
     Principal,
@@ -38,6 +39,7 @@ from ringfence.core.model import (
     own_words,
 )
 from ringfence.core.ports import Channel
+from ringfence.core.quoting import quoted
 from ringfence.governance import approval_binding, budget, call_meta, effects, facts, idempotency, journal
 from ringfence.governance.approvals import Requirement, unproven
 from ringfence.governance.budget import Budget
@@ -56,6 +58,7 @@ from ringfence.store import Approval, Store, Transaction, Unproven
 log = logging.getLogger("ringfence.pipeline")
 
 _GRANT_SECONDS = 10.0
+_LONGEST_NAME = 1000
 _LISTING = ResultPolicy(max_bytes=8_000_000)
 """All pages of what a server lists come as one result."""
 _REBUILT = (-32021, -32042)
@@ -74,6 +77,8 @@ class Pipeline:
         self._guard = guard
         self._budget = limits
         self._once = IdempotencyKeys(store)
+        self.stopping = False
+        """Set when the gateway begins to stop: calls that end by that were cancelled by no caller."""
         self._under_way = 0
         """How many calls run. Several share a commit, made beside the loop; a single one waits for no others."""
 
@@ -124,8 +129,7 @@ class Pipeline:
                 outcome = Outcome(Status.UNKNOWN, "store", text)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                stopped = Outcome(Status.KILLED, "cancelled", own_words("the caller cancelled the call"))
-                await self._close(state, key, slot, stopped)
+                await self._close(state, key, slot, self._given_up())
             raise
         except Exception:  # the edge of the pipeline: a fault of ours must still close the call on record
             log.exception("call %s failed inside the gateway", call.id)
@@ -135,6 +139,16 @@ class Pipeline:
                 own_words("the gateway itself failed"),
             )
         return await self._close(state, key, slot, outcome)  # 11 fact and audit
+
+    def _given_up(self) -> Outcome:
+        if self.stopping:
+            return Outcome(Status.KILLED, "stopping", own_words("the gateway was stopped before the call ended"))
+        return Outcome(Status.KILLED, "cancelled", own_words("the caller cancelled the call"))
+
+    async def withdrawn(self, call: Call) -> None:
+        """Put a call on record that its caller took back, or that a stop of the gateway ended, before it was begun."""
+        state = CallState(call, self.rules.environment, clean=self._guard.message)
+        await self._close(state, None, None, self._given_up())
 
     def listed(self, item: Json) -> Json:
         """An entry of a server's list, as a client may see it."""
@@ -228,7 +242,11 @@ class Pipeline:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", f"The completion cannot be made: {problem}.")
         if call.kind == "resource" and call.server == SERVER and SERVER in rules.implicit:
             if (uri := normal_address(call.tool)) is None:
-                raise Refused(Status.VALIDATION_FAILURE, "unknown_resource", f"no resource {call.tool!r} is offered")
+                raise Refused(
+                    Status.VALIDATION_FAILURE,
+                    "unknown_resource",
+                    f"no resource {quoted(call.tool, _LONGEST_NAME)} is offered",
+                )
             if uri != call.tool:
                 state.call = replace(call, tool=uri, arguments={**call.arguments, "uri": uri})
                 state.arguments_digest = _digest(replace(state.call, meta={}))
@@ -238,14 +256,15 @@ class Pipeline:
         spec = rules.servers.get(call.server or "")
         known = settled(call)
         if spec is None or known is None or not is_listed(spec, known):
-            raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", f"no {call.kind} {call.tool!r} is offered")
+            text = f"no {call.kind} {quoted(call.tool, _LONGEST_NAME)} is offered"
+            raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", text)
         if known is not call:
             state.call = call = known
             state.arguments_digest = _digest(replace(call, meta={}))
         if call.kind == "prompt":
             state.definition = rules.prompts.get((spec.name, str(call.arguments.get("name"))))
             if state.definition is None:
-                raise Refused(Status.UNAVAILABLE, "not_pinned", f"the prompt {call.tool!r} was not accepted yet")
+                raise Refused(Status.UNAVAILABLE, "not_pinned", f"the prompt {quoted(call.tool)} was not accepted yet")
         return rules.implicit[spec.name]
 
     async def _policy(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
@@ -474,7 +493,7 @@ class Pipeline:
         state.redactions = dict(answer.redactions)
         state.secrets = dict(answer.secrets)
         if answer.result is None:
-            return Outcome(answer.status, answer.reason_code, self._guard.message(answer.message))
+            return Outcome(answer.status, answer.reason_code, self._said(state, answer.message))
         guarded = await self._guard.inspected(grant.contract, grant.definition, answer.result)
         state.add_redactions(guarded.redactions, guarded.secrets)
         state.encoded_result = guarded.encoded
@@ -490,11 +509,11 @@ class Pipeline:
 
     def _refusal(self, state: CallState, exc: Refused) -> Outcome:
         error: Json | None = None
-        message = self._guard.message(exc.message, state.contract)
+        message = self._said(state, exc.message)
         if isinstance(exc, UpstreamFailed):
             whole = state.contract is None or state.contract.result.fields is None
             if not whole:
-                message = self._guard.message(ONLY_FIELDS)
+                message = self._said(state, ONLY_FIELDS)
             error = {"code": exc.code, "message": message}
             if exc.data is not None and state.contract is not None and (whole or exc.code in _REBUILT):
                 with contextlib.suppress(Refused):  # then it goes without
@@ -503,7 +522,13 @@ class Pipeline:
         return Outcome(exc.status, exc.reason_code, message, trust=trust, approval_id=exc.approval_id, error=error)
 
     def _problem(self, state: CallState, status: Status, code: str, text: str) -> Outcome:
-        return Outcome(status, code, self._guard.message(text), trust=_trust(state, code))
+        return Outcome(status, code, self._said(state, text), trust=_trust(state, code))
+
+    def _said(self, state: CallState, text: str) -> GuardedText:
+        """What the caller is told, clean; and beside it what of that goes on record. Values are taken out of it first:
+        once it was redacted, escaped or cut, they are no longer found in it."""
+        state.said = self._guard.message(journal.unquoted(text, state.call), state.contract)
+        return self._guard.message(text, state.contract)
 
     # ── 11 fact and audit ─────────────────────────────────────────────────────────────────────────
 

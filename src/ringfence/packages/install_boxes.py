@@ -18,6 +18,7 @@ from ringfence.core import canonical
 from ringfence.core.box import MIB, BoxReport, BoxSpec, Input, Limits, Program, Serve
 from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Backend
+from ringfence.core.quoting import quoted
 from ringfence.packages.cache import Kind
 from ringfence.packages.registries import Registry
 
@@ -134,7 +135,7 @@ def check_names(kind: Kind, packages: Iterable[str]) -> None:
     for package in packages:
         named = _HASHES.sub("", package) if kind == "pypi" else package
         if len(named) > 250 or not (_NPM if kind == "npm" else _PYPI).fullmatch(named):
-            raise ValueError(f"{package[:80]!r} is not a package of a registry, with or without a version")
+            raise ValueError(f"{quoted(package)} is not a package of a registry, with or without a version")
 
 
 def project_name(package: str) -> str:

@@ -12,6 +12,7 @@ from ringfence.audit.chain import Record
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Definition, Json
+from ringfence.core.quoting import quoted
 
 ApprovalState = Literal["pending", "approved", "denied", "expired", "consumed"]
 KeyState = Literal["started", "done", "unknown"]
@@ -214,7 +215,7 @@ def _check_approval(row: tuple[Any, ...], answers: list[Any]) -> None:
         and row[11] in get_args(ApprovalState)
     ):
         raise StoreError(
-            f"the database holds an approval that cannot be read ({str(row[0])[:40]!r}): another program changed it;"
+            f"the database holds an approval that cannot be read ({quoted(row[0], 40)}): another program changed it;"
             " run: ringfence audit verify"
         )
 

@@ -21,6 +21,7 @@ from aiohttp.client_proto import ResponseHandler
 from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Json, Principal, ServerSpec
+from ringfence.core.quoting import quoted
 from ringfence.egress.resolver import Check, CheckedResolver
 from ringfence.upstream.link import (
     MAX_MESSAGE_BYTES,
@@ -183,7 +184,7 @@ class HttpLink:
                 return _result(await self._parsed(await _read_bounded(response)), message["id"])
             if kind.startswith("text/event-stream"):
                 return await self._follow(client, response, message["id"], exchange)
-            raise AnswerUnusable(f"server {self._name} answered with content type {kind[:60]!r}")
+            raise AnswerUnusable(f"server {self._name} answered with content type {quoted(kind, 60)}")
 
     async def _follow(
         self, client: aiohttp.ClientSession, response: aiohttp.ClientResponse, ident: int, exchange: InFlight

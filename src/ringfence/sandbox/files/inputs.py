@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ringfence.core.box import FileFact, Input
+from ringfence.core.quoting import quoted
 from ringfence.core.system import write_all
 from ringfence.sandbox.files.collect import DEEPEST, LONGEST_PATH, Copy, LeftOut
 from ringfence.sandbox.files.paths import (
@@ -81,7 +82,7 @@ def _parts(name: str) -> tuple[str, ...]:
     if problem := next(filter(None, map(unfit, parts)), None):
         raise ValueError(f"input name {name!r} cannot be used: {problem}")
     if len(parts) > DEEPEST or len(name.encode()) > LONGEST_PATH or any(len(part.encode()) > 255 for part in parts):
-        raise ValueError(f"input name {name[:80]!r} is too long or has too many folders")
+        raise ValueError(f"input name {quoted(name)} is too long or has too many folders")
     return parts
 
 

@@ -24,6 +24,7 @@ from ringfence.core import invisible
 from ringfence.core.box import MIB
 from ringfence.core.errors import Refused
 from ringfence.core.model import Status
+from ringfence.core.quoting import quoted
 
 pass
 
@@ -154,7 +155,7 @@ def parts_of(path: str) -> tuple[str, ...]:
     if not path or "\0" in path:
         raise refusal("bad_path", f"{path!r} is not a path; give one beneath {WORKSPACE}")
     if len(path) > LONGEST_PATH:
-        raise refusal("bad_path", f"{path[:80]!r}… is longer than {LONGEST_PATH} bytes; use a shorter path")
+        raise refusal("bad_path", f"{quoted(path)} is longer than {LONGEST_PATH} bytes; use a shorter path")
     if path.startswith("/") and path != WORKSPACE and not path.startswith(f"{WORKSPACE}/"):
         raise _outside(path)
     parts: list[str] = []
@@ -174,10 +175,10 @@ def check_names(parts: list[str] | tuple[str, ...], path: str) -> None:
     if problem := next(filter(None, map(unfit, parts)), None):
         raise refusal("bad_path", f"{path!r} cannot be used: {problem}")
     if len(parts) > DEEPEST:
-        raise refusal("bad_path", f"{path[:80]!r}… is deeper than {DEEPEST} folders; use a shorter path")
+        raise refusal("bad_path", f"{quoted(path)} is deeper than {DEEPEST} folders; use a shorter path")
     sizes = [len(part.encode()) for part in parts]
     if sum(sizes) + len(sizes) > LONGEST_PATH or max(sizes, default=0) > LONGEST_NAME:
-        raise refusal("bad_path", f"{path[:80]!r}… has names that are too long; use shorter ones")
+        raise refusal("bad_path", f"{quoted(path)} has names that are too long; use shorter ones")
 
 
 def unfit(name: str) -> str | None:
