@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import sqlite3
+import sys
 import tempfile
 import threading
 import time
@@ -166,6 +167,27 @@ def test_a_newer_schema_is_refused(folder: Path, keys: Keys) -> None:
         Store.open(folder, keys)
     with pytest.raises(StoreError, match="newer version"):
         Reader.open(folder)
+
+
+TRIGGER = "CREATE TRIGGER t AFTER INSERT ON records BEGIN DELETE FROM keys; END"
+
+
+def test_a_database_with_a_trigger_is_not_written_to(folder: Path, keys: Keys) -> None:
+    Store.open(folder, keys).close()
+    with contextlib.closing(sqlite3.connect(folder / "ringfence.db")) as connection:
+        connection.execute(TRIGGER)
+    with pytest.raises(StoreError, match="has the trigger 't'"):
+        Store.open(folder, keys)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python cannot tell SQLite to run no triggers")
+def test_a_trigger_that_is_made_while_a_process_runs_does_nothing_there(folder: Path, store: Store) -> None:
+    store.write_sync(lambda tx: tx.take_key("scope", "key", "sha256:x", "call_1"))
+    with contextlib.closing(sqlite3.connect(folder / "ringfence.db")) as connection:
+        connection.execute(TRIGGER)
+        store.write_sync(add("after"))
+        assert store.reader().key("scope", "key") is not None
+        connection.execute("DROP TRIGGER t")
 
 
 def test_starts_at_once_make_one_database(folder: Path, keys: Keys, verified: Callable[[], None]) -> None:
