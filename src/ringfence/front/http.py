@@ -456,6 +456,9 @@ class HttpFront:
         await request.plain(421, "foreign_host", "Host is not this gateway")
         return True
 
+    def _is_ours(self, origin: bytes) -> bool:
+        return origin.decode("latin-1").strip(" \t").lower() in self._origins
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = _HttpRequest(scope, receive, send, self.refusals)
         headers = request.headers
@@ -463,7 +466,7 @@ class HttpFront:
         # A page in a browser must not reach us through a name or an origin that is not ours.
         if self._is_foreign(scope, headers):
             await request.plain(421, "foreign_host", "Host is not this gateway")
-        elif "origin" in headers and headers["origin"].lower() not in self._origins:
+        elif any(name == b"origin" and not self._is_ours(value) for name, value in scope["headers"]):
             await request.plain(403, "foreign_origin", "Origin is not this gateway")
         elif principal is None:
             await request.plain(403, "unknown_caller", "this gateway serves the programs of its own user only")

@@ -181,9 +181,9 @@ class Listing:
 
     async def resource_server(self, principal: Principal, uri: str) -> str | None:
         """The server whose list has this URI: the only one that may, else the one that listed it."""
+        uri = normal_uri(uri) or uri
         if uri.startswith(PREFIX):
             return SERVER
-        uri = normal_uri(uri) or uri
         candidates = [s.name for s in self._with_resources() if allowed_item(s, "resource", uri)]
         if len(candidates) < 2:
             return candidates[0] if candidates else None
@@ -199,7 +199,8 @@ class Listing:
     def _learn(self, principal: Principal, uri: str, server: str) -> None:
         if len(self._owners) > 10_000:
             self._owners.clear()
-        self._owners[principal.key, uri] = server
+        # The first that listed it keeps it, as long as it may: another must not take it over by listing it, too.
+        self._owners.setdefault((principal.key, uri), server)
 
     def digest(self) -> str:
         """Changes when what a client would be shown changes."""
