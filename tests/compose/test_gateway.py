@@ -141,9 +141,8 @@ async def test_a_reload_that_cannot_be_recorded_does_not_happen(tmp_path: Path) 
     async with opened(tmp_path) as app:
         with sqlite3.connect(tmp_path / "state" / "ringfence.db") as database:
             database.execute(
-                "CREATE TRIGGER broken BEFORE INSERT ON records WHEN NEW.kind LIKE 'reload%'"
-                " BEGIN SELECT RAISE(ABORT, 'x'); END"
-            )
+                "CREATE INDEX broken ON records(json(kind)) WHERE substr(kind, 1, 6) = 'reload'"
+            )  # no JSON
         database.close()
         app.config.path.write_text(text(rules=DENY))
         await app.reload(asked=True)

@@ -255,3 +255,16 @@ def test_loops_are_guarded_only_where_a_model_may_be_in_one() -> None:
     budget = Budget(guard_loops=False)
     for _ in range(LOOP_FAILURES + 1):
         budget.admit(call(), WRITE, "d").release(Status.FAILED)
+
+
+def test_a_call_that_waits_for_a_person_leaves_its_place_to_others(budget: Budget) -> None:
+    contract = rated(concurrent=1)
+    with budget.admit(call(), contract, "a") as waiting:
+        with waiting.set_aside(contract), budget.admit(call(), contract, "b"):
+            pass
+        with pytest.raises(Refused, match="at a time"):
+            budget.admit(call(), contract, "c")
+        with pytest.raises(Refused, match="at a time"), waiting.set_aside(contract):
+            other = budget.admit(call(), contract, "d")
+    other.release(Status.SUCCESS)
+    budget.admit(call(), contract, "e").release(Status.SUCCESS)

@@ -32,6 +32,7 @@ from ringfence.core.model import (
     own_words,
 )
 from ringfence.core.sessions import Within
+from ringfence.governance.budget import BudgetSlot
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
 from ringfence.store import Approval
 
@@ -78,6 +79,8 @@ class CallState:
     network: Json | None = None
     """What the box of a server asked for while it answered."""
     approval: Approval | None = None
+    slot: BudgetSlot | None = None
+    """The place that it has among calls at the same time."""
     arguments_digest: str = ""
     started: Receipt | None = None
     dispatched: bool = False

@@ -108,7 +108,7 @@ class Pipeline:
             if replayed is not None:
                 outcome = replayed
             else:
-                slot = self._budget.admit(call, contract, state.arguments_digest)  # 6 budget
+                slot = state.slot = self._budget.admit(call, contract, state.arguments_digest)  # 6 budget
                 grant = await self._grant_or_join(rules, state, contract, key, channel)  # 7 approval, 8 grant
                 # 9 dispatch, 10 guard
                 outcome = grant if isinstance(grant, Outcome) else await self._carry_out(rules, state, grant, channel)
@@ -421,7 +421,8 @@ class Pipeline:
             digest = approval_binding.binding(rules, state, contract, requirement)
             shown = lambda: approval_binding.summary(self._guard, state)  # noqa: E731
             asking = approval_binding.named(state)
-            await rules.approvals.obtain(asking, digest, requirement, shown, channel, state.call.wait_seconds)
+            with state.slot.set_aside(contract) if state.slot is not None else contextlib.nullcontext():
+                await rules.approvals.obtain(asking, digest, requirement, shown, channel, state.call.wait_seconds)
             if self.rules is not rules and self._changed(rules, state, requirement):
                 text = "The rules were changed while this call waited for a person; make it again to have them asked."
                 raise Refused(Status.DENIED, "rules_changed", text)
