@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 64
@@ -270,6 +270,9 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{time.time_ns() // 1_000_000:011x}{os.urandom(8).hex()}"
 
 
+_LISTS = (list, tuple)
+
+
 def is_light(value: Any, most: int) -> bool:
     """Whether a JSON value has at most so many characters, each value and key in it counted as 32 more. However heavy
     it is, no more of it than that is looked at."""
@@ -280,13 +283,13 @@ def is_light(value: Any, most: int) -> bool:
         left -= 16
         if isinstance(item, str):
             left -= len(item)
-        elif isinstance(item, Mapping):
+        elif isinstance(item, dict):
             left -= 16 * len(item)
             if left > 0:
-                stack.extend(item.keys())
-                stack.extend(item.values())
-        elif isinstance(item, list | tuple):
+                stack += item
+                stack += item.values()
+        elif isinstance(item, _LISTS):
             left -= 16 * len(item)
             if left > 0:
-                stack.extend(item)
+                stack += item
     return left > 0

@@ -225,8 +225,9 @@ class StdioFront:
             async with source:
                 async for item in source:
                     message = item.message
-                    if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
-                        message = message.model_copy(update={"id": self._own_id(message.id)})
+                    if isinstance(message, JSONRPCResponse | JSONRPCError):
+                        own = self._own_id(message.id)
+                        message = message if own is message.id else message.model_copy(update={"id": own})
                     data = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
                     await anyio.to_thread.run_sync(_write_all, raw, data)
 
