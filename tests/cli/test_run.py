@@ -91,6 +91,20 @@ def test_what_goes_in_and_comes_out(tmp_path: Path) -> None:
     assert told["isolation"]["backend"] == "process" and told["ended"] == "exited"
 
 
+def test_files_that_are_copied_out_are_an_effect(tmp_path: Path, own_home: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/main.py").write_text("precious")
+    facts = tmp_path / "facts.json"
+    for code, effect in (("echo evil > output/main.py", "confirmed"), ("true", "none")):
+        assert run("--shell", code, "--output", tmp_path / "out", "--facts", facts).returncode == 0
+        told = json.loads(facts.read_text())
+        assert (told["effect"], last(own_home)["facts"]["effect"]) == (effect, effect)
+        assert "no side effect was possible" not in told["explanation"]
+    assert (tmp_path / "out/main.py").read_text() == "evil\n"
+    run("--shell", "echo evil > output/main.py; false", "--output", tmp_path / "out", "--facts", facts)
+    assert json.loads(facts.read_text())["effect"] == "unknown"
+
+
 def test_what_is_not_copied_out_is_named(tmp_path: Path) -> None:
     code = "ln -s /etc/passwd output/link; echo x > output/.envrc; echo y > output/fine; "
     ended = run("--shell", code, "--output", tmp_path / "out")

@@ -51,6 +51,8 @@ def asked(arguments: Json, contract: Contract = BOX, session: Outside = NO_OUTSI
         ({}, {"mounts": (Mount("/a", "/b"),)}, NO_EFFECTS),
         ({"mounts": [RW], "network": ["a.example"]}, {}, PossibleEffects(sends=True, writes=True)),
         ({"allow_packages": ["six"], "packages": ["six"]}, {}, NO_EFFECTS),
+        ({"output": "/srv/out"}, {}, PossibleEffects(copies=True)),
+        ({"output": "/srv/out", "mounts": [RW]}, {}, PossibleEffects(writes=True, copies=True)),
     ],
 )
 def test_a_box_may_change_what_call_and_contract_open(given: Json, contract: Json, expected: PossibleEffects) -> None:

@@ -221,17 +221,19 @@ def test_output_that_was_withheld_is_told() -> None:
 
 
 ACTS, SENDS, WRITES = PossibleEffects(acts=True), PossibleEffects(sends=True), PossibleEffects(writes=True)
+COPIES = PossibleEffects(copies=True)
 
 
 @pytest.mark.parametrize(("status", "dispatched"), list(itertools.product(Status, [True, False])))
 def test_what_can_change_nothing_and_what_never_ran_have_no_effect(status: Status, dispatched: bool) -> None:
     assert effect(status, NO_EFFECTS, dispatched) is Effect.NONE
     assert effect(status, SENDS, dispatched, sent=False) is Effect.NONE
+    assert effect(status, COPIES, dispatched, copied=False) is Effect.NONE
     if status in NEVER_RAN:
         assert effect(status, ACTS, dispatched) is Effect.NONE
 
 
-@pytest.mark.parametrize("way", [ACTS, SENDS, WRITES, PossibleEffects(sends=True, writes=True)])
+@pytest.mark.parametrize("way", [ACTS, SENDS, WRITES, COPIES, PossibleEffects(sends=True, writes=True)])
 def test_effects_of_what_can_change_something(way: PossibleEffects) -> None:
     assert effect(Status.SUCCESS, way, True) is Effect.CONFIRMED
     assert effect(Status.SUCCESS, way, False) is Effect.CONFIRMED  # replayed: it did happen, once

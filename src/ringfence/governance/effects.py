@@ -25,9 +25,12 @@ class PossibleEffects:
     """Its box has a route out, which our proxy serves, so what was sent is known where the box's end was seen."""
     writes: bool = False
     """Its box, or we ourselves for it, may write to a folder of the host's."""
+    copies: bool = False
+    """We copy what it leaves in its output into a folder of the host's, where that replaces files of the same names;
+    what was copied is known where the box's end was seen."""
 
     def __bool__(self) -> bool:
-        return self.acts or self.sends or self.writes
+        return self.acts or self.sends or self.writes or self.copies
 
 
 NO_EFFECTS = PossibleEffects()
@@ -42,7 +45,8 @@ def possible_effects(call: Call, contract: Contract, session: Outside = NO_OUTSI
     if toolkit.makes_box(call, contract):
         # A session that is opened without set-up code runs no code of the caller's yet.
         runs = contract.tool in PROGRAMS or bool(call.arguments.get("setup"))
-        return _by(request.outside(call, contract)) if runs else NO_EFFECTS
+        copies = contract.tool in PROGRAMS and call.arguments.get("output") is not None
+        return _by(request.outside(call, contract), copies=copies) if runs else NO_EFFECTS
     if contract.tool in RUNS_IN_A_SESSION or (contract.tool == FORKS_A_SESSION and session.sets_up):
         return _by(session)
     return PossibleEffects(writes=session.writes) if contract.tool in WRITES_FILES else NO_EFFECTS
@@ -64,5 +68,5 @@ def effects_of_start(spec: ServerSpec, others: Iterable[ServerSpec] = ()) -> Pos
     )
 
 
-def _by(outside: Outside) -> PossibleEffects:
-    return PossibleEffects(sends=outside.sends, writes=outside.writes)
+def _by(outside: Outside, *, copies: bool = False) -> PossibleEffects:
+    return PossibleEffects(sends=outside.sends, writes=outside.writes, copies=copies)

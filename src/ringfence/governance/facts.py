@@ -230,10 +230,21 @@ def _zulu(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
-def effect(status: Status, possible: PossibleEffects, dispatched: bool, sent: bool | None = None) -> Effect:
-    """Whether something outside may have changed, of what could; `sent` is whether its box sent anything out, where
-    that was seen."""
-    changed = possible.acts or possible.writes or (possible.sends and sent is not False)
+def effect(
+    status: Status,
+    possible: PossibleEffects,
+    dispatched: bool,
+    sent: bool | None = None,
+    copied: bool | None = None,
+) -> Effect:
+    """Whether something outside may have changed, of what could; `sent` is whether its box sent anything out, and
+    `copied` whether we copied any of its files out, where that was seen."""
+    changed = (
+        possible.acts
+        or possible.writes
+        or (possible.sends and sent is not False)
+        or (possible.copies and copied is not False)
+    )
     if status in _NEVER_RAN or not changed:
         return Effect.NONE
     if status is Status.SUCCESS:
@@ -243,7 +254,8 @@ def effect(status: Status, possible: PossibleEffects, dispatched: bool, sent: bo
 
 
 def _effect(ending: Ending) -> Effect:
-    changed = effect(ending.status, ending.possible, ending.dispatched or ending.replayed, _sent(ending))
+    dispatched = ending.dispatched or ending.replayed
+    changed = effect(ending.status, ending.possible, dispatched, _sent(ending), _copied(ending))
     if changed is Effect.NONE and ending.ran is not None and ending.possible.sends:
         # What earlier steps left there has sent something, or what this one left may still do so.
         report = ending.ran.report
@@ -260,6 +272,13 @@ def _sent(ending: Ending) -> bool | None:
         return None
     network = ending.ran.report.network
     return network is not None and _went_out(network)
+
+
+def _copied(ending: Ending) -> bool | None:
+    """Whether any file was copied out; None where its box was not seen to the end, in which that is done."""
+    if ending.ran is None or ending.ran.report.ended == "infra":
+        return None
+    return bool(ending.ran.report.files)
 
 
 def _went_out(network: Mapping[str, Any]) -> bool:
@@ -430,4 +449,6 @@ def _what_changed(ending: Ending, changed: Effect) -> str:
             network = "nothing was sent to the network" if had else "network was denied"
             if ending.within is not None:
                 return f"{network}; nothing outside of the session was changed"
+            if ending.possible.copies:
+                return f"{network}; no file was copied out, and no other side effect was possible"
             return f"{network}; no side effect was possible"
