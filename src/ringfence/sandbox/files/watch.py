@@ -45,7 +45,8 @@ _HEADER = struct.Struct("iIII")
 _BUFFER = 64 * 1024
 _AT_ONCE = 100
 """So many steps are done before others have their turn: each is an event, or an entry of a new folder."""
-_LISTED_AT_ONCE = 1000
+_LISTED_AT_ONCE = 20
+"""So many names of a folder are a step: to list one takes a fraction of what it takes to look at an entry."""
 _SECOND_HALF_SECONDS = 0.02
 """How long the second half of a rename may take; without it, the file was moved away."""
 
